@@ -1,0 +1,416 @@
+"""One plain pre-norm Vision Transformer, the *trunk*.
+
+Options cover what the checkpoints that `checkpoints.py` reads need (ViT, DeiT, DINO, DINOv2, CLIP,
+SigLIP, MAE); none of them is a different architecture. Axes, everywhere in the package:
+
+    b images   n tokens of the trunk   D width   h heads   d width of a head   l layers
+
+A block takes *how to attend* as an argument. The plain model passes `self_attention`; memory.py
+passes functions that also hand out or bring in keys and values. So the layer is written once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.errors import EngramError
+
+if TYPE_CHECKING:
+    from engram.images import Preprocessing
+
+Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "swiglu"]
+Pooling = Literal["class", "distilled", "class+mean", "mean", "attention"]
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """How the original model turns its tokens into an answer."""
+
+    classes: int  # 0: the answer is the pooled vector itself (an embedding)
+    pooling: Pooling = "class"
+    bias: bool = True
+    hidden: bool = False  # tanh(Linear) before the classifier: Google's "pre_logits"
+    norm: bool = False  # a LayerNorm after pooling: timm's "fc_norm"
+    raw: bool = False  # pools the tokens before the final norm: transformers' CLIP classifier
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    image_size: tuple[int, int]  # height, width the position embeddings were learned for
+    patch: int
+    width: int
+    depth: int
+    heads: int
+    mlp_width: int
+    eps: float = 1e-6
+    activation: Activation = "gelu"
+    class_token: bool = True
+    registers: int = 0  # extra tokens behind the class token; DeiT's distillation token is one
+    prefix_positions: int = 1  # how many of [class, registers…] carry a position embedding
+    patch_bias: bool = True
+    qkv_bias: bool = True
+    pre_norm: bool = False  # CLIP: a LayerNorm before the first block
+    layer_scale: bool = False  # DINOv2
+    final_norm: bool = True
+    antialias: bool = True  # when position embeddings are resized (timm yes, transformers mostly no)
+    head: HeadConfig | None = None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the first patch."""
+        return int(self.class_token) + self.registers
+
+
+class Attend(Protocol):
+    """From a block and its normed input (b, n, D) to what each token read (b, n, D)."""
+
+    def __call__(self, block: Block, normed: Tensor, /) -> Tensor: ...
+
+
+class Beside(Protocol):
+    """Adapters: add to the stream something computed from a sublayer's normed input."""
+
+    def attention(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
+    def mlp(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(b, h, n, d) -> (b, n, D)"""
+    return x.transpose(1, 2).flatten(2)
+
+
+def self_attention(block: Block, normed: Tensor) -> Tensor:
+    """Every token reads every token."""
+    q, k, v = block.project(normed)
+    return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.activation: Activation = config.activation
+        gates = 2 if config.activation == "swiglu" else 1
+        self.fc1 = nn.Linear(config.width, gates * config.mlp_width)
+        self.fc2 = nn.Linear(config.mlp_width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        if self.activation == "swiglu":
+            gate, value = x.chunk(2, dim=-1)
+            x = F.silu(gate) * value
+        elif self.activation == "quick_gelu":
+            x = x * torch.sigmoid(1.702 * x)
+        else:
+            x = F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        out: Tensor = self.fc2(x)
+        return out
+
+
+class Block(nn.Module):
+    """One encoder layer: x + attention(norm1(x)), then x + mlp(norm2(x))."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.norm1 = nn.LayerNorm(width, eps=config.eps)
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=config.eps)
+        self.mlp = Mlp(config)
+        self.scale1 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
+        self.scale2 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(b, n, D) -> (b, h, n, d)"""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def project(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, h, n, d) of normed tokens (b, n, D)."""
+        q, k, v = self.qkv(normed).chunk(3, dim=-1)
+        return self.split_heads(q), self.split_heads(k), self.split_heads(v)
+
+    def keys_values(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values only, for tokens that ask nothing: memory cells."""
+        width = normed.shape[-1]
+        bias = None if self.qkv.bias is None else self.qkv.bias[width:]
+        k, v = F.linear(normed, self.qkv.weight[width:], bias).chunk(2, dim=-1)
+        return self.split_heads(k), self.split_heads(v)
+
+    def forward(
+        self, x: Tensor, attend: Attend = self_attention, beside: Beside | None = None
+    ) -> Tensor:
+        normed = self.norm1(x)
+        read = self.proj(attend(self, normed))
+        x = x + (read if self.scale1 is None else read * self.scale1)
+        if beside is not None:
+            x = beside.attention(x, normed)
+        normed = self.norm2(x)
+        thought = self.mlp(normed)
+        x = x + (thought if self.scale2 is None else thought * self.scale2)
+        if beside is not None:
+            x = beside.mlp(x, normed)
+        return x
+
+
+class AttentionPooling(nn.Module):
+    """SigLIP's pooling: one learned query reads all tokens, then an MLP."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, width))
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        def split(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+        k, v = self.kv(tokens).chunk(2, dim=-1)
+        q = self.q(self.probe.expand(len(tokens), -1, -1))
+        read = F.scaled_dot_product_attention(split(q), split(k), split(v))
+        x = self.proj(merge_heads(read))
+        x = x + self.mlp(self.norm(x))
+        return x[:, 0]
+
+
+class Head(nn.Module):
+    """The original model's own pooling and classifier. Not part of the fingerprint."""
+
+    def __init__(self, config: ViTConfig, head: HeadConfig) -> None:
+        super().__init__()
+        self.config, self.prefix = head, config.prefix
+        width = config.width
+        features = 2 * width if head.pooling == "class+mean" else width
+        self.pool = AttentionPooling(config) if head.pooling == "attention" else None
+        self.norm = nn.LayerNorm(width, eps=config.eps) if head.norm else None
+        self.hidden = nn.Linear(features, features) if head.hidden else None
+        self.linear = nn.Linear(features, head.classes, head.bias) if head.classes else None
+        self.distilled = (
+            nn.Linear(width, head.classes) if head.pooling == "distilled" else None
+        )
+
+    def forward(self, raw: Tensor, tokens: Tensor) -> Tensor:
+        """Logits from the last layer's tokens before and after the final norm."""
+        if self.config.raw:
+            tokens = raw
+        if self.pool is not None:
+            x = self.pool(tokens)
+        elif self.config.pooling == "mean":
+            x = tokens[:, self.prefix :].mean(1)
+        elif self.config.pooling == "class+mean":
+            x = torch.cat([tokens[:, 0], tokens[:, self.prefix :].mean(1)], dim=-1)
+        else:
+            x = tokens[:, 0]
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.hidden is not None:
+            x = torch.tanh(self.hidden(x))
+        if self.linear is not None:
+            x = self.linear(x)
+        if self.distilled is not None:
+            x = (x + self.distilled(tokens[:, 1])) / 2
+        out: Tensor = x
+        return out
+
+
+class ViT(nn.Module):
+    """A trunk: calling it gives the original model's logits, `tokens` its last normed tokens.
+
+    `source` says where the weights came from, `preprocessing` how pictures become pixels and
+    `labels` what the original classes are called; `load_trunk` fills all three.
+    """
+
+    position: nn.Parameter
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        if config.width % config.heads:
+            raise EngramError(
+                f"A width of {config.width} cannot be divided into {config.heads} heads; "
+                "check the number of heads in the configuration."
+            )
+        self.config = config
+        self.source: str = "random"
+        self.preprocessing: Preprocessing | None = None
+        self.labels: tuple[str, ...] | None = None
+        width = config.width
+
+        def tokens(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.randn(count, width) * 0.02) if count else None
+
+        self.patch = nn.Conv2d(3, width, config.patch, config.patch, bias=config.patch_bias)
+        self.class_token = tokens(int(config.class_token))  # (1, D)
+        self.registers = tokens(config.registers)  # (registers, D)
+        self.prefix_position = tokens(config.prefix_positions)  # (prefix positions, D)
+        self.position = nn.Parameter(torch.randn(config.grid[0] * config.grid[1], width) * 0.02)
+        self.pre_norm = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width, eps=config.eps) if config.final_norm else nn.Identity()
+        self.head = Head(config, config.head) if config.head else None
+        self._resized: tuple[object, Tensor] | None = None
+        self._fingerprint: tuple[object, str] | None = None
+
+    # The forward pass
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """The original model's own answer: (b, classes). Refuses a trunk that has no head."""
+        if self.head is None:
+            raise EngramError(
+                f"The trunk {self.source} has no head of its own, so it gives no logits; "
+                "use trunk.tokens(pixels), or add a task."
+            )
+        raw = self.encode(self.embed(pixels))
+        out: Tensor = self.head(raw, self.norm(raw))
+        return out
+
+    def tokens(self, pixels: Tensor) -> Tensor:
+        """The last layer's tokens after the final norm: (b, [class, registers…, patches…], D)."""
+        out: Tensor = self.norm(self.encode(self.embed(pixels)))
+        return out
+
+    def encode(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def embed(self, pixels: Tensor, class_token: Tensor | None = None) -> Tensor:
+        """Pixels (b, 3, height, width) to the first layer's input (b, n, D).
+
+        A `class_token` (1, D) takes the place of the trunk's own, or is put before the patches
+        where the trunk has none. The height and width may be any multiples of the patch size.
+        """
+        self._check(pixels)
+        x = self.patch(pixels)  # (b, D, rows, columns)
+        grid = (x.shape[2], x.shape[3])
+        x = x.flatten(2).transpose(1, 2) + self._position(grid)
+        prefix = self._prefix(self.class_token if class_token is None else class_token)
+        if prefix is not None:
+            x = torch.cat([prefix.expand(len(x), -1, -1), x], dim=1)
+        if self.pre_norm is not None:
+            x = self.pre_norm(x)
+        return x
+
+    def place(self, class_token: Tensor) -> Tensor:
+        """Class tokens (k, D) as they enter the first layer: with the position embedding of 0."""
+        x = class_token
+        if self.config.class_token and self.prefix_position is not None:
+            x = x + self.prefix_position[0]
+        if self.pre_norm is not None:
+            x = self.pre_norm(x)
+        return x
+
+    def _prefix(self, class_token: Tensor | None) -> Tensor | None:
+        parts = [part for part in (class_token, self.registers) if part is not None]
+        if not parts:
+            return None
+        prefix = torch.cat(parts)
+        if self.prefix_position is not None:
+            missing = len(prefix) - len(self.prefix_position)
+            prefix = prefix + F.pad(self.prefix_position, (0, 0, 0, missing))
+        return prefix
+
+    def _position(self, grid: tuple[int, int]) -> Tensor:
+        """Position embeddings of the patches (rows * columns, D), resized when not native."""
+        native = self.config.grid
+        if grid == native:
+            return self.position
+        key = (grid, _version(self.position))
+        if self._resized is not None and self._resized[0] == key:
+            return self._resized[1]
+        field = self.position.float().T.reshape(1, -1, *native)  # (1, D, rows, columns)
+        field = F.interpolate(
+            field, size=grid, mode="bicubic", align_corners=False, antialias=self.config.antialias
+        )
+        resized = field.flatten(2)[0].T.to(self.position.dtype)
+        if not resized.requires_grad:
+            self._resized = (key, resized)
+        return resized
+
+    def _check(self, pixels: Tensor) -> None:
+        patch = self.config.patch
+        shape = tuple(pixels.shape)
+        if len(shape) != 4 or shape[1] != 3 or not pixels.is_floating_point():
+            raise EngramError(
+                f"The trunk {self.source} got pixels of shape {shape} and type {pixels.dtype}; it "
+                "expects floating-point numbers of shape (images, 3, height, width)."
+            )
+        if shape[2] % patch or shape[3] % patch or not (shape[2] and shape[3]):
+            raise EngramError(
+                f"The trunk {self.source} got images of {shape[2]} x {shape[3]} pixels; height "
+                f"and width must be multiples of its patch size {patch}, such as "
+                f"{self.config.image_size[0]} x {self.config.image_size[1]}."
+            )
+
+    # Identity
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes and values of the trunk's own tensors, its head left out."""
+        parts = [(n, p) for n, p in self.named_parameters() if not n.startswith("head.")]
+        version = tuple(_version(p) for _, p in parts)
+        if self._fingerprint is None or self._fingerprint[0] != version:
+            self._fingerprint = (version, tensors_hash(dict(parts)))
+        return self._fingerprint[1]
+
+
+def tensors_hash(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, shapes and values (as little-endian fp32), in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().to("cpu", torch.float32).contiguous()
+        digest.update(f"{name}{list(tensor.shape)}".encode())
+        digest.update(tensor.numpy().astype("<f4", copy=False).data)
+    return digest.hexdigest()
+
+
+def _version(tensor: Tensor) -> tuple[int, int, torch.dtype]:
+    """Changes whenever the tensor is written in place, moved or cast."""
+    return tensor._version, tensor.data_ptr(), tensor.dtype
+
+
+def random_trunk(
+    image_size: int = 32,
+    patch: int = 8,
+    width: int = 64,
+    depth: int = 4,
+    heads: int = 4,
+    classes: int = 10,
+    seed: int = 0,
+    **options: object,
+) -> ViT:
+    """A small ViT with random weights, for trying things out and for tests.
+
+    Further keyword arguments are fields of `ViTConfig`. `classes=0` makes a trunk without a head.
+    """
+    config = ViTConfig(
+        image_size=(image_size, image_size),
+        patch=patch,
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp_width=4 * width,
+        head=HeadConfig(classes) if classes else None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vit = ViT(replace(config, **options))  # type: ignore[arg-type]
+    vit.source = f"random (seed {seed})"
+    return vit.eval()
+
+
