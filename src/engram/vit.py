@@ -58,7 +58,7 @@ class ViTConfig:
     pre_norm: bool = False  # CLIP: a LayerNorm before the first block
     layer_scale: bool = False  # DINOv2
     final_norm: bool = True
-    antialias: bool = True  # when position embeddings are resized (timm yes, transformers mostly no)
+    antialias: bool = True  # when positions are resized: timm does, transformers mostly not
     head: HeadConfig | None = None
 
     @property
@@ -82,6 +82,11 @@ class Beside(Protocol):
 
     def attention(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
     def mlp(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(b, n, D) -> (b, h, n, d)"""
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -131,21 +136,17 @@ class Block(nn.Module):
         self.scale1 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
         self.scale2 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """(b, n, D) -> (b, h, n, d)"""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
     def project(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (b, h, n, d) of normed tokens (b, n, D)."""
         q, k, v = self.qkv(normed).chunk(3, dim=-1)
-        return self.split_heads(q), self.split_heads(k), self.split_heads(v)
+        return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads)
 
     def keys_values(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values only, for tokens that ask nothing: memory cells."""
         width = normed.shape[-1]
         bias = None if self.qkv.bias is None else self.qkv.bias[width:]
         k, v = F.linear(normed, self.qkv.weight[width:], bias).chunk(2, dim=-1)
-        return self.split_heads(k), self.split_heads(v)
+        return split_heads(k, self.heads), split_heads(v, self.heads)
 
     def forward(
         self, x: Tensor, attend: Attend = self_attention, beside: Beside | None = None
@@ -178,13 +179,10 @@ class AttentionPooling(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        def split(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-        k, v = self.kv(tokens).chunk(2, dim=-1)
+        kv = self.kv(tokens).chunk(2, dim=-1)
         q = self.q(self.probe.expand(len(tokens), -1, -1))
-        read = F.scaled_dot_product_attention(split(q), split(k), split(v))
-        x = self.proj(merge_heads(read))
+        q, k, v = (split_heads(x, self.heads) for x in (q, *kv))
+        x: Tensor = self.proj(merge_heads(F.scaled_dot_product_attention(q, k, v)))
         x = x + self.mlp(self.norm(x))
         return x[:, 0]
 
@@ -201,9 +199,7 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(width, eps=config.eps) if head.norm else None
         self.hidden = nn.Linear(features, features) if head.hidden else None
         self.linear = nn.Linear(features, head.classes, head.bias) if head.classes else None
-        self.distilled = (
-            nn.Linear(width, head.classes) if head.pooling == "distilled" else None
-        )
+        self.distilled = nn.Linear(width, head.classes) if head.pooling == "distilled" else None
 
     def forward(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """Logits from the last layer's tokens before and after the final norm."""
@@ -296,7 +292,7 @@ class ViT(nn.Module):
         where the trunk has none. The height and width may be any multiples of the patch size.
         """
         self._check(pixels)
-        x = self.patch(pixels)  # (b, D, rows, columns)
+        x: Tensor = self.patch(pixels)  # (b, D, rows, columns)
         grid = (x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2) + self._position(grid)
         prefix = self._prefix(self.class_token if class_token is None else class_token)
@@ -412,5 +408,3 @@ def random_trunk(
         vit = ViT(replace(config, **options))  # type: ignore[arg-type]
     vit.source = f"random (seed {seed})"
     return vit.eval()
-
-
