@@ -1,0 +1,81 @@
+# `make demo` and `make test` each work alone on a fresh clone: they create .venv, install the
+# tested set of packages into it, then run. Nothing is installed again until pyproject.toml or
+# constraints.txt changes.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+INSTALLED := $(VENV)/.installed
+INSTALLED_FOR_BENCH := $(VENV)/.installed-bench
+
+.PHONY: help setup test lint types format demo bench docs chromium clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      see what Engram does"
+	@echo "make test      lint, types and all tests"
+	@echo "make setup     create $(VENV) and install, nothing else"
+	@echo "make lint      ruff: rules and format     make format   apply them"
+	@echo "make types     mypy --strict on the package"
+	@echo "make bench     measurements beside other libraries (slow)"
+	@echo "make docs      build the documentation into site/"
+	@echo "make chromium  install the browser that page tests drive"
+	@echo "make clean     remove $(VENV) and everything that was built"
+
+setup: $(INSTALLED)
+
+# The build tools come from the constraints too, so the build is not isolated from them.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { echo "There is no '$(PYTHON)' on the PATH: name a Python of version 3.11 or newer, as in 'make setup PYTHON=python3.12'." >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Engram needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another one, as in make setup PYTHON=python3.12." % sys.version_info[:2])'
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	"$(PYTHON)" -m venv $(VENV)
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# vit-pytorch declares torchvision, which it needs for nothing that is measured here and which
+# does not import beside a CPU torch: it is installed without its dependencies.
+$(INSTALLED_FOR_BENCH): $(INSTALLED)
+	$(PIP) --no-build-isolation -e '.[bench]'
+	$(PIP) --no-deps vit-pytorch
+	@touch $@
+
+# One torch thread a worker: two workers with two threads each would fight over two cores.
+test: setup lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: setup
+	$(BIN)/engram demo
+
+# Every benchmarks/bench_*.py is a script that runs alone and prints its own table.
+bench: $(INSTALLED_FOR_BENCH)
+	@set -e; for script in benchmarks/bench_*.py; do \
+		[ -e "$$script" ] || { echo "There are no benchmarks yet: benchmarks/bench_*.py matches no file." >&2; exit 2; }; \
+		echo "== $$script"; $(BIN)/python "$$script"; \
+	done
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation is in site/index.html."
+
+chromium:
+	@command -v chromium >/dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium; }
+
+clean:
+	rm -rf $(VENV) site dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
