@@ -1,0 +1,59 @@
+"""The tested set is exact, complete, and free of what does not import beside a CPU torch."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {normal(name): version for name, version in pairs}
+
+
+def test_every_declared_requirement_is_pinned(pins: dict[str, str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {normal(re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0]) for g in groups for line in g}
+    assert names - {normal(project["name"])} <= pins.keys()
+
+
+def test_pins_are_exact_and_portable(pins: dict[str, str]) -> None:
+    assert pins["torch"] == "2.13.0"
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
+
+
+def test_nothing_needs_torchvision(pins: dict[str, str]) -> None:
+    assert not pins.keys() & {"torchvision", "timm"}
+
+
+def test_import_leaves_optional_packages_alone() -> None:
+    optional = {"torchvision", "timm", "transformers", "datasets", "matplotlib", "onnx", "fastapi"}
+    code = f"import sys, engram; print(*sorted({optional!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_documentation_builds(tmp_path: Path) -> None:
+    mkdocs = shutil.which("mkdocs", path=str(Path(sys.executable).parent))
+    assert mkdocs, "mkdocs is not installed: run make setup"
+    done = subprocess.run(
+        [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
