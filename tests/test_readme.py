@@ -1,0 +1,106 @@
+"""What README.md and docs/ show is run as shown.
+
+Every `python` block runs, and every line of a `console` block that starts with `$ engram `.
+The blocks of one page share a folder and run in order, as a reader would run them. A block that
+cannot run in a test says why, in a comment on the line above it: `<!-- not run: … -->`.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<excuse>.+?) -->\n)?```(?P<language>python|console)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+LINK = re.compile(r"\]\((?!https?://|#)(?P<target>[^)#\s]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+
+    def commands(self) -> list[list[str]]:
+        """The `engram` commands of a console block, as arguments."""
+        whole_lines = self.text.replace("\\\n", " ")
+        return [
+            shlex.split(line.removeprefix("$ engram "), comments=True)
+            for line in whole_lines.splitlines()
+            if line.startswith("$ engram ")
+        ]
+
+
+def blocks_to_run(markdown: str) -> list[Block]:
+    return [
+        Block(
+            found["language"], found["text"], line=markdown.count("\n", 0, found.start("text")) + 1
+        )
+        for found in BLOCK.finditer(markdown)
+        if not found["excuse"]
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_runs_as_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks_to_run(page.read_text(encoding="utf-8")):
+        if block.language == "python":
+            # The page's own line numbers, so a traceback points into the page.
+            source = "\n" * (block.line - 1) + block.text
+            exec(compile(source, str(page), "exec"), names)
+        for command in block.commands():
+            done = subprocess.run([sys.executable, "-m", "engram", *command], check=False)
+            assert done.returncode == 0, f"{page.name}: engram {shlex.join(command)} failed"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_readme_has_an_example() -> None:
+    blocks = blocks_to_run((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert any(block.language == "python" for block in blocks)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    targets = [found["target"] for found in LINK.finditer(page.read_text(encoding="utf-8"))]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_blocks_are_found_as_documented() -> None:
+    page = "\n".join(
+        [
+            "```python",
+            "x = 1",
+            "```",
+            "```console",
+            "$ make test",
+            "$ engram compose a b \\",
+            "    -o out/  # a comment",
+            "some output",
+            "```",
+            "<!-- not run: needs the Hub -->",
+            "```console",
+            "$ engram inspect missing",
+            "```",
+            "```text",
+            "$ engram not-a-command",
+            "```",
+        ]
+    )
+    python, console = blocks_to_run(page)
+    assert (python.text, python.line) == ("x = 1\n", 2)
+    assert console.commands() == [["compose", "a", "b", "-o", "out/"]]
