@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -149,10 +149,17 @@ class Block(nn.Module):
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
     def forward(
-        self, x: Tensor, attend: Attend = self_attention, beside: Beside | None = None
+        self,
+        x: Tensor,
+        attend: Attend = self_attention,
+        beside: Beside | None = None,
+        rows: list[int] | None = None,
     ) -> Tensor:
+        """With `rows`, only these tokens go on (`attend` gives those alone); all can be read."""
         normed = self.norm1(x)
         read = self.proj(attend(self, normed))
+        if rows is not None:
+            x, normed = x[:, rows], normed[:, rows]
         x = x + (read if self.scale1 is None else read * self.scale1)
         if beside is not None:
             x = beside.attention(x, normed)
@@ -262,6 +269,10 @@ class ViT(nn.Module):
         self._resized: tuple[object, Tensor] | None = None
         self._fingerprint: tuple[object, str] | None = None
 
+    @property
+    def layers(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
     # The forward pass
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -281,7 +292,7 @@ class ViT(nn.Module):
         return out
 
     def encode(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
+        for block in self.layers:
             x = block(x)
         return x
 
@@ -326,7 +337,7 @@ class ViT(nn.Module):
         native = self.config.grid
         if grid == native:
             return self.position
-        key = (grid, _version(self.position))
+        key = (grid, version(self.position))
         if self._resized is not None and self._resized[0] == key:
             return self._resized[1]
         field = self.position.float().T.reshape(1, -1, *native)  # (1, D, rows, columns)
@@ -359,9 +370,9 @@ class ViT(nn.Module):
     def fingerprint(self) -> str:
         """SHA-256 over names, shapes and values of the trunk's own tensors, its head left out."""
         parts = [(n, p) for n, p in self.named_parameters() if not n.startswith("head.")]
-        version = tuple(_version(p) for _, p in parts)
-        if self._fingerprint is None or self._fingerprint[0] != version:
-            self._fingerprint = (version, tensors_hash(dict(parts)))
+        state = tuple(version(p) for _, p in parts)
+        if self._fingerprint is None or self._fingerprint[0] != state:
+            self._fingerprint = (state, tensors_hash(dict(parts)))
         return self._fingerprint[1]
 
 
@@ -375,7 +386,7 @@ def tensors_hash(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _version(tensor: Tensor) -> tuple[int, int, torch.dtype]:
+def version(tensor: Tensor) -> tuple[int, int, torch.dtype]:
     """Changes whenever the tensor is written in place, moved or cast."""
     return tensor._version, tensor.data_ptr(), tensor.dtype
 

@@ -1,0 +1,89 @@
+"""Bottleneck adapters beside attention and MLP: the paper's comparison (its Table 4).
+
+An adapter is x + up(gelu(down(normed))) with no biases, one beside the attention and one beside
+the MLP of every layer. In the regimes `adapter` and `memory+adapter` every token passes through
+them; in `masked+adapter` only the tokens of the task they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Adapters(nn.Module):
+    """One task's adapters for all layers. `up` starts at zero, so they change nothing at first."""
+
+    def __init__(self, depth: int, width: int, bottleneck: int) -> None:
+        super().__init__()
+        # the second axis: 0 beside attention, 1 beside the MLP
+        self.down = nn.Parameter(torch.randn(depth, 2, width, bottleneck) * width**-0.5)
+        self.up = nn.Parameter(torch.zeros(depth, 2, bottleneck, width))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Adapters of one shape, run as one batched product."""
+
+    tokens: Tensor | None  # which tokens of the pass, (t * k,); None: all of them, in order
+    count: int  # t adapters
+    down: Tensor  # (l, 2, t, D, w)
+    up: Tensor  # (l, 2, t, w, D)
+
+
+class Bank:
+    """The adapters of several streams, applied to their tokens together."""
+
+    def __init__(self, members: Sequence[tuple[range, Adapters]], tokens: int) -> None:
+        """`members`: which tokens of the pass, of `tokens` in all, go through which adapters."""
+        shapes: dict[tuple[int, int], list[tuple[range, Adapters]]] = {}
+        for rows, adapters in members:
+            shapes.setdefault((len(rows), adapters.down.shape[-1]), []).append((rows, adapters))
+        self.groups = []
+        for group in shapes.values():
+            taken = [row for span, _ in group for row in span]
+            device = group[0][1].down.device
+            index = None if taken == list(range(tokens)) else torch.tensor(taken, device=device)
+            down = torch.stack([adapters.down for _, adapters in group], dim=2)
+            up = torch.stack([adapters.up for _, adapters in group], dim=2)
+            self.groups.append(_Group(index, len(group), down, up))
+
+    def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
+        """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
+        for group in self.groups:
+            rows = normed if group.tokens is None else normed[:, group.tokens]
+            b, s, width = rows.shape
+            rows = rows.reshape(b, group.count, -1, width).transpose(0, 1)  # (t, b, k, D)
+            rows = rows.reshape(group.count, -1, width)
+            out = F.gelu(rows @ group.down[layer, place]) @ group.up[layer, place]
+            out = out.view(group.count, b, -1, width).transpose(0, 1).reshape(b, s, width)
+            x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
+        return x
+
+    def beside(self, layer: int, start: int = 0) -> Side:
+        return Side(self, layer, start)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The bank at one layer, for the tokens from `start` on (`vit.Beside`)."""
+
+    bank: Bank
+    layer: int
+    start: int
+
+    def attention(self, x: Tensor, normed: Tensor) -> Tensor:
+        return self._add(x, normed, 0)
+
+    def mlp(self, x: Tensor, normed: Tensor) -> Tensor:
+        return self._add(x, normed, 1)
+
+    def _add(self, x: Tensor, normed: Tensor, place: int) -> Tensor:
+        if not self.start:
+            return self.bank.add(x, normed, self.layer, place)
+        own = self.bank.add(x[:, self.start :], normed[:, self.start :], self.layer, place)
+        return torch.cat([x[:, : self.start], own], dim=1)

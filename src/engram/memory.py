@@ -1,0 +1,311 @@
+"""The paper: memory cells, streams that read each other by Table 1, and how a stream attends.
+
+Sandler, Zhmoginov, Vladymyrov, Jackson, "Fine-tuning Image Transformers using Learnable Memory",
+CVPR 2022. A ViT with N patches and a class token (the *trunk stream*) learns a new task through
+its own class token (a *task stream*) and m *cells* at every layer. At layer l the cells E_l join
+the tokens before the layer's first norm, give keys and values only, and are dropped: the next
+layer has fresh ones (Figures 1-3). Who may read whom is Table 1, queries down, keys across:
+
+            trunk   C1   C2   M1   M2
+    trunk     x     -    -    -    -      the trunk never sees a task: its output cannot change
+    C1        x     x    -    x    -      a task reads the trunk, itself and its own cells
+    C2        x     *    x    *    x      * and, only if it extends task 1, that task and its cells
+
+Axes, beside those of vit.py (b images, n trunk tokens, h heads, d, D, l layers):
+
+    s class tokens of all tasks in the pass   a class tokens that one reads   m cells that one reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.adapters import Adapters, Bank
+from engram.vit import Attend, Block, ViT, merge_heads
+
+Update = Literal["fresh", "propagate", "add"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one task brings into a pass."""
+
+    token: Tensor  # (k, D); the paper has k = 1
+    cells: Tensor  # (l, m, D); m may be 0
+    extends: tuple[int, ...] = ()  # the earlier streams of the pass that it reads, all ancestors
+    after_norm: bool = False  # the cells join behind the norm: the public re-implementations
+    adapters: Adapters | None = None
+
+
+# The trunk, as a task stream sees it at one layer
+
+
+class TrunkView(Protocol):
+    def scores(self, q: Tensor) -> Tensor:
+        """(b, h, s, d) -> (b, h, s, n)"""
+
+    def mix(self, weights: Tensor) -> Tensor:
+        """(b, h, s, n) -> (b, h, s, d)"""
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """The trunk's keys and values, just computed."""
+
+    k: Tensor  # (b, h, n, d)
+    v: Tensor
+
+    def scores(self, q: Tensor) -> Tensor:
+        return q @ self.k.mT
+
+    def mix(self, weights: Tensor) -> Tensor:
+        return weights @ self.v
+
+
+@dataclass(frozen=True)
+class Normed:
+    """The trunk's normed tokens from a cache. No key or value is computed again:
+
+    q . (W_k x + b_k) = (W_k' q) . x + q . b_k    and    sum w (W_v x + b_v) = W_v (sum w x) + b_v
+    """
+
+    tokens: Tensor  # (b, n, D)
+    block: Block
+
+    def _fold(self, part: int) -> tuple[Tensor, Tensor | None]:
+        """A projection as (h, d, D) and its bias as (h, 1, d); part 1: keys, 2: values."""
+        qkv, heads, width = self.block.qkv, self.block.heads, self.tokens.shape[-1]
+        rows = slice(part * width, (part + 1) * width)
+        bias = None if qkv.bias is None else qkv.bias[rows].view(heads, 1, -1)
+        return qkv.weight[rows].view(heads, -1, width), bias
+
+    def scores(self, q: Tensor) -> Tensor:
+        weight, bias = self._fold(1)
+        folded = torch.einsum("bhsd,hdD->bhsD", q, weight)
+        scores = (folded.flatten(1, 2) @ self.tokens.mT).view(*q.shape[:3], -1)
+        return scores if bias is None else scores + (q * bias).sum(-1, keepdim=True)
+
+    def mix(self, weights: Tensor) -> Tensor:
+        weight, bias = self._fold(2)
+        mixed = (weights.flatten(1, 2) @ self.tokens).view(*weights.shape[:3], -1)
+        read = torch.einsum("bhsD,hdD->bhsd", mixed, weight)
+        return read if bias is None else read + weights.sum(-1, keepdim=True) * bias
+
+
+# Table 1
+
+
+class Memory:
+    """The task streams of a pass and all they need to read: Table 1 as indices, cells as keys.
+
+    Cells depend on no image, so their keys and values are computed here, once for the pass (or,
+    while no parameter changes, for many passes).
+    """
+
+    def __init__(self, vit: ViT, streams: Sequence[Stream]) -> None:
+        self.token = vit.place(torch.cat([stream.token for stream in streams]))  # (s, D)
+        self.streams = streams
+        self.spans = _spans([len(stream.token) for stream in streams])
+        cells = _spans([stream.cells.shape[1] for stream in streams])
+        reads = [(*stream.extends, i) for i, stream in enumerate(streams)]
+        device = self.token.device
+        lengths = [len(stream.token) for stream in streams]
+        self.tokens_read, tokens_missing = _table(reads, self.spans, lengths, device)  # (s, a)
+        cells_read, cells_missing = _table(reads, cells, lengths, device)  # (s, m)
+        missing = torch.cat([tokens_missing, cells_missing], dim=1)
+        self.missing = missing if bool(missing.any()) else None  # (s, a + m)
+        s, a = self.tokens_read.shape
+        self.reads_only_itself = a == 1 and s == len(streams)
+        self.cells = [self._keys_values(block, i, cells_read) for i, block in enumerate(vit.layers)]
+        members = [
+            (span, stream.adapters)
+            for span, stream in zip(self.spans, streams, strict=True)
+            if stream.adapters is not None
+        ]
+        self.bank = Bank(members, s) if members else None
+
+    def _keys_values(self, block: Block, layer: int, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the cells that each class token reads: twice (h, s, m, d)."""
+        normed = [
+            stream.cells[layer] if stream.after_norm else block.norm1(stream.cells[layer])
+            for stream in self.streams
+        ]
+        k, v = block.keys_values(torch.cat(normed).unsqueeze(0))
+        return k[0][:, read], v[0][:, read]
+
+    def start(self, images: int) -> Tensor:
+        """The class tokens at the first layer: (b, s, D)."""
+        return self.token.expand(images, -1, -1)
+
+    def split(self, y: Tensor) -> list[Tensor]:
+        """The tokens (b, s, D) of each stream: (b, k, D)."""
+        return [y[:, span.start : span.stop] for span in self.spans]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, trunk: TrunkView) -> Tensor:
+        """Every class token reads the trunk, the class tokens and the cells that Table 1 allows.
+
+        `q`, `k`, `v` (b, h, s, d) are of the class tokens; gives what they read, (b, s, D).
+        """
+        cell_k, cell_v = self.cells[layer]  # (h, s, m, d)
+        token_k, token_v = self._read_tokens(k), self._read_tokens(v)  # (b, h, s, a, d)
+        q = q * q.shape[-1] ** -0.5
+        of_trunk = trunk.scores(q)
+        of_tokens = (q.unsqueeze(3) * token_k).sum(-1)
+        of_cells = torch.einsum("bhsd,hsmd->bhsm", q, cell_k)
+        memory = torch.cat([of_tokens, of_cells], dim=-1)
+        if self.missing is not None:
+            memory = memory.masked_fill(self.missing, -torch.inf)
+        weights = torch.cat([of_trunk, memory], dim=-1).softmax(-1)
+        lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
+        to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
+        read = trunk.mix(to_trunk) + (to_tokens.unsqueeze(-1) * token_v).sum(3)
+        return merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
+
+    def _read_tokens(self, x: Tensor) -> Tensor:
+        """(b, h, s, d) -> (b, h, s, a, d)"""
+        return x.unsqueeze(3) if self.reads_only_itself else x[:, :, self.tokens_read]
+
+
+def _spans(lengths: Sequence[int]) -> list[range]:
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _table(
+    reads: Sequence[Sequence[int]],
+    spans: Sequence[range],
+    repeat: Sequence[int],
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """For every class token, the rows it reads, padded with 0, and where it is padded."""
+    rows = [[row for other in read for row in spans[other]] for read in reads]
+    most = max(map(len, rows))
+    index = [row + [0] * (most - len(row)) for row in rows]
+    missing = [[False] * len(row) + [True] * (most - len(row)) for row in rows]
+    counts = torch.tensor(repeat)
+    table = torch.tensor(index, dtype=torch.long).view(-1, most).repeat_interleave(counts, 0)
+    padded = torch.tensor(missing, dtype=torch.bool).view(-1, most).repeat_interleave(counts, 0)
+    return table.to(device), padded.to(device)
+
+
+# The passes: each takes the trunk's embedded tokens x (b, n, D) and gives the last layer's tokens
+
+
+def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Tensor]:
+    """All streams share each layer's matrix products: the fast path, for inference.
+
+    Only the first `keep` trunk tokens are wanted at the end, so the last layer computes no others.
+    """
+    n = x.shape[1]
+    x = torch.cat([x, memory.start(len(x))], dim=1)
+    for layer, block in enumerate(vit.layers):
+        last = layer + 1 == len(vit.layers)
+        wanted = keep if last else n
+
+        def attend(
+            block: Block, normed: Tensor, layer: int = layer, wanted: int = wanted
+        ) -> Tensor:
+            q, k, v = block.project(normed)
+            trunk = KeysValues(k[:, :, :n], v[:, :, :n])
+            read = memory.attend(layer, q[:, :, n:], k[:, :, n:], v[:, :, n:], trunk)
+            if not wanted:
+                return read
+            plain = F.scaled_dot_product_attention(q[:, :, :wanted], trunk.k, trunk.v)
+            return torch.cat([merge_heads(plain), read], dim=1)
+
+        beside = memory.bank.beside(layer, wanted) if memory.bank else None
+        rows = None if wanted == n else [*range(wanted), *range(n, x.shape[1])]
+        x = block(x, attend, beside, rows)
+    return x[:, :keep], x[:, keep:]
+
+
+class TrunkPass:
+    """The plain trunk, layer by layer, bit for bit: gives what a task can read at each layer.
+
+    Once it is exhausted, `tokens` holds the first `keep` tokens of the last layer. With `keep` 0
+    the last layer only makes keys and values.
+    """
+
+    def __init__(self, vit: ViT, x: Tensor, keep: int) -> None:
+        self.vit, self.tokens, self.keep = vit, x, keep
+
+    def __iter__(self) -> Iterator[KeysValues]:
+        x = self.tokens
+        for block in self.vit.layers[:-1] if not self.keep else self.vit.layers:
+            taken: list[KeysValues] = []
+
+            def attend(block: Block, normed: Tensor, taken: list[KeysValues] = taken) -> Tensor:
+                q, k, v = block.project(normed)
+                taken.append(KeysValues(k, v))
+                return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
+            x = block(x, attend)
+            self.tokens = x[:, : self.keep]
+            yield taken[0]
+        if not self.keep:
+            block = self.vit.layers[-1]
+            yield KeysValues(*block.keys_values(block.norm1(x)))
+
+
+def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
+    """The tasks' own tokens at the last layer (b, s, D), beside a trunk that runs or ran by itself.
+
+    The way to train a task: with the trunk frozen, only the tasks' tokens build a graph.
+    """
+    y = memory.start(images)
+    for layer, (block, view) in enumerate(zip(vit.layers, trunk, strict=True)):
+
+        def attend(
+            block: Block, normed: Tensor, layer: int = layer, view: TrunkView = view
+        ) -> Tensor:
+            return memory.attend(layer, *block.project(normed), view)
+
+        y = block(y, attend, memory.bank.beside(layer) if memory.bank else None)
+    return y
+
+
+def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
+    """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer."""
+    views = [Normed(normed, block) for normed, block in zip(layers, vit.layers, strict=True)]
+    return beside(vit, views, memory, len(layers[0]))
+
+
+def full_attention(
+    vit: ViT, x: Tensor, cells: Tensor, update: Update = "fresh", bank: Bank | None = None
+) -> Tensor:
+    """Every token reads the cells (l, m, D): best for one task, and the old outputs change.
+
+    The paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where
+    the first layer's cells are ordinary tokens from there on, and `add`, where every layer adds
+    its own learned cells to the propagated ones. The cells are dropped at the end.
+    """
+    n = x.shape[1]
+    for layer, block in enumerate(vit.layers):
+        beside = bank.beside(layer) if bank else None
+        if update == "fresh":
+            x = block(x, _reads_cells(cells[layer]), beside)
+            continue
+        if layer == 0:
+            x = torch.cat([x, cells[0].expand(len(x), -1, -1)], dim=1)
+        elif update == "add":
+            x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
+        x = block(x, beside=beside)
+    return x[:, :n]
+
+
+def _reads_cells(cells: Tensor) -> Attend:
+    def attend(block: Block, normed: Tensor) -> Tensor:
+        q, k, v = block.project(normed)
+        if len(cells):
+            cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
+            k = torch.cat([k, cell_k.expand(len(k), -1, -1, -1)], dim=2)
+            v = torch.cat([v, cell_v.expand(len(v), -1, -1, -1)], dim=2)
+        return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
+    return attend

@@ -1,0 +1,332 @@
+"""MemoryViT: a trunk and the engrams attached to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram import files
+from engram.adapters import Bank
+from engram.errors import EngramError
+from engram.memory import Memory, Stream, TrunkPass, Update, beside, full_attention, together
+from engram.regimes import Task, TaskSpec, class_names
+from engram.vit import ViT, version
+
+_KEPT = 8  # selections of tasks whose cells' keys and values are kept
+
+
+class MemoryViT(nn.Module):
+    """A frozen trunk and its tasks. Calling it gives {"base": ..., task: ...}, logits of each.
+
+    `unmasked=True` is for the experiment of the paper's section 4.4 only: tasks of the regime
+    `memory` may then be attached together, and every token reads the cells of all of them.
+    """
+
+    def __init__(self, trunk: ViT, *, unmasked: bool = False) -> None:
+        super().__init__()
+        self.trunk = trunk.requires_grad_(False)
+        self.unmasked = unmasked
+        self._tasks: dict[str, Task] = {}
+        self._modules_of_tasks = nn.ModuleList()
+        self._memories: dict[tuple[str, ...], tuple[object, Memory]] = {}
+
+    # Tasks
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """The attached tasks by name, parents before children."""
+        return self._tasks
+
+    def task(self, name: str) -> Task:
+        if name not in self._tasks:
+            there = ", ".join(self._tasks) or "none"
+            raise EngramError(f"There is no task {name!r} in this model; attached: {there}.")
+        return self._tasks[name]
+
+    def add_task(
+        self,
+        name: str,
+        classes: int | Sequence[str],
+        cells: int = 5,
+        *,
+        regime: str = "masked",
+        extends: Sequence[str] = (),
+        update: Update = "fresh",
+        tokens: int = 1,
+        adapter_width: int = 32,
+        class_init: str = "trunk",
+        kind: str = "classification",
+    ) -> Task:
+        """Add an untrained task; `classes` is a number or names, `extends` names its parents."""
+        spec = TaskSpec(
+            name=name,
+            classes=class_names(classes),
+            kind=kind,
+            regime=regime,
+            cells=cells,
+            tokens=tokens,
+            extends=tuple(extends),
+            update=update,
+            adapter_width=adapter_width,
+        )
+        self._check_place(spec)
+        return self._put(Task(spec, self.trunk, class_init))
+
+    def detach(self, name: str) -> None:
+        """Take a task away. A task that others extend stays until they are gone."""
+        self.task(name)
+        children = [child for child, task in self._tasks.items() if name in task.spec.extends]
+        if children:
+            raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
+        del self._tasks[name]
+        self._refresh()
+
+    def save(
+        self,
+        name: str,
+        path: str | Path,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write one task as an engram, atomically, and give its path."""
+        return files.write_engram(path, self.engram(name, metrics=metrics, recipe=recipe))
+
+    def engram(
+        self,
+        name: str,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> files.Engram:
+        """A task as it would be written."""
+        task = self.task(name)
+        parents = {parent: self.engram(parent).content for parent in task.spec.extends}
+        return files.new_engram(
+            task.spec,
+            task.tensors(),
+            trunk=self.trunk,
+            parents=parents,
+            metrics=metrics,
+            recipe=recipe,
+        )
+
+    def attach(self, source: str | Path | files.Engram) -> Task:
+        """Attach an engram, after every check; its parents must be attached already."""
+        engram = source if isinstance(source, files.Engram) else files.read_engram(source)
+        engram.check_trunk(files.describe_trunk(self.trunk), self.trunk.preprocessing)
+        self._check_place(engram.spec)
+        for parent, content in engram.parents.items():
+            attached = self.engram(parent).content
+            if attached != content:
+                raise EngramError(
+                    f"The engram {engram.spec.name!r} extends a {parent!r} with the content "
+                    f"{content[:12]}, but the attached {parent!r} has {attached[:12]}; attach the "
+                    "one it was trained with."
+                )
+        with torch.random.fork_rng(devices=[]):  # the draws are overwritten
+            task = Task(engram.spec, self.trunk)
+        engram.fill(task)
+        return self._put(task)
+
+    def _check_place(self, spec: TaskSpec) -> None:
+        if spec.name in self._tasks:
+            raise EngramError(
+                f"A task {spec.name!r} is attached already; detach it first, or give one of the "
+                "two another name."
+            )
+        for parent in spec.extends:
+            if parent not in self._tasks:
+                raise EngramError(
+                    f"{spec.name!r} extends {parent!r}, which is not attached; attach it first."
+                )
+            if not self._tasks[parent].spec.parts.masked:
+                raise EngramError(
+                    f"{spec.name!r} cannot extend {parent!r}, whose regime "
+                    f"{self._tasks[parent].spec.regime!r} has no stream of its own to read."
+                )
+        for other in self._tasks.values():
+            alone = [s for s in (spec, other.spec) if s.parts.changes_trunk]
+            if alone and not (self.unmasked and spec.regime == other.spec.regime == "memory"):
+                raise EngramError(
+                    f"{alone[0].name!r} has the regime {alone[0].regime!r}, which changes the "
+                    f"trunk's own tokens, so {spec.name!r} and {other.spec.name!r} cannot share a "
+                    "pass; use one MemoryViT for each, or train with the regime masked."
+                )
+
+    def _put(self, task: Task) -> Task:
+        self._tasks[task.spec.name] = task
+        self._refresh()
+        return task.train(self.training)
+
+    def _refresh(self) -> None:
+        self._modules_of_tasks = nn.ModuleList(self._tasks.values())
+        self._memories.clear()
+
+    # The forward pass
+
+    def forward(
+        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
+    ) -> dict[str, Tensor]:
+        """Logits by name: of `tasks` (and what they read, silently), or of all and "base".
+
+        With `exact` the trunk runs by itself and every task apart from unrelated ones, so each
+        answer is bit for bit what it would be alone. A task whose regime changes the trunk's own
+        tokens takes a pass of its own beside base.
+        """
+        names = self._requested(tasks)
+        alone = [n for n in names if n != "base" and self.task(n).spec.parts.changes_trunk]
+        logits = {name: self._answer_alone(name, pixels) for name in alone}
+        shared = [name for name in names if name not in logits]
+        if shared:
+            logits.update(self._answer(shared, self.trunk.embed(pixels), exact))
+        return {name: logits[name] for name in names}
+
+    def _requested(self, tasks: Sequence[str] | None) -> list[str]:
+        if tasks is None:
+            return (["base"] if self.trunk.head is not None else []) + list(self._tasks)
+        if isinstance(tasks, str):
+            raise EngramError(f"tasks is the text {tasks!r}; give a list such as [{tasks!r}].")
+        for name in tasks:
+            if name != "base":
+                self.task(name)
+            elif self.trunk.head is None:
+                raise EngramError(
+                    f"The trunk {self.trunk.source} has no head of its own, so there is no 'base'."
+                )
+        return list(dict.fromkeys(tasks))
+
+    def _answer(self, names: Sequence[str], x: Tensor, exact: bool) -> dict[str, Tensor]:
+        """Base, heads and masked tasks, all from the trunk's embedded tokens x (b, n, D)."""
+        masked = [n for n in names if n != "base" and self.task(n).spec.parts.masked]
+        others = [n for n in names if n not in masked]
+        keep = x.shape[1] if exact else self._trunk_tokens_needed(others, x.shape[1])
+        streams: dict[str, Tensor] = {}  # (b, k, D)
+        if not masked:
+            raw = self.trunk.encode(x)
+        elif exact or self._builds_graph(masked, x):
+            trunk = TrunkPass(self.trunk, x, keep)
+            groups = [[name] for name in masked] if exact else [masked]
+            views = list(trunk) if len(groups) > 1 else trunk
+            for group in groups:
+                memory, closure = self._memory(group, x)
+                y = beside(self.trunk, views, memory, len(x))
+                streams.update(zip(closure, memory.split(y), strict=True))
+            raw = trunk.tokens
+        else:
+            memory, closure = self._memory(masked, x)
+            raw, y = together(self.trunk, x, memory, keep)
+            streams.update(zip(closure, memory.split(y), strict=True))
+        logits = {n: self.task(n).head(self.trunk.norm(streams[n]).mean(1)) for n in masked}
+        tokens = self.trunk.norm(raw) if others else raw
+        for name in others:
+            if name == "base":
+                assert self.trunk.head is not None
+                logits[name] = self.trunk.head(raw, tokens)
+            else:
+                logits[name] = self.task(name).head(_pool(self.trunk, tokens))
+        return logits
+
+    def _answer_alone(self, name: str, pixels: Tensor) -> Tensor:
+        """A task that changes the trunk's own tokens."""
+        task = self.task(name)
+        trunk = self.trunk if task.trunk is None else task.trunk
+        x = trunk.embed(pixels, task.class_token)
+        bank = Bank([(range(1), task.adapters)], 1) if task.adapters is not None else None
+        if task.cells is None:
+            for layer, block in enumerate(trunk.layers):
+                x = block(x, beside=bank.beside(layer) if bank else None)
+        else:
+            others = [
+                t.cells for t in self._tasks.values() if t is not task and t.cells is not None
+            ]
+            x = full_attention(
+                trunk, x, torch.cat([task.cells, *others], 1), task.spec.update, bank
+            )
+        tokens = trunk.norm(x)
+        pooled = tokens[:, 0] if task.class_token is not None else _pool(trunk, tokens)
+        logits: Tensor = task.head(pooled)
+        return logits
+
+    def _trunk_tokens_needed(self, names: Sequence[str], n: int) -> int:
+        """How many of the trunk's last tokens the answers of base and heads are made from."""
+        needed = 0
+        for name in names:
+            head = self.trunk.config.head
+            if name == "base" and head is not None and head.pooling in ("class", "distilled"):
+                needed = max(needed, self.trunk.config.prefix)
+            elif name != "base" and self.trunk.config.class_token:
+                needed = max(needed, 1)
+            else:
+                needed = n
+        return needed
+
+    def _closure(self, names: Sequence[str]) -> list[str]:
+        """These tasks and all they extend, parents first."""
+        wanted = set(names)
+        for name in reversed(self._tasks):
+            if name in wanted:
+                wanted.update(self._tasks[name].spec.extends)
+        return [name for name in self._tasks if name in wanted]
+
+    def _builds_graph(self, names: Sequence[str], x: Tensor) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        tasks = (self.task(name) for name in self._closure(names))
+        return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
+
+    def _memory(self, names: Sequence[str], x: Tensor) -> tuple[Memory, list[str]]:
+        """The streams of these tasks and of what they read, ready to read the trunk.
+
+        Outside of training they are kept until a parameter changes.
+        """
+        closure = self._closure(names)
+        if self._builds_graph(names, x):
+            return self._make_memory(closure), closure
+        key, state = tuple(closure), self._versions(closure)
+        kept = self._memories.pop(key, None)
+        if kept is None or kept[0] != state:
+            kept = (state, self._make_memory(closure))
+        self._memories[key] = kept  # the newest is last
+        while len(self._memories) > _KEPT:
+            del self._memories[next(iter(self._memories))]
+        return kept[1], closure
+
+    def _make_memory(self, closure: Sequence[str]) -> Memory:
+        streams = []
+        for name in closure:
+            task = self.task(name)
+            assert task.class_token is not None
+            assert task.cells is not None
+            ancestors = self._closure(task.spec.extends)
+            streams.append(
+                Stream(
+                    token=task.class_token,
+                    cells=task.cells,
+                    extends=tuple(closure.index(ancestor) for ancestor in ancestors),
+                    after_norm=task.spec.after_norm,
+                    adapters=task.adapters,
+                )
+            )
+        return Memory(self.trunk, streams)
+
+    def _versions(self, closure: Sequence[str]) -> object:
+        """Changes with every parameter that a `Memory` of these tasks is made from."""
+        parameters = [
+            p for b in self.trunk.layers for m in (b.norm1, b.qkv) for p in m.parameters()
+        ]
+        parameters += [p for p in (self.trunk.prefix_position,) if p is not None]
+        if self.trunk.pre_norm is not None:
+            parameters += self.trunk.pre_norm.parameters()
+        for name in closure:
+            parameters += self.task(name).parameters()
+        return tuple(map(version, parameters))
+
+
+def _pool(trunk: ViT, tokens: Tensor) -> Tensor:
+    """What a head on the plain trunk sees: the class token, or the mean of the patches."""
+    return tokens[:, 0] if trunk.config.class_token else tokens[:, trunk.config.prefix :].mean(1)

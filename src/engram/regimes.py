@@ -1,0 +1,202 @@
+"""What a task is made of: regime -> parameters that train, and proof that the rest is frozen."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.adapters import Adapters
+from engram.errors import EngramError
+from engram.memory import Update
+from engram.vit import ViT
+
+if TYPE_CHECKING:
+    from engram.model import MemoryViT
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Which parameters a task has (all of them train), and how its tokens attend."""
+
+    about: str
+    masked: bool = False  # Table 1: nothing but the task's own stream changes
+    token: bool = True
+    cells: bool = False
+    adapters: bool = False
+    mlp: bool = False  # an MLP instead of a linear head
+    trunk: bool = False  # a whole trunk of its own
+
+    @property
+    def changes_trunk(self) -> bool:
+        """Whether the trunk's own tokens change, so that no other task can share the pass."""
+        return not self.masked and (self.token or self.cells or self.adapters or self.trunk)
+
+
+REGIMES = {
+    "masked": Regime("cells + class token + head, Table 1", masked=True, cells=True),
+    "masked+adapter": Regime(
+        "masked + adapters on the task's own stream", masked=True, cells=True, adapters=True
+    ),
+    "memory": Regime("cells + class token + head, every token reads the cells", cells=True),
+    "class": Regime("class token + head"),
+    "head": Regime("a linear head", token=False),
+    "mlp-head": Regime("an MLP head", token=False, mlp=True),
+    "full": Regime("everything", token=False, trunk=True),
+    "adapter": Regime("adapters + class token + head", adapters=True),
+    "memory+adapter": Regime("cells + adapters + class token + head", cells=True, adapters=True),
+}
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a task is, without its values. A setting that makes no sense is an EngramError."""
+
+    name: str
+    classes: tuple[str, ...]
+    kind: str = "classification"
+    regime: str = "masked"
+    cells: int = 5  # at every layer
+    tokens: int = 1  # class tokens; the paper has one
+    extends: tuple[str, ...] = ()
+    update: Update = "fresh"  # Figure 2b; only where every token reads the cells
+    after_norm: bool = False  # cells join behind the norm: converted checkpoints
+    adapter_width: int = 32
+
+    def __post_init__(self) -> None:
+        def refuse(problem: str) -> None:
+            raise EngramError(f"Task {self.name!r}: {problem}")
+
+        if not NAME.fullmatch(self.name) or self.name == "base":
+            raise EngramError(
+                f"{self.name!r} cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
+                "beginning with a letter or a digit, and not 'base', which is the trunk itself."
+            )
+        if self.regime not in REGIMES:
+            refuse(f"there is no regime {self.regime!r}; choose one of {', '.join(REGIMES)}.")
+        if self.kind != "classification":
+            refuse(f"there is no kind of task {self.kind!r}; 'classification' is what there is.")
+        if not self.classes:
+            refuse("it has no classes; give their number or their names.")
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            refuse(f"the class {twice!r} is there twice; every class needs a name of its own.")
+        for what in ("cells", "tokens", "adapter_width"):
+            least = 0 if what == "cells" else 1
+            if not least <= getattr(self, what) <= 10_000:
+                refuse(f"{what} is {getattr(self, what)}; it must be from {least} to 10,000.")
+        if self.update not in get_args(Update):
+            refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
+        if self.update != "fresh" and (self.parts.masked or not self.parts.cells):
+            refuse(f"update={self.update!r} is for the regimes memory and memory+adapter only.")
+        if self.extends and not self.parts.masked:
+            refuse(
+                f"only masked tasks extend others, and its regime is {self.regime!r}; "
+                "choose masked or masked+adapter, or leave extends out."
+            )
+        if self.tokens > 1 and not self.parts.masked:
+            refuse(f"the regime {self.regime!r} has one class token, not {self.tokens}.")
+
+    @property
+    def parts(self) -> Regime:
+        return REGIMES[self.regime]
+
+
+class TaskHead(nn.Linear):
+    """A linear or MLP classifier that starts at zero."""
+
+    def __init__(self, width: int, classes: int, mlp: bool) -> None:
+        super().__init__(width, classes)
+        self.hidden = nn.Linear(width, width) if mlp else None
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.hidden is not None:
+            x = F.gelu(self.hidden(x))
+        return super().forward(x)
+
+
+class Task(nn.Module):
+    """One task's parameters, named as in its file: cells, class_token, head.weight, head.bias.
+
+    Cells are drawn from N(0, 0.02^2). The class token starts as a copy of the trunk's own
+    (`class_init="trunk"`; the paper does not say), or from N(0, 0.02^2) where the trunk has none
+    or with `class_init="random"`. Draws come from torch's global generator.
+    """
+
+    def __init__(self, spec: TaskSpec, trunk: ViT, class_init: str = "trunk") -> None:
+        super().__init__()
+        if class_init not in ("trunk", "random"):
+            raise EngramError(f"class_init is {class_init!r}; choose 'trunk' or 'random'.")
+        parts, width, depth = spec.parts, trunk.config.width, trunk.config.depth
+        if not parts.cells:
+            spec = replace(spec, cells=0)
+        self.spec = spec
+        self.cells = self.class_token = self.adapters = self.trunk = None
+        if parts.cells:
+            layers = 1 if spec.update == "propagate" else depth
+            self.cells = nn.Parameter(torch.randn(layers, spec.cells, width) * 0.02)
+        if parts.token:
+            token = torch.randn(spec.tokens, width) * 0.02
+            if class_init == "trunk" and trunk.class_token is not None:
+                token[:1] = trunk.class_token.detach()
+                token[1:] += trunk.class_token.detach()  # apart from each other, so they differ
+            self.class_token = nn.Parameter(token)
+        if parts.adapters:
+            self.adapters = Adapters(depth, width, spec.adapter_width)
+        if parts.trunk:
+            self.trunk = copy.deepcopy(trunk)
+            self.trunk.head = None
+            self.trunk.requires_grad_(True)
+        self.head = TaskHead(width, len(spec.classes), parts.mlp)
+        device, dtype = trunk.position.device, trunk.position.dtype
+        self.to(device, dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the task's file holds."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+
+
+def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(classes, str):
+        raise EngramError(f"classes is the text {classes!r}; give a number or a list of names.")
+    if isinstance(classes, int):
+        return tuple(str(i) for i in range(classes))
+    return tuple(map(str, classes))
+
+
+def train_only(model: MemoryViT, name: str) -> list[tuple[str, nn.Parameter]]:
+    """Let exactly this task's parameters train, and give them; all others are frozen.
+
+    A parameter that belongs neither to the trunk nor to a task of the model (somebody's own
+    module put into it) is an error: nothing trains or stays frozen by accident.
+    """
+    task = model.task(name)
+    trained = {id(p) for p in task.parameters()}
+    frozen = {id(p) for p in _known(model)} - trained
+    chosen = []
+    for path, parameter in model.named_parameters():
+        if id(parameter) not in trained and id(parameter) not in frozen:
+            raise EngramError(
+                f"The parameter {path} belongs neither to the trunk nor to a task, so it is "
+                "neither trained nor frozen on purpose; remove its module from the model."
+            )
+        parameter.requires_grad_(id(parameter) in trained)
+        if id(parameter) in trained:
+            chosen.append((path, parameter))
+    return chosen
+
+
+def _known(model: MemoryViT) -> Iterator[nn.Parameter]:
+    yield from model.trunk.parameters()
+    for task in model.tasks.values():
+        yield from task.parameters()
