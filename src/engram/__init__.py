@@ -1,11 +1,64 @@
 """Engram: one frozen Vision Transformer, any number of tasks, through learnable memory."""
 
-from engram.checkpoints import load_trunk, save_trunk
-from engram.errors import EngramError
-from engram.files import read_engram as inspect
-from engram.model import MemoryViT
-from engram.vit import ViT, random_trunk
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engram.checkpoints import load_trunk, save_trunk
+    from engram.errors import EngramError
+    from engram.files import read_engram as inspect
+    from engram.model import MemoryViT
+    from engram.vit import ViT, random_trunk
 
 __version__ = "0.1.0"
 
-__all__ = ["EngramError", "MemoryViT", "ViT", "inspect", "random_trunk"]
+__all__ = [
+    "EngramError",
+    "MemoryViT",
+    "ViT",
+    "inspect",
+    "load_trunk",
+    "random_trunk",
+    "save_trunk",
+]
+
+# Where the public names live. They are imported when first used: torch takes seconds, and
+# `engram --help` needs none of it.
+_HOMES = {
+    "EngramError": ("errors", "EngramError"),
+    "MemoryViT": ("model", "MemoryViT"),
+    "ViT": ("vit", "ViT"),
+    "inspect": ("files", "read_engram"),
+    "load_trunk": ("checkpoints", "load_trunk"),
+    "random_trunk": ("vit", "random_trunk"),
+    "save_trunk": ("checkpoints", "save_trunk"),
+}
+
+
+class _Package(ModuleType):
+    """Importing the module `fit` must not hide the function `fit`: a public name stays itself."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):
+            value = getattr(value, _HOMES[name][1])
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engram' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = getattr(importlib.import_module(f"engram.{module}"), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package
