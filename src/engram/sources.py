@@ -1,0 +1,543 @@
+"""The kinds of data that are understood, each read into the same two things: rows and labels.
+
+A reader lists pictures without opening them, and says in a sentence what is wrong with what it
+was given. `data.load` chooses the reader and numbers the labels.
+"""
+
+import csv
+import importlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engram.errors import EngramError
+from engram.images import BadImage
+
+Picture: TypeAlias = str | bytes | npt.NDArray[np.uint8]  # a path, an encoded picture, or pixels
+
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".jp2", ".avif"),
+)
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+# The column that is meant when none is given: the first of these that there is.
+COLUMNS = {
+    "image": ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path"),
+    "label": ("label", "labels", "class", "class_name", "category", "target", "fine_label"),
+    "split": ("split", "set", "subset", "partition"),
+}
+
+
+class Rows(Protocol):
+    """What a source gives: a picture by its number, and what to call that picture."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> Picture: ...
+
+    def where(self, row: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """Pictures that are files."""
+
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> Picture:
+        return self.paths[row]
+
+    def where(self, row: int) -> str:
+        return self.paths[row]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Pictures in memory, uint8 (N, H, W, 3) or (N, H, W).
+
+    A tensor, because torch hands tensors to worker processes through shared memory.
+    """
+
+    pixels: torch.Tensor
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, row: int) -> Picture:
+        array: npt.NDArray[np.uint8] = self.pixels[row].numpy()
+        return array
+
+    def where(self, row: int) -> str:
+        return f"{self.name}[{row}]"
+
+
+@dataclass(frozen=True, eq=False)
+class HubRows:
+    """Pictures in a column of a `datasets` dataset, left encoded until they are read."""
+
+    table: Any
+    column: str
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def read(self, row: int) -> Picture:
+        value = self.table[row][self.column]
+        if isinstance(value, Mapping):  # an undecoded Image column
+            value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+        if not isinstance(value, (bytes, str)):
+            raise BadImage(f"{self.where(row)}: column {self.column} holds no picture")
+        return value
+
+    def where(self, row: int) -> str:
+        return f"{self.name}[{row}]"
+
+
+@dataclass
+class Found:
+    """One split of a source before its labels are numbered: a label's name for every row."""
+
+    rows: Rows
+    labels: list[str]
+
+
+@dataclass
+class Source:
+    """All splits of a source, by our names, and what the source knows about its classes."""
+
+    splits: dict[str, Found]
+    classes: Sequence[str] | None = None
+    unsplit: bool = False  # nothing says that this is training data: it may serve as any split
+    augment: str = "inception"
+    flip: bool = True
+    ignored: int = 0
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the user said about names: of columns, and of splits (ours -> theirs)."""
+
+    image: str | None = None
+    label: str | None = None
+    split: str | None = None
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A dataset known by name. `splits` says which of its splits is used as which of ours."""
+
+    hub: str | None
+    image: str
+    label: str
+    splits: Mapping[str, str]
+    augment: str = "inception"
+    flip: bool = True
+
+
+_LABELLED_TEST = {"train": "train", "test": "test"}
+# The challenge's test labels are secret: its validation split is what papers report on.
+_SECRET_TEST = {"train": "train", "test": "validation"}
+
+PRESETS = {
+    "cifar10": Preset("uoft-cs/cifar10", "img", "label", _LABELLED_TEST, "pad-crop"),
+    "cifar100": Preset("uoft-cs/cifar100", "img", "fine_label", _LABELLED_TEST, "pad-crop"),
+    "mnist": Preset("ylecun/mnist", "image", "label", _LABELLED_TEST, "pad-crop", flip=False),
+    "sun397": Preset("tanganke/sun397", "image", "label", _LABELLED_TEST),
+    "imagenet1k": Preset("ILSVRC/imagenet-1k", "image", "label", _SECRET_TEST),
+    "places365": Preset("ljnlonoljpiljm/places365-256px", "image", "label", {"train": "train"}),
+    "inaturalist2017": Preset(
+        None, "file_name", "category_id", {"train": "train2017.json", "test": "val2017.json"}
+    ),
+}
+
+
+def _split_of(name: str) -> str | None:
+    """train, val or test, if that is what `name` means."""
+    return next((ours for ours, names in SPLITS.items() if name.lower() in names), None)
+
+
+def _named_splits(names: Iterable[str], given: Mapping[str, str], where: str) -> dict[str, str]:
+    """Ours -> theirs, as given or by the usual names; a lone split is the training data."""
+    theirs = list(names)
+    if given:
+        for name in given.values():
+            if name not in theirs:
+                raise EngramError(f"{where} has no split {name!r}; it has {', '.join(theirs)}")
+        return dict(given)
+    found: dict[str, str] = {}
+    for name in theirs:
+        ours = _split_of(name)
+        if ours in found:
+            raise EngramError(f"{where} has two {ours} splits: {found[ours]} and {name}")
+        if ours:
+            found[ours] = name
+    if not found and len(theirs) == 1:
+        return {"train": theirs[0]}
+    if not found:
+        raise EngramError(
+            f"{where} has the splits {', '.join(theirs)}; say which of them is train, val and test"
+        )
+    return found
+
+
+# -------------------------------------------------------------------------------- folders
+
+
+def folder(root: Path) -> Source:
+    """A folder per class, and above them perhaps a folder per split."""
+    inside = _subfolders(root)
+    named = {path.name: path for path in inside if _split_of(path.name)}
+    # Among vehicles, "train" is a class: a folder of splits has class folders in its train/.
+    in_train = [p for name, p in named.items() if _split_of(name) == "train" and _subfolders(p)]
+    has_splits = bool(named) and (len(named) == len(inside) or bool(in_train))
+    if has_splits:
+        ours = _named_splits(named, {}, str(root))
+        trees = {split: _class_folders(named[name]) for split, name in ours.items()}
+    else:
+        trees = {"train": _class_folders(root)}
+    return Source(
+        {split: found for split, (found, _) in trees.items()},
+        unsplit=not has_splits,
+        ignored=sum(ignored for _, ignored in trees.values()),
+    )
+
+
+def _class_folders(root: Path) -> tuple[Found, int]:
+    paths: list[str] = []
+    labels: list[str] = []
+    ignored = 0
+    folders = _subfolders(root)
+    if not folders:
+        loose = any(path.suffix.lower() in SUFFIXES for path in root.iterdir())
+        reason = "has images but no class folders: put them into a folder per class"
+        raise EngramError(f"{root} {reason if loose else 'is an empty folder'}")
+    for folder in folders:
+        images, others = _images_below(folder)
+        if not images:
+            raise EngramError(f"{folder} is a class without images: add some or remove the folder")
+        paths += images
+        labels += [folder.name] * len(images)
+        ignored += others
+    return Found(Files(tuple(paths)), labels), ignored
+
+
+def _subfolders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def _images_below(folder: Path) -> tuple[list[str], int]:
+    """The images in a folder at any depth, sorted, and how many other files there are."""
+    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+    images = [
+        path
+        for path in files
+        if os.path.splitext(path)[1].lower() in SUFFIXES
+        and not os.path.basename(path).startswith(".")
+    ]
+    return sorted(images), len(files) - len(images)
+
+
+# --------------------------------------------------------------------------------- tables
+
+
+def table(path: Path, names: Columns) -> Source:
+    """Rows of a path and a label; relative paths start at the table's own folder."""
+    try:
+        records = TABLES[path.suffix.lower()](path)
+    except (csv.Error, ValueError, OSError) as error:
+        raise EngramError(f"{path} cannot be read as a table: {error}") from error
+    if not records:
+        raise EngramError(f"{path} is an empty table")
+    columns = list(dict.fromkeys(column for record in records for column in record))
+    image = _column(path, columns, "image", names.image)
+    label = _column(path, columns, "label", names.label)
+    split = _column(path, columns, "split", names.split, needed=False)
+    theirs = sorted({str(record.get(split)) for record in records}) if split else ["train"]
+    ours = {name: s for s, name in _named_splits(theirs, names.splits, str(path)).items()}
+    rows: dict[str, list[tuple[str, str]]] = {s: [] for s in ours.values()}
+    missing, ignored = [], 0
+    for number, record in enumerate(records, start=1):
+        file, name = record.get(image), record.get(label)
+        target = ours.get(str(record.get(split)) if split else "train")
+        if target is None:  # a row of a split that is none of ours
+            ignored += 1
+            continue
+        if isinstance(file, (bytes, Mapping)):
+            raise EngramError(f"{path} holds pictures, not paths; load it as hf:{path}")
+        if file in (None, "") or name in (None, ""):
+            empty = image if file in (None, "") else label
+            raise EngramError(f"{path}, row {number}: the column {empty!r} is empty")
+        full = os.path.join(path.parent, str(file))
+        if not os.path.isfile(full):
+            missing.append((number, full))
+        rows[target].append((full, str(name)))
+    if missing:
+        more = f" (and {len(missing) - 1} more rows like it)" if len(missing) > 1 else ""
+        raise EngramError(f"{path}, row {missing[0][0]}: {missing[0][1]} does not exist{more}")
+    return Source(
+        {
+            s: Found(Files(tuple(file for file, _ in pairs)), [name for _, name in pairs])
+            for s, pairs in rows.items()
+        },
+        unsplit=not split,
+        ignored=ignored,
+    )
+
+
+def _column(
+    where: str | Path, columns: Sequence[str], kind: str, given: str | None, needed: bool = True
+) -> str:
+    """The column that holds this kind of thing: the given one, or the first usual name."""
+    if given is not None and given in columns:
+        return given
+    by_name = {str(column).lower(): column for column in columns}
+    usual = [by_name[name] for name in COLUMNS[kind] if name in by_name] if given is None else []
+    if usual:
+        return usual[0]
+    if given is None and not needed:
+        return ""
+    raise EngramError(
+        f"{where} has no column {given or kind!r}; it has {', '.join(map(str, columns))}"
+    )
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8-sig") as file:
+        records = [json.loads(line) for line in file if line.strip()]
+    if not all(isinstance(record, dict) for record in records):
+        raise ValueError("every line must be an object with named columns")
+    return records
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = _extra("pyarrow.parquet").read_table(path).to_pylist()
+    return records
+
+
+TABLES = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+
+
+# --------------------------------------------------------------------------------- arrays
+
+
+def arrays(path: Path) -> Source:
+    """An .npz file: x_train, y_train, … or train_images, train_labels, … or images, labels."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {key.lower(): file[key] for key in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise EngramError(f"{path} cannot be read as .npz arrays: {error}") from error
+    names = held.get("class_names", held.get("classes"))
+    classes = None if names is None else [str(name) for name in names]
+    splits: dict[str, Found] = {}
+    for ours, aliases in SPLITS.items():
+        pairs = [(f"x_{a}", f"y_{a}") for a in aliases]
+        pairs += [(f"{a}_images", f"{a}_labels") for a in aliases]
+        for x, y in pairs:
+            if x in held and y in held:
+                splits[ours] = _found_arrays(f"{path}:{x}", held[x], held[y], classes)
+    for x, y in (("images", "labels"), ("x", "y")):
+        if not splits and x in held and y in held:
+            found = _found_arrays(f"{path}:{x}", held[x], held[y], classes)
+            return Source({"train": found}, classes, unsplit=True)
+    if not splits:
+        raise EngramError(
+            f"{path} has the arrays {', '.join(held)}; expected x_train and y_train "
+            "(x_test, …), train_images and train_labels, or images and labels"
+        )
+    return Source(splits, classes)
+
+
+def _found_arrays(
+    where: str, images: npt.NDArray[Any], labels: npt.NDArray[Any], classes: Sequence[str] | None
+) -> Found:
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.ndim != 1 or len(labels) != len(images):
+        raise EngramError(
+            f"{where}: {len(images)} images need as many labels, one each; "
+            f"got labels of shape {labels.shape}"
+        )
+    named = classes if classes is not None and labels.dtype.kind in "iu" else None
+    return Found(Arrays(_pixels(where, images), where), _label_names(where, labels, named))
+
+
+def _label_names(where: str, labels: Iterable[Any], classes: Sequence[str] | None) -> list[str]:
+    """Labels as names; a number counts in the list of classes where there is one."""
+    named = []
+    for i, label in enumerate(labels):
+        if label is None or isinstance(label, (list, Mapping)):
+            raise EngramError(f"{where}: the label of row {i} is {label}; expected one label each")
+        if classes is not None and not 0 <= int(label) < len(classes):
+            hint = "; -1 means that the labels are not public" if label == -1 else ""
+            raise EngramError(f"{where}: label {label} is none of {len(classes)} classes{hint}")
+        named.append(str(label) if classes is None else classes[int(label)])
+    return named
+
+
+def _pixels(where: str, images: npt.NDArray[Any]) -> torch.Tensor:
+    """(N, H, W[, 1 or 3]) or (N, 1 or 3, H, W); uint8, or floats from 0 to 1, as uint8."""
+    if images.ndim == 4 and images.shape[-1] not in (1, 3) and images.shape[1] in (1, 3):
+        images = np.moveaxis(images, 1, -1)
+    if images.ndim == 4 and images.shape[-1] == 1:
+        images = images[..., 0]
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] != 3):
+        raise EngramError(
+            f"{where} has the shape {images.shape}; expected (N, H, W), (N, H, W, 3) "
+            "or (N, 3, H, W)"
+        )
+    if images.dtype != np.uint8 and images.size:
+        top = 1 if images.dtype.kind == "f" else 255
+        low, high = images.min(), images.max()
+        if images.dtype.kind not in "fiu" or not (low >= 0 and high <= top):
+            raise EngramError(
+                f"{where} holds {images.dtype} values from {low} to {high}; "
+                "expected integers from 0 to 255 or floats from 0 to 1"
+            )
+        images = np.rint(images * (255 / top)).astype(np.uint8)
+    return torch.from_numpy(np.ascontiguousarray(images))
+
+
+def digits() -> Source:
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; every fifth of a class is test."""
+    bunch = _extra("sklearn.datasets", "scikit-learn").load_digits()
+    test = np.zeros(len(bunch.target), dtype=bool)
+    for digit in range(10):
+        test[np.flatnonzero(bunch.target == digit)[::5]] = True
+    splits = {
+        name: _found_arrays(f"digits/{name}", bunch.images[of] / 16, bunch.target[of], None)
+        for name, of in (("train", ~test), ("test", test))
+    }
+    return Source(splits, augment="pad-crop", flip=False)
+
+
+# -------------------------------------------------------------------------------- Hub data
+
+
+_LONE = "all"  # what to call the rows of a file or folder that has no splits
+
+
+def hub(where: str, names: Columns) -> Source:
+    """A dataset of the Hub, "owner/name" or "owner/name:config", or one that lies on disk."""
+    datasets = _extra("datasets")
+    try:
+        tables = _hub_tables(datasets, where)
+    except EngramError:
+        raise
+    except Exception as error:  # the network, the Hub and the files can fail in any way
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise EngramError(f"hf:{where} cannot be loaded: {reason}") from error
+    splits = {}
+    classes = None
+    for ours, theirs in _named_splits(tables, names.splits, f"hf:{where}").items():
+        table = tables[theirs]
+        title = f"hf:{where}/{theirs}"
+        pictures = [c for c, kind in table.features.items() if isinstance(kind, datasets.Image)]
+        only = pictures[0] if len(pictures) == 1 else None
+        image = _column(title, table.column_names, "image", names.image or only)
+        label = _column(title, table.column_names, "label", names.label)
+        listed = getattr(table.features[label], "names", None)  # of a ClassLabel
+        classes = classes or listed
+        labels = _label_names(title, table.select_columns([label])[:][label], listed)
+        rows = table.select_columns([image])
+        if image in pictures:
+            rows = rows.cast_column(image, datasets.Image(decode=False))
+        splits[ours] = Found(HubRows(rows, image, title), labels)
+    return Source(splits, classes, unsplit=list(tables) == [_LONE])
+
+
+def _hub_tables(datasets: Any, where: str) -> dict[str, Any]:
+    path = Path(where)
+    if path.is_file():
+        tables = datasets.load_dataset("parquet", data_files=str(path), split="train")
+    elif path.is_dir():
+        saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+        tables = (datasets.load_from_disk if saved else datasets.load_dataset)(str(path))
+    elif where.startswith((".", "/", "~")):
+        raise EngramError(f"hf:{where} does not exist on disk")
+    else:
+        name, _, config = where.partition(":")
+        tables = datasets.load_dataset(name, config or None)
+    return dict(tables) if isinstance(tables, Mapping) else {_LONE: tables}
+
+
+def preset(name: str, copy: str, names: Columns) -> Source:
+    """A dataset known by name, from the Hub or from a copy on disk."""
+    known = PRESETS[name]
+    names = Columns(
+        names.image or known.image,
+        names.label or known.label,
+        None,
+        names.splits or known.splits,
+    )
+    if known.hub is not None:
+        source = hub(copy or known.hub, names)
+    elif copy:
+        source = _annotated(Path(copy), names)
+    else:
+        files = " and ".join(known.splits.values())
+        raise EngramError(
+            f"{name} is not on the Hub; give the folder that holds {files}: {name}:PATH"
+        )
+    source.augment, source.flip = known.augment, known.flip
+    return source
+
+
+def _annotated(root: Path, names: Columns) -> Source:
+    """iNaturalist's own layout: an annotation file per split beside the folder of pictures."""
+    splits = {}
+    for ours, file in names.splits.items():
+        if not (root / file).exists():
+            raise EngramError(f"{root} has no {file}")
+        try:
+            notes = json.loads((root / file).read_text(encoding="utf-8"))
+            category = {entry["id"]: str(entry["name"]) for entry in notes["categories"]}
+            if len(set(category.values())) < len(category):
+                raise ValueError("two categories have the same name")
+            path = {entry["id"]: str(root / entry["file_name"]) for entry in notes["images"]}
+            pairs = [
+                (path[n["image_id"]], category[n["category_id"]]) for n in notes["annotations"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngramError(f"{root / file} is not an annotation file: {error!r}") from error
+        pairs.sort()
+        rows = Files(tuple(image for image, _ in pairs))
+        splits[ours] = Found(rows, [label for _, label in pairs])
+    return Source(splits)
+
+
+def _extra(module: str, package: str = "engram-vit[hub-data]") -> Any:
+    """An optional package; where it is missing, the sentence says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.split(".")[0]
+        raise EngramError(f"this data needs {name}: pip install '{package}'") from error
