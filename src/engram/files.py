@@ -13,16 +13,18 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from engram.costs import Shape, shape_of
 from engram.errors import EngramError
 from engram.images import Preprocessing
 from engram.regimes import TaskSpec
@@ -33,43 +35,32 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _MOST_HEADER = 50_000_000  # bytes; 100,000 classes with long names need a tenth of it
+_MOST_DEPTH = 100  # of lists and objects in the header
 
 
 @dataclass(frozen=True)
-class TrunkInfo:
+class TrunkInfo(Shape):
     """Which trunk a task was trained on, and its shape, so that costs are known without it."""
 
+    heads: int
     source: str
     fingerprint: str
-    antialias: bool
-    image_size: tuple[int, int]
-    patch: int
-    width: int
-    depth: int
-    heads: int
-    mlp_width: int
-    prefix: int
+    antialias: bool  # when position embeddings are resized
 
 
 def describe_trunk(trunk: ViT) -> TrunkInfo:
-    config = trunk.config
     return TrunkInfo(
+        **vars(shape_of(trunk)),
+        heads=trunk.config.heads,
         source=trunk.source,
         fingerprint=trunk.fingerprint,
-        antialias=config.antialias,
-        image_size=config.image_size,
-        patch=config.patch,
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        mlp_width=config.mlp_width,
-        prefix=config.prefix,
+        antialias=trunk.config.antialias,
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Engram:
-    """One task as its file holds it."""
+    """One task as its file holds it. Printed, it says what the task is."""
 
     spec: TaskSpec
     tensors: Mapping[str, Tensor]
@@ -84,9 +75,9 @@ class Engram:
     @property
     def content(self) -> str:
         """What the task answers, as a hash: all that decides it, and nothing else."""
-        decides = {key: self.header()[key] for key in ("format", "task", "trunk", "preprocessing")}
+        header = self.header()
+        decides = {key: header[key] for key in ("format", "task", "preprocessing", "parents")}
         decides["trunk"] = self.trunk.fingerprint
-        decides["parents"] = dict(self.parents)
         text = json.dumps(decides, sort_keys=True) + tensors_hash(dict(self.tensors))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -110,15 +101,39 @@ class Engram:
         """How many numbers the task learned."""
         return sum(tensor.numel() for tensor in self.tensors.values())
 
+    def __str__(self) -> str:
+        spec, trunk = self.spec, self.trunk
+        made = " ".join(part for part in (self.created, self.library) if part)
+        return "\n".join(
+            shown(line, 400)
+            for line in (
+                f"engram {spec.name}: {spec.kind}, {few(spec.classes)}",
+                f"  regime   {regime_words(spec)}, {self.parameters:,} parameters",
+                f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}",
+                f"  content  {self.content[:12]}" + (f", {made}" if made else ""),
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"<Engram {self.spec.name!r}, {self.spec.regime}, content {self.content[:12]}>"
+
     def check_trunk(self, trunk: TrunkInfo, preprocessing: Preprocessing | None) -> None:
         """Refuse another trunk, or other pixels, than the task was trained with."""
         name = self.spec.name
         if trunk.fingerprint != self.trunk.fingerprint:
             raise EngramError(
-                f"The engram {name!r} was trained on {self.trunk.source} (fingerprint "
-                f"{self.trunk.fingerprint[:12]}), but this trunk is {trunk.source} "
+                f"The engram {name!r} was trained on {shown(self.trunk.source)} (fingerprint "
+                f"{shown(self.trunk.fingerprint, 12)}), but this trunk is {trunk.source} "
                 f"({trunk.fingerprint[:12]}); load the trunk it was trained on."
             )
+        for item in fields(TrunkInfo):  # the same tensors can be read in more than one way
+            ours, theirs = getattr(self.trunk, item.name), getattr(trunk, item.name)
+            if item.name not in ("source", "antialias") and ours != theirs:
+                raise EngramError(
+                    f"The engram {name!r} was trained on a trunk with {item.name} "
+                    f"{shown(str(ours))}, but {trunk.source} has {item.name} {theirs}; load the "
+                    "trunk as it was when the engram was made."
+                )
         if preprocessing != self.preprocessing:
             raise EngramError(
                 f"The engram {name!r} was trained with the preprocessing "
@@ -135,20 +150,54 @@ class Engram:
 
     def fill(self, task: Task) -> None:
         """Put the tensors into a task of the same spec."""
-        self._check_tensors({name: tuple(p.shape) for name, p in task.named_parameters()})
+        parameters = dict(task.named_parameters())
+        wrong = _wrong_tensor(self.tensors, {n: tuple(p.shape) for n, p in parameters.items()})
+        if wrong:
+            raise EngramError(f"The engram {self.spec.name!r} does not fit: {wrong}.")
         with torch.no_grad():
-            for name, parameter in task.named_parameters():
+            for name, parameter in parameters.items():
                 parameter.copy_(self.tensors[name])
 
-    def _check_tensors(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        found = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-        for name in sorted(set(found) | set(expected)):
-            if found.get(name) != expected.get(name):
-                raise EngramError(
-                    f"The engram {self.spec.name!r} holds the tensor {name} with shape "
-                    f"{found.get(name, 'none')}, but its header asks for "
-                    f"{expected.get(name, 'none')}; get a good copy of the file."
-                )
+
+def _wrong_tensor(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(set(found) | set(expected)):
+        if found.get(name) != expected.get(name):
+            return (
+                f"the tensor {name} has the shape {found.get(name, 'none')}, but its header asks "
+                f"for {expected.get(name, 'none')}"
+            )
+    return None
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """How many classes, and what the first are called."""
+    more = ", …" if len(names) > most else ""
+    count = "1 class" if len(names) == 1 else f"{len(names):,} classes"
+    return f"{count} ({', '.join(names[:most])}{more})"
+
+
+def regime_words(spec: TaskSpec) -> str:
+    words = [spec.regime]
+    if spec.parts.cells:
+        words.append(f"{spec.cells} cells a layer" + (" after the norm" if spec.after_norm else ""))
+    if spec.update != "fresh":
+        words.append(f"update {spec.update}")
+    if spec.tokens > 1:
+        words.append(f"{spec.tokens} class tokens")
+    if spec.parts.adapters:
+        words.append(f"adapters of width {spec.adapter_width}")
+    if spec.extends:
+        words.append(f"extends {', '.join(spec.extends)}")
+    return ", ".join(words)
+
+
+def shown(text: str, most: int = 120) -> str:
+    """What a file says, safe to print: one line, no control characters, not without end."""
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _show(preprocessing: Preprocessing | None) -> str:
@@ -231,19 +280,14 @@ def write_engram(path: str | Path, engram: Engram) -> Path:
 
 def write_atomically(path: str | Path, data: bytes) -> None:
     """A temporary file in the same folder, fsync, rename; a failure leaves what was there."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path))  # through a link, to the file it means
+    temporary = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.replace(temporary, target)
     except OSError as error:
         raise EngramError(
             f"{path} cannot be written ({error.strerror or error}); check the folder, its "
@@ -252,6 +296,17 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last, where the system lets a folder be synchronised."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 # Reading
@@ -261,6 +316,8 @@ def read_engram(path: str | Path) -> Engram:
     """Read and verify an engram: structure, shapes, types, finiteness, hashes. See `Engram`."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():  # a folder, or a pipe that never ends
+            raise EngramError(f"{path} is not a file; give an engram, a .safetensors file.")
         with open(path, "rb") as file:
             metadata = _metadata(path, file.read(8), file.read)
             file.seek(0)
@@ -270,10 +327,12 @@ def read_engram(path: str | Path) -> Engram:
             f"{path} cannot be read ({error.strerror or error}); give the path of an engram, a "
             ".safetensors file that `engram fit` or model.save wrote."
         ) from None
+    except (MemoryError, ValueError) as error:  # larger than memory; a path with a zero byte
+        raise EngramError(f"{path} cannot be read ({error or 'it is too large'}).") from None
     header = _header(path, metadata)
     try:
         tensors = safetensors.torch.load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
+    except Exception as error:  # whatever the library makes of damage
         raise _damaged(path, f"its tensors cannot be read ({error})") from None
     engram = _parse(path, header, tensors)
     if engram.content != header["content"]:
@@ -285,8 +344,18 @@ def read_engram(path: str | Path) -> Engram:
     return engram
 
 
+def is_engram(path: str | Path) -> bool:
+    """Whether a file says that it is an engram; whether it is a good one, `read_engram` tells."""
+    try:
+        with open(path, "rb") as file:
+            _metadata(Path(path), file.read(8), file.read)
+    except (OSError, ValueError, EngramError):
+        return False
+    return True
+
+
 def _damaged(path: Path, what: str) -> EngramError:
-    return EngramError(f"{path} is damaged: {what}. Get a good copy of the file.")
+    return EngramError(f"{path} is damaged: {shown(what, 300)}. Get a good copy of the file.")
 
 
 def _metadata(path: Path, length: bytes, read: Any) -> Mapping[str, Any]:
@@ -312,7 +381,7 @@ def _metadata(path: Path, length: bytes, read: Any) -> Mapping[str, Any]:
 
 def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     text, told = metadata["engram"], metadata.get("sha256")
-    found = hashlib.sha256(str(text).encode(errors="replace")).hexdigest()
+    found = hashlib.sha256(str(text).encode(errors="backslashreplace")).hexdigest()
     if found != told:
         raise _damaged(path, f"its header hashes to {found[:12]}, not to {str(told)[:12]}")
     try:
@@ -322,11 +391,21 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise _damaged(path, "its header is not the JSON of an engram") from None
     if version != FORMAT:
         raise EngramError(
-            f"{path} has the format {version!r}, and this version of engram reads format {FORMAT}; "
-            "install a newer engram-vit."
+            f"{path} has the format {shown(str(version))}, and this version of engram reads format "
+            f"{FORMAT}; install a newer engram-vit."
         )
+    if _deeper_than(_MOST_DEPTH, header):
+        raise _damaged(path, "its header nests too deeply")
     assert isinstance(header, dict)
     return header
+
+
+def _deeper_than(most: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(most):
+        inside = [list(v.values()) if isinstance(v, dict) else v for v in level]
+        level = [part for item in inside if isinstance(item, list) for part in item]
+    return bool(level)
 
 
 def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
@@ -335,18 +414,20 @@ def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) ->
         task["classes"], task["extends"] = tuple(task["classes"]), tuple(task["extends"])
         trunk = dict(header["trunk"])
         trunk["image_size"] = tuple(trunk["image_size"])
-        preprocessing = header["preprocessing"]
         engram = Engram(
             spec=TaskSpec(**_typed(TaskSpec, task)),
             tensors=tensors,
             trunk=TrunkInfo(**_typed(TrunkInfo, trunk)),
-            preprocessing=preprocessing and Preprocessing.from_dict(preprocessing),
-            parents=dict(header["parents"]),
+            preprocessing=_preprocessing(header["preprocessing"]),
+            parents=_parents(header["parents"], task["extends"]),
             metrics=dict(header["metrics"]),
             recipe=dict(header["recipe"]),
             created=str(header["created"]),
             library=str(header["library"]),
         )
+        _hash(header["content"], "content")
+        _hash(engram.trunk.fingerprint, "fingerprint")
+        expected = expected_shapes(engram.spec, engram.trunk)
     except EngramError as error:
         raise _damaged(path, f"its header makes no sense: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -357,10 +438,36 @@ def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) ->
         if not bool(tensor.isfinite().all()):
             raise _damaged(path, f"the tensor {name} holds values that are not finite")
     own = {n: t for n, t in tensors.items() if not (engram.spec.parts.trunk and n[:6] == "trunk.")}
-    Engram._check_tensors(
-        Engram(engram.spec, own, engram.trunk, None, {}), expected_shapes(engram.spec, engram.trunk)
-    )
+    wrong = _wrong_tensor(own, expected)
+    if wrong:
+        raise _damaged(path, wrong)
     return engram
+
+
+def _preprocessing(value: Any) -> Preprocessing | None:
+    if value is None:
+        return None
+    preprocessing = Preprocessing.from_dict(dict(value))
+    whole = (*preprocessing.size, preprocessing.resize or 1)
+    real = (*preprocessing.mean, *preprocessing.std)
+    if not all(type(number) is int for number in whole) or not all(
+        type(number) in (int, float) and math.isfinite(number) for number in real
+    ):
+        raise TypeError(f"preprocessing is {value!r}")
+    return preprocessing
+
+
+def _parents(value: Any, extends: Sequence[Any]) -> dict[str, str]:
+    """Parents by content, in the order in which the task extends them."""
+    if type(value) is not dict or sorted(value) != sorted(extends):
+        raise TypeError(f"it extends {list(extends)!r}, but its parents are {value!r}")
+    return {name: _hash(value[name], "parent") for name in extends}
+
+
+def _hash(value: Any, what: str) -> str:
+    if type(value) is not str or not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise TypeError(f"{what} is {value!r}")
+    return value
 
 
 def _typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
