@@ -89,7 +89,7 @@ def load_trunk(
     config = replace(
         read.config,
         antialias=read.config.antialias if antialias is None else antialias,
-        heads=heads or read.config.heads,
+        heads=read.config.heads if heads is None else heads,
         activation=activation or read.config.activation,
     )
     trunk = _assemble(config, read.found, read.layout, name)

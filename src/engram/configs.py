@@ -71,7 +71,7 @@ def sane(name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-        raise EngramError(f"The configuration of {name} is damaged: {error!r}.") from error
+        raise EngramError(f"The settings of {name} cannot be understood: {error!r}.") from error
 
 
 # transformers leaves out of config.json what equals its defaults.
