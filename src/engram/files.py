@@ -123,7 +123,7 @@ class Engram:
         if trunk.fingerprint != self.trunk.fingerprint:
             raise EngramError(
                 f"The engram {name!r} was trained on {shown(self.trunk.source)} (fingerprint "
-                f"{shown(self.trunk.fingerprint, 12)}), but this trunk is {trunk.source} "
+                f"{self.trunk.fingerprint[:12]}), but this trunk is {trunk.source} "
                 f"({trunk.fingerprint[:12]}); load the trunk it was trained on."
             )
         for item in fields(TrunkInfo):  # the same tensors can be read in more than one way

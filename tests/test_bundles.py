@@ -1,0 +1,275 @@
+"""Engrams that fit one trunk become one folder; those that don't are refused with both names."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engram import EngramError, MemoryViT, files, random_trunk, save_trunk
+from engram.bundles import MANIFEST, compose, gather, is_bundle, load_model, read_bundle
+from engram.checkpoints import load_trunk
+from engram.images import Preprocessing
+from engram.vit import ViT
+
+SMALL = {"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2}
+
+
+@pytest.fixture
+def trunk(tmp_path: Path) -> ViT:
+    """A trunk that lies on disk, so that a model can be made from files alone."""
+    plain = random_trunk(**SMALL)  # type: ignore[arg-type]
+    plain.preprocessing = Preprocessing((16, 16), None)
+    return load_trunk(save_trunk(plain, tmp_path / "trunk"))
+
+
+@pytest.fixture
+def paths(trunk: ViT, tmp_path: Path) -> dict[str, Path]:
+    """a; b; c extends a; d extends c and b, all with answers of their own."""
+    model = MemoryViT(trunk)
+    for name, parents in {"a": [], "b": [], "c": ["a"], "d": ["c", "b"]}.items():
+        task = model.add_task(name, classes=3, cells=2, extends=parents)
+        torch.nn.init.normal_(task.head.weight)
+    return {name: model.save(name, tmp_path / f"{name}.safetensors") for name in model.tasks}
+
+
+def test_a_bundle_answers_as_its_engrams_did(
+    trunk: ViT, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    pixels = torch.rand(2, 3, 16, 16)
+    model = MemoryViT(trunk)
+    for path in paths.values():
+        model.attach(path)
+    bundle = compose([paths["d"], paths["c"], paths["b"], paths["a"]], tmp_path / "all")
+    again = load_model(bundle.folder)
+    assert again.trunk.preprocessing == trunk.preprocessing
+    answers = model(pixels)
+    for name, logits in again(pixels).items():
+        assert torch.allclose(logits, answers[name], atol=1e-5)
+
+
+def test_parents_come_first_and_the_rest_as_given(paths: dict[str, Path], tmp_path: Path) -> None:
+    bundle = compose([paths[n] for n in "dcba"], tmp_path / "all")
+    names = [engram.spec.name for engram in bundle.engrams]
+    assert names.index("a") < names.index("c") < names.index("d") > names.index("b")
+    assert [e.spec.name for e in compose([paths["b"], paths["a"]], tmp_path / "two").engrams] == [
+        "b",
+        "a",
+    ]
+
+
+def test_the_manifest_says_what_is_inside(paths: dict[str, Path], tmp_path: Path) -> None:
+    bundle = compose([paths["a"], paths["c"]], tmp_path / "new" / "folder")
+    manifest = json.loads((bundle.folder / MANIFEST).read_text("utf-8"))
+    a, c = (files.read_engram(paths[name]) for name in "ac")
+    assert manifest == {
+        "format": 1,
+        "trunk": {"source": a.trunk.source, "fingerprint": a.trunk.fingerprint},
+        "preprocessing": a.preprocessing.to_dict(),  # type: ignore[union-attr]
+        "engrams": [
+            {"task": "a", "file": "a.safetensors", "content": a.content},
+            {"task": "c", "file": "c.safetensors", "content": c.content},
+        ],
+    }
+    assert sorted(os.listdir(bundle.folder)) == ["a.safetensors", MANIFEST, "c.safetensors"]
+    assert files.read_engram(bundle.folder / "c.safetensors").header() == c.header()
+
+
+def test_bundles_and_files_mix_and_repeat(paths: dict[str, Path], tmp_path: Path) -> None:
+    one = compose([paths["a"], paths["c"]], tmp_path / "one").folder
+    two = compose([paths["a"], paths["b"]], tmp_path / "two").folder
+    assert [e.spec.name for e in gather([one, two, paths["d"], paths["a"]])] == ["a", "c", "b", "d"]
+
+
+def other_trunk(tmp_path: Path, **changes: object) -> Path:
+    model = MemoryViT(random_trunk(**{**SMALL, **changes}))  # type: ignore[arg-type]
+    model.trunk.preprocessing = Preprocessing((16, 16), None)
+    model.add_task("other", classes=2)
+    return model.save("other", tmp_path / "other.safetensors")
+
+
+def refusal(*arguments: object, **options: object) -> str:
+    with pytest.raises(EngramError) as caught:
+        compose(*arguments, **options)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_another_trunk_is_refused_by_both_names(paths: dict[str, Path], tmp_path: Path) -> None:
+    other = other_trunk(tmp_path, seed=1)
+    said = refusal([paths["a"], other], tmp_path / "out")
+    for path in (paths["a"], other):
+        assert str(path) in said
+        assert files.read_engram(path).trunk.fingerprint[:12] in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_preprocessing_is_refused(paths: dict[str, Path], tmp_path: Path) -> None:
+    engram = files.read_engram(paths["b"])
+    other = replace(engram, preprocessing=Preprocessing((16, 16), 18))
+    path = files.write_engram(tmp_path / "other.safetensors", other)
+    said = refusal([paths["a"], path], tmp_path / "out")
+    assert '"resize": null' in said
+    assert '"resize": 18' in said
+
+
+def test_two_tasks_of_one_name_are_refused(paths: dict[str, Path], tmp_path: Path) -> None:
+    engram = files.read_engram(paths["b"])
+    clash = replace(engram, spec=replace(engram.spec, name="a"))
+    path = files.write_engram(tmp_path / "clash.safetensors", clash)
+    said = refusal([paths["a"], path], tmp_path / "out")
+    assert str(paths["a"]) in said
+    assert str(path) in said
+    assert "'a'" in said
+
+
+def test_parents_must_be_there_with_the_right_content(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    assert "extends 'a'" in refusal([paths["c"]], tmp_path / "out")
+    engram = files.read_engram(paths["a"])
+    other = replace(engram, tensors={n: t + 1 for n, t in engram.tensors.items()})
+    path = files.write_engram(tmp_path / "again.safetensors", other)
+    said = refusal([path, paths["c"]], tmp_path / "out")
+    assert engram.content[:12] in said
+    assert other.content[:12] in said
+
+
+def test_a_regime_that_changes_the_trunk_stays_alone(
+    trunk: ViT, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    model = MemoryViT(trunk)
+    model.add_task("loud", classes=2, regime="memory")
+    loud = model.save("loud", tmp_path / "loud.safetensors")
+    for order in ([paths["a"], loud], [loud, paths["a"]]):
+        assert "'loud' has the regime 'memory'" in refusal(order, tmp_path / "out")
+    assert load_model(compose([loud], tmp_path / "alone").folder).tasks.keys() == {"loud"}
+
+
+def test_a_backbone_is_checked(trunk: ViT, paths: dict[str, Path], tmp_path: Path) -> None:
+    other = save_trunk(random_trunk(**SMALL, seed=1), tmp_path / "elsewhere")  # type: ignore[arg-type]
+    said = refusal([paths["a"]], tmp_path / "out", backbone=other)
+    assert trunk.fingerprint[:12] in said
+    assert load_trunk(other).fingerprint[:12] in said
+    compose([paths["a"]], tmp_path / "out", backbone=trunk.source)
+    with pytest.raises(EngramError, match="was trained on"):
+        load_model(paths["a"], backbone=other)
+
+
+def test_a_trunk_that_moved_is_asked_for(paths: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "trunk").rename(tmp_path / "moved")
+    with pytest.raises(EngramError, match="--backbone"):
+        load_model(paths["a"])
+    assert load_model(paths["a"], backbone=tmp_path / "moved").tasks.keys() == {"a"}
+
+
+# What is there is never lost
+
+
+def test_a_bundle_is_replaced_but_nothing_else(paths: dict[str, Path], tmp_path: Path) -> None:
+    out = compose([paths["a"]], tmp_path / "out").folder
+    compose([paths["b"]], out)
+    assert sorted(os.listdir(out)) == ["b.safetensors", MANIFEST]
+    (out / "notes.txt").write_text("mine")
+    assert "notes.txt" in refusal([paths["a"]], out)
+    assert (out / "b.safetensors").exists()
+    assert "not a bundle" in refusal([paths["a"]], tmp_path)
+    assert "is a file" in refusal([paths["a"]], paths["b"])
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".engram")]
+
+
+def test_an_empty_folder_may_become_a_bundle(paths: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert is_bundle(compose([paths["a"]], tmp_path / "out").folder)
+
+
+def test_a_failure_keeps_the_old_bundle(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = compose([paths["a"]], tmp_path / "out").folder
+    rename = os.rename
+
+    def fails_for_the_new(source: Path, target: Path) -> None:
+        if str(source).endswith(".tmp"):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails_for_the_new)
+    assert "No space left" in refusal([paths["b"]], out)
+    assert [e.spec.name for e in read_bundle(out).engrams] == ["a"]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".engram")]
+
+
+def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code = (
+        "import sys, itertools; from engram.bundles import compose\n"
+        "a, b, out = sys.argv[1:]; print('ready', flush=True)\n"
+        "for i in itertools.count(): compose([a, b] if i % 2 else [a], out)"
+    )
+    arguments = [sys.executable, "-c", code, paths["a"], paths["b"], out]
+    for delay in (0.02, 0.11, 0.23):
+        child = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        if out.exists():
+            assert 1 <= len(read_bundle(out).engrams) <= 2
+    compose([paths["a"]], out)
+    assert [e.spec.name for e in read_bundle(out).engrams] == ["a"]
+
+
+# A damaged bundle
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"engrams": []}, "no engrams"),
+        ({"engrams": None}, "damaged"),
+        ({"engrams": [{"task": "a"}]}, "damaged"),
+        ({"engrams": [{"task": "../a", "file": "../a.safetensors", "content": ""}]}, "damaged"),
+        ({"engrams": [{"task": "b", "file": "b.safetensors", "content": ""}]}, "No such file"),
+        ({"engrams": [{"task": "a", "file": "a.safetensors", "content": "00"}]}, "lists 'a'"),
+        ({"trunk": {"source": "x", "fingerprint": "y"}}, "says that its trunk"),
+        ({"preprocessing": None}, "says that its preprocessing"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(
+    change: dict[str, object], expected: str, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    out = compose([paths["a"]], tmp_path / "out").folder
+    manifest = json.loads((out / MANIFEST).read_text("utf-8"))
+    (out / MANIFEST).write_text(json.dumps({**manifest, **change}), "utf-8")
+    with pytest.raises(EngramError, match=expected):
+        read_bundle(out)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b"3"])
+def test_what_is_no_manifest_is_refused(
+    text: bytes, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    out = compose([paths["a"]], tmp_path / "out").folder
+    (out / MANIFEST).write_bytes(text)
+    with pytest.raises(EngramError, match="damaged"):
+        read_bundle(out)
+    with pytest.raises(EngramError, match="damaged"):
+        compose([paths["b"]], out)  # it cannot be told what would be lost
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngramError, match="not a bundle"):
+        read_bundle(tmp_path)
+    with pytest.raises(EngramError, match="no engrams"):
+        load_model([])
