@@ -273,6 +273,11 @@ def _as_it_is(result: Any) -> Any:
     return result
 
 
+def shuffled(count: int, seed: int, epoch: int) -> Integers:
+    """The order of an epoch's samples."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
 class Batch(NamedTuple):
     """Pictures as uint8 (B, H, W, 3), or as a user's transform made them, with their samples.
 
@@ -387,7 +392,7 @@ class Loader:
         if samples is not None:
             order = np.asarray(samples, dtype=np.int64)
         elif self._shuffle:
-            order = np.random.default_rng([self._seed, epoch]).permutation(len(self.dataset))
+            order = shuffled(len(self.dataset), self._seed, epoch)
         else:
             order = np.arange(len(self.dataset))
         starts = range(0, len(order), self.batch_size)

@@ -56,10 +56,11 @@ class TrunkView(Protocol):
 
 @dataclass(frozen=True)
 class KeysValues:
-    """The trunk's keys and values, just computed."""
+    """The trunk's keys and values, just computed, and the normed tokens they were made from."""
 
     k: Tensor  # (b, h, n, d)
     v: Tensor
+    normed: Tensor  # (b, n, D)
 
     def scores(self, q: Tensor) -> Tensor:
         return q @ self.k.mT
@@ -137,7 +138,8 @@ class Memory:
             for stream in self.streams
         ]
         k, v = block.keys_values(torch.cat(normed).unsqueeze(0))
-        return k[0][:, read], v[0][:, read]
+        k, v = F.pad(k[0], (0, 0, 0, 1)), F.pad(v[0], (0, 0, 0, 1))  # the row behind all, blank
+        return k[:, read], v[:, read]
 
     def start(self, images: int) -> Tensor:
         """The class tokens at the first layer: (b, s, D)."""
@@ -183,14 +185,18 @@ def _table(
     repeat: Sequence[int],
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """For every class token, the rows it reads, padded with 0, and where it is padded."""
+    """For every class token, the rows it reads, padded, and where it is padded.
+
+    Padding repeats a row that it reads, or points behind all rows if there is none: never at a
+    row of others, which would reach it (0 * NaN = NaN) if their task diverged.
+    """
     rows = [[row for other in read for row in spans[other]] for read in reads]
-    most = max(map(len, rows))
-    index = [row + [0] * (most - len(row)) for row in rows]
+    most, blank = max(map(len, rows)), spans[-1].stop
+    index = [row + (row[-1:] or [blank]) * (most - len(row)) for row in rows]
     missing = [[False] * len(row) + [True] * (most - len(row)) for row in rows]
-    counts = torch.tensor(repeat)
-    table = torch.tensor(index, dtype=torch.long).view(-1, most).repeat_interleave(counts, 0)
-    padded = torch.tensor(missing, dtype=torch.bool).view(-1, most).repeat_interleave(counts, 0)
+    counts, shape = torch.tensor(repeat), (len(rows), most)
+    table = torch.tensor(index, dtype=torch.long).view(shape).repeat_interleave(counts, 0)
+    padded = torch.tensor(missing, dtype=torch.bool).view(shape).repeat_interleave(counts, 0)
     return table.to(device), padded.to(device)
 
 
@@ -212,7 +218,7 @@ def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Te
             block: Block, normed: Tensor, layer: int = layer, wanted: int = wanted
         ) -> Tensor:
             q, k, v = block.project(normed)
-            trunk = KeysValues(k[:, :, :n], v[:, :, :n])
+            trunk = KeysValues(k[:, :, :n], v[:, :, :n], normed[:, :n])
             read = memory.attend(layer, q[:, :, n:], k[:, :, n:], v[:, :, n:], trunk)
             if not wanted:
                 return read
@@ -242,7 +248,7 @@ class TrunkPass:
 
             def attend(block: Block, normed: Tensor, taken: list[KeysValues] = taken) -> Tensor:
                 q, k, v = block.project(normed)
-                taken.append(KeysValues(k, v))
+                taken.append(KeysValues(k, v, normed))
                 return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
             x = block(x, attend)
@@ -250,7 +256,8 @@ class TrunkPass:
             yield taken[0]
         if not self.keep:
             block = self.vit.layers[-1]
-            yield KeysValues(*block.keys_values(block.norm1(x)))
+            normed = block.norm1(x)
+            yield KeysValues(*block.keys_values(normed), normed)
 
 
 def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:

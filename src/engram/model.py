@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from engram import files
 from engram.adapters import Bank
 from engram.errors import EngramError
-from engram.memory import Memory, Stream, TrunkPass, Update, beside, full_attention, together
+from engram.memory import (
+    Memory,
+    Stream,
+    TrunkPass,
+    Update,
+    beside,
+    from_normed,
+    full_attention,
+    together,
+)
 from engram.regimes import Task, TaskSpec, class_names
 from engram.vit import ViT, version
 
@@ -186,6 +195,22 @@ class MemoryViT(nn.Module):
             logits.update(self._answer(shared, self.trunk.embed(pixels), exact))
         return {name: logits[name] for name in names}
 
+    def from_cache(
+        self, layers: Sequence[Tensor], pooled: Tensor, tasks: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Logits of tasks that leave the trunk alone, from what `cache.Cache` kept of it.
+
+        `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last.
+        """
+        masked = [name for name in tasks if self.task(name).spec.parts.masked]
+        logits = {n: self.task(n).head(pooled) for n in tasks if n not in masked}
+        if masked:
+            memory, closure = self._memory(masked, pooled)
+            y = self.trunk.norm(from_normed(self.trunk, layers, memory))
+            streams = dict(zip(closure, memory.split(y), strict=True))
+            logits.update({n: self.task(n).head(streams[n].mean(1)) for n in masked})
+        return {name: logits[name] for name in tasks}
+
     def _requested(self, tasks: Sequence[str] | None) -> list[str]:
         if tasks is None:
             return (["base"] if self.trunk.head is not None else []) + list(self._tasks)
@@ -228,7 +253,7 @@ class MemoryViT(nn.Module):
                 assert self.trunk.head is not None
                 logits[name] = self.trunk.head(raw, tokens)
             else:
-                logits[name] = self.task(name).head(_pool(self.trunk, tokens))
+                logits[name] = self.task(name).head(self.trunk.pool(tokens))
         return logits
 
     def _answer_alone(self, name: str, pixels: Tensor) -> Tensor:
@@ -248,7 +273,7 @@ class MemoryViT(nn.Module):
                 trunk, x, torch.cat([task.cells, *others], 1), task.spec.update, bank
             )
         tokens = trunk.norm(x)
-        pooled = tokens[:, 0] if task.class_token is not None else _pool(trunk, tokens)
+        pooled = tokens[:, 0] if task.class_token is not None else trunk.pool(tokens)
         logits: Tensor = task.head(pooled)
         return logits
 
@@ -325,8 +350,3 @@ class MemoryViT(nn.Module):
         for name in closure:
             parameters += self.task(name).parameters()
         return tuple(map(version, parameters))
-
-
-def _pool(trunk: ViT, tokens: Tensor) -> Tensor:
-    """What a head on the plain trunk sees: the class token, or the mean of the patches."""
-    return tokens[:, 0] if trunk.config.class_token else tokens[:, trunk.config.prefix :].mean(1)

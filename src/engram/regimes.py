@@ -174,14 +174,13 @@ def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
     return tuple(map(str, classes))
 
 
-def train_only(model: MemoryViT, name: str) -> list[tuple[str, nn.Parameter]]:
-    """Let exactly this task's parameters train, and give them; all others are frozen.
+def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
+    """Let exactly these tasks' parameters train, and give them; all others are frozen.
 
     A parameter that belongs neither to the trunk nor to a task of the model (somebody's own
     module put into it) is an error: nothing trains or stays frozen by accident.
     """
-    task = model.task(name)
-    trained = {id(p) for p in task.parameters()}
+    trained = {id(p) for name in names for p in model.task(name).parameters()}
     frozen = {id(p) for p in _known(model)} - trained
     chosen = []
     for path, parameter in model.named_parameters():

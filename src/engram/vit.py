@@ -322,6 +322,12 @@ class ViT(nn.Module):
             x = self.pre_norm(x)
         return x
 
+    def pool(self, tokens: Tensor) -> Tensor:
+        """What a new head sees of tokens (b, n, D): the class token, or the mean of the patches."""
+        if self.config.class_token:
+            return tokens[:, 0]
+        return tokens[:, self.config.prefix :].mean(1)
+
     def _prefix(self, class_token: Tensor | None) -> Tensor | None:
         parts = [part for part in (class_token, self.registers) if part is not None]
         if not parts:

@@ -1,0 +1,174 @@
+"""How good a task is on a split, and what it says about pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.data import Dataset, Loader, Splits, Transform, load
+from engram.errors import EngramError
+from engram.images import BadImage, Preprocessing, evaluation_view, normalise
+from engram.model import MemoryViT
+from engram.team import Team
+
+Data = str | os.PathLike[str] | Splits | Dataset
+
+
+def evaluate(
+    model: MemoryViT,
+    data: Data,
+    task: str,
+    *,
+    split: str = "test",
+    batch: int = 64,
+    workers: int = 2,
+    transform: Transform | None = None,
+    skip_bad: bool = False,
+    team: Team | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Accuracy and its companions of one task on a split.
+
+    A picture that cannot be read counts as a wrong answer, unless `skip_bad`; both are told in
+    `unreadable`. Under torchrun every process takes its share and all get the same answer.
+    """
+    team = team or Team()
+    dataset = _dataset(data, model.task(task).spec.classes, split)
+    model.to(team.device).eval()
+    loader = Loader(
+        dataset,
+        preprocessing_of(model),
+        batch,
+        transform=transform,
+        workers=workers,
+        rank=team.rank,
+        world=team.world,
+    )
+    answers: list[tuple[Tensor, Tensor]] = []
+    failed: list[str] = []
+    with torch.inference_mode():
+        for done, found in enumerate(loader, start=1):
+            if len(found.labels):
+                pixels = normalise(found.images.to(team.device), preprocessing_of(model))
+                logits = model(pixels, tasks=[task])[task]
+                answers.append((logits.float().cpu(), found.labels))
+            progress(done, len(loader))
+    failed = sorted(loader.bad)
+    answers, failed = team.gather(answers), team.gather(failed)
+    metrics = classification_metrics(answers, 0 if skip_bad else len(failed))
+    return {**metrics, "unreadable": failed}
+
+
+def preprocessing_of(model: MemoryViT) -> Preprocessing:
+    """How pictures become pixels: the trunk's way, or plain ones of its size if it has none."""
+    height, width = model.trunk.config.image_size
+    return model.trunk.preprocessing or Preprocessing(size=(height, width), resize=None)
+
+
+def _dataset(data: Data, classes: Sequence[str], split: str) -> Dataset:
+    if isinstance(data, (str, os.PathLike)):
+        return load(data, split=split, classes=classes)[split]
+    dataset = data if isinstance(data, Dataset) else data[split]
+    if dataset.classes != tuple(classes):
+        raise EngramError(
+            f"The task has the classes {_few(classes)}, but {dataset.name} has "
+            f"{_few(dataset.classes)}; load the data with classes=model.task(…).spec.classes."
+        )
+    return dataset
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f", … ({len(names)} in all)" if len(names) > 4 else "")
+
+
+def classification_metrics(
+    answers: Iterable[tuple[Tensor, Tensor]], unreadable: int = 0
+) -> dict[str, Any]:
+    """Metrics from (logits, labels) pairs; every unreadable picture is one more wrong answer.
+
+    accuracy; top5 (from six classes on); macro_f1, the mean over classes that occur as label or
+    answer; ece, the expected calibration error over 15 bins of equal width; loss.
+    """
+    pairs = list(answers)
+    images = sum(len(labels) for _, labels in pairs) + unreadable
+    if not pairs:
+        return {"accuracy": 0.0, "images": images}
+    logits, labels = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+    classes = logits.shape[1]
+    probability, answer = logits.softmax(1).max(1)
+    right = answer == labels
+    metrics: dict[str, Any] = {
+        "accuracy": right.sum().item() / images,
+        "images": images,
+        "loss": F.cross_entropy(logits, labels).item(),
+    }
+    if classes > 5:
+        best = logits.topk(5, dim=1).indices
+        metrics["top5"] = (best == labels[:, None]).any(1).sum().item() / images
+    hits = torch.bincount(labels[right], minlength=classes)
+    told = torch.bincount(answer, minlength=classes)
+    true = torch.bincount(labels, minlength=classes)
+    seen = (told + true) > 0
+    metrics["macro_f1"] = (2 * hits[seen] / (told + true)[seen]).mean().item()
+    bins = (probability * 15).long().clamp(max=14)
+    gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
+    metrics["ece"] = (gap.abs().sum() / len(labels)).item()
+    return metrics
+
+
+def predict(
+    model: MemoryViT,
+    images: Sequence[str | os.PathLike[str]],
+    *,
+    tasks: Sequence[str] | None = None,
+    top_k: int = 5,
+    batch: int = 32,
+    exact: bool = False,
+) -> list[dict[str, Any]]:
+    """For each picture, {"image", "tasks": {name: [{"class", "probability"}, …]}} of every task.
+
+    A picture that cannot be read has "error", a sentence, instead of "tasks".
+    """
+    if top_k < 1:
+        raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
+    preprocessing = preprocessing_of(model)
+    device = model.trunk.position.device
+    model.eval()
+    results: list[dict[str, Any]] = []
+    for start in range(0, len(images), batch):
+        views, good = [], []
+        for image in images[start : start + batch]:
+            results.append({"image": os.fspath(image)})
+            try:
+                views.append(torch.from_numpy(evaluation_view(image, preprocessing)))
+                good.append(results[-1])
+            except BadImage as error:
+                results[-1]["error"] = str(error)
+        if not views:
+            continue
+        pixels = normalise(torch.stack(views).to(device), preprocessing)
+        with torch.inference_mode():
+            logits = model(pixels, tasks, exact=exact)
+        for i, result in enumerate(good):
+            result["tasks"] = {
+                name: _top(values[i], _names(model, name, values.shape[1]), top_k)
+                for name, values in logits.items()
+            }
+    return results
+
+
+def _names(model: MemoryViT, name: str, classes: int) -> Sequence[str]:
+    if name != "base":
+        return model.task(name).spec.classes
+    return model.trunk.labels or tuple(str(i) for i in range(classes))
+
+
+def _top(logits: Tensor, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+    best = logits.float().softmax(-1).topk(min(top_k, len(names)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [{"class": names[i], "probability": round(p, 6)} for i, p in pairs]

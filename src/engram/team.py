@@ -1,0 +1,125 @@
+"""The processes that work together: one alone, or all that torchrun started (accelerate)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+
+
+class Team:
+    """This process's place among those that share the work; alone unless torchrun started it."""
+
+    def __init__(self) -> None:
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.accelerator: Any = None
+        if self.world > 1:
+            from accelerate import Accelerator
+
+            self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+            self.device: torch.device = self.accelerator.device
+            self.rank = int(self.accelerator.process_index)
+        else:
+            self.device = best_device()
+            self.rank = 0
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.accelerator is None:
+            return values
+        total: Tensor = self.accelerator.reduce(values, reduction="sum")
+        return total
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """The lists of all processes, joined in the order of ranks."""
+        if self.accelerator is None:
+            return items
+        from accelerate.utils import gather_object
+
+        return list(gather_object(items))
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.accelerator is not None:
+            self.accelerator.wait_for_everyone()
+
+
+def best_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+# Precision
+
+_PROBE = (
+    "import torch; x = torch.ones(64, 64, dtype=torch.{0}); "
+    "torch.nn.functional.linear(x, x); (x @ x).sum().item()"
+)
+
+
+def dtype_for(precision: str, device: torch.device) -> torch.dtype:
+    """The type that products are computed in; a CPU that would die of it is an EngramError.
+
+    Some virtual CPUs announce instructions for bf16 or fp16 and end the process that uses them,
+    so a CPU is tried in a process of its own first.
+    """
+    if precision == "auto":
+        fit = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fit else torch.float32
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    if dtype != torch.float32 and device.type == "cpu":
+        probe = [sys.executable, "-c", _PROBE.format(str(dtype).removeprefix("torch."))]
+        ended = subprocess.run(probe, capture_output=True, check=False)
+        if ended.returncode:
+            why = f"signal {-ended.returncode}" if ended.returncode < 0 else "an error"
+            raise EngramError(
+                f"precision is {precision}, but this CPU cannot run it (a trial ended with {why}); "
+                "use precision fp32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the "
+                "environment and try again."
+            )
+    return dtype
+
+
+# Ctrl-C
+
+
+class Stop:
+    """Set once the user asked to stop."""
+
+    asked = False
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM sets `asked`, so that work ends at a good place; twice, it interrupts."""
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    try:
+        before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: signals are somebody else's business
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
