@@ -6,16 +6,21 @@ one function and hands the result to `_show`. Whatever goes wrong is told by `ma
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram import __version__
 from engram.errors import EngramError
+
+if TYPE_CHECKING:
+    from engram.describe import Description
 
 app = typer.Typer(
     name="engram",
@@ -28,6 +33,10 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
+Backbone = Annotated[
+    str | None,
+    typer.Option(metavar="TRUNK", help="Where the trunk lies today: a path or Hub id."),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -48,20 +57,77 @@ def _options(
 @app.command()
 def inspect(
     source: Annotated[
-        str, typer.Argument(metavar="FILE|BUNDLE|TRUNK", help="What to look at; a trunk loads.")
+        str,
+        typer.Argument(
+            metavar="FILE|BUNDLE|TRUNK", help="An engram, a bundle, or a trunk's path or Hub id."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
     """Print what an engram, a bundle or a trunk is."""
-    from engram.files import read_engram
+    from engram.describe import describe
 
-    engram = read_engram(source)
-    _show({**engram.header(), "content": engram.content}, str(engram), as_json)
+    _show(describe(source), as_json)
 
 
-def _show(document: Any, text: str, as_json: bool) -> None:
-    """The result: a JSON document for machines, or text for people."""
-    print(json.dumps(document, ensure_ascii=False, indent=2) if as_json else text)
+@app.command()
+def compose(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Engrams, or bundles of them.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")],
+    backbone: Backbone = None,
+    as_json: Json = False,
+) -> None:
+    """Put engrams for one trunk into one folder, after checking that they fit together."""
+    from engram.bundles import compose
+    from engram.describe import describe_bundle
+
+    _show(describe_bundle(compose(sources, out, backbone=backbone)), as_json)
+
+
+@app.command()
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(metavar="OLD.pt", help="The old checkpoint.")],
+    base: Annotated[
+        str, typer.Option(metavar="TRUNK", help="The ViT it was made from: a path or Hub id.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write engrams into.")],
+    names: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Names for its tasks, in order.")
+    ] = None,
+    raw_pixels: Annotated[
+        bool, typer.Option("--raw-pixels", help="It was trained on pixels from 0 to 1 as they are.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make engrams from a checkpoint of necrashter/transformers-learnable-memory."""
+    from engram.describe import describe_engrams
+    from engram.legacy import convert
+
+    called = names.split(",") if names else None
+    paths = convert(checkpoint, base, out, names=called, raw_pixels=raw_pixels)
+    _show(describe_engrams(paths), as_json)
+
+
+def _show(result: Description, as_json: bool) -> None:
+    """The result: a JSON document for machines, or rows and a table for people."""
+    if as_json:
+        print(json.dumps(result.document, indent=2), flush=True)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    wide = max((len(label) for label, _ in result.rows), default=0)
+    for label, text in result.rows:
+        console.print(f"{label:{wide}}  {text}", soft_wrap=True)
+    if result.table:
+        table = Table(*result.columns, box=SIMPLE_HEAD, pad_edge=False)
+        for cells in result.table:
+            table.add_row(*cells)
+        console.print(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A mistake is one sentence on stderr; with `--json`, stdout holds {"error": the sentence}.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter is no error
+            stream.reconfigure(errors="replace")
     try:
         app(args=given, prog_name="engram")
     except SystemExit as stop:  # how typer ends, after help and usage errors too
@@ -82,6 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except EngramError as error:
         _complain(str(error), "--json" in given)
+        return 2
+    except OSError as error:  # of the machine: a full disk, a folder that may not be read
+        what = f"{error.filename} cannot be used" if error.filename else "The output was lost"
+        _complain(f"{what} ({error.strerror or error}).", "--json" in given)
         return 2
     except Exception as error:
         if os.environ.get("ENGRAM_DEBUG"):
@@ -98,5 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complain(sentence: str, as_json: bool) -> None:
     sentence = " ".join(sentence.split())
     if as_json:
-        print(json.dumps({"error": sentence}, ensure_ascii=False))
+        try:
+            print(json.dumps({"error": sentence}), flush=True)
+        except OSError:  # it was the output that failed
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     print(sentence, file=sys.stderr)
