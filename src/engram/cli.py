@@ -119,12 +119,15 @@ def _show(result: Description, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    width = None if sys.stdout.isatty() else 1000  # in a file nothing has to be cut
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     wide = max((len(label) for label, _ in result.rows), default=0)
     for label, text in result.rows:
         console.print(f"{label:{wide}}  {text}", soft_wrap=True)
     if result.table:
-        table = Table(*result.columns, box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for title in result.columns:
+            table.add_column(title, overflow="fold")
         for cells in result.table:
             table.add_row(*cells)
         console.print(table)
