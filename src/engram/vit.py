@@ -86,7 +86,7 @@ class Beside(Protocol):
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(b, n, D) -> (b, h, n, d)"""
-    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
+    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
