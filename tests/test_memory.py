@@ -1,0 +1,296 @@
+"""memory.py against the slow reference, for random trunks and random graphs of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests import reference
+from tests.strategies import (
+    Node,
+    as_reference,
+    attach_graph,
+    graphs,
+    name_of,
+    scatter,
+    some_pixels,
+    tiny_trunk,
+    trunk_options,
+)
+from torch import Tensor
+
+from engram import MemoryViT, ViT, memory
+from engram.adapters import Adapters, Bank
+from engram.vit import Block
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-9}
+SINGLE = {"rtol": 1e-5, "atol": 1e-5}
+
+DIAMOND = [Node(), Node((0,), 3, 2), Node((0,), 0), Node((1, 2), 1, 1, 2), Node((), 1, 3, 1, True)]
+
+
+def make(options: dict[str, Any], nodes: list[Node], dtype: torch.dtype) -> MemoryViT:
+    model = MemoryViT(tiny_trunk(dtype, **options)).eval()
+    attach_graph(model, nodes)
+    return model
+
+
+def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    """Logits by name as the reference has them, in double precision."""
+    answers = [reference.masked(model.trunk, image, as_reference(model)) for image in pixels]
+    logits = {n: torch.stack([answer.logits[n] for answer in answers]) for n in model.tasks}
+    assert model.trunk.head is not None
+    raw = torch.stack([answer.raw for answer in answers])
+    normed = torch.stack([answer.normed for answer in answers])
+    return {"base": model.trunk.head(raw, normed), **logits}
+
+
+def normed_of_every_layer(vit: ViT, pixels: Tensor) -> list[Tensor]:
+    """What a cache holds: each layer's normed tokens of the plain trunk."""
+    x, layers = vit.embed(pixels), []
+    for block in vit.layers:
+        layers.append(block.norm1(x))
+        x = block(x)
+    return layers
+
+
+def from_cache(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        layers = normed_of_every_layer(model.trunk, pixels)
+    names = list(model.tasks)
+    streams = model._make_memory(names)
+    y = memory.from_normed(model.trunk, layers, streams)
+    return {
+        name: model.task(name).head(model.trunk.norm(own).mean(1))
+        for name, own in zip(names, streams.split(y), strict=True)
+    }
+
+
+def without_gradients(exact: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]:
+    def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return model(pixels, exact=exact)
+
+    return answer
+
+
+PATHS: dict[str, Callable[[MemoryViT, Tensor], dict[str, Tensor]]] = {
+    "fast": without_gradients(exact=False),
+    "exact": without_gradients(exact=True),
+    "training": lambda model, pixels: model(pixels),
+    "training exactly": lambda model, pixels: model(pixels, exact=True),
+    "from the cache": from_cache,
+}
+
+
+def loss(logits: dict[str, Tensor]) -> Tensor:
+    """A number in which every logit of every task counts differently."""
+    parts = [
+        (logits[name] * torch.linspace(-1, 2, logits[name].numel()).view_as(logits[name])).sum()
+        for name in sorted(logits)
+        if name != "base"
+    ]
+    return torch.stack(parts).sum()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=25)
+@given(options=trunk_options(), nodes=graphs())
+@example(options={}, nodes=DIAMOND)
+@example(options={}, nodes=[Node(cells=0)])
+@example(options={}, nodes=[Node(), Node()])
+def test_every_path_gives_the_logits_of_the_reference(
+    path: str, options: dict[str, Any], nodes: list[Node]
+) -> None:
+    model, pixels = make(options, nodes, torch.float64), some_pixels()
+    wanted = expected(model, pixels)
+    given_ = PATHS[path](model, pixels)
+    assert list(given_) == list(wanted)[path == "from the cache" :]
+    for name, logits in given_.items():
+        torch.testing.assert_close(logits, wanted[name], **TIGHT)
+
+
+@pytest.mark.parametrize("path", ["training", "training exactly", "from the cache"])
+@settings(max_examples=20)
+@given(options=trunk_options(), nodes=graphs())
+@example(options={}, nodes=DIAMOND)
+def test_every_path_gives_the_gradients_of_the_reference(
+    path: str, options: dict[str, Any], nodes: list[Node]
+) -> None:
+    model, pixels = make(options, nodes, torch.float64), some_pixels()
+    named = [(f"{t}.{n}", p) for t, k in model.tasks.items() for n, p in k.named_parameters()]
+    parameters = [parameter for _, parameter in named]
+    wanted = torch.autograd.grad(loss(expected(model, pixels)), parameters)
+    found = torch.autograd.grad(loss(PATHS[path](model, pixels)), parameters)
+    for (name, _), ours, theirs in zip(named, found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda m, n=name: f"{n}: {m}", **TIGHT)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=5)
+@given(options=trunk_options(), nodes=graphs())
+@example(options={}, nodes=DIAMOND)
+def test_single_precision_stays_within_a_hundred_thousandth(
+    path: str, options: dict[str, Any], nodes: list[Node]
+) -> None:
+    model, pixels = make(options, nodes, torch.float32), some_pixels(dtype=torch.float32)
+    given_ = {name: logits.double() for name, logits in PATHS[path](model, pixels).items()}
+    wanted = expected(model.double(), pixels.double())
+    for name, logits in given_.items():
+        torch.testing.assert_close(logits, wanted[name], **SINGLE)
+
+
+def test_gradients_reach_pixels_as_in_the_reference() -> None:
+    model = make({}, DIAMOND, torch.float64)
+    pixels = some_pixels().requires_grad_()
+    wanted = torch.autograd.grad(loss(expected(model, pixels)), pixels)
+    for task in model.tasks.values():
+        task.requires_grad_(False)
+    found = torch.autograd.grad(loss(model(pixels)), pixels)
+    torch.testing.assert_close(found, wanted, **TIGHT)
+
+
+def test_the_plain_trunk_is_the_reference_without_tasks() -> None:
+    trunk, pixels = tiny_trunk(registers=1, pre_norm=True, layer_scale=True), some_pixels()
+    wanted = torch.stack([reference.masked(trunk, image, []).normed for image in pixels])
+    torch.testing.assert_close(trunk.tokens(pixels), wanted, **TIGHT)
+
+
+# Who reads whom
+
+
+@settings(max_examples=25)
+@given(nodes=graphs(least=2), data=st.data())
+def test_a_task_is_moved_by_those_it_extends_and_by_no_other(
+    nodes: list[Node], data: st.DataObject
+) -> None:
+    model, pixels = make({}, nodes, torch.float64), some_pixels(1)
+    moved = name_of(data.draw(st.integers(0, len(nodes) - 1)))
+    readers = {n for n in model.tasks if moved in reference.ancestors(n, as_reference(model))}
+    with torch.no_grad():
+        before = model(pixels, exact=True)
+        model.task(moved).class_token[:, ::2].add_(1)  # a constant for all would be normed away
+        after = model(pixels, exact=True)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == readers | {moved}
+
+
+@settings(max_examples=25)
+@given(nodes=graphs(least=2), data=st.data(), exact=st.booleans())
+def test_asking_for_some_tasks_computes_those_and_what_they_read(
+    nodes: list[Node], data: st.DataObject, exact: bool
+) -> None:
+    model, pixels = make({}, nodes, torch.float32), some_pixels(1, dtype=torch.float32)
+    asked = [name_of(data.draw(st.integers(0, len(nodes) - 1)))]
+    needed = set(asked) | reference.ancestors(asked[0], as_reference(model))
+    for name in set(model.tasks) - needed:
+        with torch.no_grad():
+            for parameter in model.task(name).parameters():
+                parameter.fill_(torch.nan)
+    rows: list[int] = []
+    for block in model.trunk.layers:
+        block.register_forward_pre_hook(lambda block, args: rows.append(args[0].shape[1]))
+    with torch.no_grad():
+        logits = model(pixels, tasks=asked, exact=exact)
+    assert list(logits) == asked
+    assert logits[asked[0]].isfinite().all()
+    own = sum(nodes[i].tokens for i in range(len(nodes)) if name_of(i) in needed)
+    if exact:
+        assert sum(rows) == (5 + own) * len(model.trunk.layers)
+    else:
+        assert rows == [5 + own] * len(model.trunk.layers)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@settings(max_examples=25)
+@given(nodes=graphs(least=2), data=st.data())
+@example(nodes=[Node(cells=2), Node(cells=1)], data=None)
+@example(nodes=[Node(cells=2), Node(cells=0), Node((1,), cells=1)], data=None)
+def test_a_task_that_diverged_spoils_only_those_that_read_it(
+    exact: bool, nodes: list[Node], data: st.DataObject | None
+) -> None:
+    model, pixels = make({}, nodes, torch.float32), some_pixels(1, dtype=torch.float32)
+    bad = name_of(data.draw(st.integers(0, len(nodes) - 1)) if data else 0)
+    tasks = as_reference(model)
+    spoiled = {bad} | {n for n in model.tasks if bad in reference.ancestors(n, tasks)}
+    with torch.no_grad():
+        for parameter in model.task(bad).parameters():
+            parameter.fill_(torch.nan)
+    logits = model(pixels, exact=exact)
+    assert {n for n in logits if not logits[n].isfinite().all()} == spoiled
+
+    # Trained together, as in a sweep: the gradients of tasks that nobody spoiled reads.
+    read = set[str]().union(*(reference.ancestors(name, tasks) for name in spoiled))
+    unrelated = set(model.tasks) - spoiled - read
+    if unrelated:
+        torch.stack([logits[name].square().sum() for name in unrelated]).sum().backward()
+    for name in unrelated:
+        for parameter in model.task(name).parameters():
+            assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
+def test_cells_ask_no_queries_and_cost_no_row() -> None:
+    rows = []
+    for cells in (0, 3):
+        model = make({}, [Node(cells=cells)], torch.float32)
+        seen: list[int] = []
+        for block in model.trunk.layers:
+            block.mlp.register_forward_pre_hook(
+                lambda mlp, args, seen=seen: seen.append(args[0].shape[1])
+            )
+        with torch.no_grad():
+            model(some_pixels(1, dtype=torch.float32))
+        rows.append(seen)
+    assert rows[0] == rows[1]
+
+
+# Full attention, Figure 2b
+
+
+@pytest.mark.parametrize("update", ["fresh", "propagate", "add"])
+@pytest.mark.parametrize("adapter", [0, 2])
+@settings(max_examples=8)
+@given(options=trunk_options(), cells=st.integers(0, 3))
+def test_full_attention_is_the_reference(
+    update: str, adapter: int, options: dict[str, Any], cells: int
+) -> None:
+    vit, pixels = tiny_trunk(**options).requires_grad_(False), some_pixels()
+    depth, width = vit.config.depth, vit.config.width
+    layers = 1 if update == "propagate" else depth
+    values = torch.randn(layers, cells, width, dtype=torch.float64, requires_grad=True)
+    adapters = scatter(Adapters(depth, width, adapter).double()) if adapter else None
+    bank = Bank([(range(1), adapters)], 1) if adapters else None
+    x = memory.full_attention(vit, vit.embed(pixels), values, update, bank)
+    down, up = (adapters.down, adapters.up) if adapters else (None, None)
+    wanted = torch.stack(
+        [reference.unmasked(vit, p, None, values, update, down, up) for p in pixels]
+    )
+    tokens = vit.norm(x)
+    torch.testing.assert_close(tokens, wanted, **TIGHT)
+    by = torch.linspace(-1, 2, tokens.numel(), dtype=torch.float64).view_as(tokens)
+    parameters = [values, *([] if adapters is None else [adapters.down, adapters.up])]
+    # no cells, no gradient; `0 * values` keeps them in the graph
+    found = torch.autograd.grad((tokens * by).sum() + 0 * values.sum(), parameters)
+    theirs = torch.autograd.grad((wanted * by).sum() + 0 * values.sum(), parameters)
+    torch.testing.assert_close(found, theirs, **TIGHT)
+
+
+def test_keys_and_values_of_cells_are_made_once_a_pass_not_once_an_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make({}, DIAMOND, torch.float32)
+    rows: list[int] = []
+    real = Block.keys_values
+
+    def counted(block: Block, normed: Tensor) -> tuple[Tensor, Tensor]:
+        rows.append(normed.shape[0] * normed.shape[1])
+        return real(block, normed)
+
+    monkeypatch.setattr(Block, "keys_values", counted)
+    with torch.no_grad():
+        model(some_pixels(16, dtype=torch.float32))
+    assert rows == [sum(node.cells for node in DIAMOND)] * len(model.trunk.layers)
