@@ -60,6 +60,16 @@ class View:
     of: str = ""  # the dataset's hash: augmentation depends on a sample's place in it
 
 
+def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
+    rows, columns = (side // trunk.config.patch for side in preprocessing.size)
+    return trunk.config.prefix + rows * columns
+
+
+def row_bytes(trunk: ViT, preprocessing: Preprocessing) -> int:
+    """The disk that one image takes."""
+    return (trunk.config.depth * _tokens(trunk, preprocessing) + 1) * trunk.config.width * 2
+
+
 class Cache:
     """The stored rows for one trunk, preprocessing and view."""
 
@@ -73,10 +83,9 @@ class Cache:
         view = view or View()
         self.trunk, self.preprocessing, self.view = trunk, preprocessing, view
         config = trunk.config
-        rows, columns = (side // config.patch for side in preprocessing.size)
-        self.tokens = config.prefix + rows * columns
+        self.tokens = _tokens(trunk, preprocessing)
         self.shape = (config.depth * self.tokens + 1, config.width)
-        self.row_bytes = self.shape[0] * self.shape[1] * 2
+        self.row_bytes = row_bytes(trunk, preprocessing)
         meta = {
             "format": FORMAT,
             "trunk": trunk.source,

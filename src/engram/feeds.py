@@ -1,0 +1,256 @@
+"""Where a training run gets its numbers from: pictures through the trunk, or the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.cache import Cache, View, contents_of, prefetched, room, row_bytes
+from engram.data import Dataset, Integers, Loader, Splits, Transform, shuffled
+from engram.errors import EngramError
+from engram.evaluate import preprocessing_of
+from engram.images import normalise
+from engram.model import MemoryViT
+from engram.recipe import Recipe
+from engram.team import Team
+
+Progress = Callable[[str, int, int], object]  # what, done, of how many
+
+
+@dataclass(frozen=True)
+class Item:
+    """A part of a batch, as this process sees it."""
+
+    inputs: Tensor
+    labels: Tensor
+    failed: int = 0  # pictures of it that could not be read
+
+    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(torch.split(self.inputs, size), torch.split(self.labels, size), strict=True)
+
+
+class Feed(Protocol):
+    """Batches that depend on the seed and the epoch alone, and the logits they lead to."""
+
+    about: str
+    per_epoch: int  # steps
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """Pictures that could not be read so far, with the reason."""
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
+        """The training batches of an epoch, from batch `skip` on."""
+
+    def validation(self, batches: int | None = None) -> Iterator[Item]:
+        """The validation images, or only the first batches of them."""
+
+    def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]: ...
+
+
+def _steps(images: int, batch: int) -> int:
+    return -(-images // batch)
+
+
+class Pictures:
+    """Pictures are decoded and go through the trunk, every time."""
+
+    about = "through the trunk"
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        train: Dataset,
+        val: Dataset,
+        recipe: Recipe,
+        augment: str,
+        flip: bool,
+        team: Team,
+        transform: Transform | None = None,
+    ) -> None:
+        self.model, self.team = model, team
+        self.preprocessing = preprocessing_of(model)
+        self.per_epoch = _steps(len(train), recipe.batch)
+
+        def loader(dataset: Dataset, mode: str) -> Loader:
+            return Loader(
+                dataset,
+                self.preprocessing,
+                recipe.batch,
+                mode=mode,
+                augment=augment,
+                flip=flip,
+                min_area=recipe.min_area,
+                transform=transform,
+                seed=recipe.data_seed,
+                workers=recipe.workers,
+                rank=team.rank,
+                world=team.world,
+            )
+
+        self._train, self._val = loader(train, "train"), loader(val, "eval")
+
+    @property
+    def bad(self) -> dict[str, str]:
+        return {**self._train.bad, **self._val.bad}
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
+        for found in self._train.epoch(epoch, skip=skip):
+            yield Item(found.images, found.labels, len(found.failed))
+
+    def validation(self, batches: int | None = None) -> Iterator[Item]:
+        samples = None if batches is None else range(batches * self._val.batch_size)
+        if samples is not None:
+            samples = samples[: len(self._val.dataset)]
+        for found in self._val.epoch(0, samples=samples):
+            yield Item(found.images, found.labels, len(found.failed))
+
+    def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        logits: dict[str, Tensor] = self.model(
+            normalise(inputs.to(self.team.device), self.preprocessing), tasks=tasks
+        )
+        return logits
+
+
+class Cached:
+    """The trunk runs once for every picture (and view); from then on its tokens are read."""
+
+    about = "from the cache"
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        train: Dataset,
+        val: Dataset,
+        recipe: Recipe,
+        augment: str,
+        flip: bool,
+        team: Team,
+        only_pooled: bool,
+        progress: Progress,
+    ) -> None:
+        self.model, self.team, self.recipe = model, team, recipe
+        self.only_pooled = only_pooled
+        self.train, self.val = train, val
+        self.per_epoch = _steps(len(train), recipe.batch)
+        self.bad: dict[str, str] = {}
+        self._train_contents, self._val_contents = contents_of(train), contents_of(val)
+        preprocessing = preprocessing_of(model)
+        self._plain = Cache(model.trunk, preprocessing)
+        if augment == "none":
+            self._views = [self._plain]
+        else:
+            of = sha256("".join(self._train_contents).encode()).hexdigest()
+            self._views = [
+                Cache(
+                    model.trunk,
+                    preprocessing,
+                    View(augment, flip, recipe.min_area, recipe.data_seed, number, of),
+                )
+                for number in range(recipe.views)
+            ]
+        for cache in self._views:
+            self._fill(cache, train, self._train_contents, progress)
+        self._fill(self._plain, val, self._val_contents, progress)
+
+    def _fill(
+        self, cache: Cache, dataset: Dataset, contents: list[str], progress: Progress
+    ) -> None:
+        done, missing = 0, len({c for c in contents if c and c not in cache})
+
+        def count(images: int) -> None:
+            nonlocal done
+            done += images
+            progress("caching", done * self.team.world, max(missing, done))
+
+        for i, content in enumerate(contents):
+            if not content:
+                self.bad[dataset.where(i)] = f"{dataset.where(i)}: the file cannot be read"
+        found = cache.fill(
+            dataset,
+            contents,
+            workers=self.recipe.workers,
+            rank=self.team.rank,
+            world=self.team.world,
+            progress=count,
+        )
+        self.team.wait()
+        cache.refresh()
+        self.bad.update(pair for shared in self.team.gather([found]) for pair in shared.items())
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
+        cache = self._views[epoch % len(self._views)]
+        order = shuffled(len(self.train), self.recipe.data_seed, epoch)
+        yield from self._items(cache, self.train, self._train_contents, order, skip)
+
+    def validation(self, batches: int | None = None) -> Iterator[Item]:
+        order = np.arange(len(self.val))
+        if batches is not None:
+            order = order[: batches * self.recipe.batch]
+        yield from self._items(self._plain, self.val, self._val_contents, order, 0)
+
+    def _items(
+        self, cache: Cache, dataset: Dataset, contents: list[str], order: Integers, skip: int
+    ) -> Iterator[Item]:
+        size = self.recipe.batch
+
+        def read() -> Iterator[Item]:
+            for start in range(skip * size, len(order), size):
+                batch = order[start : start + size][self.team.rank :: self.team.world]
+                good = [int(i) for i in batch if contents[i] in cache]
+                rows = cache.read([contents[i] for i in good], self.only_pooled)
+                labels = torch.from_numpy(dataset.labels[good])
+                yield Item(rows, labels, len(batch) - len(good))
+
+        return prefetched(read())
+
+    def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        layers, pooled = self._plain.split(inputs.to(self.team.device))
+        return self.model.from_cache(layers, pooled, tasks)
+
+
+def choose(
+    model: MemoryViT,
+    names: Sequence[str],
+    splits: Splits,
+    recipe: Recipe,
+    team: Team,
+    transform: Transform | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Feed:
+    """The cache where it can be used and fits, else the trunk; cache="on" insists on it."""
+    train, val = splits["train"], splits["val"]
+    augment = splits.augment if recipe.augment == "auto" else recipe.augment
+    regimes = [model.task(name).spec.parts for name in names]
+    row = row_bytes(model.trunk, preprocessing_of(model))
+    views = recipe.views if augment != "none" else 1
+    need = row * (len(train) * views + len(val))
+    against = None
+    if any(regime.changes_trunk for regime in regimes):
+        against = "the regime changes the trunk's own tokens"
+    elif transform is not None:
+        against = "what a transform of your own does cannot be known"
+    elif augment != "none" and not recipe.views:
+        against = f"augment is {augment}, which is random every time (give views to fix some)"
+    elif need > min(recipe.cache_gb * 1e9, 0.8 * room()):
+        against = (
+            f"it would take {need / 1e9:.1f} GB, with {room() / 1e9:.1f} GB free and cache_gb at "
+            f"{recipe.cache_gb:g}"
+        )
+    if recipe.cache == "on" and against:
+        raise EngramError(f"The cache cannot be used: {against}. Use cache auto or off.")
+    if augment != "none" and recipe.views and (against or recipe.cache == "off"):
+        raise EngramError(
+            f"views is {recipe.views}, and views live in the cache, which is "
+            + (f"not possible here: {against}." if against else "off.")
+        )
+    if recipe.cache == "off" or against:
+        return Pictures(model, train, val, recipe, augment, splits.flip, team, transform)
+    only_pooled = not any(regime.masked for regime in regimes)
+    return Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled, progress)

@@ -1,0 +1,534 @@
+"""Training, readable from top to bottom: `fit` -> `train` -> `Learner.step`, and a `Run` beside."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor
+
+from engram.data import Splits, Transform, load
+from engram.errors import EngramError
+from engram.evaluate import classification_metrics, evaluate
+from engram.feeds import Feed, Item, Progress, choose
+from engram.files import write_atomically
+from engram.model import MemoryViT
+from engram.recipe import Recipe, learning_rate
+from engram.regimes import train_only
+from engram.team import Team, dtype_for, stoppable
+
+
+class Interrupted(EngramError):
+    """The user stopped the run; what it had learned is in the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave: its metrics by split, its history, and the engram it wrote."""
+
+    task: str
+    regime: str
+    parameters: int
+    seconds: float
+    metrics: Mapping[str, Mapping[str, Any]]
+    history: Sequence[Mapping[str, float]]
+    path: Path | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `engram fit --json` prints it."""
+        return {
+            "task": self.task,
+            "path": None if self.path is None else str(self.path),
+            "regime": self.regime,
+            "parameters": self.parameters,
+            "seconds": round(self.seconds, 2),
+            "metrics": {split: dict(values) for split, values in self.metrics.items()},
+        }
+
+
+def fit(
+    model: MemoryViT,
+    name: str,
+    data: str | os.PathLike[str] | Splits,
+    recipe: Recipe | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    test: bool = False,
+    transform: Transform | None = None,
+    team: Team | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Result:
+    """Train one task of the model and, with `out`, write it as an engram.
+
+    The run keeps its checkpoint, logs and plots in a folder beside `out`, `NAME.run`; with
+    `resume` an interrupted run goes on from there and ends with the same weights. `test`
+    evaluates the test split once, at the end.
+    """
+    recipe, team = recipe or Recipe(), team or Team()
+    task = model.task(name)
+    splits = data if isinstance(data, Splits) else load(data, classes=task.spec.classes)
+    splits = splits.with_validation(recipe.val_share, recipe.data_seed)
+    if splits.classes != task.spec.classes:
+        raise EngramError(
+            f"The task {name!r} has {len(task.spec.classes)} classes and {splits.name} has "
+            f"{len(splits.classes)}, or in another order; add the task with classes=splits.classes."
+        )
+    run = Run(Path(out), team) if out is not None else None
+    learner = Learner(model, name, recipe)
+    began = time.perf_counter()
+    with run or _nothing():
+        history, unreadable = train(
+            model, [learner], splits, recipe,
+            run=run, resume=resume, transform=transform, team=team, progress=progress,
+        )  # fmt: skip
+        metrics = {"val": learner.metrics}
+        if test:
+            metrics["test"] = evaluate(
+                model, splits, name, workers=recipe.workers, transform=transform, team=team,
+                progress=lambda done, total: progress("testing", done, total),
+            )  # fmt: skip
+        seconds = time.perf_counter() - began
+        if run is not None and team.main:
+            model.save(name, run.out, metrics=metrics, recipe=recipe.to_dict())
+            run.finish(history)
+    model.eval()
+    parameters = sum(p.numel() for p in task.parameters())
+    path = None if run is None else run.out
+    return Result(name, task.spec.regime, parameters, seconds, metrics, history, path, unreadable)
+
+
+# The loop
+
+
+class Learner:
+    """One task in training: its optimiser, its learning rate, the averages and bests it keeps."""
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        name: str,
+        recipe: Recipe,
+        lr: float = 0.0,
+        decay: float | None = None,
+    ) -> None:
+        self.name, self.recipe = name, recipe
+        self.task = model.task(name)
+        self.lr = lr or learning_rate(recipe, self.task.spec.regime)
+        self.parameters = list(self.task.parameters())
+        decay = recipe.weight_decay if decay is None else decay
+        if recipe.optimizer == "adamw":
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                self.parameters, self.lr, weight_decay=decay
+            )
+        else:
+            self.optimizer = torch.optim.SGD(
+                self.parameters, self.lr, momentum=recipe.momentum, weight_decay=decay
+            )
+        self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
+        self.best: list[Tensor] | None = None
+        self.best_accuracy, self.since_best = -1.0, 0
+        self.metrics: dict[str, Any] = {}
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over images: what several processes and parts of a batch add up to."""
+        return F.cross_entropy(
+            logits.float(), labels, reduction="sum", label_smoothing=self.recipe.label_smoothing
+        )
+
+    def step(self, step: int, steps: int) -> None:
+        """Clip, update, average. The gradients are means over the batch by now."""
+        if self.recipe.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate_at(step, steps, self.lr)
+        self.optimizer.step()
+        if self.average is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(
+                    self.average, list[Tensor](self.parameters), 1 - self.recipe.ema
+                )
+
+    def judged(self, metrics: dict[str, Any]) -> None:
+        """Take note of a validation."""
+        self.metrics = metrics
+        self.since_best += 1
+        if metrics["accuracy"] > self.best_accuracy:
+            self.best_accuracy, self.since_best = metrics["accuracy"], 0
+            if self.recipe.patience:
+                self.best = [p.detach().clone() for p in self.parameters]
+
+    def swap_average(self) -> None:
+        """Put the averaged weights in the place of the current ones, or back again."""
+        if self.average is not None:
+            with torch.no_grad():
+                for parameter, average in zip(self.parameters, self.average, strict=True):
+                    kept = parameter.clone()
+                    parameter.copy_(average)
+                    average.copy_(kept)
+
+    # What a checkpoint needs
+
+    def tensors(self) -> dict[str, Tensor]:
+        kept = {f"now.{i}": p.detach() for i, p in enumerate(self.parameters)}
+        for what, values in (("average", self.average), ("best", self.best)):
+            kept.update({f"{what}.{i}": value for i, value in enumerate(values or ())})
+        for i, state in self.optimizer.state_dict()["state"].items():
+            kept.update({f"optimizer.{i}.{key}": value for key, value in state.items()})
+        return kept
+
+    def restore(self, kept: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        def rows(what: str) -> list[Tensor]:
+            return [kept[f"{what}.{i}"].clone() for i in range(len(self.parameters))]
+
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, rows("now"), strict=True):
+                parameter.copy_(value)
+        if self.average is not None:
+            self.average = rows("average")
+        self.best = rows("best") if "best.0" in kept else None
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in kept.items():
+            what, _, rest = key.partition(".")
+            if what == "optimizer":
+                i, _, field_name = rest.partition(".")
+                states.setdefault(int(i), {})[field_name] = value.clone()
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+        self.best_accuracy, self.since_best = about["best_accuracy"], about["since_best"]
+        self.metrics = about["metrics"]
+
+
+def train(
+    model: MemoryViT,
+    learners: Sequence[Learner],
+    splits: Splits,
+    recipe: Recipe,
+    *,
+    run: Run | None = None,
+    resume: bool = False,
+    transform: Transform | None = None,
+    team: Team,
+    progress: Progress,
+) -> tuple[list[dict[str, float]], dict[str, str]]:
+    """Train tasks that cannot interact together, each with its own optimiser: one is enough.
+
+    Gives the history of the run and the pictures that could not be read.
+    """
+    # Setting up
+    dtype = dtype_for(recipe.precision, team.device)
+    model.to(team.device).train()
+    names = [learner.name for learner in learners]
+    train_only(model, *names)
+    feed = choose(model, names, splits, recipe, team, transform, progress)
+    parameters = [p for learner in learners for p in learner.parameters]
+    steps = recipe.steps or recipe.epochs * feed.per_epoch
+    every = max(1, steps // recipe.evaluations)
+    scaler = torch.amp.GradScaler(team.device.type, enabled=dtype == torch.float16)
+
+    def logits(inputs: Tensor) -> dict[str, Tensor]:
+        with torch.autocast(team.device.type, dtype, enabled=dtype != torch.float32):
+            return feed.logits(inputs, names)
+
+    def validate(batches: int | None = None) -> None:
+        model.eval()
+        for learner in learners:
+            learner.swap_average()
+        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
+        failed = 0
+        with torch.no_grad():
+            for item in feed.validation(batches):
+                failed += item.failed
+                for inputs, labels in item.split(recipe.micro_batch):
+                    for name, values in logits(inputs).items():
+                        answers[name].append((values.float().cpu(), labels))
+        failed = sum(team.gather([failed]))
+        for learner in learners:
+            metrics = classification_metrics(team.gather(answers[learner.name]), failed)
+            if batches is None:
+                learner.judged(metrics)
+            learner.swap_average()
+        model.train()
+
+    def refuse_bad() -> None:
+        bad = {k: v for shared in team.gather([feed.bad]) for k, v in shared.items()}
+        images = len(splits["train"]) + len(splits["val"])
+        if run is not None and bad and team.main:
+            run.write("unreadable.txt", "".join(f"{text}\n" for text in sorted(bad.values())))
+        if len(bad) > recipe.max_bad * images:
+            raise EngramError(
+                f"{len(bad)} of {images} images cannot be read, more than max_bad "
+                f"({recipe.max_bad:.1%}) allows. The first: {min(bad.values())}. Mend or remove "
+                "them, or raise max_bad."
+            )
+
+    # Where we are
+    step, history, spent = 0, [], 0.0
+    identity = _identity(model, learners, splits, recipe, feed)
+    if run is not None:
+        state = run.begin(identity, resume)
+        if state is not None:
+            step, history, spent = state["step"], state["history"], state["seconds"]
+            for i, learner in enumerate(learners):
+                prefix = f"{i}."
+                kept = {
+                    k[len(prefix) :]: v for k, v in state["tensors"].items() if k.startswith(prefix)
+                }
+                learner.restore(kept, state["learners"][i])
+    refuse_bad()
+    validate(batches=2)  # a mistake in validation should show now, not after an hour
+
+    def checkpoint() -> None:
+        if run is not None and team.main:
+            run.save(
+                {f"{i}.{k}": v for i, one in enumerate(learners) for k, v in one.tensors().items()},
+                {
+                    "identity": identity,
+                    "step": step,
+                    "seconds": spent + time.perf_counter() - began,
+                    "history": history,
+                    "learners": [
+                        {
+                            "best_accuracy": one.best_accuracy,
+                            "since_best": one.since_best,
+                            "metrics": one.metrics,
+                        }
+                        for one in learners
+                    ],
+                },
+            )
+
+    # Training
+    began = saved = time.perf_counter()
+    losses, seen = torch.zeros(len(learners), dtype=torch.float64), 0
+    epoch = -1
+    batches: Iterator[Item] = iter(())
+    with stoppable() as stop:
+        while step < steps:
+            if step // feed.per_epoch != epoch:
+                epoch, position = divmod(step, feed.per_epoch)
+                batches = feed.epoch(epoch, position)
+            item = next(batches)
+            for inputs, labels in item.split(recipe.micro_batch):
+                answers = logits(inputs)
+                labels = labels.to(team.device)
+                each = torch.stack([one.loss(answers[one.name], labels) for one in learners])
+                scaler.scale(each.sum()).backward()  # type: ignore[no-untyped-call]
+                losses += each.detach().cpu()
+            told = [float(len(item.labels)), float(item.failed), float(stop.asked)]
+            count, failed, asked = _share(team, parameters, told, scaler)
+            seen += int(count)
+            for learner in learners:
+                learner.step(step, steps)
+                learner.optimizer.zero_grad()
+            step += 1
+            if failed:
+                refuse_bad()
+            progress("training", step, steps)
+            if step % every == 0 or step == steps:
+                total = team.sum(losses.to(team.device, torch.float32)).cpu()
+                if not bool(total.isfinite().all()):
+                    raise EngramError(
+                        f"The loss is not finite at step {step} with a learning rate of "
+                        f"{learners[0].lr:g}; use a lower one."
+                    )
+                validate()
+                history.append(_line(step, feed, learners, total / max(1, seen), recipe, steps))
+                losses.zero_()
+                seen = 0
+                if run is not None and team.main:
+                    run.log(history)
+                if recipe.patience and all(o.since_best >= recipe.patience for o in learners):
+                    break
+            if asked or time.perf_counter() - saved > recipe.checkpoint_seconds:
+                checkpoint()
+                saved = time.perf_counter()
+            if asked and step < steps:
+                raise Interrupted(
+                    f"Stopped at step {step} of {steps}."
+                    + (" Run the same command with --resume to go on." if run is not None else "")
+                )
+    refuse_bad()
+    for learner in learners:
+        learner.swap_average()
+        if learner.best is not None:
+            with torch.no_grad():
+                for parameter, value in zip(learner.parameters, learner.best, strict=True):
+                    parameter.copy_(value)
+    if any(learner.best is not None or learner.average is not None for learner in learners):
+        keep = [learner.average for learner in learners]
+        for learner in learners:
+            learner.average = None
+        validate()
+        for learner, average in zip(learners, keep, strict=True):
+            learner.average = average
+    return history, feed.bad
+
+
+def _share(
+    team: Team, parameters: Sequence[Tensor], told: list[float], scaler: Any
+) -> tuple[float, float, bool]:
+    """Turn sums of gradients into means over the whole batch, of all processes together."""
+    if scaler.is_enabled():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad /= scaler.get_scale()
+        scaler.update()
+    if team.world > 1:
+        gradients = [
+            (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
+        ]
+        head = torch.tensor(told, device=gradients[0].device, dtype=gradients[0].dtype)
+        total = team.sum(torch.cat([head, *gradients]))
+        told = total[: len(told)].tolist()
+        pieces = torch.split(total[len(told) :], [p.numel() for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).clone()
+    count, failed, asked = told
+    for parameter in parameters:
+        if parameter.grad is not None and count:
+            parameter.grad /= count
+    return count, failed, bool(asked)
+
+
+def _line(
+    step: int, feed: Feed, learners: Sequence[Learner], losses: Tensor, recipe: Recipe, steps: int
+) -> dict[str, float]:
+    """One row of the history; of several learners, the best."""
+    best = max(range(len(learners)), key=lambda i: learners[i].metrics["accuracy"])
+    metrics = learners[best].metrics
+    return {
+        "step": step,
+        "epoch": round(step / feed.per_epoch, 3),
+        "loss": round(float(losses[best]), 6),
+        "lr": recipe.rate_at(step - 1, steps, learners[best].lr),
+        "val_loss": round(metrics.get("loss", math.nan), 6),
+        "val_accuracy": metrics["accuracy"],
+    }
+
+
+def _identity(
+    model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe, feed: Feed
+) -> str:
+    """What a run is a run of: a checkpoint of another one is refused."""
+    train = splits["train"]
+    free = ("evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers")
+    decides = {
+        "trunk": model.trunk.fingerprint,
+        "tasks": [
+            (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
+        ],
+        "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
+        "feed": feed.about,
+        "data": [splits.name, len(train), train.labels.tolist(), len(splits["val"])],
+    }
+    return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
+
+
+# What a run keeps on disk
+
+
+class Run:
+    """The folder beside an engram in the making: checkpoint, log, plot. Written atomically."""
+
+    def __init__(self, out: Path, team: Team) -> None:
+        self.out, self.team = out, team
+        self.folder = out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
+        self._writer: Any = None
+
+    def __enter__(self) -> Run:
+        try:
+            if self.out.is_dir():
+                raise IsADirectoryError(21, "it is a folder")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise EngramError(
+                f"{self.out} cannot be written ({error.strerror}); choose another -o."
+            ) from None
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def begin(self, identity: str, resume: bool) -> dict[str, Any] | None:
+        """The state to go on from, or None to begin anew."""
+        if not self.checkpoint.exists():
+            return None
+        if not resume:
+            raise EngramError(
+                f"{self.folder} holds an interrupted run; go on with resume (--resume), or remove "
+                "the folder to begin anew."
+            )
+        try:
+            with safetensors.safe_open(self.checkpoint, "pt") as file:
+                state: dict[str, Any] = json.loads(file.metadata()["run"])
+                state["tensors"] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise EngramError(
+                f"The checkpoint {self.checkpoint} cannot be read ({error}); remove {self.folder} "
+                "to begin anew."
+            ) from None
+        if state["identity"] != identity:
+            raise EngramError(
+                f"The run in {self.folder} was of other settings, data or trunk; repeat its "
+                "command with --resume, or remove the folder to begin anew."
+            )
+        return state
+
+    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        metadata = {"run": json.dumps(state, default=str)}
+        write_atomically(self.checkpoint, safetensors.torch.save(kept, metadata))
+
+    def log(self, history: Sequence[Mapping[str, float]]) -> None:
+        """The history as CSV and, where TensorBoard is installed, as its events."""
+        text = io.StringIO()
+        rows = csv.DictWriter(text, list(history[-1]))
+        rows.writeheader()
+        rows.writerows(history)
+        self.write("history.csv", text.getvalue())
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self._writer = SummaryWriter(str(self.folder))
+        for key, value in history[-1].items():
+            self._writer.add_scalar(key, value, history[-1]["step"])
+
+    def write(self, name: str, text: str) -> None:
+        write_atomically(self.folder / name, text.encode())
+
+    def finish(self, history: Sequence[Mapping[str, float]]) -> None:
+        """The engram is written: draw the history and let the checkpoint go."""
+        from engram.plots import draw_history
+
+        draw_history(history, self.folder / "history.png")
+        self.checkpoint.unlink(missing_ok=True)
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
