@@ -69,8 +69,16 @@ class MemoryViT(nn.Module):
         adapter_width: int = 32,
         class_init: str = "trunk",
         kind: str = "classification",
+        seed: int | None = None,
     ) -> Task:
-        """Add an untrained task; `classes` is a number or names, `extends` names its parents."""
+        """Add an untrained task; `classes` is a number or names, `extends` names its parents.
+
+        With a `seed` its first weights depend on nothing else, and torch's generator is left alone.
+        """
+        if isinstance(extends, str):
+            raise EngramError(
+                f"extends is the text {extends!r}; give a list such as [{extends!r}]."
+            )
         spec = TaskSpec(
             name=name,
             classes=class_names(classes),
@@ -78,12 +86,16 @@ class MemoryViT(nn.Module):
             regime=regime,
             cells=cells,
             tokens=tokens,
-            extends=tuple(extends),
+            extends=tuple(dict.fromkeys(extends)),
             update=update,
             adapter_width=adapter_width,
         )
         self._check_place(spec)
-        return self._put(Task(spec, self.trunk, class_init))
+        if seed is None:
+            return self._put(Task(spec, self.trunk, class_init))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._put(Task(spec, self.trunk, class_init))
 
     def detach(self, name: str) -> None:
         """Take a task away. A task that others extend stays until they are gone."""
@@ -160,7 +172,10 @@ class MemoryViT(nn.Module):
                 )
         for other in self._tasks.values():
             alone = [s for s in (spec, other.spec) if s.parts.changes_trunk]
-            if alone and not (self.unmasked and spec.regime == other.spec.regime == "memory"):
+            alike = (
+                spec.regime == other.spec.regime == "memory" and spec.update == other.spec.update
+            )
+            if alone and not (self.unmasked and alike):
                 raise EngramError(
                     f"{alone[0].name!r} has the regime {alone[0].regime!r}, which changes the "
                     f"trunk's own tokens, so {spec.name!r} and {other.spec.name!r} cannot share a "
@@ -240,7 +255,8 @@ class MemoryViT(nn.Module):
             for group in groups:
                 memory, closure = self._memory(group, x)
                 y = beside(self.trunk, views, memory, len(x))
-                streams.update(zip(closure, memory.split(y), strict=True))
+                computed = dict(zip(closure, memory.split(y), strict=True))
+                streams.update({name: computed[name] for name in group})
             raw = trunk.tokens
         else:
             memory, closure = self._memory(masked, x)
@@ -283,7 +299,7 @@ class MemoryViT(nn.Module):
         for name in names:
             head = self.trunk.config.head
             if name == "base" and head is not None and head.pooling in ("class", "distilled"):
-                needed = max(needed, self.trunk.config.prefix)
+                needed = max(needed, self.trunk.config.prefix, 1)
             elif name != "base" and self.trunk.config.class_token:
                 needed = max(needed, 1)
             else:
@@ -291,12 +307,17 @@ class MemoryViT(nn.Module):
         return needed
 
     def _closure(self, names: Sequence[str]) -> list[str]:
-        """These tasks and all they extend, parents first."""
-        wanted = set(names)
+        """These tasks and all they extend, parents first, in an order that attaching leaves alone.
+
+        Sums in another order differ in their last bits, so `exact` needs one that is its own.
+        """
+        wanted, depth = set(names), dict[str, int]()
         for name in reversed(self._tasks):
             if name in wanted:
                 wanted.update(self._tasks[name].spec.extends)
-        return [name for name in self._tasks if name in wanted]
+        for name, task in self._tasks.items():
+            depth[name] = 1 + max((depth[parent] for parent in task.spec.extends), default=0)
+        return sorted(wanted, key=lambda name: (depth[name], name))
 
     def _builds_graph(self, names: Sequence[str], x: Tensor) -> bool:
         if not torch.is_grad_enabled():
@@ -311,13 +332,14 @@ class MemoryViT(nn.Module):
         """
         closure = self._closure(names)
         if self._builds_graph(names, x):
+            self._memories.clear()  # some optimisers write where `version` does not see it
             return self._make_memory(closure), closure
         key, state = tuple(closure), self._versions(closure)
         kept = self._memories.pop(key, None)
         if kept is None or kept[0] != state:
             kept = (state, self._make_memory(closure))
         self._memories[key] = kept  # the newest is last
-        while len(self._memories) > _KEPT:
+        while len(self._memories) > _KEPT + len(self._tasks):  # `exact` has one for each task
             del self._memories[next(iter(self._memories))]
         return kept[1], closure
 

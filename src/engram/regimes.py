@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, get_args
 
 import torch
@@ -90,9 +91,9 @@ class TaskSpec:
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
             refuse(f"the class {twice!r} is there twice; every class needs a name of its own.")
         for what in ("cells", "tokens", "adapter_width"):
-            least = 0 if what == "cells" else 1
-            if not least <= getattr(self, what) <= 10_000:
-                refuse(f"{what} is {getattr(self, what)}; it must be from {least} to 10,000.")
+            least, value = int(what != "cells"), getattr(self, what)
+            if not isinstance(value, int) or not least <= value <= 10_000:
+                refuse(f"{what} is {value!r}; it must be a whole number from {least} to 10,000.")
         if self.update not in get_args(Update):
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
         if self.update != "fresh" and (self.parts.masked or not self.parts.cells):
@@ -169,8 +170,10 @@ class Task(nn.Module):
 def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         raise EngramError(f"classes is the text {classes!r}; give a number or a list of names.")
-    if isinstance(classes, int):
-        return tuple(str(i) for i in range(classes))
+    if isinstance(classes, Integral):  # numpy's numbers too
+        return tuple(str(i) for i in range(int(classes)))
+    if not isinstance(classes, Iterable):
+        raise EngramError(f"classes is {classes!r}; give a whole number or a list of names.")
     return tuple(map(str, classes))
 
 

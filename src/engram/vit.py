@@ -86,7 +86,7 @@ class Beside(Protocol):
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(b, n, D) -> (b, h, n, d)"""
-    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -362,6 +362,12 @@ class ViT(nn.Module):
             raise EngramError(
                 f"The trunk {self.source} got pixels of shape {shape} and type {pixels.dtype}; it "
                 "expects floating-point numbers of shape (images, 3, height, width)."
+            )
+        own = self.patch.weight.dtype
+        if pixels.dtype != own and not torch.is_autocast_enabled(pixels.device.type):
+            raise EngramError(
+                f"The trunk {self.source} is in {own} and got pixels in {pixels.dtype}; cast one "
+                "of the two, as in pixels.to(trunk.position.dtype)."
             )
         if shape[2] % patch or shape[3] % patch or not (shape[2] and shape[3]):
             raise EngramError(
