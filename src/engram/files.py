@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,10 @@ class Engram:
             "created": self.created,
             "library": self.library,
         }
+
+    def renamed(self, name: str) -> Engram:
+        """The same task under another name (and so with another content)."""
+        return replace(self, spec=replace(self.spec, name=name))
 
     @property
     def parameters(self) -> int:
@@ -355,7 +359,9 @@ def is_engram(path: str | Path) -> bool:
 
 
 def _damaged(path: Path, what: str) -> EngramError:
-    return EngramError(f"{path} is damaged: {shown(what, 300)}. Get a good copy of the file.")
+    return EngramError(
+        f"{path} is damaged: {shown(what, 300).rstrip('.')}. Get a good copy of the file."
+    )
 
 
 def _metadata(path: Path, length: bytes, read: Any) -> Mapping[str, Any]:
@@ -389,13 +395,13 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         version = header["format"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _damaged(path, "its header is not the JSON of an engram") from None
+    if type(version) is not int or _deeper_than(_MOST_DEPTH, header):
+        raise _damaged(path, "its header names no format, or nests too deeply")
     if version != FORMAT:
         raise EngramError(
             f"{path} has the format {shown(str(version))}, and this version of engram reads format "
             f"{FORMAT}; install a newer engram-vit."
         )
-    if _deeper_than(_MOST_DEPTH, header):
-        raise _damaged(path, "its header nests too deeply")
     assert isinstance(header, dict)
     return header
 
