@@ -61,6 +61,7 @@ class Bank:
             rows = rows.reshape(group.count, -1, width)
             out = F.gelu(rows @ group.down[layer, place]) @ group.up[layer, place]
             out = out.view(group.count, b, -1, width).transpose(0, 1).reshape(b, s, width)
+            out = out.to(x.dtype)  # autocast's products are in half precision
             x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
         return x
 

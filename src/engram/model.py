@@ -362,7 +362,7 @@ class MemoryViT(nn.Module):
         return Memory(self.trunk, streams)
 
     def _versions(self, closure: Sequence[str]) -> object:
-        """Changes with every parameter that a `Memory` of these tasks is made from."""
+        """Changes with all that a `Memory` of these tasks is made from."""
         parameters = [
             p for b in self.trunk.layers for m in (b.norm1, b.qkv) for p in m.parameters()
         ]
@@ -371,4 +371,6 @@ class MemoryViT(nn.Module):
             parameters += self.trunk.pre_norm.parameters()
         for name in closure:
             parameters += self.task(name).parameters()
-        return tuple(map(version, parameters))
+        device = self.trunk.position.device.type
+        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cast, tuple(map(version, parameters))
