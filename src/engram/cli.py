@@ -10,17 +10,24 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from inspect import Parameter
+from inspect import signature as inspect_signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from engram import __version__
-from engram.errors import EngramError
+from engram.errors import EngramError, Interrupted
+from engram.recipe import Recipe
 
 if TYPE_CHECKING:
     from engram.describe import Description
+
+Number = TypeVar("Number", int, float)
 
 app = typer.Typer(
     name="engram",
@@ -110,6 +117,252 @@ def convert(
     _show(describe_engrams(paths), as_json)
 
 
+# Training
+
+
+def _recipe_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for every setting of `Recipe` that it has not itself, as `flags`."""
+    own = inspect_signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != "flags"
+    ]
+    settings = [item for item in fields(Recipe) if item.name not in own.parameters]
+    for item in settings:
+        kind = {"int": int, "float": float, "str": str}[str(item.type)]
+        about, choices = item.metadata["about"], item.metadata["choices"]
+        text = f"{about[0].upper()}{about[1:]}" + (f" ({', '.join(choices)})" if choices else "")
+        flag = typer.Option(
+            f"--{item.name.replace('_', '-')}", help=f"{text} [{item.default}]", show_default=False
+        )
+        hint = Annotated[kind | None, flag]  # type: ignore[valid-type]
+        parameters.append(
+            Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        )
+
+    def called(**values: Any) -> None:
+        flags = {item.name: values.pop(item.name) for item in settings}
+        command(**values, flags=flags)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__annotations__ = {}
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return called
+
+
+Data = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset."),
+]
+Out = Annotated[Path, typer.Option("-o", "--out", help="The engram to write.")]
+TaskName = Annotated[str, typer.Option("--task", help="What to call the task.")]
+Trunk = Annotated[
+    str, typer.Option("--backbone", metavar="TRUNK", help="The trunk: a path, a Hub id, or pico.")
+]
+ImageSize = Annotated[
+    int | None, typer.Option("--image-size", help="Pixels, if not the trunk's own size.")
+]
+Extends = Annotated[
+    list[str] | None,
+    typer.Option("--extends", metavar="T=FILE", help="An engram that the task reads; repeatable."),
+]
+RegimeName = Annotated[str, typer.Option("--regime", help="What trains and how it attends.")]
+Update = Annotated[str, typer.Option("--update", help="Of memory: fresh, propagate or add.")]
+Width = Annotated[int, typer.Option("--adapter-width", help="Of the adapters' bottleneck.")]
+ClassInit = Annotated[
+    str, typer.Option("--class-init", help="First class token: trunk (a copy) or random.")
+]
+RecipeName = Annotated[
+    str, typer.Option("--recipe", help="The settings to start from: default, paper.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the engram if it is there.")]
+Test = Annotated[bool, typer.Option("--test", help="Evaluate the test split once, at the end.")]
+
+
+@app.command(name="fit")
+@_recipe_flags
+def fit_command(
+    data: Data,
+    task: TaskName,
+    out: Out,
+    backbone: Trunk = "pico",
+    regime: RegimeName = "masked",
+    cells: Annotated[int, typer.Option(help="Memory cells at every layer.")] = 5,
+    extends: Extends = None,
+    update: Update = "fresh",
+    adapter_width: Width = 32,
+    class_init: ClassInit = "trunk",
+    image_size: ImageSize = None,
+    seeds: Annotated[int, typer.Option(help="Train this many seeds and keep the best.")] = 1,
+    recipe: RecipeName = "default",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    test: Test = False,
+    as_json: Json = False,
+    flags: dict[str, Any] | None = None,
+) -> None:
+    """Learn a task from images and write it as an engram."""
+    from engram.jobs import fit_job, recipe_from
+
+    with _bars(as_json) as progress:
+        result = fit_job(
+            data, task, out, recipe_from(recipe, flags or {}),
+            backbone=backbone, image_size=image_size, extends=extends or (), cells=cells,
+            seeds=seeds, resume=resume, overwrite=overwrite, test=test, progress=progress,
+            regime=regime, update=update, adapter_width=adapter_width, class_init=class_init,
+        )  # fmt: skip
+    _show(result, as_json)
+
+
+@app.command(name="sweep")
+@_recipe_flags
+def sweep_command(
+    data: Data,
+    task: TaskName,
+    out: Out,
+    backbone: Trunk = "pico",
+    lr: Annotated[str, typer.Option("--lr", metavar="A,B", help="Learning rates.")] = "",
+    cells: Annotated[str, typer.Option(metavar="A,B", help="Counts of memory cells.")] = "5",
+    weight_decay: Annotated[str, typer.Option(metavar="A,B", help="Weight decays.")] = "",
+    seeds: Annotated[int, typer.Option(help="Seeds for every combination.")] = 1,
+    regime: RegimeName = "masked",
+    extends: Extends = None,
+    update: Update = "fresh",
+    adapter_width: Width = 32,
+    class_init: ClassInit = "trunk",
+    image_size: ImageSize = None,
+    recipe: RecipeName = "default",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Train the best again, validation images included.")
+    ] = False,
+    test: Test = False,
+    as_json: Json = False,
+    flags: dict[str, Any] | None = None,
+) -> None:
+    """Learn a task in many variants at once and keep the best on validation."""
+    from engram.jobs import recipe_from, sweep_job
+
+    with _bars(as_json) as progress:
+        result = sweep_job(
+            data, task, out, recipe_from(recipe, flags or {}),
+            backbone=backbone, image_size=image_size, extends=extends or (),
+            lrs=_numbers("--lr", lr, float), cells=_numbers("--cells", cells, int),
+            weight_decays=_numbers("--weight-decay", weight_decay, float), seeds=seeds,
+            resume=resume, overwrite=overwrite, refit=refit, test=test, progress=progress,
+            regime=regime, update=update, adapter_width=adapter_width, class_init=class_init,
+        )  # fmt: skip
+    _show(result, as_json)
+
+
+@app.command(name="eval")
+def eval_command(
+    sources: Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")],
+    data: Annotated[
+        list[str], typer.Option("--data", metavar="NAME=DATA", help="A task and its data.")
+    ],
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    backbone: Backbone = None,
+    batch: Annotated[int, typer.Option(help="Images at once.")] = 64,
+    workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave unreadable images out of the count.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure tasks on data, all of them attached together."""
+    from engram.jobs import eval_job
+
+    with _bars(as_json) as progress:
+        result = eval_job(
+            sources, data, split=split, backbone=backbone, batch=batch, workers=workers,
+            skip_bad=skip_bad, progress=progress,
+        )  # fmt: skip
+    _show(result, as_json)
+
+
+@app.command(name="predict")
+def predict_command(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE… IMAGE…", help="Engrams or bundles, and images or folders."),
+    ],
+    backbone: Backbone = None,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks.")] = None,
+    top_k: Annotated[int, typer.Option(help="How many classes of each answer.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Ask every task about images, in one pass."""
+    from engram.jobs import predict_job
+
+    result = predict_job(sources, backbone=backbone, tasks=tasks or (), top_k=top_k)
+    _show(result, as_json)
+    if any("error" in image for image in result.document["images"]):
+        raise typer.Exit(2)
+
+
+cache_app = typer.Typer(help="What the trunk fed to tasks, kept on disk.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+
+@cache_app.command(name="info")
+def cache_info(as_json: Json = False) -> None:
+    """Print where the cache lies and what it holds."""
+    from engram.jobs import cache_job
+
+    _show(cache_job(clear=False), as_json)
+
+
+@cache_app.command(name="clear")
+def cache_clear(as_json: Json = False) -> None:
+    """Remove everything from the cache."""
+    from engram.jobs import cache_job
+
+    _show(cache_job(clear=True), as_json)
+
+
+def _numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise EngramError(
+            f"{flag} is {text!r}; give numbers with commas between them, such as 1,5."
+        ) from None
+
+
+@contextmanager
+def _bars(as_json: bool) -> Iterator[Any]:
+    """Progress bars on a terminal; silence for machines."""
+    if as_json or not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+        yield lambda what, done, total, note="": None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        Left(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        known: dict[str, Any] = {}
+
+        def progress(what: str, done: int, total: int, note: str = "") -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total, rate="", note="")
+            speed = bars.tasks[bars.task_ids.index(known[what])].speed
+            rate = f"{speed:.1f}/s" if speed else ""
+            bars.update(known[what], completed=done, total=total, note=note, rate=rate)
+
+        yield progress
+
+
 def _show(result: Description, as_json: bool) -> None:
     """The result: a JSON document for machines, or rows and a table for people."""
     if as_json:
@@ -151,6 +404,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
+        return 130
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
         return 130
     except EngramError as error:
         _complain(str(error), "--json" in given)

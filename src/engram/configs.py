@@ -209,7 +209,7 @@ def known_of_timm(config: dict[str, Any], found: Translated, name: str) -> Known
 
 def _pair(value: object, name: str) -> tuple[int, int]:
     """A size that is one number or two."""
-    pair = list(value) if isinstance(value, (list, tuple)) else [value, value]
+    pair: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value, value]
     if len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair):
         return pair[0], pair[1]
     raise EngramError(f"The configuration of {name} has {value!r} where a size was expected.")
@@ -244,7 +244,9 @@ def _like_timm(usual: Preprocessing, cfg: Mapping[str, Any], name: str) -> Prepr
     )
 
 
-_PILLOW = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+_PILLOW: dict[Any, str] = dict(
+    enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"))
+)
 
 
 def _like_processor(usual: Preprocessing, cfg: Mapping[str, Any], name: str) -> Preprocessing:
@@ -270,7 +272,7 @@ def _like_processor(usual: Preprocessing, cfg: Mapping[str, Any], name: str) -> 
     return Preprocessing(
         size,
         resize,
-        _PILLOW[resample] if resample in range(len(_PILLOW)) else usual.interpolation,
+        _PILLOW.get(resample, usual.interpolation),
         tuple(cfg.get("image_mean") or usual.mean) if normalise else (0.0, 0.0, 0.0),
         tuple(cfg.get("image_std") or usual.std) if normalise else (1.0, 1.0, 1.0),
     )

@@ -7,3 +7,7 @@ class EngramError(Exception):
     The command line prints the sentence and exits with 2; nothing else in the package is
     allowed to reach a user as a traceback.
     """
+
+
+class Interrupted(EngramError):
+    """The user stopped a run; what it had learned is in its checkpoint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -20,7 +20,15 @@ from engram.model import MemoryViT
 from engram.recipe import Recipe
 from engram.team import Team
 
-Progress = Callable[[str, int, int], object]  # what, done, of how many
+
+class Progress(Protocol):
+    """Told how far a piece of work is."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> object: ...
+
+
+def silent(what: str, done: int, total: int, note: str = "") -> None:
+    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +230,7 @@ def choose(
     recipe: Recipe,
     team: Team,
     transform: Transform | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Feed:
     """The cache where it can be used and fits, else the trunk; cache="on" insists on it."""
     train, val = splits["train"], splits["val"]

@@ -21,18 +21,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.data import Splits, Transform, load
-from engram.errors import EngramError
+from engram.errors import EngramError, Interrupted
 from engram.evaluate import classification_metrics, evaluate
-from engram.feeds import Feed, Item, Progress, choose
+from engram.feeds import Feed, Item, Progress, choose, silent
 from engram.files import write_atomically
 from engram.model import MemoryViT
 from engram.recipe import Recipe, learning_rate
 from engram.regimes import train_only
 from engram.team import Team, dtype_for, stoppable
-
-
-class Interrupted(EngramError):
-    """The user stopped the run; what it had learned is in the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +64,17 @@ def fit(
     *,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     test: bool = False,
     transform: Transform | None = None,
     team: Team | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Result:
     """Train one task of the model and, with `out`, write it as an engram.
 
-    The run keeps its checkpoint, logs and plots in a folder beside `out`, `NAME.run`; with
-    `resume` an interrupted run goes on from there and ends with the same weights. `test`
-    evaluates the test split once, at the end.
+    A file that is there already is only replaced with `overwrite`. The run keeps its checkpoint,
+    logs and plots in a folder beside `out`, `NAME.run`; with `resume` an interrupted run goes on
+    from there and ends with the same weights. `test` evaluates the test split once, at the end.
     """
     recipe, team = recipe or Recipe(), team or Team()
     task = model.task(name)
@@ -88,7 +85,7 @@ def fit(
             f"The task {name!r} has {len(task.spec.classes)} classes and {splits.name} has "
             f"{len(splits.classes)}, or in another order; add the task with classes=splits.classes."
         )
-    run = Run(Path(out), team) if out is not None else None
+    run = Run(Path(out), team, overwrite) if out is not None else None
     learner = Learner(model, name, recipe)
     began = time.perf_counter()
     with run or _nothing():
@@ -338,7 +335,7 @@ def train(
             step += 1
             if failed:
                 refuse_bad()
-            progress("training", step, steps)
+            progress("training", step, steps, f"loss {float(losses.sum()) / max(1, seen):.3f}")
             if step % every == 0 or step == steps:
                 total = team.sum(losses.to(team.device, torch.float32)).cpu()
                 if not bool(total.isfinite().all()):
@@ -445,7 +442,11 @@ def _identity(
 class Run:
     """The folder beside an engram in the making: checkpoint, log, plot. Written atomically."""
 
-    def __init__(self, out: Path, team: Team) -> None:
+    def __init__(self, out: Path, team: Team, overwrite: bool) -> None:
+        if out.exists() and not overwrite:
+            raise EngramError(
+                f"{out} is there already; choose another -o, or replace it with --overwrite."
+            )
         self.out, self.team = out, team
         self.folder = out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
         self._writer: Any = None

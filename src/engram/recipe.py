@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engram.errors import EngramError
-from engram.images import AUGMENTATIONS
 
 
 def _setting(default: Any, about: str, least: float = 0, choices: tuple[str, ...] = ()) -> Any:
@@ -38,7 +37,9 @@ class Recipe:
     ema: float = _setting(0.0, "decay of an average of the weights that is kept; 0: none")
     patience: int = _setting(0, "stop after this many evaluations without a better one; 0: never")
     augment: str = _setting(
-        "none", "random views of training images", choices=(*AUGMENTATIONS, "auto")
+        "none",
+        "random views of training images; auto: what suits the data",
+        choices=("none", "inception", "pad-crop", "auto"),
     )
     views: int = _setting(0, "augmented views of each image, made once and cached; 0: new ones")
     min_area: float = _setting(0.08, "smallest part of a picture that an inception crop shows")

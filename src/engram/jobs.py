@@ -1,0 +1,254 @@
+"""What the commands do: find the trunk, the engrams and the data, call, describe the result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engram import cache
+from engram.bundles import is_bundle, load_model
+from engram.checkpoints import load_trunk
+from engram.data import load
+from engram.describe import Description
+from engram.errors import EngramError
+from engram.evaluate import evaluate, predict
+from engram.feeds import Progress
+from engram.files import is_engram, read_engram
+from engram.fit import Result, fit
+from engram.model import MemoryViT
+from engram.recipe import RECIPES, Recipe
+from engram.sources import SUFFIXES
+from engram.sweep import SweepResult, sweep
+from engram.team import Team
+
+
+def recipe_from(name: str, flags: Mapping[str, Any]) -> Recipe:
+    """The named recipe with the flags that were given."""
+    if name not in RECIPES:
+        raise EngramError(f"There is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
+    return RECIPES[name].but(**{key: value for key, value in flags.items() if value is not None})
+
+
+def _start(
+    backbone: str, image_size: int | None, extends: Sequence[str]
+) -> tuple[MemoryViT, list[str]]:
+    """The trunk with the parents attached, and the parents' names."""
+    model = MemoryViT(load_trunk(backbone, image_size=image_size))
+    names = []
+    for text in extends:
+        given, _, path = text.rpartition("=")
+        task = model.attach(read_engram(path))
+        if given and given != task.spec.name:
+            raise EngramError(
+                f"--extends {text}: the engram in {path} is called {task.spec.name!r}, not "
+                f"{given!r}; write --extends {task.spec.name}={path}."
+            )
+        names.append(task.spec.name)
+    return model, names
+
+
+def fit_job(
+    data: str,
+    task: str,
+    out: Path,
+    recipe: Recipe,
+    *,
+    backbone: str,
+    image_size: int | None,
+    extends: Sequence[str],
+    cells: int,
+    seeds: int,
+    resume: bool,
+    overwrite: bool,
+    test: bool,
+    progress: Progress,
+    **settings: Any,
+) -> Description:
+    """`engram fit`."""
+    team = Team()
+    splits = load(data)
+    model, parents = _start(backbone, image_size, extends)
+    result: Result | SweepResult
+    if seeds > 1:
+        result = sweep(
+            model, task, splits, recipe,
+            cells=[cells], seeds=seeds, out=out, resume=resume, overwrite=overwrite, test=test,
+            team=team, progress=progress, extends=parents, **settings,
+        )  # fmt: skip
+    else:
+        model.add_task(task, splits.classes, cells, extends=parents, seed=recipe.seed, **settings)
+        result = fit(
+            model, task, splits, recipe,
+            out=out, resume=resume, overwrite=overwrite, test=test, team=team, progress=progress,
+        )  # fmt: skip
+    rows = _result_rows(result)
+    if splits.ignored:
+        rows.append(("ignored", f"{splits.ignored} files that are no images"))
+    return Description(result.to_dict() if team.main else {}, rows if team.main else [])
+
+
+def sweep_job(
+    data: str,
+    task: str,
+    out: Path,
+    recipe: Recipe,
+    *,
+    backbone: str,
+    image_size: int | None,
+    extends: Sequence[str],
+    lrs: Sequence[float],
+    cells: Sequence[int],
+    weight_decays: Sequence[float],
+    seeds: int,
+    resume: bool,
+    overwrite: bool,
+    refit: bool,
+    test: bool,
+    progress: Progress,
+    **settings: Any,
+) -> Description:
+    """`engram sweep`."""
+    model, parents = _start(backbone, image_size, extends)
+    result = sweep(
+        model, task, load(data), recipe,
+        lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, out=out, resume=resume,
+        overwrite=overwrite, refit=refit, test=test, progress=progress, extends=parents, **settings,
+    )  # fmt: skip
+    table = tuple(
+        (
+            f"{setting.lr:g}",
+            str(setting.cells),
+            f"{setting.weight_decay:g}",
+            f"{100 * setting.mean:.2f} ± {100 * setting.deviation:.2f}",
+            "best" if setting == result.best else "",
+        )
+        for setting in result.settings
+    )
+    columns = ("lr", "cells", "weight decay", "validation accuracy, %", "")
+    return Description(result.to_dict(), _result_rows(result), columns, table)
+
+
+def _result_rows(result: Result | SweepResult) -> list[tuple[str, str]]:
+    rows = [
+        ("engram", str(result.path)),
+        ("regime", result.regime),
+        ("parameters", f"{result.parameters:,}"),
+        ("seconds", f"{result.seconds:.0f}"),
+    ]
+    for split, metrics in result.metrics.items():
+        rows.append((f"{split} accuracy", f"{metrics['accuracy']:.2%} of {metrics['images']:,}"))
+        if metrics.get("deviation"):
+            spread = f"{metrics['mean']:.2%} ± {metrics['deviation']:.2%}"
+            rows.append(("over seeds", spread))
+    if isinstance(result, Result) and result.unreadable:
+        rows.append(("unreadable", f"{len(result.unreadable)} images, listed beside the engram"))
+    return rows
+
+
+def eval_job(
+    sources: Sequence[Path],
+    data: Sequence[str],
+    *,
+    split: str,
+    backbone: str | None,
+    batch: int,
+    workers: int,
+    skip_bad: bool,
+    progress: Progress,
+) -> Description:
+    """`engram eval`: every task on its data, all of them attached together."""
+    team = Team()
+    model = load_model(sources, backbone)
+    pairs = []
+    for text in data:
+        name, equals, spec = text.partition("=")
+        if not equals and len(model.tasks) > 1:
+            raise EngramError(
+                f"--data {text}: which of the tasks {', '.join(model.tasks)} is it for? Write "
+                f"--data {next(iter(model.tasks))}={text}."
+            )
+        task = model.task(name if equals else next(iter(model.tasks)))
+        loaded = load(spec if equals else text, split=split, classes=task.spec.classes)
+        pairs.append((task.spec.name, loaded))
+    if not pairs:
+        raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
+    document: dict[str, Any] = {}
+    for name, splits in pairs:
+        document[name] = evaluate(
+            model, splits, name, split=split, batch=batch, workers=workers, skip_bad=skip_bad,
+            team=team, progress=partial(progress, name),
+        )  # fmt: skip
+    table = tuple(
+        (
+            name,
+            f"{metrics['images']:,}",
+            *(f"{metrics[key]:.4f}" if key in metrics else "" for key in _METRICS),
+            str(len(metrics["unreadable"])),
+        )
+        for name, metrics in document.items()
+    )
+    columns = ("task", "images", *_METRICS, "unreadable")
+    return Description(document, [], columns, table) if team.main else Description({}, [])
+
+
+_METRICS = ("accuracy", "top5", "macro_f1", "ece", "loss")
+
+
+def predict_job(
+    sources: Sequence[Path],
+    *,
+    backbone: str | None,
+    tasks: Sequence[str],
+    top_k: int,
+) -> Description:
+    """`engram predict`: engrams and bundles among the arguments answer about all the others."""
+    engrams = [path for path in sources if is_bundle(path) or is_engram(path)]
+    images = [image for path in sources if path not in engrams for image in _images(path)]
+    if not engrams and backbone is None:
+        raise EngramError(
+            "No engram was given, so nobody can answer; give one (FILE.safetensors or a bundle), "
+            "or --backbone to ask the trunk alone."
+        )
+    if not images:
+        raise EngramError("No image was given; add the paths of images, or of a folder of them.")
+    model = load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(str(backbone)))
+    results = predict(model, images, tasks=tasks or None, top_k=top_k)
+    table = []
+    for result in results:
+        answers = result.get("tasks", {"": [{"class": result.get("error"), "probability": None}]})
+        for name, best in answers.items():
+            said = ", ".join(
+                f"{one['class']}" + (f" {one['probability']:.1%}" if name else "") for one in best
+            )
+            table.append((result["image"], name, said))
+    return Description({"images": results}, [], ("image", "task", "answer"), tuple(table))
+
+
+def _images(path: Path) -> list[str]:
+    if not path.is_dir():
+        return [os.fspath(path)]
+    return sorted(os.fspath(p) for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+
+
+def cache_job(clear: bool) -> Description:
+    """`engram cache info` and `engram cache clear`."""
+    if clear:
+        freed = cache.clear()
+        return Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")])
+    entries = cache.info()
+    table = tuple(
+        (
+            entry["trunk"],
+            f"{entry['images']:,}",
+            f"{entry['bytes'] / 1e9:.2f} GB",
+            "x".join(map(str, entry["preprocessing"]["size"])),
+            entry["view"]["augment"],
+        )
+        for entry in entries
+    )
+    document = {"folder": str(cache.default_root()), "caches": entries}
+    rows = [("folder", str(cache.default_root())), ("caches", str(len(entries)))]
+    return Description(document, rows, ("trunk", "images", "size", "pixels", "view"), table)

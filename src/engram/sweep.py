@@ -1,0 +1,282 @@
+"""Many variants in one pass: tasks that cannot interact are trained together.
+
+Masked tasks never read each other, so learning rates x weight decays x cell counts x seeds are
+streams side by side: the images are read once for all of them. Each variant has its own optimiser,
+clipping and schedule, and ends (but for rounding) as if it had been trained alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engram.data import Splits, load
+from engram.errors import EngramError
+from engram.evaluate import evaluate
+from engram.feeds import Progress, silent
+from engram.files import Engram, read_engram
+from engram.fit import Learner, Run, fit, train
+from engram.model import MemoryViT
+from engram.plots import draw_sweep
+from engram.recipe import Recipe, learning_rate
+from engram.regimes import REGIMES
+from engram.team import Team
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid, with the validation accuracy of each of its seeds."""
+
+    lr: float
+    cells: int
+    weight_decay: float
+    accuracies: tuple[float, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over seeds; 0 with one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "lr": self.lr,
+            "cells": self.cells,
+            "weight_decay": self.weight_decay,
+            "val_accuracy": self.mean,
+            "deviation": self.deviation,
+            "accuracies": list(self.accuracies),
+        }
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """All settings, the best on validation, and the engram that was kept of it."""
+
+    task: str
+    regime: str
+    settings: tuple[Setting, ...]
+    best: Setting
+    seed: int  # of the engram that was kept
+    parameters: int
+    seconds: float
+    metrics: dict[str, dict[str, Any]]
+    path: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "path": None if self.path is None else str(self.path),
+            "regime": self.regime,
+            "parameters": self.parameters,
+            "seconds": round(self.seconds, 2),
+            "best": self.best.to_dict(),
+            "seed": self.seed,
+            "metrics": self.metrics,
+            "settings": [setting.to_dict() for setting in self.settings],
+        }
+
+
+def sweep(
+    model: MemoryViT,
+    name: str,
+    data: str | os.PathLike[str] | Splits,
+    recipe: Recipe | None = None,
+    *,
+    lrs: Sequence[float] = (),
+    cells: Sequence[int] = (5,),
+    weight_decays: Sequence[float] = (),
+    seeds: int = 1,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    refit: bool = False,
+    test: bool = False,
+    team: Team | None = None,
+    progress: Progress = silent,
+    **task: Any,
+) -> SweepResult:
+    """Train every combination and add the best as a task `name` to the model.
+
+    The best setting has the highest mean validation accuracy over its seeds; of its seeds the one
+    with the highest is kept. `refit` trains it once more with the validation images that were
+    taken from the training data. `task` are further arguments of `MemoryViT.add_task`.
+    """
+    recipe, team = recipe or Recipe(), team or Team()
+    whole = data if isinstance(data, Splits) else load(data)
+    splits = whole.with_validation(recipe.val_share, recipe.data_seed)
+    regime = str(task.get("regime", "masked"))
+    if regime not in REGIMES:
+        raise EngramError(f"There is no regime {regime!r}; choose one of {', '.join(REGIMES)}.")
+    if seeds < 1:
+        raise EngramError(f"seeds is {seeds}; at least one is needed.")
+    if refit and whole.val is not None:
+        raise EngramError(
+            "refit uses the validation images that were taken from the training data, but "
+            f"{whole.name} has a validation split of its own; leave refit out."
+        )
+    grid = itertools.product(
+        tuple(lrs) or (learning_rate(recipe, regime),),
+        tuple(cells) if REGIMES[regime].cells else (0,),
+        tuple(weight_decays) or (recipe.weight_decay,),
+    )
+    variants = [
+        Variant(Setting(*point), recipe.seed + seed) for point in grid for seed in range(seeds)
+    ]
+    scratch = _Scratch(model, name, splits, recipe, task, team)
+    began = time.perf_counter()
+    run = Run(Path(out), team, overwrite) if out is not None else None
+    with run or contextlib.nullcontext():
+        if REGIMES[regime].changes_trunk:
+            scores = scratch.one_by_one(variants, run, resume, progress)
+        else:
+            scores = scratch.together(variants, run, resume, progress)
+        settings = _by_setting(variants, [score.accuracy for score in scores])
+        best = max(settings, key=lambda setting: setting.mean)
+        of_best = [
+            (score.accuracy, -i)
+            for i, (variant, score) in enumerate(zip(variants, scores, strict=True))
+            if variant.setting == replace(best, accuracies=())
+        ]
+        chosen = -max(of_best)[1]
+        variant, score = variants[chosen], scores[chosen]
+        engram = score.engram
+        metrics = {"val": {**score.metrics, "mean": best.mean, "deviation": best.deviation}}
+        if refit:
+            engram = scratch.again(variant, replace(splits, train=whole.train), progress)
+        model.attach(engram)
+        if test:
+            metrics["test"] = evaluate(model, splits, name, workers=recipe.workers, team=team)
+        if run is not None and team.main:
+            final = recipe.but(
+                lr=best.lr, weight_decay=best.weight_decay, seed=variant.seed
+            ).to_dict()
+            model.save(name, run.out, metrics=metrics, recipe=final)
+            run.write("sweep.csv", _csv(settings))
+            draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
+            run.finish([])
+    return SweepResult(
+        name,
+        regime,
+        tuple(settings),
+        best,
+        variant.seed,
+        engram.parameters,
+        time.perf_counter() - began,
+        metrics,
+        None if run is None else run.out,
+    )
+
+
+@dataclass(frozen=True)
+class Variant:
+    setting: Setting
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Score:
+    metrics: dict[str, Any]
+    engram: Engram
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.metrics["accuracy"])
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """Where variants are trained: models of their own on the same trunk, with the same parents."""
+
+    model: MemoryViT
+    name: str
+    splits: Splits
+    recipe: Recipe
+    task: Mapping[str, Any]
+    team: Team
+
+    def together(
+        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+    ) -> list[_Score]:
+        """All as streams of one pass."""
+        scratch = self._fresh()
+        learners = []
+        for i, variant in enumerate(variants):
+            called = f"{self.name[:50]}.{i}"
+            self._add(scratch, called, variant)
+            decay = variant.setting.weight_decay
+            learners.append(Learner(scratch, called, self.recipe, variant.setting.lr, decay))
+        train(
+            scratch, learners, self.splits, self.recipe,
+            run=run, resume=resume, team=self.team, progress=progress,
+        )  # fmt: skip
+        return [_Score(o.metrics, scratch.engram(o.name).renamed(self.name)) for o in learners]
+
+    def one_by_one(
+        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+    ) -> list[_Score]:
+        """Each by itself; those that an interrupted sweep finished are not trained again."""
+        scores = []
+        for i, variant in enumerate(variants):
+            out = None if run is None else run.folder / f"variant-{i}.safetensors"
+            if out is not None and resume and out.exists():
+                engram = read_engram(out)
+                scores.append(_Score(dict(engram.metrics["val"]), engram))
+                continue
+            scratch = self._fresh()
+            self._add(scratch, self.name, variant)
+            result = fit(
+                scratch, self.name, self.splits, self._recipe(variant),
+                out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
+            )  # fmt: skip
+            scores.append(_Score(dict(result.metrics["val"]), scratch.engram(self.name)))
+        return scores
+
+    def again(self, variant: Variant, splits: Splits, progress: Progress) -> Engram:
+        """One variant once more, on other splits."""
+        scratch = self._fresh()
+        self._add(scratch, self.name, variant)
+        fit(scratch, self.name, splits, self._recipe(variant), team=self.team, progress=progress)
+        return scratch.engram(self.name)
+
+    def _recipe(self, variant: Variant) -> Recipe:
+        setting = variant.setting
+        return self.recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
+
+    def _fresh(self) -> MemoryViT:
+        scratch = MemoryViT(self.model.trunk)
+        if self.task.get("extends"):
+            for name in self.model.tasks:
+                scratch.attach(self.model.engram(name))
+        return scratch
+
+    def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
+        classes, seed = self.splits.classes, variant.seed
+        scratch.add_task(called, classes, variant.setting.cells, seed=seed, **self.task)
+
+
+def _by_setting(variants: Sequence[Variant], accuracies: Sequence[float]) -> list[Setting]:
+    found: dict[Setting, list[float]] = {}
+    for variant, accuracy in zip(variants, accuracies, strict=True):
+        found.setdefault(variant.setting, []).append(accuracy)
+    return [replace(setting, accuracies=tuple(values)) for setting, values in found.items()]
+
+
+def _csv(settings: Sequence[Setting]) -> str:
+    text = io.StringIO()
+    rows = csv.DictWriter(text, list(settings[0].to_dict()))
+    rows.writeheader()
+    rows.writerows(setting.to_dict() for setting in settings)
+    return text.getvalue()
