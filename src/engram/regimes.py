@@ -147,7 +147,7 @@ class Task(nn.Module):
             layers = 1 if spec.update == "propagate" else depth
             self.cells = nn.Parameter(torch.randn(layers, spec.cells, width) * 0.02)
         if parts.token:
-            token = torch.randn(spec.tokens, width) * 0.02
+            token = (torch.randn(spec.tokens, width) * 0.02).to(trunk.position)
             if class_init == "trunk" and trunk.class_token is not None:
                 token[:1] = trunk.class_token.detach()
                 token[1:] += trunk.class_token.detach()  # apart from each other, so they differ
@@ -184,18 +184,16 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
     module put into it) is an error: nothing trains or stays frozen by accident.
     """
     trained = {id(p) for name in names for p in model.task(name).parameters()}
-    frozen = {id(p) for p in _known(model)} - trained
-    chosen = []
+    known = {id(p) for p in _known(model)}
     for path, parameter in model.named_parameters():
-        if id(parameter) not in trained and id(parameter) not in frozen:
+        if id(parameter) not in known:
             raise EngramError(
                 f"The parameter {path} belongs neither to the trunk nor to a task, so it is "
                 "neither trained nor frozen on purpose; remove its module from the model."
             )
+    for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-        if id(parameter) in trained:
-            chosen.append((path, parameter))
-    return chosen
+    return [(path, p) for path, p in model.named_parameters() if id(p) in trained]
 
 
 def _known(model: MemoryViT) -> Iterator[nn.Parameter]:
