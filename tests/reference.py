@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ def may_read(query: str, key: str, tasks: Sequence[RefTask]) -> bool:
 
 
 def layer_norm(vit: ViT, name: str, x: Tensor) -> Tensor:
-    if f"{name}.weight" not in dict(vit.named_parameters()):
+    if not has(vit, f"{name}.weight"):
         return x
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
@@ -104,12 +105,21 @@ def activate(vit: ViT, x: Tensor) -> Tensor:
     return gelu(x)
 
 
+def find(vit: ViT, name: str) -> Any:
+    here: Any = vit
+    for part in name.split("."):
+        here = getattr(here, part, None)
+    return here
+
+
 def weight(vit: ViT, name: str) -> Tensor:
-    return dict(vit.named_parameters())[name]
+    found = find(vit, name)
+    assert isinstance(found, Tensor), name
+    return found
 
 
 def has(vit: ViT, name: str) -> bool:
-    return name in dict(vit.named_parameters())
+    return find(vit, name) is not None
 
 
 def embed(vit: ViT, image: Tensor, class_token: Tensor | None = None) -> Tensor:
