@@ -1,0 +1,128 @@
+"""Promises 1 to 3 on a real ViT with 20 tasks of every masked kind attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.strategies import scatter
+from torch import Tensor, nn
+
+from engram import MemoryViT, ViT, load_trunk
+from engram.regimes import train_only
+from engram.vit import tensors_hash
+
+FOLDER = "weights/vit_tiny_patch16_224"
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def trunk(assets: Path) -> ViT:
+    return load_trunk(assets / FOLDER / "timm.safetensors")
+
+
+@pytest.fixture(scope="module")
+def pixels(assets: Path) -> Tensor:
+    return load_file(assets / FOLDER / "reference.safetensors")["pixel_values"][:2]
+
+
+def parents(i: int) -> list[str]:
+    """Every third task extends the one before it, every sixth another one too."""
+    return [f"task{j}" for j in ([i - 1] if i % 3 == 2 else []) + ([i - 4] if i % 6 == 5 else [])]
+
+
+def add(model: MemoryViT, i: int) -> None:
+    task = model.add_task(
+        f"task{i}",
+        classes=10,
+        cells=i % 6,
+        tokens=2 if i == 7 else 1,
+        extends=parents(i),
+        regime="masked+adapter" if i % 4 == 3 else "masked",
+        adapter_width=8,
+    )
+    scatter(task, by=0.02, seed=i)
+
+
+def lineage(i: int) -> Iterator[int]:
+    for parent in parents(i):
+        yield from lineage(int(parent[4:]))
+    yield i
+
+
+@pytest.fixture(scope="module")
+def crowd(trunk: ViT) -> MemoryViT:
+    model = MemoryViT(trunk).eval()
+    for i in range(20):
+        add(model, i)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exact(crowd: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return crowd(pixels, exact=True)
+
+
+@pytest.fixture(scope="module")
+def fast(crowd: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return crowd(pixels)
+
+
+def test_base_is_bit_for_bit_the_plain_trunk(
+    trunk: ViT, pixels: Tensor, exact: dict[str, Tensor]
+) -> None:
+    with torch.no_grad():
+        assert torch.equal(exact["base"], trunk(pixels))
+
+
+def test_base_is_the_plain_trunk_in_the_fast_path(
+    trunk: ViT, pixels: Tensor, fast: dict[str, Tensor]
+) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(fast["base"], trunk(pixels), **CLOSE)
+
+
+def test_fast_answers_are_the_exact_ones(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    for name in exact:
+        torch.testing.assert_close(fast[name], exact[name], **CLOSE)
+
+
+@pytest.mark.parametrize("i", range(20))
+def test_a_task_among_twenty_is_the_task_alone(
+    crowd: MemoryViT, pixels: Tensor, fast: dict[str, Tensor], exact: dict[str, Tensor], i: int
+) -> None:
+    alone = MemoryViT(crowd.trunk).eval()
+    for j in dict.fromkeys(lineage(i)):
+        add(alone, j)
+        alone.task(f"task{j}").load_state_dict(crowd.task(f"task{j}").state_dict())
+    name = f"task{i}"
+    with torch.no_grad():
+        assert torch.equal(alone(pixels, tasks=[name], exact=True)[name], exact[name])
+        torch.testing.assert_close(alone(pixels, tasks=[name])[name], fast[name], **CLOSE)
+
+
+def test_training_one_task_leaves_trunk_and_other_tasks_bit_for_bit(
+    crowd: MemoryViT, pixels: Tensor, exact: dict[str, Tensor]
+) -> None:
+    hashes = {name: tensors_hash(task.tensors()) for name, task in crowd.tasks.items()}
+    trunk = tensors_hash(crowd.trunk.state_dict())
+    kept = {name: x.clone() for name, x in crowd.task("task19").state_dict().items()}
+    optimiser = torch.optim.AdamW([p for _, p in train_only(crowd, "task19")], lr=0.01)
+    for _ in range(2):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(
+            crowd(pixels, tasks=["task19"])["task19"], torch.tensor([0, 1])
+        ).backward()
+        optimiser.step()
+    changed = [n for n, task in crowd.tasks.items() if tensors_hash(task.tensors()) != hashes[n]]
+    assert changed == ["task19"]
+    assert tensors_hash(crowd.trunk.state_dict()) == trunk
+    with torch.no_grad():
+        after = crowd(pixels, exact=True)
+    assert [name for name in exact if not torch.equal(exact[name], after[name])] == ["task19"]
+    crowd.task("task19").load_state_dict(kept)
