@@ -9,12 +9,14 @@ memory is at most a fifth of the same step with gradients through the trunk.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
-from timing import compare, peak_memory, report, vit_b32
 
 from engram import MemoryViT
 from engram.costs import shape_of, trunk_macs
+from timing import compare, peak_memory, report, vit_b32
 
 torch.set_num_threads(2)
 trunk = vit_b32()
@@ -38,12 +40,12 @@ lines = [
 for batch, rounds in ((16, 15), (1, 40)):
     pixels = torch.randn(batch, 3, 224, 224)
     functions = {
-        "plain trunk": lambda: trunk(pixels),
-        "1 task": lambda: one(pixels),
-        "10 tasks": lambda: ten(pixels),
-        "100 tasks": lambda: hundred(pixels),
-        "10 tasks, exact": lambda: ten(pixels, exact=True),
-        "10 tasks with adapters": lambda: adapted(pixels),
+        "plain trunk": partial(trunk, pixels),
+        "1 task": partial(one, pixels),
+        "10 tasks": partial(ten, pixels),
+        "100 tasks": partial(hundred, pixels),
+        "10 tasks, exact": partial(ten, pixels, exact=True),
+        "10 tasks with adapters": partial(adapted, pixels),
     }
     targets = {("10 tasks", 16): "1.25", ("10 tasks", 1): "1.28", ("100 tasks", 16): "2.9"}
     with torch.inference_mode():
@@ -75,11 +77,11 @@ def plain() -> None:
         trunk(pixels)
 
 
-found = compare({"plain": plain, "masked": step, "through": lambda: step(True)}, 12)
-memory = {name: peak_memory(f) for name, f in (("masked", step), ("through", lambda: step(True)))}
+found = compare({"plain": plain, "masked": step, "through": partial(step, True)}, 12)
+memory = {name: peak_memory(f) for name, f in (("masked", step), ("through", partial(step, True)))}
 lines += [
     "",
-    "| training step of one masked task, batch 16 | ratio to the forward | quartiles | peak memory |",
+    "| a training step of one masked task, batch 16 | ratio | quartiles | peak memory |",
     "|---|---|---|---|",
 ]
 for name, words in (("masked", "the trunk runs without a graph"), ("through", "through the trunk")):

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from timing import compare, report, vit_b32, vit_ti16
 
 from engram import MemoryViT
 from engram.vit import ViT
+from timing import compare, report, vit_b32, vit_ti16
 
 torch.set_num_threads(2)
 

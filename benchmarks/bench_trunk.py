@@ -7,9 +7,12 @@ Takes about two minutes on two cores. Expected: a ratio of 1.0 within noise at b
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from timing import compare, report, vit_b32
 from transformers import ViTConfig, ViTForImageClassification
+
+from timing import compare, report, vit_b32
 
 torch.set_num_threads(2)
 ours = vit_b32()
@@ -20,7 +23,7 @@ lines = ["| batch | transformers, ms | Engram, ms | ratio | quartiles |", "|---|
 for batch, rounds in ((1, 40), (16, 15)):
     pixels = torch.randn(batch, 3, 224, 224)
     with torch.inference_mode():
-        found = compare({"them": lambda: theirs(pixels), "us": lambda: ours(pixels)}, rounds)
+        found = compare({"them": partial(theirs, pixels), "us": partial(ours, pixels)}, rounds)
     us, them = found["us"], found["them"]
     lines.append(
         f"| {batch} | {1e3 * them.seconds:.1f} | {1e3 * us.seconds:.1f} | {us.ratio:.3f} "
