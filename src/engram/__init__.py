@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engram.checkpoints import load_trunk, save_trunk
     from engram.errors import EngramError
+    from engram.evaluate import evaluate, predict
     from engram.files import read_engram as inspect
+    from engram.fit import fit
     from engram.model import MemoryViT
+    from engram.recipe import Recipe
+    from engram.sweep import sweep
     from engram.vit import ViT, random_trunk
 
 __version__ = "0.1.0"
@@ -19,11 +23,16 @@ __version__ = "0.1.0"
 __all__ = [
     "EngramError",
     "MemoryViT",
+    "Recipe",
     "ViT",
+    "evaluate",
+    "fit",
     "inspect",
     "load_trunk",
+    "predict",
     "random_trunk",
     "save_trunk",
+    "sweep",
 ]
 
 # Where the public names live. They are imported when first used: torch takes seconds, and
@@ -31,11 +40,16 @@ __all__ = [
 _HOMES = {
     "EngramError": ("errors", "EngramError"),
     "MemoryViT": ("model", "MemoryViT"),
+    "Recipe": ("recipe", "Recipe"),
     "ViT": ("vit", "ViT"),
+    "evaluate": ("evaluate", "evaluate"),
+    "fit": ("fit", "fit"),
     "inspect": ("files", "read_engram"),
     "load_trunk": ("checkpoints", "load_trunk"),
+    "predict": ("evaluate", "predict"),
     "random_trunk": ("vit", "random_trunk"),
     "save_trunk": ("checkpoints", "save_trunk"),
+    "sweep": ("sweep", "sweep"),
 }
 
 
