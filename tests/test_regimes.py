@@ -199,6 +199,21 @@ def test_a_full_task_leaves_the_trunk_alone() -> None:
     assert torch.equal(model(pixels)["base"], before)
 
 
+def test_a_full_task_learns_positions_of_images_of_another_size() -> None:
+    """Positions are resized once while they stay the same, and only then."""
+    model, larger = make("full"), some_pixels(2, 16)
+    position = model.task("task").trunk.position
+    optimiser = torch.optim.AdamW([position], lr=0.1, fused=True)
+    train_only(model, "task")
+    with torch.no_grad():
+        before = model(larger)["task"]
+    model(larger)["task"].pow(2).sum().backward()
+    assert position.grad.abs().sum() > 0
+    optimiser.step()
+    with torch.no_grad():
+        assert not torch.allclose(model(larger)["task"], before)
+
+
 # Where they start
 
 

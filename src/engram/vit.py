@@ -343,16 +343,16 @@ class ViT(nn.Module):
         native = self.config.grid
         if grid == native:
             return self.position
+        learns = torch.is_grad_enabled() and self.position.requires_grad
         key = (grid, version(self.position))
-        if self._resized is not None and self._resized[0] == key:
+        if not learns and self._resized is not None and self._resized[0] == key:
             return self._resized[1]
         field = self.position.float().T.reshape(1, -1, *native)  # (1, D, rows, columns)
         field = F.interpolate(
             field, size=grid, mode="bicubic", align_corners=False, antialias=self.config.antialias
         )
         resized = field.flatten(2)[0].T.to(self.position.dtype)
-        if not resized.requires_grad:
-            self._resized = (key, resized)
+        self._resized = None if learns else (key, resized)
         return resized
 
     def _check(self, pixels: Tensor) -> None:
@@ -399,7 +399,11 @@ def tensors_hash(tensors: dict[str, Tensor]) -> str:
 
 
 def version(tensor: Tensor) -> tuple[int, int, torch.dtype]:
-    """Changes whenever the tensor is written in place, moved or cast."""
+    """Changes when the tensor is written in place, moved or cast.
+
+    Fused optimisers and what writes to `.data` go unseen: a pass that learns must drop what was
+    kept by it.
+    """
     return tensor._version, tensor.data_ptr(), tensor.dtype
 
 
