@@ -28,7 +28,7 @@ from engram import EngramError, MemoryViT, random_trunk
 from engram.regimes import train_only
 from engram.vit import Block, HeadConfig, tensors_hash
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
 
 
