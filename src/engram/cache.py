@@ -171,15 +171,16 @@ class Cache:
         """Store what is missing of a dataset; `contents` are its samples' hashes, "" for bad ones.
 
         Gives the pictures that could not be read, by name. What was stored before a crash or an
-        interruption is not computed again. Process `rank` of `world` takes its share.
+        interruption is not computed again. Process `rank` of `world` takes its share, which the
+        contents alone decide: what others write meanwhile leaves no picture to nobody.
         """
         seen: set[str] = set()
         missing = []
         for i, content in enumerate(contents):
             if content and content not in self._where and content not in seen:
                 seen.add(content)
-                missing.append(i)
-        missing = missing[rank::world]
+                if int(content[:8], 16) % world == rank:
+                    missing.append(i)
         if not missing:
             return {}
         view = self.view

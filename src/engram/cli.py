@@ -299,7 +299,7 @@ def predict_command(
 
     result = predict_job(sources, backbone=backbone, tasks=tasks or (), top_k=top_k)
     _show(result, as_json)
-    if any("error" in image for image in result.document["images"]):
+    if any("error" in image for image in result.document):
         raise typer.Exit(2)
 
 
@@ -335,7 +335,7 @@ def _numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
 @contextmanager
 def _bars(as_json: bool) -> Iterator[Any]:
     """Progress bars on a terminal; silence for machines."""
-    if as_json or not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+    if as_json or not sys.stderr.isatty() or not _first():
         yield lambda what, done, total, note="": None
         return
     from rich.console import Console
@@ -363,8 +363,15 @@ def _bars(as_json: bool) -> Iterator[Any]:
         yield progress
 
 
+def _first() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _show(result: Description, as_json: bool) -> None:
     """The result: a JSON document for machines, or rows and a table for people."""
+    if not _first():
+        return
     if as_json:
         print(json.dumps(result.document, indent=2), flush=True)
         return

@@ -7,6 +7,7 @@ what it yields depends on its seed, the epoch and the samples alone, never on th
 import hashlib
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -273,6 +274,12 @@ def _as_it_is(result: Any) -> Any:
     return result
 
 
+def _leave_signals(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal, but when to stop is for the main one to say."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def shuffled(count: int, seed: int, epoch: int) -> Integers:
     """The order of an epoch's samples."""
     return np.random.default_rng([seed, epoch]).permutation(count)
@@ -372,6 +379,7 @@ class Loader:
             persistent_workers=workers > 0,
             multiprocessing_context=start_method if workers > 0 else None,
             generator=torch.Generator(),  # its own: the global one belongs to training
+            worker_init_fn=_leave_signals,
         )
 
     def __len__(self) -> int:

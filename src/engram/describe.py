@@ -23,7 +23,7 @@ _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (128
 
 @dataclass(frozen=True)
 class Description:
-    document: dict[str, Any]  # as JSON has it
+    document: Any  # as JSON has it
     rows: list[Row]  # a label and what it says
     columns: tuple[str, ...] = ()  # of a table below, if there is one
     table: tuple[tuple[str, ...], ...] = ()

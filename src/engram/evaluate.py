@@ -50,7 +50,6 @@ def evaluate(
         world=team.world,
     )
     answers: list[tuple[Tensor, Tensor]] = []
-    failed: list[str] = []
     with torch.inference_mode():
         for done, found in enumerate(loader, start=1):
             if len(found.labels):
@@ -58,8 +57,7 @@ def evaluate(
                 logits = model(pixels, tasks=[task])[task]
                 answers.append((logits.float().cpu(), found.labels))
             progress(done, len(loader))
-    failed = sorted(loader.bad)
-    answers, failed = team.gather(answers), team.gather(failed)
+    answers, failed = team.gather(answers), sorted(team.gather(list(loader.bad)))
     metrics = classification_metrics(answers, 0 if skip_bad else len(failed))
     return {**metrics, "unreadable": failed}
 
@@ -129,20 +127,24 @@ def predict(
     top_k: int = 5,
     batch: int = 32,
     exact: bool = False,
+    team: Team | None = None,
 ) -> list[dict[str, Any]]:
     """For each picture, {"image", "tasks": {name: [{"class", "probability"}, …]}} of every task.
 
-    A picture that cannot be read has "error", a sentence, instead of "tasks".
+    A picture that cannot be read has "error", a sentence, instead of "tasks". Under torchrun every
+    process takes its share and all get the same answer.
     """
     if top_k < 1:
         raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
+    team = team or Team()
     preprocessing = preprocessing_of(model)
-    device = model.trunk.position.device
-    model.eval()
+    device = team.device
+    model.to(device).eval()
     results: list[dict[str, Any]] = []
-    for start in range(0, len(images), batch):
+    share = images[team.rank :: team.world]
+    for start in range(0, len(share), batch):
         views, good = [], []
-        for image in images[start : start + batch]:
+        for image in share[start : start + batch]:
             results.append({"image": os.fspath(image)})
             try:
                 views.append(torch.from_numpy(evaluation_view(image, preprocessing)))
@@ -159,7 +161,8 @@ def predict(
                 name: _top(values[i], _names(model, name, values.shape[1]), top_k)
                 for name, values in logits.items()
             }
-    return results
+    shares = team.gather([results])
+    return [shares[i % team.world][i // team.world] for i in range(len(images))]
 
 
 def _names(model: MemoryViT, name: str, classes: int) -> Sequence[str]:

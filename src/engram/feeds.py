@@ -40,7 +40,11 @@ class Item:
     failed: int = 0  # pictures of it that could not be read
 
     def split(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from zip(torch.split(self.inputs, size), torch.split(self.labels, size), strict=True)
+        """Parts of at most this size; none of an empty batch."""
+        if len(self.labels):
+            yield from zip(
+                torch.split(self.inputs, size), torch.split(self.labels, size), strict=True
+            )
 
 
 class Feed(Protocol):
@@ -141,7 +145,6 @@ class Cached:
         flip: bool,
         team: Team,
         only_pooled: bool,
-        progress: Progress,
     ) -> None:
         self.model, self.team, self.recipe = model, team, recipe
         self.only_pooled = only_pooled
@@ -163,9 +166,20 @@ class Cached:
                 )
                 for number in range(recipe.views)
             ]
-        for cache in self._views:
-            self._fill(cache, train, self._train_contents, progress)
-        self._fill(self._plain, val, self._val_contents, progress)
+        self._stores = [(cache, train, self._train_contents) for cache in self._views]
+        self._stores.append((self._plain, val, self._val_contents))
+
+    def missing(self) -> int:
+        """The bytes that filling will add."""
+        rows: dict[Cache, set[str]] = {}
+        for cache, _, contents in self._stores:
+            rows.setdefault(cache, set()).update(c for c in contents if c and c not in cache)
+        return sum(cache.row_bytes * len(absent) for cache, absent in rows.items())
+
+    def fill(self, progress: Progress) -> None:
+        """Run the trunk on what is not stored yet, and list what cannot be read."""
+        for cache, dataset, contents in self._stores:
+            self._fill(cache, dataset, contents, progress)
 
     def _fill(
         self, cache: Cache, dataset: Dataset, contents: list[str], progress: Progress
@@ -177,9 +191,6 @@ class Cached:
             done += images
             progress("caching", done * self.team.world, max(missing, done))
 
-        for i, content in enumerate(contents):
-            if not content:
-                self.bad[dataset.where(i)] = f"{dataset.where(i)}: the file cannot be read"
         found = cache.fill(
             dataset,
             contents,
@@ -191,6 +202,9 @@ class Cached:
         self.team.wait()
         cache.refresh()
         self.bad.update(pair for shared in self.team.gather([found]) for pair in shared.items())
+        for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
+            if content not in cache and dataset.where(i) not in self.bad:
+                self.bad[dataset.where(i)] = f"{dataset.where(i)}: the file cannot be read"
 
     def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
         cache = self._views[epoch % len(self._views)]
@@ -236,21 +250,23 @@ def choose(
     train, val = splits["train"], splits["val"]
     augment = splits.augment if recipe.augment == "auto" else recipe.augment
     regimes = [model.task(name).spec.parts for name in names]
-    row = row_bytes(model.trunk, preprocessing_of(model))
     views = recipe.views if augment != "none" else 1
-    need = row * (len(train) * views + len(val))
-    against = None
+    need = row_bytes(model.trunk, preprocessing_of(model)) * (len(train) * views + len(val))
+    against, cached = None, None
     if any(regime.changes_trunk for regime in regimes):
         against = "the regime changes the trunk's own tokens"
     elif transform is not None:
         against = "what a transform of your own does cannot be known"
     elif augment != "none" and not recipe.views:
         against = f"augment is {augment}, which is random every time (give views to fix some)"
-    elif need > min(recipe.cache_gb * 1e9, 0.8 * room()):
-        against = (
-            f"it would take {need / 1e9:.1f} GB, with {room() / 1e9:.1f} GB free and cache_gb at "
-            f"{recipe.cache_gb:g}"
-        )
+    elif need > recipe.cache_gb * 1e9:
+        against = f"it would take {need / 1e9:.2g} GB, and cache_gb is {recipe.cache_gb:g}"
+    elif recipe.cache != "off":
+        only_pooled = not any(regime.masked for regime in regimes)
+        cached = Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled)
+        if any(team.gather([cached.missing() > 0.8 * room()])):
+            free = f"{room() / 1e9:.2g} GB are free"
+            against = f"it would take {cached.missing() / 1e9:.2g} GB more, and {free}"
     if recipe.cache == "on" and against:
         raise EngramError(f"The cache cannot be used: {against}. Use cache auto or off.")
     if augment != "none" and recipe.views and (against or recipe.cache == "off"):
@@ -258,7 +274,7 @@ def choose(
             f"views is {recipe.views}, and views live in the cache, which is "
             + (f"not possible here: {against}." if against else "off.")
         )
-    if recipe.cache == "off" or against:
+    if cached is None or against:
         return Pictures(model, train, val, recipe, augment, splits.flip, team, transform)
-    only_pooled = not any(regime.masked for regime in regimes)
-    return Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled, progress)
+    cached.fill(progress)
+    return cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -85,10 +86,12 @@ def fit(
             f"The task {name!r} has {len(task.spec.classes)} classes and {splits.name} has "
             f"{len(splits.classes)}, or in another order; add the task with classes=splits.classes."
         )
+    if test:
+        splits["test"]  # whether there is one should show now, not after an hour
     run = Run(Path(out), team, overwrite) if out is not None else None
     learner = Learner(model, name, recipe)
     began = time.perf_counter()
-    with run or _nothing():
+    with run or contextlib.nullcontext():
         history, unreadable = train(
             model, [learner], splits, recipe,
             run=run, resume=resume, transform=transform, team=team, progress=progress,
@@ -140,6 +143,13 @@ class Learner:
         self.best: list[Tensor] | None = None
         self.best_accuracy, self.since_best = -1.0, 0
         self.metrics: dict[str, Any] = {}
+        half = recipe.precision == "fp16"
+        self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
+
+    @property
+    def done(self) -> bool:
+        """Whether patience has run out."""
+        return 0 < self.recipe.patience <= self.since_best
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The sum over images: what several processes and parts of a batch add up to."""
@@ -149,6 +159,8 @@ class Learner:
 
     def step(self, step: int, steps: int) -> None:
         """Clip, update, average. The gradients are means over the batch by now."""
+        if not self._unscale():
+            return
         if self.recipe.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
         for group in self.optimizer.param_groups:
@@ -160,9 +172,25 @@ class Learner:
                     self.average, list[Tensor](self.parameters), 1 - self.recipe.ema
                 )
 
+    def _unscale(self) -> bool:
+        """In fp16 small gradients would vanish, so the loss is scaled; False: by too much."""
+        if self.recipe.precision != "fp16":
+            return True
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        torch._foreach_div_(gradients, self.scale)
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            self.scale, self.since_scaled = self.scale / 2, 0
+            return False
+        self.since_scaled += 1
+        if self.since_scaled == 2000:
+            self.scale, self.since_scaled = self.scale * 2, 0
+        return True
+
     def judged(self, metrics: dict[str, Any]) -> None:
-        """Take note of a validation."""
+        """Take note of a validation; one whose patience has run out keeps its best."""
         self.metrics = metrics
+        if self.done:
+            return
         self.since_best += 1
         if metrics["accuracy"] > self.best_accuracy:
             self.best_accuracy, self.since_best = metrics["accuracy"], 0
@@ -206,8 +234,12 @@ class Learner:
                 states.setdefault(int(i), {})[field_name] = value.clone()
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
-        self.best_accuracy, self.since_best = about["best_accuracy"], about["since_best"]
-        self.metrics = about["metrics"]
+        for name, value in about.items():
+            setattr(self, name, value)
+
+    def about(self) -> dict[str, Any]:
+        names = ("best_accuracy", "since_best", "metrics", "scale", "since_scaled")
+        return {name: getattr(self, name) for name in names}
 
 
 def train(
@@ -235,7 +267,7 @@ def train(
     parameters = [p for learner in learners for p in learner.parameters]
     steps = recipe.steps or recipe.epochs * feed.per_epoch
     every = max(1, steps // recipe.evaluations)
-    scaler = torch.amp.GradScaler(team.device.type, enabled=dtype == torch.float16)
+    unreadable: dict[str, str] = {}
 
     def logits(inputs: Tensor) -> dict[str, Tensor]:
         with torch.autocast(team.device.type, dtype, enabled=dtype != torch.float32):
@@ -254,6 +286,8 @@ def train(
                     for name, values in logits(inputs).items():
                         answers[name].append((values.float().cpu(), labels))
         failed = sum(team.gather([failed]))
+        if failed:
+            refuse_bad()
         for learner in learners:
             metrics = classification_metrics(team.gather(answers[learner.name]), failed)
             if batches is None:
@@ -262,24 +296,29 @@ def train(
         model.train()
 
     def refuse_bad() -> None:
-        bad = {k: v for shared in team.gather([feed.bad]) for k, v in shared.items()}
-        images = len(splits["train"]) + len(splits["val"])
-        if run is not None and bad and team.main:
-            run.write("unreadable.txt", "".join(f"{text}\n" for text in sorted(bad.values())))
-        if len(bad) > recipe.max_bad * images:
+        known = len(unreadable)
+        for shared in team.gather([feed.bad]):
+            unreadable.update(shared)
+        images, reasons = len(splits["train"]) + len(splits["val"]), sorted(unreadable.values())
+        if run is not None and team.main and len(unreadable) > known:
+            run.write("unreadable.txt", "".join(f"{reason}\n" for reason in reasons))
+        if len(unreadable) > recipe.max_bad * images:
             raise EngramError(
-                f"{len(bad)} of {images} images cannot be read, more than max_bad "
-                f"({recipe.max_bad:.1%}) allows. The first: {min(bad.values())}. Mend or remove "
-                "them, or raise max_bad."
+                f"{len(unreadable)} of {images} images cannot be read, more than max_bad "
+                f"({recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Mend or "
+                "remove them, or raise max_bad."
             )
 
     # Where we are
     step, history, spent = 0, [], 0.0
+    losses, seen = torch.zeros(len(learners), dtype=torch.float64), 0
     identity = _identity(model, learners, splits, recipe, feed)
     if run is not None:
         state = run.begin(identity, resume)
         if state is not None:
             step, history, spent = state["step"], state["history"], state["seconds"]
+            losses, seen = state["tensors"].pop("losses"), state["seen"]
+            unreadable.update(state["unreadable"])
             for i, learner in enumerate(learners):
                 prefix = f"{i}."
                 kept = {
@@ -287,31 +326,28 @@ def train(
                 }
                 learner.restore(kept, state["learners"][i])
     refuse_bad()
-    validate(batches=2)  # a mistake in validation should show now, not after an hour
+    validate(batches=2)  # what is wrong with it should show now, not after an hour
 
     def checkpoint() -> None:
         if run is not None and team.main:
+            tensors = {
+                f"{i}.{k}": v for i, one in enumerate(learners) for k, v in one.tensors().items()
+            }
             run.save(
-                {f"{i}.{k}": v for i, one in enumerate(learners) for k, v in one.tensors().items()},
+                {**tensors, "losses": losses},
                 {
                     "identity": identity,
                     "step": step,
                     "seconds": spent + time.perf_counter() - began,
                     "history": history,
-                    "learners": [
-                        {
-                            "best_accuracy": one.best_accuracy,
-                            "since_best": one.since_best,
-                            "metrics": one.metrics,
-                        }
-                        for one in learners
-                    ],
+                    "seen": seen,
+                    "unreadable": unreadable,
+                    "learners": [one.about() for one in learners],
                 },
             )
 
     # Training
     began = saved = time.perf_counter()
-    losses, seen = torch.zeros(len(learners), dtype=torch.float64), 0
     epoch = -1
     batches: Iterator[Item] = iter(())
     with stoppable() as stop:
@@ -320,36 +356,39 @@ def train(
                 epoch, position = divmod(step, feed.per_epoch)
                 batches = feed.epoch(epoch, position)
             item = next(batches)
+            lost = torch.zeros(len(learners), device=team.device)
             for inputs, labels in item.split(recipe.micro_batch):
                 answers = logits(inputs)
                 labels = labels.to(team.device)
                 each = torch.stack([one.loss(answers[one.name], labels) for one in learners])
-                scaler.scale(each.sum()).backward()  # type: ignore[no-untyped-call]
-                losses += each.detach().cpu()
-            told = [float(len(item.labels)), float(item.failed), float(stop.asked)]
-            count, failed, asked = _share(team, parameters, told, scaler)
+                scales = torch.tensor([one.scale for one in learners], device=team.device)
+                (each * scales).sum().backward()  # type: ignore[no-untyped-call]
+                lost += each.detach()
+            told = [float(len(item.labels)), float(item.failed), float(stop.asked), *lost.tolist()]
+            count, failed, asked, *told = _share(team, parameters, told)
+            losses += torch.tensor(told)
             seen += int(count)
             for learner in learners:
-                learner.step(step, steps)
+                if count:
+                    learner.step(step, steps)
                 learner.optimizer.zero_grad()
             step += 1
             if failed:
                 refuse_bad()
             progress("training", step, steps, f"loss {float(losses.sum()) / max(1, seen):.3f}")
             if step % every == 0 or step == steps:
-                total = team.sum(losses.to(team.device, torch.float32)).cpu()
-                if not bool(total.isfinite().all()):
+                if not bool(losses.isfinite().all()):
                     raise EngramError(
                         f"The loss is not finite at step {step} with a learning rate of "
                         f"{learners[0].lr:g}; use a lower one."
                     )
                 validate()
-                history.append(_line(step, feed, learners, total / max(1, seen), recipe, steps))
+                history.append(_line(step, feed, learners, losses / max(1, seen), recipe, steps))
                 losses.zero_()
                 seen = 0
                 if run is not None and team.main:
                     run.log(history)
-                if recipe.patience and all(o.since_best >= recipe.patience for o in learners):
+                if all(learner.done for learner in learners):
                     break
             if asked or time.perf_counter() - saved > recipe.checkpoint_seconds:
                 checkpoint()
@@ -373,18 +412,14 @@ def train(
         validate()
         for learner, average in zip(learners, keep, strict=True):
             learner.average = average
-    return history, feed.bad
+    return history, unreadable
 
 
-def _share(
-    team: Team, parameters: Sequence[Tensor], told: list[float], scaler: Any
-) -> tuple[float, float, bool]:
-    """Turn sums of gradients into means over the whole batch, of all processes together."""
-    if scaler.is_enabled():
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad /= scaler.get_scale()
-        scaler.update()
+def _share(team: Team, parameters: Sequence[Tensor], told: list[float]) -> list[float]:
+    """Turn sums of gradients into means over the whole batch, of all processes together.
+
+    `told`, the number of images first, is summed over the processes as well.
+    """
     if team.world > 1:
         gradients = [
             (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
@@ -395,11 +430,10 @@ def _share(
         pieces = torch.split(total[len(told) :], [p.numel() for p in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter).clone()
-    count, failed, asked = told
     for parameter in parameters:
-        if parameter.grad is not None and count:
-            parameter.grad /= count
-    return count, failed, bool(asked)
+        if parameter.grad is not None and told[0]:
+            parameter.grad /= told[0]
+    return told
 
 
 def _line(
@@ -423,7 +457,9 @@ def _identity(
 ) -> str:
     """What a run is a run of: a checkpoint of another one is refused."""
     train = splits["train"]
-    free = ("evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers")
+    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
+    if recipe.patience:  # then the evaluations decide when to stop
+        free.remove("evaluations")
     decides = {
         "trunk": model.trunk.fingerprint,
         "tasks": [
@@ -443,18 +479,18 @@ class Run:
     """The folder beside an engram in the making: checkpoint, log, plot. Written atomically."""
 
     def __init__(self, out: Path, team: Team, overwrite: bool) -> None:
+        if out.is_dir():
+            raise EngramError(f"{out} is a folder; -o names the engram's file.")
         if out.exists() and not overwrite:
             raise EngramError(
                 f"{out} is there already; choose another -o, or replace it with --overwrite."
             )
-        self.out, self.team = out, team
+        self.out, self.team, self.overwrite = out, team, overwrite
         self.folder = out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
         self._writer: Any = None
 
     def __enter__(self) -> Run:
         try:
-            if self.out.is_dir():
-                raise IsADirectoryError(21, "it is a folder")
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".probe-{os.getpid()}"
             probe.touch()
@@ -477,24 +513,26 @@ class Run:
         """The state to go on from, or None to begin anew."""
         if not self.checkpoint.exists():
             return None
-        if not resume:
+        if not resume and not self.overwrite:
             raise EngramError(
-                f"{self.folder} holds an interrupted run; go on with resume (--resume), or remove "
-                "the folder to begin anew."
+                f"{self.folder} holds an interrupted run; go on with --resume, or begin anew with "
+                "--overwrite."
             )
+        if not resume:
+            return None
         try:
             with safetensors.safe_open(self.checkpoint, "pt") as file:
                 state: dict[str, Any] = json.loads(file.metadata()["run"])
                 state["tensors"] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EngramError(
-                f"The checkpoint {self.checkpoint} cannot be read ({error}); remove {self.folder} "
-                "to begin anew."
+                f"The checkpoint {self.checkpoint} cannot be read ({error}); begin "
+                "anew with --overwrite."
             ) from None
         if state["identity"] != identity:
             raise EngramError(
                 f"The run in {self.folder} was of other settings, data or trunk; repeat its "
-                "command with --resume, or remove the folder to begin anew."
+                "command with --resume, or begin anew with --overwrite."
             )
         return state
 
@@ -528,8 +566,3 @@ class Run:
 
         draw_history(history, self.folder / "history.png")
         self.checkpoint.unlink(missing_ok=True)
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *exception: object) -> None: ...

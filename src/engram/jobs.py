@@ -87,7 +87,7 @@ def fit_job(
     rows = _result_rows(result)
     if splits.ignored:
         rows.append(("ignored", f"{splits.ignored} files that are no images"))
-    return Description(result.to_dict() if team.main else {}, rows if team.main else [])
+    return Description(result.to_dict(), rows)
 
 
 def sweep_job(
@@ -191,7 +191,7 @@ def eval_job(
         for name, metrics in document.items()
     )
     columns = ("task", "images", *_METRICS, "unreadable")
-    return Description(document, [], columns, table) if team.main else Description({}, [])
+    return Description(document, [], columns, table)
 
 
 _METRICS = ("accuracy", "top5", "macro_f1", "ece", "loss")
@@ -224,7 +224,7 @@ def predict_job(
                 f"{one['class']}" + (f" {one['probability']:.1%}" if name else "") for one in best
             )
             table.append((result["image"], name, said))
-    return Description({"images": results}, [], ("image", "task", "answer"), tuple(table))
+    return Description(results, [], ("image", "task", "answer"), tuple(table))
 
 
 def _images(path: Path) -> list[str]:

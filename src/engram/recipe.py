@@ -78,9 +78,11 @@ class Recipe:
                 raise EngramError(
                     f"{item.name} is {value!r}; it must be {kind}, at least {about['least']:g}."
                 )
-        for name in ("momentum", "label_smoothing", "ema", "val_share", "max_bad"):
-            if getattr(self, name) >= 1 and name != "max_bad":
+        for name in ("momentum", "label_smoothing", "ema", "val_share"):
+            if getattr(self, name) >= 1:
                 raise EngramError(f"{name} is {getattr(self, name)}; it must be below 1.")
+        if self.min_area > 1:
+            raise EngramError(f"min_area is {self.min_area}; it can be 1 at most.")
         if self.views and self.augment == "none":
             raise EngramError(
                 f"views is {self.views}, but augment is none, so all views would be the same; "

@@ -11,7 +11,9 @@ import contextlib
 import csv
 import io
 import itertools
+import math
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -127,10 +129,17 @@ def sweep(
             "refit uses the validation images that were taken from the training data, but "
             f"{whole.name} has a validation split of its own; leave refit out."
         )
+    for lr in lrs:
+        if not 0 < lr < math.inf:
+            raise EngramError(f"lr is {lr:g}; it must be a number above 0.")
+    for decay in weight_decays:
+        recipe.but(weight_decay=decay)  # is checked there
+    if test:
+        splits["test"]  # whether there is one should show now, not after an hour
     grid = itertools.product(
-        tuple(lrs) or (learning_rate(recipe, regime),),
-        tuple(cells) if REGIMES[regime].cells else (0,),
-        tuple(weight_decays) or (recipe.weight_decay,),
+        dict.fromkeys(lrs) or (learning_rate(recipe, regime),),
+        dict.fromkeys(cells) if REGIMES[regime].cells else (0,),
+        dict.fromkeys(weight_decays) or (recipe.weight_decay,),
     )
     variants = [
         Variant(Setting(*point), recipe.seed + seed) for point in grid for seed in range(seeds)
@@ -167,6 +176,7 @@ def sweep(
             run.write("sweep.csv", _csv(settings))
             draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
             run.finish([])
+            scratch.clear(run)
     return SweepResult(
         name,
         regime,
@@ -231,15 +241,23 @@ class _Scratch:
         scores = []
         for i, variant in enumerate(variants):
             out = None if run is None else run.folder / f"variant-{i}.safetensors"
-            if out is not None and resume and out.exists():
-                engram = read_engram(out)
-                scores.append(_Score(dict(engram.metrics["val"]), engram))
-                continue
             scratch = self._fresh()
             self._add(scratch, self.name, variant)
+            recipe = self._recipe(variant)
+            if out is not None and out.exists() and resume:
+                engram = read_engram(out)
+                spec = scratch.task(self.name).spec
+                if (engram.spec, engram.recipe) != (spec, recipe.to_dict()):
+                    raise EngramError(
+                        f"{out} was trained with other settings; repeat the command of that sweep "
+                        "with --resume, or begin anew with --overwrite."
+                    )
+                scores.append(_Score(dict(engram.metrics["val"]), engram))
+                continue
+            anew = resume or run is None or run.overwrite
             result = fit(
-                scratch, self.name, self.splits, self._recipe(variant),
-                out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
+                scratch, self.name, self.splits, recipe,
+                out=out, resume=resume, overwrite=anew, team=self.team, progress=progress,
             )  # fmt: skip
             scores.append(_Score(dict(result.metrics["val"]), scratch.engram(self.name)))
         return scores
@@ -250,6 +268,14 @@ class _Scratch:
         self._add(scratch, self.name, variant)
         fit(scratch, self.name, splits, self._recipe(variant), team=self.team, progress=progress)
         return scratch.engram(self.name)
+
+    def clear(self, run: Run) -> None:
+        """Remove what `one_by_one` wrote: the best is kept elsewhere by now."""
+        for path in run.folder.glob("variant-*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def _recipe(self, variant: Variant) -> Recipe:
         setting = variant.setting

@@ -255,13 +255,19 @@ class ViT(nn.Module):
         width = config.width
 
         def tokens(count: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.randn(count, width) * 0.02) if count else None
+            return nn.Parameter(drawn(count)) if count else None
+
+        def drawn(count: int) -> Tensor:
+            empty = torch.empty(count, width)
+            if empty.is_meta:  # to draw there would load torch's compiler, which takes seconds
+                return empty
+            return torch.randn(count, width) * 0.02
 
         self.patch = nn.Conv2d(3, width, config.patch, config.patch, bias=config.patch_bias)
         self.class_token = tokens(int(config.class_token))  # (1, D)
         self.registers = tokens(config.registers)  # (registers, D)
         self.prefix_position = tokens(config.prefix_positions)  # (prefix positions, D)
-        self.position = nn.Parameter(torch.randn(config.grid[0] * config.grid[1], width) * 0.02)
+        self.position = nn.Parameter(drawn(config.grid[0] * config.grid[1]))
         self.pre_norm = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=config.eps) if config.final_norm else nn.Identity()

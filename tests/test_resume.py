@@ -1,0 +1,172 @@
+"""A run that was killed, stopped or out of disk goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+import engram
+from engram.data import load
+from engram.errors import EngramError
+
+CACHED = ("--cache", "on", "--workers", "0")
+#: Decoded and augmented anew in every epoch, the average is kept, and patience picks the best.
+AUGMENTED = (
+    *("--augment", "pad-crop", "--optimizer", "sgd", "--lr", "0.3", "--workers", "2"),
+    *("--ema", "0.9", "--patience", "8", "--evaluations", "10"),
+)
+
+
+@pytest.fixture
+def fit(small_trunk: Path, colours: Path) -> Callable[..., list[object]]:
+    """The arguments of a run that checkpoints at every step."""
+
+    def arguments(out: Path, *more: object) -> list[object]:
+        return [
+            *("fit", colours, "--task", "colours", "--backbone", small_trunk, "-o", out),
+            *("--steps", 20, "--batch", 16, "--checkpoint-seconds", 0, *more),
+        ]
+
+    return arguments
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path)
+
+
+def step_of(out: Path) -> int:
+    """How far the checkpoint of a run is."""
+    try:
+        with safe_open(out.with_suffix(".run") / "checkpoint.safetensors", "pt") as file:
+            return int(json.loads(file.metadata()["run"])["step"])
+    except (FileNotFoundError, SafetensorError):
+        return 0
+
+
+def reached(out: Path, step: int) -> Callable[[], bool]:
+    return lambda: step_of(out) >= step
+
+
+@pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
+    at_once = nursery.run(*fit(whole, *settings))
+    assert at_once.code == 0, at_once.stderr
+    steps = sorted(random.Random(len(settings)).sample(range(1, 13), 3))
+    for i, step in enumerate(steps):
+        resume = ["--resume"] if i else []
+        run = nursery.start(*fit(killed, *settings, *resume))
+        run.signal_when(signal.SIGKILL, reached(killed, step))
+        assert run.code == -signal.SIGKILL
+        assert not killed.exists()
+    end = nursery.run(*fit(killed, *settings, "--resume", "--json"))
+    assert end.code == 0, end.stderr
+    assert {k: v.tolist() for k, v in tensors(whole).items()} == {
+        k: v.tolist() for k, v in tensors(killed).items()
+    }
+    assert engram.inspect(whole).content == engram.inspect(killed).content
+    assert engram.inspect(whole).metrics == engram.inspect(killed).metrics
+    histories = [path.with_suffix(".run") / "history.csv" for path in (whole, killed)]
+    assert histories[0].read_text() == histories[1].read_text()
+    assert not (killed.with_suffix(".run") / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])
+def test_ctrl_c_saves_and_says_how_to_go_on(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    out, other = tmp_path / "out.safetensors", tmp_path / "other.safetensors"
+    hour = ("--checkpoint-seconds", 3600)
+    run = nursery.start(*fit(out, *settings, "--steps", 4000))
+    run.signal_when(signal.SIGINT, reached(out, 3))
+    assert run.code == 130, run.stderr
+    assert "Stopped at step" in run.stderr
+    assert "of 4000. Run the same command with --resume to go on." in run.stderr
+    assert "Traceback" not in run.stderr
+    assert step_of(out) >= 3
+    assert not out.exists()
+    if settings == CACHED:
+        again = nursery.run(*fit(out, *settings, "--steps", 4000))
+        assert again.code == 2
+        assert "holds an interrupted run; go on with --resume" in again.stderr
+        changed = nursery.run(*fit(out, *settings, "--steps", 4000, "--lr", 0.5, "--resume"))
+        assert changed.code == 2
+        assert "was of other settings, data or trunk" in changed.stderr
+        anew = nursery.run(*fit(out, *settings, "--overwrite", *hour))
+        fresh = nursery.run(*fit(other, *settings, *hour))
+        assert (anew.code, fresh.code) == (0, 0), anew.stderr
+        assert engram.inspect(out).content == engram.inspect(other).content
+        there = nursery.run(*fit(out, *settings, "--resume"))
+        assert there.code == 2
+        assert "is there already" in there.stderr
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    whole, short = tmp_path / "whole.safetensors", tmp_path / "short.safetensors"
+    assert nursery.run(*fit(whole, *CACHED)).code == 0
+    run = nursery.start(*fit(short, *CACHED, "--steps", 20))
+    run.signal_when(signal.SIGKILL, reached(short, 5))
+    size = (short.with_suffix(".run") / "checkpoint.safetensors").stat().st_size
+    before = step_of(short)
+    full = nursery.run(*fit(short, *CACHED, "--resume"), fsize=size // 2)
+    assert full.code == 2, full.stderr
+    assert "cannot be written" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert len(full.stderr.strip().splitlines()) == 1
+    assert step_of(short) == before
+    end = nursery.run(*fit(short, *CACHED, "--resume"))
+    assert end.code == 0, end.stderr
+    assert engram.inspect(short).content == engram.inspect(whole).content
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")
+def test_a_disk_without_room_for_the_log_is_a_sentence(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(["mount", *options], check=False, capture_output=True).returncode:
+        pytest.skip("this machine does not let a test make a small disk")
+    try:
+        (disk / "rest").write_bytes(bytes(40_000))
+        run = nursery.run(*fit(disk / "out.safetensors", *CACHED))
+        assert run.code == 2, run.stderr
+        assert "cannot be written (No space left on device)" in run.stderr
+        assert "Traceback" not in run.stderr
+        assert not (disk / "out.safetensors").exists()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_damaged_checkpoint_is_refused(small_trunk: Path, colours: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out.run"
+    folder.mkdir()
+    (folder / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    splits = load(colours)
+    model = engram.MemoryViT(engram.load_trunk(small_trunk))
+    model.add_task("colours", splits.classes, seed=0)
+    recipe = engram.Recipe(steps=1, workers=0)
+    with pytest.raises(EngramError, match=r"cannot be read .* --overwrite"):
+        engram.fit(model, "colours", splits, recipe, out=tmp_path / "out.safetensors", resume=True)
+    model.detach("colours")
+    model.add_task("colours", splits.classes, seed=0)
+    out = tmp_path / "out.safetensors"
+    assert engram.fit(model, "colours", splits, recipe, out=out, overwrite=True).path == out
+    assert torch.equal(model.task("colours").head.weight, tensors(out)["head.weight"])
