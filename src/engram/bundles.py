@@ -113,7 +113,7 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
             files.write_engram(building / _file(engram), engram)
         text = json.dumps(bundle.manifest(), indent=1) + "\n"
         files.write_atomically(building / MANIFEST, text.encode())
-        _put(building, folder)
+        put_folder(building, folder)
     except OSError as error:
         raise EngramError(
             f"The bundle {out} cannot be written ({error.strerror or error}); check the folder, "
@@ -142,7 +142,7 @@ def _check_replaceable(folder: Path) -> None:
         )
 
 
-def _put(new: Path, folder: Path) -> None:
+def put_folder(new: Path, folder: Path) -> None:
     """Rename a folder into its place; what was there comes back if that fails."""
     old = new.with_suffix(".old")
     replaced = folder.is_dir() and any(folder.iterdir())

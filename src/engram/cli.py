@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from inspect import Parameter
 from inspect import signature as inspect_signature
 from pathlib import Path
@@ -115,6 +116,23 @@ def convert(
     called = names.split(",") if names else None
     paths = convert(checkpoint, base, out, names=called, raw_pixels=raw_pixels)
     _show(describe_engrams(paths), as_json)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Of the scenes and the first weights.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """See it: three tasks learned on one small ViT, composed, and put to the proof."""
+    from rich.console import Console
+
+    from engram.demo import run_demo
+
+    console = Console(quiet=as_json, emoji=False)
+    results = run_demo(out, seed=seed, console=console, bars=partial(_bars, as_json))
+    if as_json:
+        print(json.dumps(results, indent=2), flush=True)
 
 
 # Training

@@ -1,0 +1,507 @@
+"""The tour a newcomer runs first: three tasks, one frozen ViT, one pass, and proof of the promises.
+
+Everything is real and made on the spot: scikit-learn's handwritten digits, two questions about
+generated scenes, and the bundled trunk. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from engram.bundles import compose, load_model, put_folder
+from engram.checkpoints import load_trunk
+from engram.costs import shape_of, task_costs
+from engram.data import Dataset, Splits, load, split_validation
+from engram.errors import EngramError, Interrupted
+from engram.evaluate import preprocessing_of
+from engram.feeds import Progress, silent
+from engram.files import write_atomically
+from engram.fit import Result, fit
+from engram.images import Pixels, evaluation_view, normalise
+from engram.memory import Memory, Stream, TrunkPass, full_attention
+from engram.memory import beside as run_beside
+from engram.model import MemoryViT
+from engram.recipe import Recipe
+from engram.scenes import scene_splits
+
+WHAT = "engram demo"
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is learned: as much as two cores can in about a minute."""
+
+    digits: int = 1400  # training images
+    digits_epochs: int = 12
+    scenes: int = 1600
+    scenes_epochs: int = 10
+    test: int = 400
+    rounds: int = 15  # of the timing
+
+
+def run_demo(
+    out: str | os.PathLike[str] = "demo",
+    *,
+    seed: int = 0,
+    size: Size | None = None,
+    console: Console | None = None,
+    bars: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(silent),
+) -> dict[str, Any]:
+    """Show everything once, write `out`/report.html and `out`/results.json, and give the results.
+
+    An earlier demo at `out` is replaced when the new one is whole; any other folder is refused.
+    """
+    folder = Path(os.path.realpath(out))
+    check_replaceable(folder)
+    console = console or Console(quiet=True)
+    building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
+    try:
+        _make(building, out)
+        with _cache_in(building / "cache"):
+            results = _Tour(building, Path(out), seed, size or Size(), console, bars).run()
+        shutil.rmtree(building / "cache", ignore_errors=True)
+        results["files"] = sorted(
+            [str(path.relative_to(building)) for path in building.rglob("*") if path.is_file()]
+            + [RESULTS]
+        )
+        write_atomically(building / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
+        put_folder(building, folder)
+    except (KeyboardInterrupt, Interrupted):
+        raise Interrupted(
+            f"Stopped; nothing was written to {out}. Run `engram demo` again to see it whole."
+        ) from None
+    except OSError as error:
+        raise _cannot_write(out, error) from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return results
+
+
+# The folder
+
+
+def check_replaceable(folder: Path) -> None:
+    """Only an earlier demo is replaced, and nothing is deleted that is not part of it."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise EngramError(f"{folder} is a file; give --out the path of a folder for the demo.")
+    try:
+        there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        found = json.loads((folder / RESULTS).read_text()) if RESULTS in there else {}
+    except (OSError, ValueError):
+        found = {}
+    known = set(found["files"]) if isinstance(found, dict) and found.get("what") == WHAT else set()
+    if there - known:
+        what = "holds a demo and other files" if known else "is there already and is not a demo"
+        few = ", ".join(sorted(there - known)[:3])
+        raise EngramError(
+            f"The folder {folder} {what} ({few}), and would be replaced; choose another one with "
+            "--out, or move it away."
+        )
+
+
+def _make(building: Path, out: str | os.PathLike[str]) -> None:
+    """The folder that the demo is built in, on a disk with enough room."""
+    try:
+        building.mkdir(parents=True)
+    except OSError as error:
+        raise _cannot_write(out, error) from None
+    free, need = shutil.disk_usage(building).free, 1_000_000_000
+    if free < need:
+        raise EngramError(
+            f"The demo needs 1 GB for a minute, and the disk of {out} has {free / 1e9:.1f} GB "
+            "free; make room, or choose another disk with --out."
+        )
+
+
+def _cannot_write(out: str | os.PathLike[str], error: OSError) -> EngramError:
+    if error.errno == errno.ENOSPC:
+        return EngramError(
+            f"The disk of {out} is full; make room, or choose another disk with --out."
+        )
+    reason = error.strerror or str(error)
+    return EngramError(
+        f"The demo cannot be written to {out} ({reason}); choose a folder that you may write to "
+        "with --out."
+    )
+
+
+@contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
+    """Let what the trunk feeds to tasks lie in a folder that goes away with the demo."""
+    before = os.environ.get("ENGRAM_CACHE")
+    os.environ["ENGRAM_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["ENGRAM_CACHE"]
+        else:
+            os.environ["ENGRAM_CACHE"] = before
+
+
+# The tour
+
+
+@dataclass
+class _Tour:
+    folder: Path  # where things are written now
+    out: Path  # what the user calls it
+    seed: int
+    size: Size
+    console: Console
+    bars: Callable[[], AbstractContextManager[Progress]]
+
+    def run(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        trunk = load_trunk("pico")
+        self.model = MemoryViT(trunk)
+        self.data: dict[str, Splits] = {}
+        self.learned: dict[str, Result] = {}
+        config = trunk.config
+        self._title("One frozen ViT")
+        self._say(
+            f"pico is a small ViT ({config.depth} layers, width {config.width}, "
+            f"{sum(p.numel() for p in trunk.parameters()):,} parameters) that knows the ten "
+            f"classes of CIFAR-10: {', '.join(trunk.labels or ())}. It stays as it is."
+        )
+        self._title("Three tasks, each an engram: 5 memory cells a layer, a class token, a head")
+        self._learn("digits", "handwritten digits", _digits(self.size, self.seed), ())
+        for question, about, extends in (
+            ("shape", "which shape a scene shows", ()),
+            ("count", "how many of them; it extends shape", ("shape",)),
+        ):
+            splits = scene_splits(
+                question,
+                train=self.size.scenes,
+                val=max(20, self.size.test // 2),
+                test=self.size.test,
+                seed=self.seed,
+            )
+            self._learn(question, about, splits, extends)
+
+        self._compose()
+        accuracies = self._examine()
+        picture = self._ask()
+        identical = self._prove()
+        passes = self._time()
+        unmasked = self._unmask()
+        self.results: dict[str, Any] = {
+            "what": WHAT,
+            "seed": self.seed,
+            "accuracies": accuracies,
+            "base_identical": identical,
+            "costs": self._costs(),
+            "passes": passes,
+            "without_mask": unmasked,
+            "picture": picture,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        self._end()
+        return self.results
+
+    # The steps
+
+    def _learn(self, name: str, about: str, splits: Splits, extends: Sequence[str]) -> None:
+        """Train a task, and say how good it became."""
+        digits = name == "digits"
+        epochs = self.size.digits_epochs if digits else self.size.scenes_epochs
+        recipe = Recipe(
+            epochs=epochs, seed=self.seed, data_seed=self.seed, evaluations=8, workers=0
+        )
+        task = self.model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
+        with self.bars() as progress:
+
+            def told(what: str, done: int, total: int, note: str = "") -> None:
+                progress(f"{name}: {what}", done, total, note)
+
+            result = fit(self.model, name, splits, recipe, progress=told)
+        self.data[name], self.learned[name] = splits, result
+        path = self.folder / f"{name}.safetensors"
+        self.model.save(name, path, metrics=dict(result.metrics), recipe=recipe.to_dict())
+        parameters = sum(p.numel() for p in task.parameters())
+        self._say(
+            f"{name}: {about}. {len(splits['train']):,} pictures, {result.seconds:.0f} seconds, "
+            f"{parameters:,} parameters, {path.stat().st_size / 1000:.0f} KB."
+        )
+
+    def _compose(self) -> None:
+        """Put the files together, and go on with what is on disk."""
+        paths = [self.folder / f"{name}.safetensors" for name in self.data]
+        compose(paths, self.folder / "bundle")
+        for path in paths:
+            path.unlink()
+        self.model = load_model(self.folder / "bundle").eval()
+        self._title("Composed")
+        self._say(f"{self.out}/bundle holds all three; nobody had to train again.")
+
+    def _examine(self) -> dict[str, float]:
+        """Accuracy on the test pictures, with all tasks attached."""
+        self.answers = _answers(self.model, self.data["digits"]["test"], ["digits"])
+        self.answers |= _answers(self.model, self.data["shape"]["test"], ["shape", "count"])
+        accuracies = {
+            name: _accuracy(answers, self.data[name]["test"])
+            for name, answers in self.answers.items()
+        }
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        for title in ("task", "classes", "test accuracy", "of pictures", "by chance"):
+            table.add_column(title, justify="left" if title == "task" else "right")
+        for name, accuracy in accuracies.items():
+            test = self.data[name]["test"]
+            chance = 1 / len(test.classes)
+            table.add_row(name, str(len(test.classes)), f"{accuracy:.1%}", f"{len(test):,}",
+                          f"{chance:.0%}")  # fmt: skip
+        self.console.print(table)
+        return accuracies
+
+    def _ask(self) -> dict[str, Any]:
+        """All questions about one picture, in one pass."""
+        test, counts = self.data["shape"]["test"], self.data["count"]["test"]
+        chosen = next(
+            (
+                i
+                for i in range(len(test))
+                if int(self.answers["shape"][i].argmax()) == int(test.labels[i])
+                and int(self.answers["count"][i].argmax()) == int(counts.labels[i]) == 2
+            ),
+            0,
+        )
+        pixels = np.asarray(test.read(chosen))
+        Image.fromarray(pixels).save(self.folder / "scene.png")
+        with torch.inference_mode():
+            logits = self.model(_pixels(self.model, test, [chosen]))
+        answers = {}
+        for name, values in logits.items():
+            names = (
+                self.model.trunk.labels if name == "base" else self.model.task(name).spec.classes
+            )
+            share, best = values[0].softmax(-1).max(-1)
+            answers[name] = {
+                "class": (names or ())[int(best)] if names else str(int(best)),
+                "probability": round(float(share), 4),
+            }
+        truth = {
+            "shape": test.classes[test.labels[chosen]],
+            "count": counts.classes[counts.labels[chosen]],
+        }
+        self._title("One picture, one pass, every question")
+        if self.console.is_terminal:
+            self.console.print(_drawn(pixels))
+        self._say(f"It shows: {truth['shape']}, {truth['count']}. Asked at once:")
+        for name, answer in answers.items():
+            note = {
+                "base": "the ViT itself, which knows no shapes",
+                "digits": "asked too, though nobody wrote a digit",
+            }.get(name, "right" if answer["class"] == truth.get(name) else "wrong")
+            self._say(f"  {name:7} {answer['class']:11} {answer['probability']:5.0%}   {note}")
+        self._say(f"The picture is {self.out}/scene.png.")
+        return {"file": "scene.png", "truth": truth, "answers": answers}
+
+    def _prove(self) -> bool:
+        """Compare with the trunk as it is on disk, which knows of no task."""
+        plain = load_trunk("pico").eval()
+        test = self.data["shape"]["test"]
+        pictures = min(200, len(test))
+        parts = torch.split(_pixels(self.model, test, range(pictures)), 50)
+        with torch.inference_mode():
+            ours = torch.cat([self.model(part, exact=True)["base"] for part in parts])
+            theirs = torch.cat([plain(part) for part in parts])
+        identical = torch.equal(ours, theirs) and plain.fingerprint == self.model.trunk.fingerprint
+        self._title("The ViT did not change by a bit")
+        self._say(
+            f"{ours.numel():,} numbers of base on {pictures} pictures, three tasks attached, "
+            "beside those of the plain ViT: "
+            + ("identical, bit for bit." if identical else "DIFFERENT. Please report this.")
+        )
+        return identical
+
+    def _time(self) -> dict[str, float]:
+        """One pass for all against a pass for each, in turns, so that both see the same machine."""
+        test = self.data["shape"]["test"]
+        images = min(16, len(test))
+        pixels = _pixels(self.model, test, range(images))
+        names = ["base", *self.model.tasks]
+        spent: dict[str, list[float]] = {"one_pass": [], "pass_per_task": [], "plain_trunk": []}
+        with torch.inference_mode():
+            for turn in range(self.size.rounds + 1):  # the first warms up
+                for what, times in spent.items():
+                    began = time.perf_counter()
+                    if what == "one_pass":
+                        self.model(pixels)
+                    elif what == "plain_trunk":
+                        self.model.trunk(pixels)
+                    else:
+                        for name in names:
+                            self.model(pixels, tasks=[name])
+                    if turn:
+                        times.append(time.perf_counter() - began)
+        each = {what: 1000 * statistics.median(t) / images for what, t in spent.items()}
+        ratio = each["pass_per_task"] / each["one_pass"]
+        self._title("One pass for all")
+        self._say(
+            f"{len(names)} answers in one pass: {each['one_pass']:.1f} ms a picture. "
+            f"A pass for each: {each['pass_per_task']:.1f} ms, {ratio:.1f} times as long. "
+            f"The plain ViT alone: {each['plain_trunk']:.1f} ms."
+        )
+        return {**{f"{k}_ms": round(v, 3) for k, v in each.items()}, "ratio": round(ratio, 2)}
+
+    def _unmask(self) -> dict[str, Any]:
+        """What happens when tasks read each other's cells, and when the trunk does."""
+        first, others = "digits", [name for name in self.model.tasks if name != "digits"]
+        test = self.data[first]["test"]
+        beside = [others[:count] for count in range(len(others) + 1)]
+        found = [
+            _unmasked(self.model, first, beside, part)
+            for part in torch.split(_pixels(self.model, test, range(len(test))), 64)
+        ]
+        logits = {key: torch.cat([part[key] for part in found]) for key in found[0]}
+        steps = [
+            {
+                "beside": added,
+                "with_mask": _accuracy(logits[f"masked {len(added)}"], test),
+                "without_mask": _accuracy(logits[f"free {len(added)}"], test),
+            }
+            for added in beside
+        ]
+        plain, moved = logits["base"].argmax(1), logits["base free"].argmax(1)
+        changed = round(float((moved != plain).float().mean()), 4)
+        self._title("Without the mask")
+        self._say("Test accuracy of digits when other engrams are added to the same ViT:")
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2))
+        table.add_column("")
+        table.add_column("masked", justify="right")
+        table.add_column("reading their cells", justify="right")
+        for added, step in zip(beside, steps, strict=True):
+            what = f"+ {added[-1]}" if added else "alone"
+            table.add_row(what, f"{step['with_mask']:.1%}", f"{step['without_mask']:.1%}")
+        self.console.print(table)
+        self._say(
+            f"If the ViT's own tokens read them as well, "
+            f"base changes {changed:.0%} of its answers about these pictures."
+        )
+        return {"task": first, "steps": steps, "base_answers_changed": changed}
+
+    def _costs(self) -> dict[str, Any]:
+        shape = shape_of(self.model.trunk)
+        costs: dict[str, Any] = {}
+        for name, task in self.model.tasks.items():
+            ancestors = [self.model.task(parent).spec for parent in task.spec.extends]
+            cost = task_costs(shape, task.spec, ancestors)
+            costs[name] = {**asdict(cost), "share": round(cost.share, 5)}
+        return costs
+
+    def _end(self) -> None:
+        self._title(f"Done in {self.results['seconds']:.0f} seconds")
+        self._say(f"The whole story with pictures: {self.out}/report.html")
+        self._say(
+            "Your turn: put pictures into one folder for each class, photos/cats, photos/dogs, …, "
+            "and run"
+        )
+        self._say("  engram fit photos --task pets -o pets.safetensors")
+
+    # Telling
+
+    def _title(self, text: str) -> None:
+        self.console.print(f"\n{text}", style="bold", markup=False, highlight=False)
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+
+def _drawn(pixels: Pixels) -> Text:
+    """A small picture as text: two pixels a letter, one above the other."""
+    text = Text()
+    for top, bottom in zip(pixels[::2], pixels[1::2], strict=False):
+        text.append("  ")
+        for above, below in zip(top.tolist(), bottom.tolist(), strict=True):
+            colours = [f"rgb({','.join(map(str, colour))})" for colour in (above, below)]
+            text.append("▀", style=f"{colours[0]} on {colours[1]}")
+        text.append("\n")
+    return text
+
+
+# Numbers
+
+
+def _digits(size: Size, seed: int) -> Splits:
+    splits = load("digits")
+    train, val = split_validation(splits["train"], 0.1, seed)
+    test = splits["test"]
+    return replace(
+        splits,
+        train=train.subset(np.arange(min(size.digits, len(train)))),
+        val=val.subset(np.arange(min(size.test, len(val)))),
+        test=test.subset(np.arange(min(size.test, len(test)))),
+    )
+
+
+def _pixels(model: MemoryViT, dataset: Dataset, samples: Sequence[int]) -> Tensor:
+    preprocessing = preprocessing_of(model)
+    views = [evaluation_view(dataset.read(i), preprocessing) for i in samples]
+    return normalise(torch.from_numpy(np.stack(views)), preprocessing)
+
+
+def _answers(model: MemoryViT, dataset: Dataset, tasks: Sequence[str]) -> dict[str, Tensor]:
+    parts = torch.split(_pixels(model, dataset, range(len(dataset))), 64)
+    with torch.inference_mode():
+        found = [model(part, tasks=tasks) for part in parts]
+    return {name: torch.cat([one[name] for one in found]) for name in tasks}
+
+
+def _accuracy(logits: Tensor, dataset: Dataset) -> float:
+    right = (logits.argmax(1).cpu().numpy() == dataset.labels).mean()
+    return round(float(right), 4)
+
+
+@torch.inference_mode()
+def _unmasked(
+    model: MemoryViT, first: str, beside: Sequence[Sequence[str]], pixels: Tensor
+) -> dict[str, Tensor]:
+    """Logits of a task with and without the mask between it and other tasks, and of base.
+
+    Without it, the task reads the class tokens and cells of all of them (`free`), and the trunk's
+    own tokens read all cells (`base free`). The trunk runs once for all that leave it alone.
+    """
+    trunk, task = model.trunk, model.task(first)
+    x = trunk.embed(pixels)
+    alone = TrunkPass(trunk, x, keep=x.shape[1])
+    views = list(alone)
+    assert trunk.head is not None
+    logits = {"base": trunk.head(alone.tokens, trunk.norm(alone.tokens))}
+    for others in beside:
+        for what, extends in (("masked", ()), ("free", tuple(range(len(others))))):
+            streams = [*(_stream(model, name) for name in others), _stream(model, first, extends)]
+            tokens = run_beside(trunk, views, Memory(trunk, streams), len(x))
+            logits[f"{what} {len(others)}"] = task.head(trunk.norm(tokens[:, -1]))
+    cells = [one.cells.detach() for one in model.tasks.values() if one.cells is not None]
+    moved = full_attention(trunk, x, torch.cat(cells, dim=1))
+    logits["base free"] = trunk.head(moved, trunk.norm(moved))
+    return logits
+
+
+def _stream(model: MemoryViT, name: str, extends: tuple[int, ...] = ()) -> Stream:
+    task = model.task(name)
+    assert task.class_token is not None
+    assert task.cells is not None
+    return Stream(task.class_token, task.cells, extends)
