@@ -100,7 +100,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 _NURSERY = """
 import json, os, resource, sys
-import torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
+import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import engram.jobs
 from engram.cli import main
 for line in sys.stdin:
@@ -174,13 +174,18 @@ class Nursery:
         self.process.stdin.flush()
         return self.process.stdout.readline()
 
-    def start(self, *arguments: object, cwd: Path | None = None, fsize: int = 0) -> Running:
+    def start(
+        self, *arguments: object, cwd: Path | None = None, fsize: int = 0, **env: object
+    ) -> Running:
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
         job = {
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd or self.folder),
-            "env": {"ENGRAM_CACHE": os.environ["ENGRAM_CACHE"]},
+            "env": {
+                "ENGRAM_CACHE": os.environ["ENGRAM_CACHE"],
+                **{name: str(value) for name, value in env.items()},
+            },
             "out": str(out),
             "err": str(err),
             "fsize": fsize,

@@ -1,0 +1,152 @@
+"""Two processes learn, measure and answer what one does; only the first writes and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+import engram
+
+
+@pytest.fixture
+def pair(nursery: Any) -> Callable[..., list[Any]]:
+    """Runs a command in two processes, with the environment that torchrun gives them."""
+
+    def run(*arguments: object) -> list[Any]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        both = [
+            nursery.start(
+                *arguments,
+                RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2,
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        for process in both:
+            process.wait()
+            assert process.code == 0, process.stderr
+        assert both[1].stdout == ""
+        assert "Traceback" not in both[0].stderr + both[1].stderr
+        return both
+
+    return run
+
+
+def arguments(trunk: Path, data: Path, out: Path, *more: object) -> list[object]:
+    return [
+        *("fit", data, "--task", "colours", "--backbone", trunk, "-o", out, "--json"),
+        *("--steps", 8, "--evaluations", 2, "--workers", 0, *more),
+    ]
+
+
+def agree(one: Path, two: Path, tolerance: float) -> None:
+    assert engram.inspect(one).spec == engram.inspect(two).spec
+    alone, shared = load_file(one), load_file(two)
+    for name in alone:
+        assert (alone[name] - shared[name]).abs().max().item() <= tolerance, name
+
+
+#: The second batch of an epoch has one image (of 54), so one process has none of it.
+UNEVEN = ("--batch", 53, "--cache", "off", "--augment", "pad-crop")
+
+
+def test_torchrun_learns_what_one_process_does(
+    nursery: Any, small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    alone = nursery.run(*arguments(small_trunk, colours, one, *UNEVEN))
+    assert alone.code == 0, alone.stderr
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "engram", *arguments(small_trunk, colours, two, *UNEVEN)),
+    ]
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)  # one document: only the first process prints
+    assert said["path"] == str(two)
+    assert said["metrics"]["val"]["images"] == 6
+    agree(one, two, 1e-5)
+    histories = [path.with_suffix(".run") / "history.csv" for path in (one, two)]
+    a, b = (np.genfromtxt(path, delimiter=",", skip_header=1) for path in histories)
+    assert np.allclose(a, b, atol=1e-4)
+
+
+def test_two_processes_share_the_cache(
+    nursery: Any, pair: Callable[..., list[Any]], small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    settings = ("--batch", 16, "--cache", "on", "--optimizer", "sgd", "--lr", 0.1, "--test")
+    both = pair(*arguments(small_trunk, colours, two, *settings))
+    stored = json.loads(nursery.run("cache", "info", "--json").stdout)["caches"]
+    assert [entry["images"] for entry in stored] == [60]  # each image by one of them
+    alone = nursery.run(*arguments(small_trunk, colours, one, *settings))
+    assert alone.code == 0, alone.stderr
+    agree(one, two, 1e-5)
+    a, b = (json.loads(text)["metrics"] for text in (alone.stdout, both[0].stdout))
+    assert a["test"]["images"] == b["test"]["images"] == 21
+    assert a["test"]["accuracy"] == b["test"]["accuracy"]
+    assert a["val"]["loss"] == pytest.approx(b["val"]["loss"], abs=1e-5)
+
+
+def test_a_sweep_and_bad_files_are_shared(
+    pair: Callable[..., list[Any]], small_trunk: Path, tmp_path: Path
+) -> None:
+    for name, colour in (("light", 200), ("dark", 50)):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (16, 16), (colour + i, colour, colour)).save(folder / f"{i:02}.png")
+    bad = tmp_path / "photos" / "dark" / "03.png"
+    bad.write_bytes(b"broken")
+    out = tmp_path / "out.safetensors"
+    settings = ("--steps", 6, "--batch", 8, "--workers", 0, "--max-bad", 0.1, "--cache", "off")
+    both = pair(
+        *("sweep", tmp_path / "photos", "--task", "light", "--backbone", small_trunk, "-o", out),
+        *("--lr", "0.001,0.01", *settings, "--json"),
+    )
+    said = json.loads(both[0].stdout)
+    assert len(said["settings"]) == 2
+    assert engram.inspect(out).spec.classes == ("dark", "light")
+    assert str(bad) in (tmp_path / "out.run" / "unreadable.txt").read_text()
+
+
+def test_eval_and_predict_answer_what_one_process_does(
+    nursery: Any, pair: Callable[..., list[Any]], small_trunk: Path, tmp_path: Path, colours: Path
+) -> None:
+    out = tmp_path / "one.safetensors"
+    assert nursery.run(*arguments(small_trunk, colours, out, "--batch", 16)).code == 0
+    data = ("--data", f"colours={colours}", "--workers", 0, "--json")
+    alone = json.loads(nursery.run("eval", out, *data).stdout)["colours"]
+    shared = json.loads(pair("eval", out, *data)[0].stdout)["colours"]
+    assert shared == {key: pytest.approx(value, abs=1e-6) for key, value in alone.items()}
+    assert shared["images"] == 21
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i in range(5):
+        Image.new("RGB", (16, 16), (50 * i, 90, 200)).save(photos / f"{i}.png")
+    one = json.loads(nursery.run("predict", out, photos, "--json").stdout)
+    two = json.loads(pair("predict", out, photos, "--json")[0].stdout)
+    assert [answer["image"] for answer in two] == [str(photos / f"{i}.png") for i in range(5)]
+    for a, b in zip(one, two, strict=True):
+        assert [c["class"] for c in a["tasks"]["colours"]] == [
+            c["class"] for c in b["tasks"]["colours"]
+        ]
