@@ -1,0 +1,205 @@
+"""A sweep gives each variant what it would be alone, and picks on validation."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import engram
+from engram import EngramError, MemoryViT, Recipe, load_trunk
+from engram.data import Splits, load
+from engram.feeds import silent
+from engram.sweep import Setting, Variant, _Scratch, sweep
+from engram.team import Team
+
+QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
+
+
+@pytest.fixture
+def splits(colours: Path) -> Splits:
+    return load(colours)
+
+
+@pytest.fixture
+def model(small_trunk: Path) -> MemoryViT:
+    return MemoryViT(load_trunk(small_trunk))
+
+
+def alone(model: MemoryViT, splits: Splits, recipe: Recipe, cells: int, **task: Any) -> MemoryViT:
+    single = MemoryViT(model.trunk)
+    for name in task.get("extends", ()):
+        single.attach(model.engram(name))
+    single.add_task("t", splits.classes, cells, seed=recipe.seed, **task)
+    engram.fit(single, "t", splits, recipe)
+    return single
+
+
+@pytest.mark.parametrize(
+    ("recipe", "task"),
+    [
+        (QUICK.but(optimizer="sgd"), {}),
+        (QUICK.but(optimizer="sgd", cache="off"), {"regime": "masked+adapter"}),
+        (QUICK.but(optimizer="sgd", steps=40, evaluations=20, patience=2), {}),
+        (QUICK.but(optimizer="sgd"), {"regime": "head"}),
+        (QUICK.but(optimizer="sgd"), {"extends": ["parent"]}),
+    ],
+    ids=["cached", "uncached-adapters", "patience", "heads", "extends"],
+)
+def test_a_variant_ends_as_if_it_had_been_alone(
+    recipe: Recipe, task: dict[str, Any], model: MemoryViT, splits: Splits
+) -> None:
+    if task.get("extends"):
+        model.add_task("parent", 4, 2, seed=5)
+    counts = (0, 3) if task.get("regime") != "head" else (0,)
+    variants = [
+        Variant(Setting(lr, cells, decay), seed)
+        for lr in (0.02, 0.3)
+        for cells in counts
+        for decay in (0.0, 0.1)
+        for seed in (0, 1)
+    ]
+    whole = splits.with_validation(recipe.val_share, recipe.data_seed)
+    scratch = _Scratch(model, "t", whole, recipe, task, Team())
+    scores = scratch.together(variants, None, False, silent)
+    for variant, score in list(zip(variants, scores, strict=True))[::3]:
+        setting = variant.setting
+        own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
+        single = alone(model, splits, own, setting.cells, **task)
+        assert score.engram.spec == single.task("t").spec
+        for name, value in single.task("t").tensors().items():
+            found = score.engram.tensors[name]
+            assert torch.allclose(found, value, rtol=0, atol=2e-5), (variant, name)
+
+
+def test_the_best_on_validation_is_kept_and_recorded(
+    model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out = tmp_path / "best.safetensors"
+    result = sweep(
+        model, "t", splits, QUICK, lrs=[1e-50, 0.01], cells=[1, 3], seeds=2, out=out, test=True
+    )  # fmt: skip
+    assert len(result.settings) == 4
+    assert all(len(setting.accuracies) == 2 for setting in result.settings)
+    assert result.best.mean == max(setting.mean for setting in result.settings)
+    assert result.best.lr == 0.01  # the other moves nothing
+    assert result.metrics["val"]["accuracy"] == max(result.best.accuracies)
+    assert result.metrics["test"]["accuracy"] > 0.8
+    header = engram.inspect(out)
+    assert header.recipe is not None
+    assert (header.recipe["lr"], header.recipe["seed"]) == (0.01, result.seed)
+    assert header.spec.cells == result.best.cells
+    assert list(model.tasks) == ["t"]
+    assert torch.equal(model.task("t").head.weight, header.tensors["head.weight"])
+    rows = list(csv.DictReader((tmp_path / "best.run" / "sweep.csv").open()))
+    assert [(float(row["lr"]), int(row["cells"])) for row in rows] == [
+        (s.lr, s.cells) for s in result.settings
+    ]
+    assert float(rows[2]["val_accuracy"]) == result.settings[2].mean
+    assert Image.open(tmp_path / "best.run" / "sweep.png").width > 500
+    assert not (tmp_path / "best.run" / "checkpoint.safetensors").exists()
+
+
+def test_deviation_is_over_seeds() -> None:
+    setting = Setting(0.1, 5, 0.0, (0.5, 0.7, 0.9))
+    assert setting.mean == pytest.approx(0.7)
+    assert setting.deviation == pytest.approx(0.2)
+    assert Setting(0.1, 5, 0.0, (0.5,)).deviation == 0.0
+
+
+def test_refit_learns_from_the_validation_images_too(model: MemoryViT, splits: Splits) -> None:
+    result = sweep(model, "t", splits, QUICK, lrs=[0.01], cells=[2], refit=True)
+    assert result.metrics["val"]["images"] == 6
+    whole = MemoryViT(model.trunk)
+    whole.add_task("t", splits.classes, 2, seed=0)
+    held = splits.with_validation()
+    everything = Splits(splits.name, splits.classes, splits.train, held.val, splits.test)
+    engram.fit(whole, "t", everything, QUICK.but(lr=0.01))
+    assert torch.equal(whole.task("t").head.weight, model.task("t").head.weight)
+    with pytest.raises(EngramError, match="has a validation split of its own; leave refit out"):
+        sweep(model, "u", everything, QUICK, lrs=[0.01], refit=True)
+
+
+def test_regimes_that_change_the_trunk_run_one_by_one(
+    model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out, settings = tmp_path / "m.safetensors", {"lrs": [1e-50, 0.003], "cells": [2]}
+    count, stopped = 0, 0
+
+    def stop(what: str, done: int, total: int, note: str = "") -> None:
+        nonlocal count
+        count += what == "training"
+        if count == stopped:
+            raise KeyboardInterrupt
+
+    stopped = 15  # three steps into the second variant
+    recipe = QUICK.but(checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, "t", splits, recipe, out=out, progress=stop, regime="memory", **settings)
+    assert list(model.tasks) == []
+    with pytest.raises(EngramError, match="is there already"):
+        sweep(model, "t", splits, recipe, out=out, regime="memory", **settings)
+    with pytest.raises(EngramError, match="was trained with other settings"):
+        sweep(model, "t", splits, recipe, out=out, resume=True, regime="memory", lrs=[0.1, 0.003])
+    stopped, count = -1, 0
+    result = sweep(
+        model, "t", splits, recipe, out=out, resume=True, progress=stop, regime="memory", **settings
+    )
+    assert count == 10  # nothing of the first, and what the second lacked
+    assert result.best.lr == 0.003
+    expected = alone(model, splits, recipe.but(lr=0.003), 2, regime="memory")
+    assert torch.equal(expected.task("t").head.weight, model.task("t").head.weight)
+    assert not list((tmp_path / "m.run").glob("variant-*"))
+
+
+def test_an_interrupted_sweep_goes_on(model: MemoryViT, splits: Splits, tmp_path: Path) -> None:
+    recipe = QUICK.but(checkpoint_seconds=0)
+    grid = {"lrs": [0.001, 0.01], "cells": [1, 2]}
+    whole = sweep(MemoryViT(model.trunk), "t", splits, recipe, **grid)
+    steps = []
+
+    def stop(what: str, done: int, total: int, note: str = "") -> None:
+        if what == "training":
+            steps.append(done)
+            if done == 7 and len(steps) == 7:
+                raise KeyboardInterrupt
+
+    out = tmp_path / "t.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, "t", splits, recipe, out=out, progress=stop, **grid)
+    with pytest.raises(EngramError, match="holds an interrupted run; go on with --resume"):
+        sweep(model, "t", splits, recipe, out=out, **grid)
+    result = sweep(model, "t", splits, recipe, out=out, resume=True, progress=stop, **grid)
+    assert steps[7:] == [*range(7, 13)]  # step 7 was not in a checkpoint yet
+    assert result.settings == whole.settings
+
+
+def test_a_parent_is_read_and_left_alone(model: MemoryViT, splits: Splits) -> None:
+    parent = model.add_task("parent", 4, 2, seed=5)
+    before = {name: value.clone() for name, value in parent.tensors().items()}
+    sweep(model, "t", splits, QUICK, lrs=[0.01], cells=[1], extends=["parent"])
+    assert model.task("t").spec.extends == ("parent",)
+    after = model.task("parent").tensors()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lrs": [-1.0]}, r"lr is -1; it must be a number above 0\."),
+        ({"lrs": [float("nan")]}, "lr is nan; it must be"),
+        ({"weight_decays": [-1.0]}, "weight_decay is -1.0; it must be a number, at least 0"),
+        ({"cells": [-1]}, "cells is -1; it must be a whole number"),
+        ({"seeds": 0}, "seeds is 0; at least one is needed"),
+        ({"regime": "some"}, "There is no regime 'some'; choose one of masked"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_a_sentence(
+    settings: dict[str, Any], expected: str, model: MemoryViT, splits: Splits
+) -> None:
+    with pytest.raises(EngramError, match=expected):
+        sweep(model, "t", splits, QUICK, **settings)
