@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,29 +38,73 @@ def evaluate(
     A picture that cannot be read counts as a wrong answer, unless `skip_bad`; both are told in
     `unreadable`. Under torchrun every process takes its share and all get the same answer.
     """
-    team = team or Team()
+    said = answers(
+        model, data, task,
+        split=split, batch=batch, workers=workers, transform=transform, team=team or Team(),
+        progress=progress,
+    )  # fmt: skip
+    return said.metrics(skip_bad)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a task said about a split: row i of `logits` is about sample `samples[i]`."""
+
+    task: str
+    dataset: Dataset
+    logits: Tensor
+    labels: Tensor
+    samples: Tensor
+    failed: Sequence[str]  # pictures that could not be read
+
+    def metrics(self, skip_bad: bool = False) -> dict[str, Any]:
+        pairs = [(self.logits, self.labels)] if len(self.labels) else []
+        metrics = classification_metrics(pairs, 0 if skip_bad else len(self.failed))
+        return {**metrics, "unreadable": list(self.failed)}
+
+
+def answers(
+    model: MemoryViT,
+    data: Data,
+    task: str,
+    *,
+    split: str = "test",
+    batch: int = 64,
+    workers: int = 2,
+    transform: Transform | None = None,
+    team: Team | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Answers:
+    """What a task says about every picture of a split; without a team, in this process alone."""
     dataset = _dataset(data, model.task(task).spec.classes, split)
-    model.to(team.device).eval()
+    device = model.trunk.position.device if team is None else team.device
+    model.to(device).eval()
+    preprocessing = preprocessing_of(model)
     loader = Loader(
         dataset,
-        preprocessing_of(model),
+        preprocessing,
         batch,
         transform=transform,
         workers=workers,
-        rank=team.rank,
-        world=team.world,
+        rank=team.rank if team else 0,
+        world=team.world if team else 1,
     )
-    answers: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.inference_mode():
-        for done, found in enumerate(loader, start=1):
-            if len(found.labels):
-                pixels = normalise(found.images.to(team.device), preprocessing_of(model))
+        for done, part in enumerate(loader, start=1):
+            if len(part.labels):
+                pixels = normalise(part.images.to(device), preprocessing)
                 logits = model(pixels, tasks=[task])[task]
-                answers.append((logits.float().cpu(), found.labels))
+                found.append((logits.float().cpu(), part.labels, part.indices))
             progress(done, len(loader))
-    answers, failed = team.gather(answers), sorted(team.gather(list(loader.bad)))
-    metrics = classification_metrics(answers, 0 if skip_bad else len(failed))
-    return {**metrics, "unreadable": failed}
+    failed = sorted(loader.bad)
+    if team is not None:
+        found, failed = team.gather(found), team.gather(failed)
+    if not found:
+        nothing = torch.zeros(0, dtype=torch.long)
+        found.append((torch.zeros(0, len(dataset.classes)), nothing, nothing))
+    logits, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Answers(task, dataset, logits, labels, samples, failed)
 
 
 def preprocessing_of(model: MemoryViT) -> Preprocessing:

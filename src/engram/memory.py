@@ -102,6 +102,14 @@ class Normed:
 # Table 1
 
 
+class Watch(Protocol):
+    """Is shown what each class token reads at a layer: weights (b, h, s, n), (…, a) and (…, m)."""
+
+    def __call__(
+        self, layer: int, to_trunk: Tensor, to_tokens: Tensor, to_cells: Tensor, /
+    ) -> None: ...
+
+
 class Memory:
     """The task streams of a pass and all they need to read: Table 1 as indices, cells as keys.
 
@@ -130,6 +138,7 @@ class Memory:
             if stream.adapters is not None
         ]
         self.bank = Bank(members, s) if members else None
+        self.watch: Watch | None = None
 
     def _keys_values(self, block: Block, layer: int, read: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the cells that each class token reads: twice (h, s, m, d)."""
@@ -166,6 +175,8 @@ class Memory:
         weights = torch.cat([of_trunk, memory], dim=-1).softmax(-1)
         lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
         to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
+        if self.watch is not None:
+            self.watch(layer, to_trunk, to_tokens, to_cells)
         read = trunk.mix(to_trunk) + (to_tokens.unsqueeze(-1) * token_v).sum(3)
         return merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
 

@@ -226,6 +226,10 @@ class MemoryViT(nn.Module):
             logits.update({n: self.task(n).head(streams[n].mean(1)) for n in masked})
         return {name: logits[name] for name in tasks}
 
+    def memory(self, names: Sequence[str]) -> Memory:
+        """The streams of these masked tasks and of all they read, parents first, to look into."""
+        return self._make_memory(self._closure(names))
+
     def _requested(self, tasks: Sequence[str] | None) -> list[str]:
         if tasks is None:
             return (["base"] if self.trunk.head is not None else []) + list(self._tasks)
