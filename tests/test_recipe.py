@@ -1,0 +1,116 @@
+"""Every training setting is there once: checked where it is made, a flag, a row of the guide."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from engram import EngramError, Recipe, cli
+from engram.jobs import recipe_from
+from engram.recipe import RATES, RECIPES, learning_rate
+from engram.regimes import REGIMES
+
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "training.md"
+
+
+def test_the_default_recipe_is_the_dataclass() -> None:
+    assert RECIPES["default"] == Recipe()
+
+
+def test_the_paper_recipe_is_the_papers() -> None:
+    paper = RECIPES["paper"]
+    assert (paper.optimizer, paper.momentum, paper.clip) == ("sgd", 0.9, 1.0)
+    assert (paper.batch, paper.steps, paper.warmup, paper.schedule) == (512, 20_000, 5, "cosine")
+    assert (paper.augment, paper.weight_decay, paper.ema, paper.label_smoothing) == (
+        "auto",
+        0,
+        0,
+        0,
+    )
+    assert paper.micro_batch < paper.batch  # accumulated
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("epochs", 0, "epochs is 0; it must be a whole number, at least 1."),
+        ("epochs", 1.5, "epochs is 1.5; it must be a whole number, at least 1."),
+        ("batch", True, "batch is True; it must be a whole number, at least 1."),
+        ("lr", -0.1, "lr is -0.1; it must be a number, at least 0."),
+        ("lr", math.nan, "lr is nan; it must be a number, at least 0."),
+        ("lr", math.inf, "lr is inf; it must be a number, at least 0."),
+        ("lr", "fast", "lr is 'fast'; it must be a number, at least 0."),
+        ("seed", -1, "seed is -1; it must be a whole number, at least 0."),
+        ("momentum", 1, "momentum is 1; it must be below 1."),
+        ("label_smoothing", 1.0, "label_smoothing is 1.0; it must be below 1."),
+        ("ema", 2.0, "ema is 2.0; it must be below 1."),
+        ("val_share", 1.0, "val_share is 1.0; it must be below 1."),
+        ("min_area", 1.5, "min_area is 1.5; it can be 1 at most."),
+        ("optimizer", "adam", "optimizer is 'adam'; it can be adamw, sgd."),
+        ("precision", "int8", "precision is 'int8'; it can be auto, fp32, bf16, fp16."),
+        ("cache", True, "cache is True; it can be auto, on, off."),
+        ("views", 2, "views is 2, but augment is none"),
+    ],
+)
+def test_a_value_out_of_range_is_a_sentence(setting: str, value: object, expected: str) -> None:
+    with pytest.raises(EngramError) as caught:
+        Recipe(**{setting: value})
+    assert str(caught.value).startswith(expected)
+
+
+def test_an_unknown_setting_or_recipe_is_a_sentence() -> None:
+    with pytest.raises(EngramError, match=r"A recipe has no setting learning_rate\."):
+        Recipe().but(learning_rate=0.1)
+    with pytest.raises(
+        EngramError, match="There is no recipe 'best'; choose one of default, paper"
+    ):
+        recipe_from("best", {})
+
+
+def test_flags_change_the_named_recipe_and_nothing_else() -> None:
+    recipe = recipe_from("paper", {"steps": 10, "lr": None, "batch": None})
+    assert recipe == RECIPES["paper"].but(steps=10)
+
+
+def test_the_rate_warms_up_linearly_and_falls_as_a_cosine() -> None:
+    recipe = Recipe(warmup=5)
+    rates = [recipe.rate_at(step, 105, 1.0) for step in range(106)]
+    assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert rates[55] == pytest.approx(0.5)  # half-way
+    assert rates[105] == pytest.approx(0.0, abs=1e-12)
+    assert Recipe(warmup=0, schedule="constant").rate_at(90, 100, 0.3) == 0.3
+
+
+@pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_regime_has_a_rate(regime: str, optimizer: str) -> None:
+    assert 0 < learning_rate(Recipe(optimizer=optimizer), regime) < 1
+    assert learning_rate(Recipe(optimizer=optimizer, lr=0.7), regime) == 0.7
+
+
+@pytest.mark.parametrize("command", ["fit", "sweep"])
+def test_every_setting_is_a_flag_with_its_default(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main([command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for item in fields(Recipe):
+        assert f"--{item.name.replace('_', '-')} " in said
+        if not (command == "sweep" and item.name in ("lr", "weight_decay")):  # lists there
+            about = item.metadata["about"]
+            assert about[1:] in said
+            assert f"[{item.default}]" in said
+
+
+def test_the_guide_has_a_row_for_every_setting() -> None:
+    """A row says the setting, its default, and what the dataclass says about it."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", GUIDE.read_text(), re.MULTILINE))
+    for item in fields(Recipe):
+        choices = item.metadata["choices"]
+        about = item.metadata["about"] + (f" ({', '.join(choices)})" if choices else "")
+        assert rows.get(item.name) == f"{item.default} | {about}"
