@@ -73,8 +73,10 @@ docs: setup
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html."
 
+# Only what drives a page needs a browser: without one those tests are skipped, and say so.
 chromium:
-	@command -v chromium >/dev/null || { apt-get update && apt-get install -y --no-install-recommends chromium; }
+	@command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
+		|| echo "There is no chromium here and apt-get cannot install it: tests that open pages will be skipped." >&2
 
 clean:
 	rm -rf $(VENV) site dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -288,6 +288,9 @@ def eval_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave unreadable images out of the count.")
     ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page about it, too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure tasks on data, all of them attached together."""
@@ -296,7 +299,7 @@ def eval_command(
     with _bars(as_json) as progress:
         result = eval_job(
             sources, data, split=split, backbone=backbone, batch=batch, workers=workers,
-            skip_bad=skip_bad, progress=progress,
+            skip_bad=skip_bad, report=report, progress=progress,
         )  # fmt: skip
     _show(result, as_json)
 

@@ -14,7 +14,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from torch import Tensor
 
 from engram.bundles import compose, load_model, put_folder
 from engram.checkpoints import load_trunk
-from engram.costs import shape_of, task_costs
 from engram.data import Dataset, Splits, load, split_validation
 from engram.errors import EngramError, Interrupted
-from engram.evaluate import preprocessing_of
+from engram.evaluate import Answers, preprocessing_of
 from engram.feeds import Progress, silent
 from engram.files import write_atomically
 from engram.fit import Result, fit
@@ -41,6 +40,16 @@ from engram.memory import Memory, Stream, TrunkPass, full_attention
 from engram.memory import beside as run_beside
 from engram.model import MemoryViT
 from engram.recipe import Recipe
+from engram.report import (
+    Section,
+    TaskPart,
+    bars,
+    costs_of,
+    paragraph,
+    picture,
+    table,
+    write_report,
+)
 from engram.scenes import scene_splits
 
 WHAT = "engram demo"
@@ -106,12 +115,12 @@ def check_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise EngramError(f"{folder} is a file; give --out the path of a folder for the demo.")
-    try:
-        there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        found = json.loads((folder / RESULTS).read_text()) if RESULTS in there else {}
-    except (OSError, ValueError):
-        found = {}
-    known = set(found["files"]) if isinstance(found, dict) and found.get("what") == WHAT else set()
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    known: set[str] = set()
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        for file in found["files"] if found["what"] == WHAT else ():
+            known |= {file, *(str(parent) for parent in Path(file).parents)}
     if there - known:
         what = "holds a demo and other files" if known else "is there already and is not a demo"
         few = ", ".join(sorted(there - known)[:3])
@@ -212,12 +221,16 @@ class _Tour:
             "seed": self.seed,
             "accuracies": accuracies,
             "base_identical": identical,
-            "costs": self._costs(),
+            "costs": {
+                name: {**asdict(cost), "share": round(cost.share, 5)}
+                for name, cost in costs_of(self.model).items()
+            },
             "passes": passes,
             "without_mask": unmasked,
             "picture": picture,
-            "seconds": round(time.perf_counter() - began, 1),
         }
+        self._report()
+        self.results["seconds"] = round(time.perf_counter() - began, 1)
         self._end()
         return self.results
 
@@ -402,14 +415,82 @@ class _Tour:
         )
         return {"task": first, "steps": steps, "base_answers_changed": changed}
 
-    def _costs(self) -> dict[str, Any]:
-        shape = shape_of(self.model.trunk)
-        costs: dict[str, Any] = {}
-        for name, task in self.model.tasks.items():
-            ancestors = [self.model.task(parent).spec for parent in task.spec.extends]
-            cost = task_costs(shape, task.spec, ancestors)
-            costs[name] = {**asdict(cost), "share": round(cost.share, 5)}
-        return costs
+    def _report(self) -> None:
+        """The page: what the promises came to, then each task."""
+        passes, unmasked = self.results["passes"], self.results["without_mask"]
+        asked = self.results["picture"]
+        scene = np.asarray(Image.open(self.folder / asked["file"]))
+        rows = [
+            (name, answer["class"], f"{answer['probability']:.0%}", asked["truth"].get(name, "–"))
+            for name, answer in asked["answers"].items()
+        ]
+        answers = (
+            f'<div class="ask">{picture(scene, "the scene that was asked about")}'
+            + table(("task", "answer", "probability", "truth"), rows, words=2)
+            + "</div>"
+        )
+        longest = max(passes["pass_per_task_ms"], passes["one_pass_ms"])
+        timing = paragraph(
+            "Time for one picture, every question answered: median of passes that took turns on "
+            "this machine."
+        ) + bars(
+            [
+                (label, passes[key] / longest, f"{passes[key]:.1f} ms")
+                for key, label in (
+                    ("one_pass_ms", "one pass for all"),
+                    ("pass_per_task_ms", "a pass for each"),
+                    ("plain_trunk_ms", "the plain ViT"),
+                )
+            ],
+            kinds=("", "wrong", "plain"),
+        )
+        mask_rows: list[tuple[str, float, str]] = []
+        for step in unmasked["steps"]:
+            beside = " and ".join(step["beside"])
+            for key, what in (("with_mask", "masked"), ("without_mask", "no mask")):
+                label = f"with {beside}, {what}" if beside else f"alone, {what}"
+                mask_rows.append((label, step[key], f"{step[key]:.1%}"))
+        mask = paragraph(
+            f"Test accuracy of {unmasked['task']} as other engrams are added to the same ViT. "
+            "Masked, it cannot see them. Without the mask it reads their class tokens and cells, "
+            "for which it was not trained. If the ViT's own tokens read all cells too, base "
+            f"changes {unmasked['base_answers_changed']:.0%} of its answers about these pictures."
+        ) + bars(mask_rows, kinds=("", "wrong") * len(unmasked["steps"]))
+        proof = paragraph(
+            "With all tasks attached, the ViT's own answers are identical to those of the plain "
+            "ViT, bit for bit."
+            if self.results["base_identical"]
+            else "The ViT's own answers differ from those of the plain ViT. Please report this."
+        )
+        parts = [
+            TaskPart(
+                Answers(
+                    name,
+                    self.data[name]["test"],
+                    self.answers[name],
+                    torch.from_numpy(self.data[name]["test"].labels),
+                    torch.arange(len(self.answers[name])),
+                    (),
+                ),
+                self.learned[name].history,
+            )
+            for name in self.data
+        ]
+        write_report(
+            self.folder / "report.html",
+            self.model,
+            parts,
+            title="One frozen ViT, three engrams",
+            lead="pico, a small ViT that knows CIFAR-10, learned three more tasks: handwritten "
+            "digits, which shape a scene shows, and how many of them, which extends the second. "
+            "Each is a file of about 30 KB.",
+            first=[
+                Section("ask", "One picture, one pass, every question", answers),
+                Section("proof", "The ViT did not change", proof),
+                Section("timing", "One pass for all", timing),
+                Section("mask", "Without the mask", mask),
+            ],
+        )
 
     def _end(self) -> None:
         self._title(f"Done in {self.results['seconds']:.0f} seconds")

@@ -475,6 +475,11 @@ def _identity(
 # What a run keeps on disk
 
 
+def run_folder(out: Path) -> Path:
+    """The folder beside an engram that holds what its run left."""
+    return out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
+
+
 class Run:
     """The folder beside an engram in the making: checkpoint, log, plot. Written atomically."""
 
@@ -486,7 +491,7 @@ class Run:
                 f"{out} is there already; choose another -o, or replace it with --overwrite."
             )
         self.out, self.team, self.overwrite = out, team, overwrite
-        self.folder = out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
+        self.folder = run_folder(out)
         self._writer: Any = None
 
     def __enter__(self) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,15 +12,16 @@ from typing import Any
 from engram import cache
 from engram.bundles import is_bundle, load_model
 from engram.checkpoints import load_trunk
-from engram.data import load
+from engram.data import Splits, load
 from engram.describe import Description
 from engram.errors import EngramError
-from engram.evaluate import evaluate, predict
+from engram.evaluate import answers, predict
 from engram.feeds import Progress
 from engram.files import is_engram, read_engram
-from engram.fit import Result, fit
+from engram.fit import Result, fit, run_folder
 from engram.model import MemoryViT
 from engram.recipe import RECIPES, Recipe
+from engram.report import TaskPart, answers_for_report, write_report
 from engram.sources import SUFFIXES
 from engram.sweep import SweepResult, sweep
 from engram.team import Team
@@ -111,12 +113,17 @@ def sweep_job(
     **settings: Any,
 ) -> Description:
     """`engram sweep`."""
+    team = Team()
+    splits = load(data)
     model, parents = _start(backbone, image_size, extends)
     result = sweep(
-        model, task, load(data), recipe,
+        model, task, splits, recipe,
         lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, out=out, resume=resume,
-        overwrite=overwrite, refit=refit, test=test, progress=progress, extends=parents, **settings,
+        overwrite=overwrite, refit=refit, test=test, team=team, progress=progress,
+        extends=parents, **settings,
     )  # fmt: skip
+    if not team.main:
+        return Description({}, [])
     table = tuple(
         (
             f"{setting.lr:g}",
@@ -128,7 +135,44 @@ def sweep_job(
         for setting in result.settings
     )
     columns = ("lr", "cells", "weight decay", "validation accuracy, %", "")
-    return Description(result.to_dict(), _result_rows(result), columns, table)
+    report = _report_beside(model, result, splits, recipe)
+    rows = [*_result_rows(result), ("report", report)]
+    return Description({**result.to_dict(), "report": report}, rows, columns, table)
+
+
+def _report_beside(
+    model: MemoryViT, result: Result | SweepResult, splits: Splits, recipe: Recipe
+) -> str:
+    """Write the page into the run's folder and give its path, or say why there is none.
+
+    It is about the test split if that was evaluated, else about validation.
+    """
+    assert result.path is not None
+    folder = run_folder(result.path)
+    split = "test" if "test" in result.metrics else "val"
+    dataset = splits.with_validation(recipe.val_share, recipe.data_seed)[split]
+    settings = [] if isinstance(result, Result) else [one.to_dict() for one in result.settings]
+    try:
+        said = answers_for_report(model, dataset, result.task)
+        part = TaskPart(said, _history(folder / "history.csv"), settings)
+        page = write_report(
+            folder / "report.html",
+            model,
+            [part],
+            title=f"{result.task}: what it learned",
+            lead=f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}.",
+        )
+    except EngramError as error:  # the engram is written, and that is what was asked for
+        return f"not written: {error}"
+    return str(page)
+
+
+def _history(path: Path) -> list[dict[str, float]]:
+    """The learning curve that the run logged; none where it logged nothing."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 def _result_rows(result: Result | SweepResult) -> list[tuple[str, str]]:
@@ -157,6 +201,7 @@ def eval_job(
     batch: int,
     workers: int,
     skip_bad: bool,
+    report: Path | None,
     progress: Progress,
 ) -> Description:
     """`engram eval`: every task on its data, all of them attached together."""
@@ -176,11 +221,17 @@ def eval_job(
     if not pairs:
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
     document: dict[str, Any] = {}
+    parts = []
     for name, splits in pairs:
-        document[name] = evaluate(
-            model, splits, name, split=split, batch=batch, workers=workers, skip_bad=skip_bad,
-            team=team, progress=partial(progress, name),
+        said = answers(
+            model, splits, name, split=split, batch=batch, workers=workers, team=team,
+            progress=partial(progress, name),
         )  # fmt: skip
+        document[name] = said.metrics(skip_bad)
+        parts.append(TaskPart(said))
+    if report is not None and team.main:
+        names = ", ".join(document)
+        write_report(report, model, parts, title=f"{names}: how good on the {split} split")
     table = tuple(
         (
             name,
