@@ -421,12 +421,12 @@ class _Tour:
         asked = self.results["picture"]
         scene = np.asarray(Image.open(self.folder / asked["file"]))
         rows = [
-            (name, answer["class"], f"{answer['probability']:.0%}", asked["truth"].get(name, "–"))
+            (name, answer["class"], asked["truth"].get(name, "–"), f"{answer['probability']:.0%}")
             for name, answer in asked["answers"].items()
         ]
         answers = (
             f'<div class="ask">{picture(scene, "the scene that was asked about")}'
-            + table(("task", "answer", "probability", "truth"), rows, words=2)
+            + table(("task", "answer", "truth", "probability"), rows, words=3)
             + "</div>"
         )
         longest = max(passes["pass_per_task_ms"], passes["one_pass_ms"])

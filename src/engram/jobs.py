@@ -89,7 +89,8 @@ def fit_job(
     rows = _result_rows(result)
     if splits.ignored:
         rows.append(("ignored", f"{splits.ignored} files that are no images"))
-    return Description(result.to_dict(), rows)
+    report = _report_beside(model, result, splits, recipe) if team.main else ""
+    return Description({**result.to_dict(), "report": report}, [*rows, ("report", report)])
 
 
 def sweep_job(
@@ -122,8 +123,6 @@ def sweep_job(
         overwrite=overwrite, refit=refit, test=test, team=team, progress=progress,
         extends=parents, **settings,
     )  # fmt: skip
-    if not team.main:
-        return Description({}, [])
     table = tuple(
         (
             f"{setting.lr:g}",
@@ -135,7 +134,7 @@ def sweep_job(
         for setting in result.settings
     )
     columns = ("lr", "cells", "weight decay", "validation accuracy, %", "")
-    report = _report_beside(model, result, splits, recipe)
+    report = _report_beside(model, result, splits, recipe) if team.main else ""
     rows = [*_result_rows(result), ("report", report)]
     return Description({**result.to_dict(), "report": report}, rows, columns, table)
 

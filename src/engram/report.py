@@ -38,6 +38,8 @@ MOST_MISTAKES = 12
 MOST_LOOKS = 4
 MOST_IMAGES = 1000  # that a task is asked about for a report after training
 
+_GLOW = np.array([255, 170, 40])  # the colour of attention
+
 Table = Sequence[Sequence[str]]
 
 
@@ -98,10 +100,10 @@ def write_report(
 
 
 def answers_for_report(model: MemoryViT, dataset: Dataset, task: str, workers: int = 0) -> Answers:
-    """Answers about the pictures of a split, or about a thousand of them, spread evenly."""
+    """Answers about the pictures of a split, or about a thousand of them, chosen by chance."""
     if len(dataset) > MOST_IMAGES:
-        spread = np.linspace(0, len(dataset) - 1, MOST_IMAGES).round().astype(np.int64)
-        dataset = dataset.subset(spread)
+        chosen = np.random.default_rng(0).permutation(len(dataset))[:MOST_IMAGES]
+        dataset = dataset.subset(np.sort(chosen))
     return answers(model, dataset, task, workers=workers)
 
 
@@ -128,8 +130,7 @@ def _task_section(model: MemoryViT, part: TaskPart) -> Section:
     if said.failed:
         facts.append(("unreadable", f"{len(said.failed):,}"))
     html = paragraph(
-        f"Data: {said.dataset.name}, {said.dataset.split} split. Classes: "
-        f"{few(task.spec.classes, 12)}."
+        f"Data: {said.dataset.name}, {said.dataset.split} split. {few(task.spec.classes, 12)}."
     ) + _facts(facts)
     if part.settings:
         html += _block(f"settings-{name}", "Settings that were tried", _settings(part.settings))
@@ -148,7 +149,10 @@ def _confusion(said: Answers) -> str:
     counts = torch.bincount(said.labels * len(classes) + answer, minlength=len(classes) ** 2).view(
         len(classes), -1
     )
-    note = "Rows are the true classes, columns the answers; colour is the share of the row."
+    note = (
+        "Rows are the true classes, columns the answers; the stronger the colour, the larger the "
+        "share of the row."
+    )
     shown = list(range(len(classes)))
     if len(classes) > MOST_CLASSES:
         wrong = counts.sum(1) + counts.sum(0) - 2 * counts.diagonal()
@@ -171,7 +175,7 @@ def _confusion(said: Answers) -> str:
             kind += " deep" if share > 0.5 else "" if count else " none"
             what = f"{count} of {total}: {classes[r]}, answered {classes[c]}"
             cells.append(
-                f'<td class="{kind}" style="--share:{share:.2f}" title="{escape(what)}">'
+                f'<td class="{kind}" style="--share:{math.sqrt(share):.2f}" title="{escape(what)}">'
                 f"{count}</td>"
             )
         rows.append(
@@ -252,8 +256,8 @@ def _looks(model: MemoryViT, said: Answers) -> str:
         rows.append(f"<tr><td>{escape(_short(label, 40))}</td>{cells}</tr>")
     pictures = (
         paragraph(
-            "The class token's attention over the patches, averaged over heads: the brighter, the "
-            "more it reads there.",
+            "The class token's attention over the patches, averaged over heads: the more it "
+            "glows, the more is read there.",
             quiet=True,
         )
         + '<div class="wide"><table class="looks"><thead><tr><th></th><th scope="col">picture</th>'
@@ -572,9 +576,10 @@ def _view(model: MemoryViT, dataset: Dataset, sample: int) -> Pixels:
 
 
 def _lit(view: Pixels, weights: Tensor) -> Pixels:
-    """The picture, bright where the weights (rows, columns) are high and dark elsewhere."""
+    """The picture in gray, with a glow where the weights (rows, columns) are high."""
     peak = (weights / weights.max().clamp(min=1e-12)).float().cpu().numpy()
     light = Image.fromarray(peak).resize(view.shape[1::-1], Image.Resampling.BILINEAR)
-    share = 0.12 + 0.88 * np.clip(np.asarray(light), 0, 1)[..., None]
-    lit: Pixels = np.rint(view * share).astype(np.uint8)
+    glow = 0.85 * np.clip(np.asarray(light), 0, 1)[..., None]
+    gray = 30 + 0.5 * view.mean(-1, keepdims=True)
+    lit: Pixels = np.rint((1 - glow) * gray + glow * _GLOW).astype(np.uint8)
     return lit
