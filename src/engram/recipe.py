@@ -23,7 +23,7 @@ class Recipe:
     paper's. Everything here but the settings of the last group decides the weights.
     """
 
-    epochs: int = _setting(60, "passes over the training images; ignored when steps is given", 1)
+    epochs: int = _setting(30, "passes over the training images; ignored when steps is given", 1)
     steps: int = _setting(0, "optimiser steps; 0: as many as the epochs make")
     batch: int = _setting(64, "images in a step, over all processes", 1)
     optimizer: str = _setting("adamw", "the optimiser", choices=("adamw", "sgd"))
@@ -128,7 +128,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 #: What suits a regime when no learning rate is given.
 RATES: Mapping[str, Mapping[str, float]] = {
-    "adamw": {"full": 1e-4, "adapter": 2e-3, "memory": 3e-3, "head": 1e-2, "masked": 5e-3},
+    "adamw": {"full": 1e-4, "adapter": 1e-3, "memory": 1e-3, "head": 3e-3, "masked": 5e-4},
     "sgd": {"full": 1e-2, "adapter": 0.1, "memory": 0.3, "head": 0.3, "masked": 0.3},
 }
 
