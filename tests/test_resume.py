@@ -87,23 +87,31 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
 
 @pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])
 def test_ctrl_c_saves_and_says_how_to_go_on(
-    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path, settings: tuple[str, ...]
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path, settings: tuple[object, ...]
 ) -> None:
+    cached = settings == CACHED
     out, other = tmp_path / "out.safetensors", tmp_path / "other.safetensors"
     hour = ("--checkpoint-seconds", 3600)
-    run = nursery.start(*fit(out, *settings, "--steps", 4000))
+    # A validation follows every step, with workers that were there before the signal.
+    settings = (*settings, "--steps", 30, "--evaluations", 30, "--patience", 30)
+    run = nursery.start(*fit(out, *settings))
     run.signal_when(signal.SIGINT, reached(out, 3))
     assert run.code == 130, run.stderr
     assert "Stopped at step" in run.stderr
-    assert "of 4000. Run the same command with --resume to go on." in run.stderr
+    assert "of 30. Run the same command with --resume to go on." in run.stderr
     assert "Traceback" not in run.stderr
     assert step_of(out) >= 3
     assert not out.exists()
-    if settings == CACHED:
-        again = nursery.run(*fit(out, *settings, "--steps", 4000))
+    if not cached:
+        end = nursery.run(*fit(out, *settings, "--resume"))
+        whole = nursery.run(*fit(other, *settings, *hour))
+        assert (end.code, whole.code) == (0, 0), end.stderr
+        assert engram.inspect(out).content == engram.inspect(other).content
+    else:
+        again = nursery.run(*fit(out, *settings))
         assert again.code == 2
         assert "holds an interrupted run; go on with --resume" in again.stderr
-        changed = nursery.run(*fit(out, *settings, "--steps", 4000, "--lr", 0.5, "--resume"))
+        changed = nursery.run(*fit(out, *settings, "--lr", 0.5, "--resume"))
         assert changed.code == 2
         assert "was of other settings, data or trunk" in changed.stderr
         anew = nursery.run(*fit(out, *settings, "--overwrite", *hour))
