@@ -8,7 +8,9 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+READY := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
+INSTALLED_FOR_DEMO := $(VENV)/.installed-demo
 INSTALLED_FOR_BENCH := $(VENV)/.installed-bench
 
 .PHONY: help setup test lint types format demo bench docs chromium clean
@@ -28,13 +30,21 @@ help:
 setup: $(INSTALLED)
 
 # The build tools come from the constraints too, so the build is not isolated from them.
-$(INSTALLED): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "There is no '$(PYTHON)' on the PATH: name a Python of version 3.11 or newer, as in 'make setup PYTHON=python3.12'." >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Engram needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another one, as in make setup PYTHON=python3.12." % sys.version_info[:2])'
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	"$(PYTHON)" -m venv $(VENV)
 	$(PIP) hatchling editables
+	@touch $@
+
+$(INSTALLED): $(READY)
 	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@ $(INSTALLED_FOR_DEMO)
+
+# The demo needs less than development does, and whoever wants to see it should not wait for more.
+$(INSTALLED_FOR_DEMO): $(READY)
+	$(PIP) --no-build-isolation -e '.[demo]'
 	@touch $@
 
 # vit-pytorch declares torchvision, which it needs for nothing that is measured here and which
@@ -59,7 +69,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: setup
+demo: $(INSTALLED_FOR_DEMO)
 	$(BIN)/engram demo
 
 # Every benchmarks/bench_*.py is a script that runs alone and prints its own table.
