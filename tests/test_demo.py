@@ -170,6 +170,19 @@ def test_too_little_room_is_told_before_anything_is_learned(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_fills_up_on_the_way_is_called_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever could not be written then, what to do about it is to make room."""
+    quick(monkeypatch, EngramError("The cache cannot be written; set ENGRAM_CACHE."))
+    free = iter([10**10, 4096])
+    usage = lambda path: type("", (), {"free": next(free)})()  # noqa: E731
+    monkeypatch.setattr(demo.shutil, "disk_usage", usage)
+    with pytest.raises(EngramError, match=r"The disk of .* is full; make room"):
+        run_demo(tmp_path / "demo")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("Stopped at step 3.")])
 def test_ctrl_c_leaves_an_earlier_demo_as_it_was(
     tmp_path: Path,

@@ -55,6 +55,8 @@ from engram.scenes import scene_splits
 WHAT = "engram demo"
 RESULTS = "results.json"
 
+_NEEDED, _FULL = 1_000_000_000, 20_000_000  # bytes free: to begin with, and what counts as none
+
 
 @dataclass(frozen=True)
 class Size:
@@ -101,6 +103,10 @@ def run_demo(
         ) from None
     except OSError as error:
         raise _cannot_write(out, error) from None
+    except EngramError:
+        if building.exists() and shutil.disk_usage(building).free < _FULL:
+            raise _cannot_write(out, OSError(errno.ENOSPC, "")) from None
+        raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return results
@@ -136,8 +142,8 @@ def _make(building: Path, out: str | os.PathLike[str]) -> None:
         building.mkdir(parents=True)
     except OSError as error:
         raise _cannot_write(out, error) from None
-    free, need = shutil.disk_usage(building).free, 1_000_000_000
-    if free < need:
+    free = shutil.disk_usage(building).free
+    if free < _NEEDED:
         raise EngramError(
             f"The demo needs 1 GB for a minute, and the disk of {out} has {free / 1e9:.1f} GB "
             "free; make room, or choose another disk with --out."
