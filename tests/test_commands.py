@@ -56,7 +56,8 @@ def document(capsys: Output) -> Any:
 def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None:
     assert fit("--json", "--test", "--cells", 3, "--label-smoothing", 0.1) == 0
     said = document(capsys)
-    assert list(said) == ["task", "path", "regime", "parameters", "seconds", "metrics"]
+    promised = ["task", "path", "regime", "parameters", "seconds", "metrics"]
+    assert list(said) == [*promised, "report"]
     assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
     assert 0 < said["seconds"] < 60
