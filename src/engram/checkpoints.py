@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from engram import hub
@@ -36,6 +36,7 @@ from engram.configs import (
     usual_for,
 )
 from engram.errors import EngramError
+from engram.files import write_atomically
 from engram.images import Preprocessing
 from engram.layouts import (
     GOOGLE,
@@ -119,10 +120,8 @@ def save_trunk(
         "labels": list(trunk.labels) if trunk.labels else None,
     }
     tensors = {n: t.detach().to("cpu", dtype).contiguous() for n, t in trunk.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors.part")
-    (folder / "config.json.part").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
-    for file in ("model.safetensors", "config.json"):  # each appears whole or not at all
-        os.replace(folder / f"{file}.part", folder / file)
+    write_atomically(folder / "model.safetensors", save(tensors))
+    write_atomically(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
     return folder
 
 
