@@ -37,9 +37,15 @@ def browser() -> Iterator[Any]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page about two tasks, one extending the other, with names that try to break out of it."""
     torch.manual_seed(0)
-    model = MemoryViT(engram.random_trunk())
+    trunk = engram.random_trunk()
+    trunk.source = "/a/long/path/" + "x" * 200
+    model = MemoryViT(trunk)
     names = {
-        "first": ["<script>alert(1)</script>", "a & b", *(f"class {i}" for i in range(8))],
+        "first": [  # more than a matrix shows
+            "<script>alert(1)</script>",
+            "a & b",
+            *(f"an_unbroken_name_{i}" for i in range(23)),
+        ],
         "second": ["one", "a name that is so long that it does not fit anywhere " * 3],
     }
     parts = []

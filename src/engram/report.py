@@ -160,8 +160,9 @@ def _confusion(said: Answers) -> str:
         note += (
             f" Only the {MOST_CLASSES} of {len(classes):,} classes with most mistakes are shown."
         )
+    tall = " tall" if len(shown) * max(len(classes[c]) for c in shown) > 60 else ""
     head = "".join(
-        f'<th scope="col" title="{escape(classes[c])}">{escape(_short(classes[c], 9))}</th>'
+        f'<th scope="col" title="{escape(classes[c])}">{escape(_short(classes[c], 24))}</th>'
         for c in shown
     )
     rows = []
@@ -182,8 +183,8 @@ def _confusion(said: Answers) -> str:
             f'<tr><th scope="row">{escape(_short(classes[r], 24))}</th>{"".join(cells)}</tr>'
         )
     return (
-        f'{paragraph(note, quiet=True)}<div class="wide"><table class="matrix"><thead><tr><th></th>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'{paragraph(note, quiet=True)}<div class="wide"><table class="matrix{tall}"><thead>'
+        f"<tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
