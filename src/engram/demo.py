@@ -246,8 +246,13 @@ class _Tour:
         """Train a task, and say how good it became."""
         digits = name == "digits"
         epochs = self.size.digits_epochs if digits else self.size.scenes_epochs
-        recipe = Recipe(
-            epochs=epochs, seed=self.seed, data_seed=self.seed, evaluations=8, workers=0
+        recipe = Recipe(  # a higher rate than usual, because there are few steps
+            epochs=epochs,
+            lr=1e-2,
+            seed=self.seed,
+            data_seed=self.seed,
+            evaluations=8,
+            workers=0,
         )
         task = self.model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
         with self.bars() as progress:
