@@ -289,8 +289,21 @@ def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) ->
 
 
 def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
-    """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer."""
-    views = [Normed(normed, block) for normed, block in zip(layers, vit.layers, strict=True)]
+    """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer.
+
+    With many class tokens it is cheaper to make keys and values once than to fold every query.
+    """
+    _, n, width = layers[0].shape
+    s, heads = len(memory.token), vit.config.heads
+    passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
+    folded = passes * s * (2 * width**2 + 2 * heads * n * width)  # multiply-accumulates an image
+    unfolded = 2 * n * width**2 + passes * s * 2 * n * width
+    pairs = zip(layers, vit.layers, strict=True)
+    views: Iterable[TrunkView]
+    if folded < unfolded:
+        views = (Normed(normed, block) for normed, block in pairs)
+    else:
+        views = (KeysValues(*block.keys_values(normed), normed) for normed, block in pairs)
     return beside(vit, views, memory, len(layers[0]))
 
 
