@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from engram.vit import HeadConfig, ViT, ViTConfig
@@ -42,28 +40,6 @@ def compare(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[
         low, middle, high = statistics.quantiles(ratios, n=4)
         found[name] = Timing(statistics.median(values), middle, low, high)
     return found
-
-
-def peak_memory(function: Callable[[], object]) -> int:
-    """How many bytes the process grows by at most while the function runs, beyond the start."""
-    process = psutil.Process()
-    start = peak = process.memory_info().rss
-    running = True
-
-    def watch() -> None:
-        nonlocal peak
-        while running:
-            peak = max(peak, process.memory_info().rss)
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        function()
-    finally:
-        running = False
-        thread.join()
-    return max(0, peak - start)
 
 
 def vit_b32() -> ViT:
