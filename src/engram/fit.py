@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import math
 import os
@@ -15,20 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.data import Splits, Transform, load
 from engram.errors import EngramError, Interrupted
 from engram.evaluate import classification_metrics, evaluate
 from engram.feeds import Feed, Item, Progress, choose, silent
-from engram.files import write_atomically
 from engram.model import MemoryViT
 from engram.recipe import Recipe, learning_rate
 from engram.regimes import train_only
+from engram.runs import Run
 from engram.team import Team, dtype_for, stoppable
 
 
@@ -470,104 +466,3 @@ def _identity(
         "data": [splits.name, len(train), train.labels.tolist(), len(splits["val"])],
     }
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
-
-
-# What a run keeps on disk
-
-
-def run_folder(out: Path) -> Path:
-    """The folder beside an engram that holds what its run left."""
-    return out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
-
-
-class Run:
-    """The folder beside an engram in the making: checkpoint, log, plot. Written atomically."""
-
-    def __init__(self, out: Path, team: Team, overwrite: bool) -> None:
-        if out.is_dir():
-            raise EngramError(f"{out} is a folder; -o names the engram's file.")
-        if out.exists() and not overwrite:
-            raise EngramError(
-                f"{out} is there already; choose another -o, or replace it with --overwrite."
-            )
-        self.out, self.team, self.overwrite = out, team, overwrite
-        self.folder = run_folder(out)
-        self._writer: Any = None
-
-    def __enter__(self) -> Run:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".probe-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise EngramError(
-                f"{self.out} cannot be written ({error.strerror}); choose another -o."
-            ) from None
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
-
-    def begin(self, identity: str, resume: bool) -> dict[str, Any] | None:
-        """The state to go on from, or None to begin anew."""
-        if not self.checkpoint.exists():
-            return None
-        if not resume and not self.overwrite:
-            raise EngramError(
-                f"{self.folder} holds an interrupted run; go on with --resume, or begin anew with "
-                "--overwrite."
-            )
-        if not resume:
-            return None
-        try:
-            with safetensors.safe_open(self.checkpoint, "pt") as file:
-                state: dict[str, Any] = json.loads(file.metadata()["run"])
-                state["tensors"] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise EngramError(
-                f"The checkpoint {self.checkpoint} cannot be read ({error}); begin "
-                "anew with --overwrite."
-            ) from None
-        if state["identity"] != identity:
-            raise EngramError(
-                f"The run in {self.folder} was of other settings, data or trunk; repeat its "
-                "command with --resume, or begin anew with --overwrite."
-            )
-        return state
-
-    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        metadata = {"run": json.dumps(state, default=str)}
-        write_atomically(self.checkpoint, safetensors.torch.save(kept, metadata))
-
-    def log(self, history: Sequence[Mapping[str, float]]) -> None:
-        """The history as CSV and, where TensorBoard is installed, as its events."""
-        text = io.StringIO()
-        rows = csv.DictWriter(text, list(history[-1]))
-        rows.writeheader()
-        rows.writerows(history)
-        self.write("history.csv", text.getvalue())
-        if self._writer is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                return
-            self._writer = SummaryWriter(str(self.folder))
-        for key, value in history[-1].items():
-            self._writer.add_scalar(key, value, history[-1]["step"])
-
-    def write(self, name: str, text: str) -> None:
-        write_atomically(self.folder / name, text.encode())
-
-    def finish(self, history: Sequence[Mapping[str, float]]) -> None:
-        """The engram is written: draw the history and let the checkpoint go."""
-        from engram.plots import draw_history
-
-        draw_history(history, self.folder / "history.png")
-        self.checkpoint.unlink(missing_ok=True)

@@ -18,10 +18,11 @@ from engram.errors import EngramError
 from engram.evaluate import answers, predict
 from engram.feeds import Progress
 from engram.files import is_engram, read_engram
-from engram.fit import Result, fit, run_folder
+from engram.fit import Result, fit
 from engram.model import MemoryViT
 from engram.recipe import RECIPES, Recipe
 from engram.report import TaskPart, answers_for_report, write_report
+from engram.runs import run_folder
 from engram.sources import SUFFIXES
 from engram.sweep import SweepResult, sweep
 from engram.team import Team

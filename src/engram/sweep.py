@@ -26,11 +26,12 @@ from engram.errors import EngramError
 from engram.evaluate import evaluate
 from engram.feeds import Progress, silent
 from engram.files import Engram, read_engram
-from engram.fit import Learner, Run, fit, train
+from engram.fit import Learner, fit, train
 from engram.model import MemoryViT
 from engram.plots import draw_sweep
 from engram.recipe import Recipe, learning_rate
 from engram.regimes import REGIMES
+from engram.runs import Run
 from engram.team import Team
 
 
