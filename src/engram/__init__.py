@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engram.files import read_engram as inspect
     from engram.fit import fit
     from engram.model import MemoryViT
+    from engram.objects import from_timm, from_transformers
     from engram.recipe import Recipe
     from engram.sweep import sweep
     from engram.vit import ViT, random_trunk
@@ -27,6 +28,8 @@ __all__ = [
     "ViT",
     "evaluate",
     "fit",
+    "from_timm",
+    "from_transformers",
     "inspect",
     "load_trunk",
     "predict",
@@ -44,6 +47,8 @@ _HOMES = {
     "ViT": ("vit", "ViT"),
     "evaluate": ("evaluate", "evaluate"),
     "fit": ("fit", "fit"),
+    "from_timm": ("objects", "from_timm"),
+    "from_transformers": ("objects", "from_transformers"),
     "inspect": ("files", "read_engram"),
     "load_trunk": ("checkpoints", "load_trunk"),
     "predict": ("evaluate", "predict"),

@@ -13,7 +13,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -30,6 +30,7 @@ from engram.configs import (
     Known,
     known_of_timm,
     known_of_transformers,
+    processor_settings,
     read_json,
     refuse_by_name,
     sane,
@@ -86,21 +87,16 @@ def load_trunk(
     damaged header, length, NaN or infinity is noticed, a number changed to another is not.
     """
     name = os.fspath(source)
-    read = _read(_locate(source, revision), name)
-    config = replace(
-        read.config,
-        antialias=read.config.antialias if antialias is None else antialias,
-        heads=read.config.heads if heads is None else heads,
-        activation=activation or read.config.activation,
+    return build(
+        _read(_locate(source, revision), name),
+        name,
+        source=f"{name}@{revision}" if revision else name,
+        image_size=image_size,
+        preprocessing=preprocessing,
+        antialias=antialias,
+        heads=heads,
+        activation=activation,
     )
-    trunk = _assemble(config, read.found, read.layout, name)
-    trunk.source = f"{name}@{revision}" if revision else name
-    with sane(name):
-        usual = preprocessing or read.prepare()
-        if config.head and read.labels and len(read.labels) == config.head.classes:
-            trunk.labels = tuple(str(label) for label in read.labels)
-    trunk.preprocessing = _fit(usual, image_size, preprocessing is None, trunk)
-    return trunk
 
 
 def save_trunk(
@@ -228,6 +224,34 @@ class Read(NamedTuple):
     labels: Sequence[object] | None
 
 
+def build(
+    read: Read,
+    name: str,
+    *,
+    source: str,
+    image_size: int | tuple[int, int] | None = None,
+    preprocessing: Preprocessing | None = None,
+    antialias: bool | None = None,
+    heads: int | None = None,
+    activation: Activation | None = None,
+) -> ViT:
+    """The trunk from what was read, with what the caller overrules; see `load_trunk`."""
+    config = replace(
+        read.config,
+        antialias=read.config.antialias if antialias is None else antialias,
+        heads=read.config.heads if heads is None else heads,
+        activation=activation or read.config.activation,
+    )
+    trunk = _assemble(config, read.found, read.layout, name)
+    trunk.source = source
+    with sane(name):
+        usual = preprocessing or read.prepare()
+        if config.head and read.labels and len(read.labels) == config.head.classes:
+            trunk.labels = tuple(str(label) for label in read.labels)
+    trunk.preprocessing = _fit(usual, image_size, preprocessing is None, trunk)
+    return trunk
+
+
 def _read(place: Path, name: str) -> Read:
     """A file or folder in whichever layout it has."""
     config = None if place.is_file() else read_json(place / "config.json")
@@ -246,23 +270,50 @@ def _read(place: Path, name: str) -> Read:
                 f"{name} has transformers' names, and those need the config.json that belongs to "
                 "them; give the folder that holds both."
             )
-        layout = timm_layout(tensors)
-        found = translate(tensors, layout, name)
-        with sane(name):
-            known = known_of_timm(config or {}, found, name)
+        return read_timm(tensors, config or {}, name)
     elif "model_type" in config:
         refuse_by_name(config, name)
-        tensors = split_in_proj(_read_folder(place, name))
-        layout = transformers_layout(config["model_type"], tensors)
-        found = translate(tensors, layout, name)
-        with sane(name):
-            known = known_of_transformers(config, layout, place, name)
+        tensors = _read_folder(place, name)
+        return read_transformers(tensors, config, processor_settings(place), name)
     else:
         raise EngramError(
             f"{name} has a config.json that names neither a model_type (transformers) nor an "
             "architecture (timm)."
         )
-    settings = _configure(found, layout, known, name)
+    return _understood(found, layout, known, name)
+
+
+def read_timm(
+    tensors: dict[str, Tensor], config: dict[str, Any], name: str, share: bool = False
+) -> Read:
+    """Tensors under timm's names, and what its configuration says of them."""
+    layout = timm_layout(tensors)
+    found = translate(tensors, layout, name, share)
+    with sane(name):
+        known = known_of_timm(config, found, name)
+    return _understood(found, layout, known, name, share)
+
+
+def read_transformers(
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    processor: Mapping[str, Any],
+    name: str,
+    share: bool = False,
+) -> Read:
+    """Tensors under the names that transformers writes, with its two configurations."""
+    tensors = split_in_proj(tensors)
+    layout = transformers_layout(config["model_type"], tensors)
+    found = translate(tensors, layout, name, share)
+    with sane(name):
+        known = known_of_transformers(config, layout, processor, name)
+    return _understood(found, layout, known, name, share)
+
+
+def _understood(
+    found: Translated, layout: Layout, known: Known, name: str, share: bool = False
+) -> Read:
+    settings = _configure(found, layout, known, name, share)
     usual = usual_for(known.customs, settings.image_size)
     return Read(found, layout, settings, lambda: known.prepare(usual), known.labels)
 
@@ -286,7 +337,9 @@ def _read_own(folder: Path, config: dict[str, Any], name: str) -> Read:
     )
 
 
-def _configure(found: Translated, layout: Layout, known: Known, name: str) -> ViTConfig:
+def _configure(
+    found: Translated, layout: Layout, known: Known, name: str, share: bool
+) -> ViTConfig:
     """The architecture that the tensors show. Splits the positions in those of tokens and patches.
 
     A class position without one for the registers (DINOv2 in transformers) is added to the class
@@ -328,8 +381,10 @@ def _configure(found: Translated, layout: Layout, known: Known, name: str) -> Vi
     grid = _grid(len(tensors["position"]), rows, class_token, prefix, known, name)
     positions = len(tensors["position"]) - grid[0] * grid[1]
     if positions:
-        tensors["prefix_position"] = tensors["position"][:positions].clone()
-        tensors["position"] = tensors["position"][positions:].clone()
+        parts = tensors["position"][:positions], tensors["position"][positions:]
+        tensors["prefix_position"], tensors["position"] = (
+            parts if share else (parts[0].clone(), parts[1].clone())
+        )
     if 0 < positions < prefix:
         tensors["class_token"] = tensors["class_token"] + tensors.pop("prefix_position")
         positions = 0

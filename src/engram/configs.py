@@ -109,7 +109,19 @@ def refuse_by_name(config: Mapping[str, Any], name: str) -> None:
         )
 
 
-def known_of_transformers(config: dict[str, Any], layout: Layout, folder: Path, name: str) -> Known:
+def processor_settings(folder: Path) -> dict[str, Any]:
+    """How pictures are prepared, where a folder of transformers says it."""
+    settings: dict[str, Any] = {}
+    for file in ("processor_config.json", "preprocessor_config.json"):  # the second overrules
+        if (folder / file).is_file():
+            read = read_json(folder / file)
+            settings |= read.get("image_processor") or read
+    return settings
+
+
+def known_of_transformers(
+    config: dict[str, Any], layout: Layout, processor: Mapping[str, Any], name: str
+) -> Known:
     kind = config["model_type"]
     family = FAMILIES[kind]
     vision = config
@@ -138,11 +150,6 @@ def known_of_transformers(config: dict[str, Any], layout: Layout, folder: Path, 
         labels = [names[key] for key in sorted(names, key=int)]
         if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels):
             labels = None
-    settings: dict[str, Any] = {}
-    for file in ("processor_config.json", "preprocessor_config.json"):  # the second overrules
-        if (folder / file).is_file():
-            read = read_json(folder / file)
-            settings |= read.get("image_processor") or read
     return Known(
         kind if kind in _CUSTOMS else family,
         float(vision.get("layer_norm_eps", eps)),
@@ -155,7 +162,7 @@ def known_of_transformers(config: dict[str, Any], layout: Layout, folder: Path, 
         head_bias=family != "clip" or classifier,
         image_size=_pair(vision["image_size"], name) if "image_size" in vision else None,
         says={o: _pair(vision[t], name)[0] for t, o in says.items() if t in vision},
-        prepare=lambda usual: _like_processor(usual, settings, name),
+        prepare=lambda usual: _like_processor(usual, processor, name),
         labels=None if family == "clip" and not classifier else labels,
     )
 

@@ -60,6 +60,13 @@ _DINOV2_SWIGLU: Names = _DINOV2 | {
     "blocks.{i}.mlp.fc1": "encoder.layer.{i}.mlp.weights_in",
     "blocks.{i}.mlp.fc2": "encoder.layer.{i}.mlp.weights_out",
 }
+_DINOV2_GATED: Names = _DINOV2 | {  # the same, as objects of transformers 5 have it
+    "blocks.{i}.mlp.fc1": (
+        "encoder.layer.{i}.mlp.gate_proj",
+        "encoder.layer.{i}.mlp.up_proj",
+    ),
+    "blocks.{i}.mlp.fc2": "encoder.layer.{i}.mlp.down_proj",
+}
 _TOWER: Names = {
     "patch": "embeddings.patch_embedding",
     "position": "embeddings.position_embedding.weight",
@@ -127,8 +134,11 @@ def transformers_layout(kind: str, names: Iterable[str]) -> Layout:
         table = _DEIT_TEACHER if teacher else _DEIT
         required += ("registers",)
     elif family == "dinov2":
-        swiglu = any(".mlp.weights_in." in name for name in names)
-        table = _DINOV2_SWIGLU if swiglu else _DINOV2
+        table = _DINOV2
+        if any(".mlp.weights_in." in name for name in names):
+            table = _DINOV2_SWIGLU
+        elif any(".mlp.gate_proj." in name for name in names):
+            table = _DINOV2_GATED
         required += ("blocks.0.scale1", "blocks.0.scale2")
         required += ("registers",) if kind == "dinov2_with_registers" else ()
     elif family == "clip":
@@ -140,6 +150,29 @@ def transformers_layout(kind: str, names: Iterable[str]) -> Layout:
         left_out += (r"head\..+",) if classifier else ()
         required = ()
     return Layout(table, _PREFIXES, left_out, required)
+
+
+# What objects of transformers 5 call otherwise than the files that it reads and writes.
+_RENAMED = (
+    (r"^((?:vit\.|deit\.)?)layers\.(\d+)\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
+    (r"^((?:vit\.|deit\.)?)layers\.(\d+)\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
+    (r"^((?:vit\.|deit\.)?)layers\.(\d+)\.", r"\1encoder.layer.\2."),
+    (r"\.attention\.q_proj\.", ".attention.attention.query."),
+    (r"\.attention\.k_proj\.", ".attention.attention.key."),
+    (r"\.attention\.v_proj\.", ".attention.attention.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+)
+
+
+def as_on_disk(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state_dict of an object of transformers, old or new, under the names of its files."""
+    renamed = _RENAMED if FAMILIES[kind] in ("vit", "deit", "dinov2") else ()
+    out = {}
+    for name, tensor in tensors.items():
+        for pattern, instead in renamed:
+            name = re.sub(pattern, instead, name)
+        out[name] = tensor
+    return out
 
 
 def split_in_proj(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -252,8 +285,13 @@ class Translated:
         return any(name == stem or name.startswith(f"{stem}.") for name in self.tensors)
 
 
-def translate(tensors: Mapping[str, Tensor], layout: Layout, source: str) -> Translated:
-    """Their tensors under our names. Refuses one that holds no finite floating-point numbers."""
+def translate(
+    tensors: Mapping[str, Tensor], layout: Layout, source: str, share: bool = False
+) -> Translated:
+    """Their tensors under our names. Refuses one that holds no finite floating-point numbers.
+
+    With `share`, what is one fp32 tensor there and here keeps its storage; else all are copies.
+    """
     places = {}
     for ours, theirs in layout.names.items():
         parts = (theirs,) if isinstance(theirs, str) else theirs
@@ -277,7 +315,7 @@ def translate(tensors: Mapping[str, Tensor], layout: Layout, source: str) -> Tra
             surplus.append(full)
             continue
         ours = place[0].replace("{i}", layer[0] if layer else "") + kind
-        found.setdefault(ours, {})[place[1]] = checked(full, tensor, source)
+        found.setdefault(ours, {})[place[1]] = checked(full, tensor, source, share)
     joined = {}
     missing = []
     for ours, pieces in found.items():
@@ -288,20 +326,28 @@ def translate(tensors: Mapping[str, Tensor], layout: Layout, source: str) -> Tra
     return Translated(joined, missing, surplus)
 
 
-def checked(name: str, tensor: Tensor, source: str) -> Tensor:
-    """A copy in fp32, so that nothing refers to the file any more."""
+def checked(name: str, tensor: Tensor, source: str, share: bool = False) -> Tensor:
+    """A copy in fp32, so that nothing refers to the file any more; with `share`, if it has to be.
+
+    Finite numbers are checked either way.
+    """
+    if tensor.is_meta:
+        raise EngramError(
+            f"The tensor {name} of {source} has no numbers yet (it is on the device meta); load "
+            "its weights first."
+        )
     if not tensor.is_floating_point():
         raise EngramError(
             f"The tensor {name} of {source} holds {tensor.dtype} numbers, not floating-point "
             "ones; quantised weights cannot be read."
         )
-    copy = tensor.to(torch.float32, copy=True).contiguous()
-    if not torch.isfinite(copy).all():
+    tensor = tensor.detach().to(torch.float32, copy=not share).contiguous()
+    if not torch.isfinite(tensor).all():
         raise EngramError(
             f"The tensor {name} of {source} holds NaN or infinite numbers; the file is damaged or "
             "its training went wrong."
         )
-    return copy
+    return tensor
 
 
 def _join(ours: str, pieces: list[Tensor], names: list[str], source: str) -> Tensor:

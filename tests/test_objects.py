@@ -1,0 +1,266 @@
+"""A model that is already in memory is a trunk without being there twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tests import test_checkpoints as _checkpoints
+from torch import Tensor, nn
+
+import engram
+from engram import EngramError, MemoryViT, ViT, from_timm, from_transformers, load_trunk
+from engram.images import Preprocessing
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = _checkpoints.FAMILIES
+
+
+@pytest.fixture(scope="module")
+def made() -> Callable[[str], nn.Module]:
+    models: dict[str, nn.Module] = {}
+
+    def get(family: str) -> nn.Module:
+        if family not in models:
+            torch.manual_seed(0)
+            models[family] = _checkpoints.randomised(FAMILIES[family]())
+        return models[family]
+
+    return get
+
+
+Made = Callable[[str], nn.Module]
+
+
+def storages(module: nn.Module) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in module.state_dict().values()}
+
+
+def copied(trunk: ViT, model: nn.Module) -> list[str]:
+    """The trunk's tensors that do not lie in the model's storage."""
+    theirs = storages(model)
+    state = trunk.state_dict()
+    return [n for n, t in state.items() if t.untyped_storage().data_ptr() not in theirs]
+
+
+# transformers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_as_the_object_of_transformers(family: str, made: Made) -> None:
+    model = made(family)
+    trunk = from_transformers(model)
+    assert not trunk.training
+    for size in ((32, 32), (24, 40)):
+        pixels = torch.randn(2, 3, *size)
+        tokens, answer = _checkpoints.reference(model, pixels, native=size == (32, 32))
+        _checkpoints.near(trunk.tokens(pixels), tokens)
+        if answer is not None:
+            _checkpoints.near(trunk(pixels), answer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_is_the_trunk_of_the_file_that_transformers_writes(
+    family: str, made: Made, tmp_path: Path
+) -> None:
+    model = made(family)
+    model.save_pretrained(tmp_path)
+    ours, read = from_transformers(model), load_trunk(tmp_path)
+    assert ours.fingerprint == read.fingerprint
+    assert ours.config == read.config
+    assert ours.preprocessing == read.preprocessing
+    assert ours.labels == read.labels
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_what_has_to_be_joined_is_copied(family: str, made: Made) -> None:
+    trunk = from_transformers(made(family))
+    joined = [n for n in trunk.state_dict() if ".qkv." in n]
+    if "registers" in family:
+        joined.append("class_token")  # the class position is added to it
+    if trunk.config.activation == "swiglu":
+        joined += [n for n in trunk.state_dict() if ".fc1." in n]
+    assert set(copied(trunk, made(family))) <= set(joined)
+
+
+def test_mae_is_read_from_the_object() -> None:
+    config = transformers.ViTMAEConfig(
+        **_checkpoints.VIT, mask_ratio=0.0, decoder_hidden_size=16, decoder_num_attention_heads=2,
+        decoder_num_hidden_layers=1, decoder_intermediate_size=16,
+    )  # fmt: skip
+    model = _checkpoints.randomised(transformers.ViTMAEForPreTraining(config))
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        kept_order = torch.arange(16.0).expand(2, -1)
+        tokens = model.vit(pixels, noise=kept_order).last_hidden_state
+    _checkpoints.near(from_transformers(model).tokens(pixels), tokens)
+
+
+def test_names_of_transformers_4_are_read_too(made: Made, tmp_path: Path) -> None:
+    """What its objects were called is what its files still are."""
+    model = made("vit-classes")
+    model.save_pretrained(tmp_path)
+    old = load_file(tmp_path / "model.safetensors")
+
+    class Old(nn.Module):
+        config = model.config
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
+            return old
+
+    trunk = from_transformers(Old())
+    assert trunk.fingerprint == from_transformers(model).fingerprint
+
+
+def test_the_model_stays_as_it_was_and_tasks_learn_beside_it() -> None:
+    model = FAMILIES["vit-classes"]()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    memory = MemoryViT(from_transformers(model))
+    task = memory.add_task("flowers", classes=3, cells=2)
+    assert all(p.requires_grad for p in model.parameters())  # as it was
+    assert not any(p.requires_grad for p in memory.trunk.parameters())
+    memory(torch.randn(2, 3, 32, 32), tasks=["flowers"])["flowers"].sum().backward()
+    assert all(p.grad is not None for p in task.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+
+
+def test_training_the_model_shows_in_the_fingerprint() -> None:
+    model = FAMILIES["vit-classes"]()
+    trunk = from_transformers(model)
+    before = trunk.fingerprint
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(2, 3, 32, 32)).logits.sum().backward()
+    optimiser.step()
+    assert trunk.fingerprint != before
+
+
+def test_half_precision_is_copied_into_fp32(made: Made) -> None:
+    model = FAMILIES["vit"]().to(torch.float16)
+    trunk = from_transformers(model)
+    assert {p.dtype for p in trunk.parameters()} == {torch.float32}
+    assert len(copied(trunk, model)) == len(trunk.state_dict())
+
+
+def test_source_and_processor_are_kept(made: Made) -> None:
+    model = FAMILIES["vit"]()
+    assert from_transformers(model).source == "ViTModel (an object)"
+    model.config.name_or_path = "google/vit-base-patch32-224-in21k"
+    assert from_transformers(model).source == "google/vit-base-patch32-224-in21k"
+    assert from_transformers(model, source="mine").source == "mine"
+    processor = transformers.ViTImageProcessor(
+        size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
+    )
+    told = from_transformers(model, processor=processor).preprocessing
+    assert told is not None
+    assert (told.mean, told.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    given = Preprocessing((16, 16), None)
+    assert from_transformers(model, preprocessing=given).preprocessing == given
+    assert from_transformers(model, image_size=64).preprocessing.size == (64, 64)  # type: ignore[union-attr]
+
+
+def test_wrapped_models_are_unwrapped(made: Made) -> None:
+    model = made("vit")
+    wrapped = nn.DataParallel(torch.compile(model))  # type: ignore[arg-type]
+    assert from_transformers(wrapped).fingerprint == from_transformers(model).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (lambda: "google/vit-base", "load_trunk"),
+        (lambda: nn.Linear(2, 2), "settings were expected"),
+        (
+            lambda: transformers.SwinModel(
+                transformers.SwinConfig(image_size=32, embed_dim=8, depths=[1], num_heads=[1])
+            ),
+            "'swin' model",
+        ),
+    ],
+)
+def test_what_is_no_vit_of_transformers_is_refused(model: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(EngramError, match=sentence):
+        from_transformers(model())
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    with torch.device("meta"):
+        model = FAMILIES["vit"]()
+    with pytest.raises(EngramError, match="no numbers yet"):
+        from_transformers(model)
+
+
+# timm, which is not installed here
+
+
+class LikeTimm(nn.Module):
+    """An object with the state_dict names and attributes of timm's VisionTransformer."""
+
+    def __init__(self, tensors: dict[str, Tensor], heads: int, **cfg: Any) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            module: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module._modules[part]  # type: ignore[assignment]
+            module.register_parameter(last, nn.Parameter(tensor))
+        self.get_submodule("blocks.0.attn").num_heads = heads  # type: ignore[assignment]
+        self.global_pool = cfg.pop("global_pool", "token")
+        self.pretrained_cfg = cfg
+
+
+@pytest.mark.parametrize("family", _checkpoints.TIMM)
+def test_an_object_with_timms_names_is_read_by_family(
+    family: str, made: Made, tmp_path: Path
+) -> None:
+    trunk = from_transformers(made(family))
+    names = _checkpoints.timm_names(trunk)
+    if family == "clip-projection":
+        names["head.bias"] = torch.zeros(len(names["head.weight"]))
+    if family == "dinov2-swiglu":
+        names = {name: tensor for name, tensor in names.items() if not name.startswith("head.")}
+    settings = {"num_classes": 0, **_checkpoints.TIMM[family]}
+    settings |= settings.pop("pretrained_cfg", {})
+    model = LikeTimm(names, 4, **settings)
+    timm = from_timm(model)
+    assert timm.fingerprint == trunk.fingerprint
+    assert timm.config.heads == 4
+    assert timm.config.activation == trunk.config.activation
+    assert copied(timm, model) == []
+
+
+def test_timms_file_and_an_object_built_from_it_are_the_same_trunk(assets: Path) -> None:
+    file = assets / "weights/vit_tiny_patch16_224/timm.safetensors"
+    model = LikeTimm(
+        load_file(file), 3, architecture="vit_tiny_patch16_224", tag="augreg_in21k_ft_in1k",
+        hf_hub_id="timm/", input_size=(3, 224, 224), interpolation="bicubic", crop_pct=0.9,
+        mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_mode="center", num_classes=1000,
+    )  # fmt: skip
+    trunk, read = from_timm(model), load_trunk(file)
+    assert trunk.source == "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    assert trunk.fingerprint == read.fingerprint
+    assert trunk.config == read.config
+    assert trunk.preprocessing == read.preprocessing
+    assert copied(trunk, model) == []
+    pixels = load_file(file.with_name("reference.safetensors"))
+    name = next(n for n in pixels if pixels[n].ndim == 4)
+    with torch.no_grad():
+        assert torch.equal(trunk(pixels[name][:2]), read(pixels[name][:2]))
+
+
+def test_what_is_no_vit_of_timm_is_refused(made: Made) -> None:
+    with pytest.raises(EngramError, match="from_transformers"):
+        from_timm(made("vit"))
+    names = _checkpoints.timm_names(engram.random_trunk())
+    for called in ("swin_tiny_patch4_window7_224", "vit_base_patch16_rpn_224"):
+        with pytest.raises(EngramError, match="not a plain ViT"):
+            from_timm(LikeTimm(names, 4, architecture=called))
+    with pytest.raises(EngramError, match="lacks"):
+        from_timm(nn.Linear(2, 2))
+    assert from_timm(LikeTimm(names, 4)).source == "LikeTimm (an object)"
