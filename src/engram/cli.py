@@ -324,6 +324,35 @@ def predict_command(
         raise typer.Exit(2)
 
 
+@app.command(name="bench")
+def bench_command(
+    backbone: Annotated[
+        str | None,
+        typer.Option(metavar="TRUNK", help="The trunk: a path, a Hub id, or pico. [pico]"),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="ViT-B/32", help="Or only its shape, with random weights."),
+    ] = None,
+    tasks: Annotated[str, typer.Option(metavar="A,B", help="Counts of tasks.")] = "1,10,100",
+    batch: Annotated[str, typer.Option(metavar="A,B", help="Images at once.")] = "1,16",
+    cells: Annotated[int, typer.Option(help="Memory cells at every layer.")] = 5,
+    seconds: Annotated[float, typer.Option(help="For each table; more gives less noise.")] = 5.0,
+    threads: Annotated[int | None, typer.Option(help="Of torch, if not its own choice.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure tasks beside the plain trunk and beside other ways to do the same."""
+    from engram.bench import bench
+
+    counts, batches = _numbers("--tasks", tasks, int), _numbers("--batch", batch, int)
+    with _steps(as_json) as say:
+        result = bench(
+            backbone, shape=shape, tasks=counts, batches=batches, cells=cells, seconds=seconds,
+            threads=threads, say=say,
+        )  # fmt: skip
+    _show(result, as_json)
+
+
 cache_app = typer.Typer(help="What the trunk fed to tasks, kept on disk.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 
@@ -382,6 +411,18 @@ def _bars(as_json: bool) -> Iterator[Any]:
             bars.update(known[what], completed=done, total=total, note=note, rate=rate)
 
         yield progress
+
+
+@contextmanager
+def _steps(as_json: bool) -> Iterator[Callable[[str], object]]:
+    """What is being done now, on a terminal; silence for machines."""
+    if as_json or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(text)
 
 
 def _first() -> bool:

@@ -1,0 +1,228 @@
+"""The same work done in other ways, to be measured beside: each an honest use of its library.
+
+    straightforward   Table 1 as one would write it first: one sequence with an additive mask, the
+                      memory expanded to every image and projected there
+    separate          a model for each task, as full fine-tuning leaves them
+    vit-pytorch       `Adapter` of its learnable-memory ViT, one for each task on one ViT
+    lora              PEFT's LoRA (rank 8 on queries and values) on transformers' ViT with SDPA, an
+                      adapter for each task, switched
+
+The last three answer one task a pass. Weights are random: time does not depend on them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.errors import EngramError
+from engram.model import MemoryViT
+from engram.vit import ViT, merge_heads, split_heads
+
+_DISTINCT = 4  # separate models in memory; each is larger than any cache of a processor
+RANK = 8
+
+
+class Straightforward(nn.Module):
+    """The masked tasks of a `MemoryViT` (one class token each, none extending another), naively.
+
+    It computes the same logits as the model whose weights it shares.
+    """
+
+    def __init__(self, model: MemoryViT) -> None:
+        super().__init__()
+        self.trunk = model.trunk
+        self.tasks: Mapping[str, Any] = dict(model.tasks)
+        self.parameters_of_tasks = nn.ModuleList(self.tasks.values())
+        n = self.trunk.config.prefix + self.trunk.config.grid[0] * self.trunk.config.grid[1]
+        self.mask = self._table_1(n).to(self.trunk.position)
+
+    def _table_1(self, n: int) -> Tensor:
+        """0 where a token may read, -inf where not: (n + s, n + s + all cells)."""
+        specs = [task.spec for task in self.tasks.values()]
+        if any(not s.parts.masked or s.parts.adapters or s.extends or s.tokens > 1 for s in specs):
+            raise EngramError("Only masked tasks with one class token and no parents are compared.")
+        s, m = len(specs), sum(spec.cells for spec in specs)
+        allowed = torch.zeros(n + s, n + s + m, dtype=torch.bool)
+        allowed[:, :n] = True
+        first = n + s
+        for i, spec in enumerate(specs):
+            allowed[n + i, n + i] = True
+            allowed[n + i, first : first + spec.cells] = True
+            first += spec.cells
+        return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        trunk, tasks = self.trunk, self.tasks.values()
+        x = trunk.embed(pixels)
+        b, n, width = x.shape
+        own = trunk.place(torch.cat([task.class_token for task in tasks]))
+        x = torch.cat([x, own.expand(b, -1, -1)], dim=1)
+        memory = torch.cat([task.cells for task in tasks], dim=1)  # (l, all cells, D)
+        for layer, block in enumerate(trunk.layers):
+            normed = block.norm1(torch.cat([x, memory[layer].expand(b, -1, -1)], dim=1))
+            bias = None if block.qkv.bias is None else block.qkv.bias[:width]
+            q = F.linear(normed[:, : x.shape[1]], block.qkv.weight[:width], bias)
+            k, v = block.keys_values(normed)
+            read = F.scaled_dot_product_attention(
+                split_heads(q, block.heads), k, v, attn_mask=self.mask
+            )
+            read = block.proj(merge_heads(read))
+            x = x + (read if block.scale1 is None else read * block.scale1)
+            thought = block.mlp(block.norm2(x))
+            x = x + (thought if block.scale2 is None else thought * block.scale2)
+        tokens = trunk.norm(x)
+        logits = {} if trunk.head is None else {"base": trunk.head(x[:, :n], tokens[:, :n])}
+        for i, (name, task) in enumerate(self.tasks.items()):
+            logits[name] = task.head(tokens[:, n + i])
+        return logits
+
+
+# One task a pass: `one_pass` answers the next task in turn
+
+
+class Peer(Protocol):
+    def one_pass(self, pixels: Tensor) -> Tensor: ...
+    def trained(self) -> Iterator[nn.Parameter]:
+        """What a training step of the first task updates."""
+
+
+class Separate:
+    """A whole model for each task."""
+
+    def __init__(self, trunk: ViT, tasks: int, classes: int) -> None:
+        self.models = []
+        for _ in range(min(tasks, _DISTINCT)):
+            own = copy.deepcopy(trunk)
+            own.head = None
+            head = nn.Linear(trunk.config.width, classes)
+            self.models.append((own.requires_grad_(True), head))
+        self._next = cycle(range(len(self.models)))
+
+    def one_pass(self, pixels: Tensor) -> Tensor:
+        vit, head = self.models[next(self._next)]
+        logits: Tensor = head(vit.pool(vit.tokens(pixels)))
+        return logits
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        vit, head = self.models[0]
+        yield from vit.parameters()
+        yield from head.parameters()
+
+
+class VitPytorch:
+    """vit-pytorch's learnable-memory ViT, of the trunk's shape."""
+
+    def __init__(self, trunk: ViT, tasks: int, classes: int, cells: int) -> None:
+        library, config = _vit_pytorch(), trunk.config
+        self.vit = library.ViT(
+            image_size=config.image_size, patch_size=config.patch, num_classes=classes,
+            dim=config.width, depth=config.depth, heads=config.heads,
+            dim_head=config.width // config.heads, mlp_dim=config.mlp_width,
+        )  # fmt: skip
+        self.adapters = [
+            library.Adapter(vit=self.vit, num_memories_per_layer=cells, num_classes=classes).eval()
+            for _ in range(tasks)
+        ]
+        self._next = cycle(self.adapters)
+
+    def one_pass(self, pixels: Tensor) -> Tensor:
+        logits: Tensor = next(self._next)(pixels)
+        return logits
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.adapters[0].parameters() if p.requires_grad)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """One task's own; `state_dict` of an `Adapter` would hold the ViT as well."""
+        named = self.adapters[0].named_parameters()
+        return {name: p.detach() for name, p in named if not name.startswith("vit.")}
+
+
+def transformers_vit(trunk: ViT, classes: int) -> Any:
+    """transformers' ViT of the trunk's shape, with SDPA."""
+    transformers: Any = importlib.import_module("transformers")
+    config = trunk.config
+    settings = transformers.ViTConfig(
+        image_size=config.image_size, patch_size=config.patch, hidden_size=config.width,
+        num_hidden_layers=config.depth, num_attention_heads=config.heads,
+        intermediate_size=config.mlp_width, num_labels=classes, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(settings).eval()
+
+
+class Lora:
+    """PEFT's LoRA on transformers' ViT, with a classifier for each adapter."""
+
+    def __init__(self, trunk: ViT, tasks: int, classes: int) -> None:
+        peft: Any = importlib.import_module("peft")
+        lora = peft.LoraConfig(
+            r=RANK,
+            lora_alpha=2 * RANK,
+            target_modules=["q_proj", "v_proj"],
+            modules_to_save=["classifier"],
+            init_lora_weights=False,  # random, so that adapters differ
+        )
+        base = transformers_vit(trunk, classes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about names
+            self.model = peft.get_peft_model(base, lora, adapter_name="task0")
+            for i in range(1, tasks):
+                self.model.add_adapter(f"task{i}", lora)
+        self.model.set_adapter("task0")
+        self.model.eval()
+        self._next = cycle(range(tasks)) if tasks > 1 else None
+
+    def one_pass(self, pixels: Tensor) -> Tensor:
+        if self._next is not None:
+            self.model.set_adapter(f"task{next(self._next)}")
+        logits: Tensor = self.model(pixels).logits
+        return logits
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.model.parameters() if p.requires_grad)
+
+    def save(self, folder: Path) -> Path:
+        """One task's file, as PEFT writes it."""
+        self.model.save_pretrained(folder, selected_adapters=["task0"])
+        return next(folder.rglob("adapter_model.safetensors"))
+
+
+def installed(trunk: ViT) -> list[str]:
+    """Which libraries are there and can hold the shape of this trunk."""
+    plain = trunk.config.class_token and not trunk.config.registers
+    if not plain or trunk.config.activation != "gelu":
+        return []
+    needs = {"vit-pytorch": ("vit_pytorch", "einops"), "lora": ("peft", "transformers")}
+    return [name for name, packages in needs.items() if all(map(find_spec, packages))]
+
+
+def _vit_pytorch() -> ModuleType:
+    """Only the file that is needed: the package imports torchvision, which may not import here."""
+    name = "vit_pytorch.learnable_memory_vit"
+    if name in sys.modules:
+        return sys.modules[name]
+    package = find_spec("vit_pytorch")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    file = Path(package.submodule_search_locations[0]) / "learnable_memory_vit.py"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    return module

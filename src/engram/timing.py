@@ -1,0 +1,130 @@
+"""Times that can be compared: in one run, taking turns, with a median and its spread."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+Key = TypeVar("Key", bound=Hashable)
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time: `run`, called `runs` times in each round.
+
+    A row that stands for more calls than that says so in `of`: a hundred passes that are all alike
+    need not all be run, and the time is multiplied.
+    """
+
+    run: Callable[[], object]
+    runs: int = 1
+    of: int | None = None
+
+    @property
+    def scale(self) -> float:
+        return (self.of or self.runs) / self.runs
+
+
+@dataclass(frozen=True)
+class Timing:
+    seconds: float  # median
+    ratio: float  # to the first case: median over rounds of the ratio within a round
+    low: float  # quartiles of that ratio
+    high: float
+    rounds: int
+
+
+def compare(
+    cases: Mapping[Key, Case],
+    *,
+    seconds: float,
+    least: int = 3,
+    most: int = 25,
+    say: Say = lambda text: None,
+) -> dict[Key, Timing]:
+    """Time the cases in turn, round after round; ratios are to the first of them.
+
+    It takes about `seconds`, but at least `least` and at most `most` rounds.
+    """
+    for case in cases.values():
+        case.run()  # warm up
+    times: dict[Key, list[float]] = {name: [] for name in cases}
+    began = time.perf_counter()
+    rounds = 0
+    while rounds < least or (rounds < most and time.perf_counter() - began < seconds):
+        for name, case in cases.items():
+            start = time.perf_counter()
+            for _ in range(case.runs):
+                case.run()
+            times[name].append(case.scale * (time.perf_counter() - start))
+        rounds += 1
+        say(f"round {rounds}, {time.perf_counter() - began:.0f} s")
+    reference = next(iter(times.values()))
+    found = {}
+    for name, values in times.items():
+        ratios = [value / base for value, base in zip(values, reference, strict=True)]
+        low, middle, high = quartiles(ratios)
+        found[name] = Timing(statistics.median(values), middle, low, high, rounds)
+    return found
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The p of the power law y = c x^p nearest to the points: the slope of log y over log x."""
+    fit = statistics.linear_regression([math.log(x) for x in xs], [math.log(y) for y in ys])
+    return fit.slope
+
+
+def machine() -> dict[str, Any]:
+    """What the times were measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": _memory(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def machine_words(about: Mapping[str, Any]) -> str:
+    memory = f", {about['memory_gb']} GB" if about["memory_gb"] else ""
+    return (
+        f"{about['processor']} ({about['cores']} cores{memory}, {about['system']}), "
+        f"torch {about['torch']} with {about['threads']} threads and {about['kernels']} kernels, "
+        f"Python {about['python']}, fp32"
+    )
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")  # Linux
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
+
+
+def _memory() -> int | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
+    except (AttributeError, ValueError, OSError):
+        return None
