@@ -35,7 +35,7 @@ from engram.data import Dataset, Loader
 from engram.errors import EngramError
 from engram.files import write_atomically
 from engram.images import BadImage, Preprocessing, normalise
-from engram.memory import TrunkPass
+from engram.memory import Normed, TrunkPass
 from engram.vit import ViT
 
 FORMAT = 1
@@ -224,8 +224,8 @@ class Cache:
         """(b, H, W, 3) as loaded -> (b, l * n + 1, D) in half precision."""
         device = self.trunk.position.device
         pixels = normalise(images.to(device), self.preprocessing)
-        trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens)
-        layers = [view.normed for view in trunk]
+        trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)
+        layers = [view.tokens for view in trunk if isinstance(view, Normed)]
         pooled = self.trunk.pool(self.trunk.norm(trunk.tokens))
         return torch.cat([*layers, pooled.unsqueeze(1)], dim=1).half().cpu()
 

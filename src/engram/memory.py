@@ -56,11 +56,10 @@ class TrunkView(Protocol):
 
 @dataclass(frozen=True)
 class KeysValues:
-    """The trunk's keys and values, just computed, and the normed tokens they were made from."""
+    """The trunk's keys and values, just computed."""
 
     k: Tensor  # (b, h, n, d)
     v: Tensor
-    normed: Tensor  # (b, n, D)
 
     def scores(self, q: Tensor) -> Tensor:
         return q @ self.k.mT
@@ -71,7 +70,7 @@ class KeysValues:
 
 @dataclass(frozen=True)
 class Normed:
-    """The trunk's normed tokens from a cache. No key or value is computed again:
+    """The trunk's normed tokens, as from a cache. No key or value is computed for them:
 
     q . (W_k x + b_k) = (W_k' q) . x + q . b_k    and    sum w (W_v x + b_v) = W_v (sum w x) + b_v
     """
@@ -229,7 +228,7 @@ def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Te
             block: Block, normed: Tensor, layer: int = layer, wanted: int = wanted
         ) -> Tensor:
             q, k, v = block.project(normed)
-            trunk = KeysValues(k[:, :, :n], v[:, :, :n], normed[:, :n])
+            trunk = KeysValues(k[:, :, :n], v[:, :, :n])
             read = memory.attend(layer, q[:, :, n:], k[:, :, n:], v[:, :, n:], trunk)
             if not wanted:
                 return read
@@ -245,21 +244,22 @@ def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Te
 class TrunkPass:
     """The plain trunk, layer by layer, bit for bit: gives what a task can read at each layer.
 
-    Once it is exhausted, `tokens` holds the first `keep` tokens of the last layer. With `keep` 0
-    the last layer only makes keys and values.
+    That is its keys and values, or with `lean` the normed tokens they are made from. Once it is
+    exhausted, `tokens` holds the first `keep` tokens of the last layer; with `keep` 0 the last
+    layer computes nothing but what is read.
     """
 
-    def __init__(self, vit: ViT, x: Tensor, keep: int) -> None:
-        self.vit, self.tokens, self.keep = vit, x, keep
+    def __init__(self, vit: ViT, x: Tensor, keep: int, lean: bool = False) -> None:
+        self.vit, self.tokens, self.keep, self.lean = vit, x, keep, lean
 
-    def __iter__(self) -> Iterator[KeysValues]:
+    def __iter__(self) -> Iterator[TrunkView]:
         x = self.tokens
         for block in self.vit.layers[:-1] if not self.keep else self.vit.layers:
-            taken: list[KeysValues] = []
+            taken: list[TrunkView] = []
 
-            def attend(block: Block, normed: Tensor, taken: list[KeysValues] = taken) -> Tensor:
+            def attend(block: Block, normed: Tensor, taken: list[TrunkView] = taken) -> Tensor:
                 q, k, v = block.project(normed)
-                taken.append(KeysValues(k, v, normed))
+                taken.append(Normed(normed, block) if self.lean else KeysValues(k, v))
                 return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
             x = block(x, attend)
@@ -267,8 +267,8 @@ class TrunkPass:
             yield taken[0]
         if not self.keep:
             block = self.vit.layers[-1]
-            normed = block.norm1(x)
-            yield KeysValues(*block.keys_values(normed), normed)
+            last = block.norm1(x)
+            yield Normed(last, block) if self.lean else KeysValues(*block.keys_values(last))
 
 
 def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
@@ -288,22 +288,36 @@ def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) ->
     return y
 
 
+def reads_lean(vit: ViT, n: int, memory: Memory) -> bool:
+    """Whether tasks that train beside a running trunk of n tokens should read it `lean`.
+
+    Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
+    folding halves the memory of a step; it is done while it adds less than a twentieth of work.
+    """
+    return 2 * _folding(vit, n, memory) < 12 * n * vit.config.width**2 / 20
+
+
+def _folding(vit: ViT, n: int, memory: Memory) -> int:
+    """Multiply-accumulates of a layer, an image, for class tokens that read `Normed` tokens."""
+    width = vit.config.width
+    return len(memory.token) * (2 * width**2 + 2 * vit.config.heads * n * width)
+
+
 def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
     """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer.
 
     With many class tokens it is cheaper to make keys and values once than to fold every query.
     """
     _, n, width = layers[0].shape
-    s, heads = len(memory.token), vit.config.heads
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
-    folded = passes * s * (2 * width**2 + 2 * heads * n * width)  # multiply-accumulates an image
-    unfolded = 2 * n * width**2 + passes * s * 2 * n * width
+    folded = passes * _folding(vit, n, memory)
+    unfolded = 2 * n * width**2 + passes * len(memory.token) * 2 * n * width
     pairs = zip(layers, vit.layers, strict=True)
     views: Iterable[TrunkView]
     if folded < unfolded:
         views = (Normed(normed, block) for normed, block in pairs)
     else:
-        views = (KeysValues(*block.keys_values(normed), normed) for normed, block in pairs)
+        views = (KeysValues(*block.keys_values(normed)) for normed, block in pairs)
     return beside(vit, views, memory, len(layers[0]))
 
 

@@ -19,6 +19,7 @@ from engram.memory import (
     Update,
     beside,
     from_normed,
+    reads_lean,
     full_attention,
     together,
 )
@@ -253,11 +254,12 @@ class MemoryViT(nn.Module):
         if not masked:
             raw = self.trunk.encode(x)
         elif exact or self._builds_graph(masked, x):
-            trunk = TrunkPass(self.trunk, x, keep)
             groups = [[name] for name in masked] if exact else [masked]
+            memories = [self._memory(group, x) for group in groups]
+            lean = not exact and reads_lean(self.trunk, x.shape[1], memories[0][0])
+            trunk = TrunkPass(self.trunk, x, keep, lean)
             views = list(trunk) if len(groups) > 1 else trunk
-            for group in groups:
-                memory, closure = self._memory(group, x)
+            for group, (memory, closure) in zip(groups, memories, strict=True):
                 y = beside(self.trunk, views, memory, len(x))
                 computed = dict(zip(closure, memory.split(y), strict=True))
                 streams.update({name: computed[name] for name in group})
