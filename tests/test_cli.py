@@ -200,10 +200,15 @@ def test_stopping_is_quiet(folder: Path, capsys: Output, monkeypatch: pytest.Mon
     assert capsys.readouterr().err == "Stopped.\n"
 
 
-def test_an_interrupt_stops_a_real_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_real_process_that_tidies_up(number: int, tmp_path: Path) -> None:
     code = (
         "import sys, time, engram.describe as d; from engram.cli import main\n"
-        "d.describe = lambda source: (print('ready', flush=True), time.sleep(60))\n"
+        "def wait(source):\n"
+        "    print('ready', flush=True)\n"
+        "    try: time.sleep(60)\n"
+        "    finally: print('tidied up')\n"
+        "d.describe = wait\n"
         "sys.exit(main(['inspect', 'x']))"
     )
     child = subprocess.Popen(
@@ -212,9 +217,10 @@ def test_an_interrupt_stops_a_real_process(tmp_path: Path) -> None:
     assert child.stdout is not None
     child.stdout.readline()
     time.sleep(0.1)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=30)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
     assert child.returncode == 130
+    assert out == "tidied up\n"
     assert err == "Stopped.\n"
 
 

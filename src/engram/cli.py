@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from inspect import Parameter
@@ -464,6 +465,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter is no error
             stream.reconfigure(errors="replace")
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:
         app(args=given, prog_name="engram")
     except SystemExit as stop:  # how typer ends, after help and usage errors too

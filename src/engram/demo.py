@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ from engram.report import (
     write_report,
 )
 from engram.scenes import scene_splits
+
+T = TypeVar("T")
 
 WHAT = "engram demo"
 RESULTS = "results.json"
@@ -282,8 +284,16 @@ class _Tour:
 
     def _examine(self) -> dict[str, float]:
         """Accuracy on the test pictures, with all tasks attached."""
-        self.answers = _answers(self.model, self.data["digits"]["test"], ["digits"])
-        self.answers |= _answers(self.model, self.data["shape"]["test"], ["shape", "count"])
+        self.answers: dict[str, Tensor] = {}
+        for tasks in (["digits"], ["shape", "count"]):
+            test = self.data[tasks[0]]["test"]
+            parts = torch.split(_pixels(self.model, test, range(len(test))), 64)
+            with torch.inference_mode():
+                found = [
+                    self.model(part, tasks=tasks)
+                    for part in self._watched(f"testing {' and '.join(tasks)}", parts)
+                ]
+            self.answers |= {name: torch.cat([one[name] for one in found]) for name in tasks}
         accuracies = {
             name: _accuracy(answers, self.data[name]["test"])
             for name, answers in self.answers.items()
@@ -349,8 +359,11 @@ class _Tour:
         pictures = min(200, len(test))
         parts = torch.split(_pixels(self.model, test, range(pictures)), 50)
         with torch.inference_mode():
-            ours = torch.cat([self.model(part, exact=True)["base"] for part in parts])
-            theirs = torch.cat([plain(part) for part in parts])
+            pairs = [
+                (self.model(part, exact=True)["base"], plain(part))
+                for part in self._watched("comparing base with the plain ViT", parts)
+            ]
+        ours, theirs = (torch.cat(logits) for logits in zip(*pairs, strict=True))
         identical = torch.equal(ours, theirs) and plain.fingerprint == self.model.trunk.fingerprint
         self._title("The ViT did not change by a bit")
         self._say(
@@ -368,7 +381,8 @@ class _Tour:
         names = ["base", *self.model.tasks]
         spent: dict[str, list[float]] = {"one_pass": [], "pass_per_task": [], "plain_trunk": []}
         with torch.inference_mode():
-            for turn in range(self.size.rounds + 1):  # the first warms up
+            turns = range(self.size.rounds + 1)  # the first warms up
+            for turn in self._watched("timing", turns):
                 for what, times in spent.items():
                     began = time.perf_counter()
                     if what == "one_pass":
@@ -395,9 +409,10 @@ class _Tour:
         first, others = "digits", [name for name in self.model.tasks if name != "digits"]
         test = self.data[first]["test"]
         beside = [others[:count] for count in range(len(others) + 1)]
+        parts = torch.split(_pixels(self.model, test, range(len(test))), 64)
         found = [
             _unmasked(self.model, first, beside, part)
-            for part in torch.split(_pixels(self.model, test, range(len(test))), 64)
+            for part in self._watched("taking the mask away", parts)
         ]
         logits = {key: torch.cat([part[key] for part in found]) for key in found[0]}
         steps = [
@@ -487,21 +502,24 @@ class _Tour:
             )
             for name in self.data
         ]
-        write_report(
-            self.folder / "report.html",
-            self.model,
-            parts,
-            title="One frozen ViT, three engrams",
-            lead="pico, a small ViT that knows CIFAR-10, learned three more tasks: handwritten "
-            "digits, which shape a scene shows, and how many of them, which extends the second. "
-            "Each is a file of about 30 KB.",
-            first=[
-                Section("ask", "One picture, one pass, every question", answers),
-                Section("proof", "The ViT did not change", proof),
-                Section("timing", "One pass for all", timing),
-                Section("mask", "Without the mask", mask),
-            ],
-        )
+        with self.bars() as progress:
+            progress("drawing the report", 0, 1)
+            write_report(
+                self.folder / "report.html",
+                self.model,
+                parts,
+                title="One frozen ViT, three engrams",
+                lead="pico, a small ViT that knows CIFAR-10, learned three more tasks: handwritten "
+                "digits, which shape a scene shows, and how many of them, which extends the "
+                "second. Each is a file of about 30 KB.",
+                first=[
+                    Section("ask", "One picture, one pass, every question", answers),
+                    Section("proof", "The ViT did not change", proof),
+                    Section("timing", "One pass for all", timing),
+                    Section("mask", "Without the mask", mask),
+                ],
+            )
+            progress("drawing the report", 1, 1)
 
     def _end(self) -> None:
         self._title(f"Done in {self.results['seconds']:.0f} seconds")
@@ -513,6 +531,14 @@ class _Tour:
         self._say("  engram fit photos --task pets -o pets.safetensors")
 
     # Telling
+
+    def _watched(self, what: str, items: Sequence[T]) -> Iterator[T]:
+        """The items, one after the other, with a progress bar."""
+        with self.bars() as progress:
+            for done, item in enumerate(items):
+                progress(what, done, len(items))
+                yield item
+            progress(what, len(items), len(items))
 
     def _title(self, text: str) -> None:
         self.console.print(f"\n{text}", style="bold", markup=False, highlight=False)
@@ -552,13 +578,6 @@ def _pixels(model: MemoryViT, dataset: Dataset, samples: Sequence[int]) -> Tenso
     preprocessing = preprocessing_of(model)
     views = [evaluation_view(dataset.read(i), preprocessing) for i in samples]
     return normalise(torch.from_numpy(np.stack(views)), preprocessing)
-
-
-def _answers(model: MemoryViT, dataset: Dataset, tasks: Sequence[str]) -> dict[str, Tensor]:
-    parts = torch.split(_pixels(model, dataset, range(len(dataset))), 64)
-    with torch.inference_mode():
-        found = [model(part, tasks=tasks) for part in parts]
-    return {name: torch.cat([one[name] for one in found]) for name in tasks}
 
 
 def _accuracy(logits: Tensor, dataset: Dataset) -> float:

@@ -19,8 +19,8 @@ from engram.memory import (
     Update,
     beside,
     from_normed,
-    reads_lean,
     full_attention,
+    reads_lean,
     together,
 )
 from engram.regimes import Task, TaskSpec, class_names
