@@ -1,0 +1,48 @@
+"""Work through the list of runs, the most valuable first; stop it and start it as you like.
+
+OMP_NUM_THREADS=1 python benchmarks/paper/run.py            one process; start one for each core
+python benchmarks/paper/run.py --list                        what is done and what is not
+python benchmarks/paper/run.py --only fashion                names that contain this
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import sets
+import torch
+from plan import queue
+from runs import claimed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--list", action="store_true", help="print the list and run nothing")
+    parser.add_argument("--only", default="", help="only runs whose name contains this")
+    arguments = parser.parse_args()
+    jobs = [job for job in queue() if arguments.only in job.name]
+    if arguments.list:
+        for job in jobs:
+            print("done   " if not job.missing() else "missing", job.name)
+        print(f"{sum(not job.missing() for job in jobs)} of {len(jobs)} done")
+        return
+    if not sets.TRUNK.exists():
+        sys.exit(f"There is no {sets.TRUNK}; set ENGRAM_ASSETS to the folder of weights and data.")
+    torch.set_num_threads(1)
+    while todo := [job for job in jobs if job.missing()]:
+        for job in todo:
+            if not job.missing() or not job.ready():
+                continue
+            with claimed(job.name.replace(" ", "-")) as ours:
+                if ours and job.missing():
+                    print(time.strftime("%H:%M:%S"), job.name, flush=True)
+                    job.work(lambda text: print("        ", text, flush=True))
+                    break  # what comes first may be ready by now
+        else:
+            time.sleep(5)  # the rest is in other hands, or waits for what is
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What is trained, and the small records that it leaves: a run that has a record is never repeated.
+
+    records/rates/SETTING.json        validation accuracy of every learning rate that was tried
+    records/runs/SETTING-seedN.json   one run at the chosen rate: validation and test accuracy
+
+A record is written whole or not at all, and a run is locked while somebody works on it; so any
+number of processes can work through the same list, and killing one loses the run it was in.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import sets
+
+from engram.evaluate import evaluate
+from engram.fit import fit
+from engram.model import MemoryViT
+from engram.recipe import Recipe
+from engram.regimes import REGIMES
+
+RECORDS = Path(os.environ.get("ENGRAM_PAPER_RECORDS", Path(__file__).parent / "records"))
+EPOCHS, PILOT_EPOCHS, BATCH = 8, 3, 32  # through the trunk
+SEEDS = (0, 1, 2)
+
+#: The rates that are tried, by regime; the masked ones are cheap and get a longer list.
+RATES: Mapping[str, tuple[float, ...]] = {
+    "full": (3e-5, 1e-4, 3e-4),
+    "class": (1e-3, 3e-3, 1e-2),
+    "memory": (1e-3, 3e-3, 1e-2),
+    "adapter": (3e-4, 1e-3, 3e-3),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of a table on one set. What is left at its default is not part of its name."""
+
+    set: str
+    regime: str
+    cells: int = 5
+    update: str = "fresh"
+    width: int = 32  # of the adapters
+    pixels: int = 112
+    images: int = 1_000  # at most; pets and flowers have fewer
+    epochs: int = EPOCHS
+    batch: int = BATCH
+
+    @property
+    def slug(self) -> str:
+        parts = REGIMES[self.regime]
+        words = [self.set, str(self.pixels), str(self.images), self.regime]
+        if parts.cells:
+            words.append(f"m{self.cells}")
+        if parts.adapters:
+            words.append(f"w{self.width}")
+        words += [] if self.update == "fresh" else [self.update]
+        return "-".join([*words, f"e{self.epochs}", f"b{self.batch}"])
+
+    @property
+    def through_trunk(self) -> bool:
+        return REGIMES[self.regime].changes_trunk
+
+    def add_to(self, model: MemoryViT, name: str, seed: int) -> int:
+        """Add the untrained task, and say how many parameters it has without its head."""
+        task = model.add_task(
+            name,
+            sets.splits(self.set, self.pixels, self.images).classes,
+            self.cells,
+            regime=self.regime,
+            update=self.update,
+            adapter_width=self.width,
+            seed=seed,
+        )
+        return sum(p.numel() for n, p in task.named_parameters() if not n.startswith("head."))
+
+    def recipe(self, lr: float, seed: int = 0, epochs: int | None = None) -> Recipe:
+        return Recipe(
+            epochs=epochs or self.epochs,
+            batch=self.batch,
+            micro_batch=self.batch,
+            lr=lr,
+            seed=seed,
+            data_seed=seed,
+            evaluations=1,
+            workers=0,
+        )
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    sets.keep(path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+
+
+def rates_path(setting: Setting) -> Path:
+    return RECORDS / "rates" / f"{setting.slug}.json"
+
+
+def run_path(setting: Setting, seed: int) -> Path:
+    return RECORDS / "runs" / f"{setting.slug}-seed{seed}.json"
+
+
+def engram_path(setting: Setting, seed: int) -> Path:
+    return sets.WORK / "engrams" / f"{setting.slug}-seed{seed}.safetensors"
+
+
+@contextmanager
+def claimed(name: str) -> Iterator[bool]:
+    """Whether the work of this name is ours; a lock that ends with the process that holds it."""
+    lock = sets.WORK / "locks" / f"{name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+# Through the trunk, one run at a time
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Short runs over the rates of a regime: the rate for a family of settings is chosen by them."""
+
+    setting: Setting
+    lrs: Sequence[float]
+
+    @property
+    def name(self) -> str:
+        return f"rates {self.setting.slug}"
+
+    def missing(self) -> list[float]:
+        record = read(rates_path(self.setting)) or {"val": {}}
+        return [lr for lr in self.lrs if f"{lr:g}" not in record["val"]]
+
+    def ready(self) -> bool:
+        return True
+
+    def work(self, say: Callable[[str], object]) -> None:
+        setting = self.setting
+        for lr in self.missing():
+            began = time.perf_counter()
+            model = MemoryViT(sets.trunk(setting.pixels))
+            setting.add_to(model, "task", seed=0)
+            data = sets.splits(setting.set, setting.pixels, setting.images)
+            result = fit(model, "task", data, setting.recipe(lr, epochs=PILOT_EPOCHS))
+            val = result.metrics["val"]
+            path = rates_path(setting)
+            record = read(path) or {**asdict(setting), "epochs": PILOT_EPOCHS, "val": {}}
+            record["val"][f"{lr:g}"] = [
+                {"seed": 0, "accuracy": val["accuracy"], "loss": round(val["loss"], 4)}
+            ]
+            write(path, record)
+            say(f"lr {lr:g} val {val['accuracy']:.4f}, {time.perf_counter() - began:.0f} s")
+
+
+@dataclass(frozen=True)
+class Final:
+    """One seed at the rate that a pilot chose, tested once."""
+
+    setting: Setting
+    seed: int
+    pilot: Setting
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting.slug}-seed{self.seed}"
+
+    def missing(self) -> list[int]:
+        return [] if run_path(self.setting, self.seed).exists() else [self.seed]
+
+    def ready(self) -> bool:
+        record = read(rates_path(self.pilot)) or {"val": {}}
+        wanted = RATES.get(self.pilot.regime, ())
+        return all(f"{lr:g}" in record["val"] for lr in wanted) and bool(record["val"])
+
+    def work(self, say: Callable[[str], object]) -> None:
+        setting, lr = self.setting, chosen(self.pilot)
+        began, cpu = time.perf_counter(), time.process_time()
+        model = MemoryViT(sets.trunk(setting.pixels))
+        parameters = setting.add_to(model, "task", self.seed)
+        data = sets.splits(setting.set, setting.pixels, setting.images)
+        result = fit(model, "task", data, setting.recipe(lr, self.seed))
+        trained = time.process_time() - cpu
+        test = evaluate(model, data, "task", workers=0)
+        if setting.regime == "memory":  # the others are used by nobody later
+            engram_path(setting, self.seed).parent.mkdir(parents=True, exist_ok=True)
+            model.save("task", engram_path(setting, self.seed))
+        record = {
+            **asdict(setting),
+            **described(lr, self.seed, result.metrics["val"], test, parameters),
+            "train_images": len(data["train"]),
+            "seconds": round(time.perf_counter() - began, 1),
+            "cpu_seconds": round(trained, 1),
+        }
+        write(run_path(setting, self.seed), record)
+        say(
+            f"lr {lr:g} val {record['val']:.4f} test {record['test']:.4f}, {record['seconds']:.0f} s"
+        )
+
+
+def described(
+    lr: float, seed: int, val: Mapping[str, Any], test: Mapping[str, Any], parameters: int
+) -> dict[str, Any]:
+    return {
+        "lr": lr,
+        "seed": seed,
+        "val": val["accuracy"],
+        "val_loss": round(val["loss"], 4),
+        "test": test["accuracy"],
+        "test_images": test["images"],
+        "parameters": parameters,
+    }
+
+
+def chosen(pilot: Setting) -> float:
+    """The rate with the best mean validation accuracy; of equal ones, the lower loss."""
+    record = read(rates_path(pilot))
+    assert record is not None, f"no rates were tried for {pilot.slug}"
+
+    def good(lr: str) -> tuple[float, float]:
+        tried = record["val"][lr]
+        mean = sum(one["accuracy"] for one in tried) / len(tried)
+        return round(mean, 6), -sum(one["loss"] for one in tried) / len(tried)
+
+    return float(max(record["val"], key=good))
+
+
+def all_runs() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((RECORDS / "runs").glob("*.json"))]
+
+
+def setting_of(record: Mapping[str, Any]) -> Setting:
+    return Setting(**{item.name: record[item.name] for item in fields(Setting)})
+
+
+__all__ = ["Final", "Pilot", "Setting", "replace"]

