@@ -13,13 +13,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import sets
+from torch import Tensor
 
 from engram.evaluate import evaluate
 from engram.fit import fit
@@ -28,13 +29,12 @@ from engram.recipe import Recipe
 from engram.regimes import REGIMES
 
 RECORDS = Path(os.environ.get("ENGRAM_PAPER_RECORDS", Path(__file__).parent / "records"))
-EPOCHS, PILOT_EPOCHS, BATCH = 8, 3, 32  # through the trunk
+EPOCHS, PILOT_EPOCHS, BATCH = 6, 2, 32  # through the trunk
 SEEDS = (0, 1, 2)
 
-#: The rates that are tried, by regime; the masked ones are cheap and get a longer list.
+#: The rates that are tried through the trunk, by family of regimes.
 RATES: Mapping[str, tuple[float, ...]] = {
     "full": (3e-5, 1e-4, 3e-4),
-    "class": (1e-3, 3e-3, 1e-2),
     "memory": (1e-3, 3e-3, 1e-2),
     "adapter": (3e-4, 1e-3, 3e-3),
 }
@@ -53,6 +53,15 @@ class Setting:
     images: int = 1_000  # at most; pets and flowers have fewer
     epochs: int = EPOCHS
     batch: int = BATCH
+    after_norm: bool = False  # cells join behind the norm
+    place: str = "both"  # of the adapters: beside attention, mlp, or both
+    head_rate: float = 1.0  # the head's learning rate, as a multiple of the others'
+    views: int = 0  # augmented views from the cache
+
+    def __post_init__(self) -> None:
+        parts = REGIMES[self.regime]
+        object.__setattr__(self, "cells", self.cells if parts.cells else 0)
+        object.__setattr__(self, "width", self.width if parts.adapters else 0)
 
     @property
     def slug(self) -> str:
@@ -63,6 +72,10 @@ class Setting:
         if parts.adapters:
             words.append(f"w{self.width}")
         words += [] if self.update == "fresh" else [self.update]
+        words += ["after"] if self.after_norm else []
+        words += [] if self.place == "both" else [self.place]
+        words += [] if self.head_rate == 1 else [f"h{self.head_rate:g}"]
+        words += [f"v{self.views}"] if self.views else []
         return "-".join([*words, f"e{self.epochs}", f"b{self.batch}"])
 
     @property
@@ -71,16 +84,26 @@ class Setting:
 
     def add_to(self, model: MemoryViT, name: str, seed: int) -> int:
         """Add the untrained task, and say how many parameters it has without its head."""
+        classes = sets.splits(self.set, self.pixels, self.images).classes
         task = model.add_task(
             name,
-            sets.splits(self.set, self.pixels, self.images).classes,
+            classes,
             self.cells,
             regime=self.regime,
             update=self.update,
-            adapter_width=self.width,
+            adapter_width=self.width or 32,
             seed=seed,
         )
-        return sum(p.numel() for n, p in task.named_parameters() if not n.startswith("head."))
+        if self.after_norm:  # nothing but converted checkpoints has it, so there is no option
+            task.spec = replace(task.spec, after_norm=True)
+        count = sum(p.numel() for n, p in task.named_parameters() if not n.startswith("head."))
+        if self.place != "both":
+            assert task.adapters is not None
+            absent = {"attention": 1, "mlp": 0}[self.place]
+            for parameter in task.adapters.parameters():
+                _leave_out(parameter, absent)
+                count -= parameter[:, absent].numel()
+        return count
 
     def recipe(self, lr: float, seed: int = 0, epochs: int | None = None) -> Recipe:
         return Recipe(
@@ -92,7 +115,21 @@ class Setting:
             data_seed=seed,
             evaluations=1,
             workers=0,
+            views=self.views,
+            augment="inception" if self.views else "none",
+            min_area=0.35,
         )
+
+
+def _leave_out(parameter: Tensor, place: int) -> None:
+    """Adapters at this place never learn; `up` starts at zero, so they are as good as absent."""
+
+    def without(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient[:, place] = 0
+        return gradient
+
+    parameter.register_hook(without)
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -134,10 +171,10 @@ def claimed(name: str) -> Iterator[bool]:
 
 @dataclass(frozen=True)
 class Pilot:
-    """Short runs over the rates of a regime: the rate for a family of settings is chosen by them."""
+    """Short runs over the rates of a regime, which choose the rate for a family of settings."""
 
     setting: Setting
-    lrs: Sequence[float]
+    lrs: tuple[float, ...]
 
     @property
     def name(self) -> str:
@@ -208,9 +245,7 @@ class Final:
             "cpu_seconds": round(trained, 1),
         }
         write(run_path(setting, self.seed), record)
-        say(
-            f"lr {lr:g} val {record['val']:.4f} test {record['test']:.4f}, {record['seconds']:.0f} s"
-        )
+        say(f"lr {lr:g} val {record['val']:.4f} test {record['test']:.4f}, {trained:.0f} s")
 
 
 def described(
@@ -246,6 +281,3 @@ def all_runs() -> list[dict[str, Any]]:
 
 def setting_of(record: Mapping[str, Any]) -> Setting:
     return Setting(**{item.name: record[item.name] for item in fields(Setting)})
-
-
-__all__ = ["Final", "Pilot", "Setting", "replace"]

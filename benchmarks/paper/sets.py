@@ -89,11 +89,8 @@ def _decoded(found: Splits, pixels: int) -> Splits:
     view = Preprocessing().with_size((pixels, pixels))
 
     def decode(dataset: Dataset) -> Dataset:
-        kept = (
-            WORK
-            / "decoded"
-            / f"{Path(found.name).name}-{dataset.split}-{len(dataset)}-{pixels}.npy"
-        )
+        name = f"{Path(found.name).name}-{dataset.split}-{len(dataset)}-{pixels}"
+        kept = WORK / "decoded" / f"{name}.npy"
         if not kept.exists():
             shown = [evaluation_view(dataset.read(i), view) for i in range(len(dataset))]
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +98,7 @@ def _decoded(found: Splits, pixels: int) -> Splits:
             with written.open("wb") as file:
                 np.save(file, np.stack(shown))
             os.replace(written, kept)
-        rows = Arrays(torch.from_numpy(np.load(kept)), str(kept.stem))
+        rows = Arrays(torch.from_numpy(np.load(kept)), name)
         return replace(dataset, rows=rows, order=np.arange(len(dataset)))
 
     return replace(
