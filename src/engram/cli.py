@@ -276,6 +276,46 @@ def sweep_command(
     _show(result, as_json)
 
 
+@app.command(name="reproduce")
+@_recipe_flags
+def reproduce_command(
+    dataset: Annotated[
+        str, typer.Option("--dataset", metavar="DATA", help="A preset such as cifar100, or data.")
+    ],
+    backbone: Annotated[
+        str, typer.Option("--backbone", metavar="TRUNK", help="The trunk: a path or a Hub id.")
+    ] = "google/vit-base-patch32-224-in21k",
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="The folder to write; run again to go on.")
+    ] = Path("reproduce"),
+    table: Annotated[str, typer.Option(help="Which rows: 2, 4, poster or 2b.")] = "2",
+    lr: Annotated[
+        str, typer.Option("--lr", metavar="A,B", help="Learning rates, instead of the usual grid.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Seeds for every learning rate.")] = 1,
+    image_size: ImageSize = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")
+    ] = False,
+    as_json: Json = False,
+    flags: dict[str, Any] | None = None,
+) -> None:
+    """Train a table of the paper with its own recipe, and print it beside the paper's figures."""
+    from engram.jobs import recipe_from
+    from engram.reproduce import plan, reproduce
+
+    recipe, lrs = recipe_from("paper", flags or {}), _numbers("--lr", lr, float)
+    if dry_run:
+        _show(plan(dataset, table, recipe, lrs, seeds), as_json)
+        return
+    with _bars(as_json) as progress:
+        result = reproduce(
+            dataset, backbone, out, table=table, recipe=recipe, lrs=lrs, seeds=seeds,
+            image_size=image_size, progress=progress,
+        )  # fmt: skip
+    _show(result, as_json)
+
+
 @app.command(name="eval")
 def eval_command(
     sources: Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")],

@@ -1,0 +1,92 @@
+"""`engram reproduce`: the paper's rows at small size, interrupted, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engram import EngramError, cli
+from engram.recipe import RECIPES
+from engram.reproduce import PAPER, TABLES, Row, plan, reproduce
+
+QUICK = RECIPES["paper"].but(steps=4, batch=16, evaluations=1, workers=0, augment="none")
+
+
+def names(table: str) -> list[str]:
+    return [row.name for row in TABLES[table]]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_has_its_rows_chosen_on_validation_and_tested_once(
+    table: str, small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    result = reproduce(
+        str(colours), str(small_trunk), tmp_path / "out", table=table, recipe=QUICK, lrs=[0.1, 0.01]
+    )
+    assert [row["row"] for row in result.document["rows"]] == names(table)
+    for row in result.document["rows"]:
+        assert row["lr"] in (0.1, 0.01)
+        assert 0 <= row["val"] <= 1
+        assert 0 <= row["test"] <= 1
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == result.document
+    assert f"| {names(table)[-1]} | " in (tmp_path / "out" / "results.md").read_text()
+
+
+def test_a_killed_run_goes_on_where_it_was(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    def run(out: str, progress: Any) -> Any:
+        return reproduce(
+            str(colours), str(small_trunk), tmp_path / out,
+            table="4", recipe=QUICK, lrs=[0.1], progress=progress,
+        ).document  # fmt: skip
+
+    def killed(what: str, *_: object, **__: object) -> None:
+        if what.startswith("adapter"):
+            raise KeyboardInterrupt
+
+    whole = run("whole", lambda *_, **__: None)
+    with pytest.raises(KeyboardInterrupt):
+        run("parts", killed)
+    first = (tmp_path / "parts" / "memory-5.safetensors").stat().st_mtime_ns
+    trained: list[str] = []
+    again = run("parts", lambda what, *_, **__: trained.append(what.partition(":")[0]))
+    assert again == whole
+    assert set(trained) == {"adapter", "memory+adapter-5"}
+    assert (tmp_path / "parts" / "memory-5.safetensors").stat().st_mtime_ns == first
+
+
+def test_rows_of_another_command_are_refused(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    reproduce(str(colours), str(small_trunk), tmp_path, table="2b", recipe=QUICK, lrs=[0.1])
+    with pytest.raises(EngramError, match="other steps"):
+        reproduce(
+            str(colours), str(small_trunk), tmp_path,
+            table="2b", recipe=QUICK.but(steps=5), lrs=[0.1],
+        )  # fmt: skip
+
+
+def test_the_plan_is_the_papers_own_setting_and_needs_no_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["reproduce", "--dataset", "cifar100", "--dry-run", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["row"] for row in rows] == list(PAPER["cifar100"])
+    assert {row["steps"] for row in rows} == {20_000}
+    assert [row["paper"] for row in rows] == [91.8, 85.8, 88.6, 90.9, 91.0, 91.1, 90.9]
+    shown = plan("cifar100", "2", RECIPES["paper"], [], 2)
+    assert shown.table[0] == ("full", "0.003, 0.01, 0.03, 0.1", "8 x 20,000 steps", "91.8")
+
+
+def test_an_unknown_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "--dataset", "cifar100", "--table", "7", "--dry-run"]) == 2
+    assert "choose one of 2, 4, poster, 2b" in capsys.readouterr().err
+
+
+def test_adapters_have_as_many_parameters_as_table_4_counts() -> None:
+    width, depth = 768, 12
+    assert 4 * width * depth * Row("adapter").width == 737_280
