@@ -50,16 +50,14 @@ class Together:
         for seed in self.seeds:
             if not (todo := [s for s, which in self.missing() if which == seed]):
                 continue
-            if seed == self.seeds[0]:
-                grid = [(s, lr) for s in todo for lr in rates(s)]
-            else:
-                grid = [(s, chosen(s)) for s in todo]
+            untried = [s for s in todo if not rates_path(s).exists()]
+            grid = [(s, lr) for s in untried for lr in rates(s)]
+            grid += [(s, chosen(s)) for s in todo if s not in untried]
             began, cpu = time.perf_counter(), time.process_time()
             learned = Learned(grid, seed)
             seconds, spent = time.perf_counter() - began, time.process_time() - cpu
-            if seed == self.seeds[0]:
-                for setting in todo:
-                    write(rates_path(setting), learned.rates(setting))
+            for setting in untried:
+                write(rates_path(setting), learned.rates(setting))
             finals = [(s, chosen(s)) for s in todo]
             tested = learned.test(finals)
             for pair in finals:
@@ -192,18 +190,15 @@ LARGE: tuple[dict[str, Any], ...] = (
 )
 
 
-def core(name: str) -> Together:
-    return Together(f"cached {name}-112 rows", _settings(name, 112, 1_000, CORE))
+GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
+    "rows": (112, 1_000, CORE),
+    "gap": (112, 1_000, GAP),
+    "views": (112, 1_000, VIEWS),
+    "large": (224, 4_000, [{**row, "epochs": 10} for row in LARGE]),
+}
 
 
-def gap(name: str) -> Together:
-    return Together(f"cached {name}-112 gap", _settings(name, 112, 1_000, GAP))
-
-
-def views(name: str) -> Together:
-    return Together(f"cached {name}-112 views", _settings(name, 112, 1_000, VIEWS))
-
-
-def large(name: str) -> Together:
-    rows = [{**row, "epochs": 10} for row in LARGE]
-    return Together(f"cached {name}-224", _settings(name, 224, 4_000, rows))
+def group(name: str, what: str, *seeds: int) -> Together:
+    pixels, images, rows = GROUPS[what]
+    settings = _settings(name, pixels, images, rows)
+    return Together(f"cached {name} {what} seeds {seeds}", settings, seeds)

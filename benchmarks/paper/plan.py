@@ -42,20 +42,25 @@ def finals(name: str, seed: int, rows: Sequence[tuple[str, dict[str, Any], str]]
 def queue() -> list[Job]:
     jobs: list[Job] = []
     for name in ("fashion", "pets"):
-        jobs += [cached.core(name), *pilots(name), *finals(name, 0, ROWS)]
-    for name in ("flowers", "cifar10"):
-        jobs += finals(name, 0, ROWS[1:2])
-    jobs += [*finals("fashion", 0, MORE), *finals("pets", 0, MORE)]
-    jobs += [cached.gap("fashion"), cached.views("fashion")]
-    jobs += [cached.gap("pets"), cached.views("pets")]
-    jobs += [cached.core("cifar10"), cached.core("flowers")]
-    jobs += [*finals("fashion", 1, ROWS), *finals("pets", 1, ROWS)]
-    jobs += [cached.large("pets"), cached.large("fashion")]
-    jobs += [*finals("fashion", 1, MORE), *finals("pets", 1, MORE)]
-    jobs += [cached.large("flowers"), cached.large("cifar10")]
+        jobs += [cached.group(name, "rows", 0), *pilots(name), *finals(name, 0, ROWS[:2])]
     for name in ("fashion", "pets"):
-        jobs += finals(name, 2, ROWS + MORE)
-    for name in ("cifar10", "flowers"):
-        for seed in SEEDS:
+        jobs += finals(name, 0, ROWS[2:])
+    jobs += [cached.group("fashion", "gap", 0), cached.group("fashion", "views", 0)]
+    jobs += finals("fashion", 0, MORE)
+    for name in ("fashion", "pets"):
+        jobs += [cached.group(name, "rows", 1), cached.group(name, "rows", 2)]
+    jobs += [*finals("flowers", 0, ROWS[1:2]), *finals("cifar10", 0, ROWS[1:2])]
+    jobs += [cached.group("pets", "gap", 0), cached.group("pets", "views", 0)]
+    jobs += [*finals("pets", 0, MORE), cached.group("pets", "large", *SEEDS)]
+    for name in ("fashion", "pets"):
+        jobs += [cached.group(name, what, seed) for what in ("gap", "views") for seed in (1, 2)]
+    jobs += [cached.group(name, "rows", *SEEDS) for name in ("flowers", "cifar10")]
+    for seed in SEEDS[1:]:
+        jobs += [*finals("fashion", seed, ROWS), *finals("pets", seed, ROWS)]
+    jobs += [cached.group(name, "large", *SEEDS) for name in ("flowers", "fashion", "cifar10")]
+    for seed in SEEDS[1:]:
+        jobs += [*finals("fashion", seed, MORE), *finals("pets", seed, MORE)]
+    for seed in SEEDS:
+        for name in ("cifar10", "flowers"):
             jobs += finals(name, seed, ROWS + MORE)
     return list(dict.fromkeys(jobs))

@@ -21,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the list and run nothing")
     parser.add_argument("--only", default="", help="only runs whose name contains this")
+    parser.add_argument("--most", type=int, default=0, help="stop after this many; 0: at the end")
     arguments = parser.parse_args()
     jobs = [job for job in queue() if arguments.only in job.name]
     if arguments.list:
@@ -31,7 +32,10 @@ def main() -> None:
     if not sets.TRUNK.exists():
         sys.exit(f"There is no {sets.TRUNK}; set ENGRAM_ASSETS to the folder of weights and data.")
     torch.set_num_threads(1)
+    done = 0
     while todo := [job for job in jobs if job.missing()]:
+        if arguments.most and done == arguments.most:
+            return
         for job in todo:
             if not job.missing() or not job.ready():
                 continue
@@ -39,10 +43,14 @@ def main() -> None:
                 if ours and job.missing():
                     print(time.strftime("%H:%M:%S"), job.name, flush=True)
                     job.work(lambda text: print("        ", text, flush=True))
+                    done += 1
                     break  # what comes first may be ready by now
         else:
             time.sleep(5)  # the rest is in other hands, or waits for what is
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except EngramError as error:
+        sys.exit(str(error))
