@@ -16,6 +16,8 @@ import torch
 from plan import queue
 from runs import claimed
 
+from engram.errors import EngramError
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
