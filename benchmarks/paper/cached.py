@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import sets
 import torch
-from runs import SEEDS, Setting, chosen, described, rates_path, run_path, write
+from runs import SEEDS, Setting, chosen, described, engram_path, rates_path, run_path, write
 
 from engram.evaluate import classification_metrics
 from engram.feeds import choose
@@ -69,6 +70,8 @@ class Together:
                     "seconds": round(seconds / len(grid), 1),
                     "cpu_seconds": round(spent / len(grid), 1),
                 }
+                if setting.regime == "masked" and setting.cells == 5 and setting.plain:
+                    learned.save(pair, engram_path(setting, seed))
                 write(run_path(setting, seed), about)
                 say(f"{setting.slug} lr {lr:g} val {about['val']:.4f} test {about['test']:.4f}")
             say(f"seed {seed}: {len(grid)} variants, {seconds:.0f} s, {spent:.0f} s of processor")
@@ -99,6 +102,10 @@ class Learned:
         if setting.head_rate != 1:
             slow_or_fast_head(learner, setting.head_rate)
         return learner
+
+    def save(self, pair: tuple[Setting, float], path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.model.save(self.names[pair], path)
 
     def rates(self, setting: Setting) -> dict[str, Any]:
         tried = {lr: metrics for (s, lr), metrics in self.val.items() if s == setting}
@@ -154,13 +161,6 @@ def slow_or_fast_head(learner: Learner, factor: float) -> None:
 # The groups
 
 
-def _settings(
-    name: str, pixels: int, images: int, rows: Sequence[dict[str, Any]]
-) -> tuple[Setting, ...]:
-    common = {"pixels": pixels, "images": images, "epochs": EPOCHS, "batch": BATCH}
-    return tuple(Setting(name, **{**common, **row}) for row in rows)
-
-
 CORE: tuple[dict[str, Any], ...] = (
     {"regime": "head"},
     *({"regime": "masked", "cells": cells} for cells in (0, 1, 5, 10, 20)),
@@ -194,11 +194,18 @@ GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "rows": (112, 1_000, CORE),
     "gap": (112, 1_000, GAP),
     "views": (112, 1_000, VIEWS),
-    "large": (224, 4_000, [{**row, "epochs": 10} for row in LARGE]),
+    "large": (224, 4_000, LARGE),
 }
 
 
+def cached_setting(name: str, what: str = "rows", **row: Any) -> Setting:
+    """A setting as the group `what` has it."""
+    pixels, images, _ = GROUPS[what]
+    epochs = 10 if what == "large" else EPOCHS
+    common = {"pixels": pixels, "images": images, "epochs": epochs, "batch": BATCH}
+    return Setting(name, **{**common, **row})
+
+
 def group(name: str, what: str, *seeds: int) -> Together:
-    pixels, images, rows = GROUPS[what]
-    settings = _settings(name, pixels, images, rows)
+    settings = tuple(cached_setting(name, what, **row) for row in GROUPS[what][2])
     return Together(f"cached {name} {what} seeds {seeds}", settings, seeds)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import cached
+import concatenation
+import extension
 from runs import RATES, SEEDS, Final, Pilot, Setting
 
-Job = Pilot | Final | cached.Together
+Job = Pilot | Final | cached.Together | concatenation.Concatenation | extension.Extension
 
 #: Rows that train through the trunk, and the family whose rate they take.
 ROWS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -25,38 +28,51 @@ MORE: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("memory", {"cells": 10}, "memory"),
     ("memory", {"update": "add"}, "memory"),
 )
-RATES_OF = {"fashion": "fashion", "pets": "pets", "cifar10": "fashion", "flowers": "pets"}
+#: The set on whose validation images the rate of a family was chosen.
+RATES_OF = {
+    "fashion": {"full": "fashion", "memory": "fashion", "adapter": "fashion"},
+    "pets": {"full": "pets", "memory": "pets", "adapter": "fashion"},
+    "cifar10": {"full": "fashion", "memory": "fashion", "adapter": "fashion"},
+    "flowers": {"full": "pets", "memory": "pets", "adapter": "fashion"},
+}
 
 
 def pilots(name: str) -> list[Job]:
-    return [Pilot(Setting(name, family), lrs) for family, lrs in RATES.items()]
+    return [
+        Pilot(Setting(name, family), lrs)
+        for family, lrs in RATES.items()
+        if RATES_OF[name][family] == name
+    ]
 
 
 def finals(name: str, seed: int, rows: Sequence[tuple[str, dict[str, Any], str]]) -> list[Job]:
     return [
-        Final(Setting(name, regime, **options), seed, Setting(RATES_OF[name], family))
+        Final(Setting(name, regime, **options), seed, Setting(RATES_OF[name][family], family))
         for regime, options, family in rows
     ]
 
 
 def queue() -> list[Job]:
-    jobs: list[Job] = []
-    for name in ("fashion", "pets"):
-        jobs += [cached.group(name, "rows", 0), *pilots(name), *finals(name, 0, ROWS[:2])]
-    for name in ("fashion", "pets"):
-        jobs += finals(name, 0, ROWS[2:])
+    jobs: list[Job] = [cached.group("fashion", "rows", 0), *pilots("fashion")]
+    jobs += [*finals("fashion", 0, ROWS[:2]), cached.group("pets", "rows", 0)]
+    jobs += [*pilots("pets"), *finals("pets", 0, ROWS[:2])]
+    jobs += [*finals("fashion", 0, ROWS[2:]), *finals("pets", 0, ROWS[2:])]
     jobs += [cached.group("fashion", "gap", 0), cached.group("fashion", "views", 0)]
-    jobs += finals("fashion", 0, MORE)
+    jobs += [*finals("fashion", 0, MORE[:1]), *extension.jobs()[:2]]
+    jobs += [*finals("flowers", 0, ROWS[1:2]), cached.group("flowers", "rows", 0)]
+    jobs += concatenation.jobs()
     for name in ("fashion", "pets"):
-        jobs += [cached.group(name, "rows", 1), cached.group(name, "rows", 2)]
-    jobs += [*finals("flowers", 0, ROWS[1:2]), *finals("cifar10", 0, ROWS[1:2])]
+        jobs += [cached.group(name, "rows", seed) for seed in SEEDS[1:]]
+    jobs += [*finals("fashion", 0, MORE), *extension.jobs()[:4]]
     jobs += [cached.group("pets", "gap", 0), cached.group("pets", "views", 0)]
     jobs += [*finals("pets", 0, MORE), cached.group("pets", "large", *SEEDS)]
+    jobs += [cached.group("cifar10", "rows", 0), *finals("cifar10", 0, ROWS[1:2])]
     for name in ("fashion", "pets"):
         jobs += [cached.group(name, what, seed) for what in ("gap", "views") for seed in (1, 2)]
-    jobs += [cached.group(name, "rows", *SEEDS) for name in ("flowers", "cifar10")]
+    jobs += extension.jobs()
     for seed in SEEDS[1:]:
         jobs += [*finals("fashion", seed, ROWS), *finals("pets", seed, ROWS)]
+    jobs += [cached.group(name, "rows", 1, 2) for name in ("flowers", "cifar10")]
     jobs += [cached.group(name, "large", *SEEDS) for name in ("flowers", "fashion", "cifar10")]
     for seed in SEEDS[1:]:
         jobs += [*finals("fashion", seed, MORE), *finals("pets", seed, MORE)]
@@ -64,3 +80,20 @@ def queue() -> list[Job]:
         for name in ("cifar10", "flowers"):
             jobs += finals(name, seed, ROWS + MORE)
     return list(dict.fromkeys(jobs))
+
+
+def jobs_for(settings: Sequence[Setting]) -> list[Job]:
+    """What has to be done for these settings, and no more."""
+    jobs: list[Job] = []
+    pilots_needed = {
+        job.pilot for job in queue() if isinstance(job, Final) and job.setting in settings
+    }
+    for job in queue():
+        if isinstance(job, cached.Together):
+            wanted = tuple(one for one in job.settings if one in settings)
+            jobs += [replace(job, settings=wanted)] if wanted else []
+        elif (isinstance(job, Final) and job.setting in settings) or (
+            isinstance(job, Pilot) and job.setting in pilots_needed
+        ):
+            jobs.append(job)
+    return jobs

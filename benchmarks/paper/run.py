@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 import sets
 import torch
-from plan import queue
-from runs import claimed
+from plan import Job, jobs_for, queue
+from runs import Setting, claimed
 
 from engram.errors import EngramError
 
@@ -31,12 +32,17 @@ def main() -> None:
             print("done   " if not job.missing() else "missing", job.name)
         print(f"{sum(not job.missing() for job in jobs)} of {len(jobs)} done")
         return
+    work_through(jobs, arguments.most)
+
+
+def work_through(jobs: Sequence[Job], most: int = 0) -> None:
+    """Do what is missing, in order, beside others who do the same; `most` jobs, if given."""
     if not sets.TRUNK.exists():
         sys.exit(f"There is no {sets.TRUNK}; set ENGRAM_ASSETS to the folder of weights and data.")
     torch.set_num_threads(1)
     done = 0
     while todo := [job for job in jobs if job.missing()]:
-        if arguments.most and done == arguments.most:
+        if most and done == most:
             return
         for job in todo:
             if not job.missing() or not job.ready():
@@ -49,6 +55,15 @@ def main() -> None:
                     break  # what comes first may be ready by now
         else:
             time.sleep(5)  # the rest is in other hands, or waits for what is
+
+
+def script(wanted: Sequence[Job] | Sequence[Setting], table: Callable[[], list[str]]) -> None:
+    """One experiment: run what is missing of it (with --table, nothing), and print its table."""
+    if "--table" not in sys.argv:
+        settings = [one for one in wanted if isinstance(one, Setting)]
+        others = [one for one in wanted if not isinstance(one, Setting)]
+        work_through([*others, *jobs_for(settings)])
+    print("\n".join(table()))
 
 
 if __name__ == "__main__":

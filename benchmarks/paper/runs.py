@@ -29,7 +29,7 @@ from engram.recipe import Recipe
 from engram.regimes import REGIMES
 
 RECORDS = Path(os.environ.get("ENGRAM_PAPER_RECORDS", Path(__file__).parent / "records"))
-EPOCHS, PILOT_EPOCHS, BATCH = 6, 2, 32  # through the trunk
+EPOCHS, PILOT_EPOCHS, BATCH = 4, 2, 32  # through the trunk
 SEEDS = (0, 1, 2)
 
 #: The rates that are tried through the trunk, by family of regimes.
@@ -79,8 +79,16 @@ class Setting:
         return "-".join([*words, f"e{self.epochs}", f"b{self.batch}"])
 
     @property
-    def through_trunk(self) -> bool:
-        return REGIMES[self.regime].changes_trunk
+    def plain(self) -> bool:
+        """As the paper has it, but for the regime and the number of cells."""
+        return (self.update, self.after_norm, self.head_rate, self.views) == ("fresh", False, 1, 0)
+
+    @staticmethod
+    def label(record: Mapping[str, Any]) -> str:
+        """What a record is of, in words."""
+        setting = Setting(**{item.name: record[item.name] for item in fields(Setting)})
+        slug = setting.slug.removesuffix(f"-e{setting.epochs}-b{setting.batch}")
+        return slug.replace(f"-{setting.images}-", " px, ", 1).replace("-", " ")
 
     def add_to(self, model: MemoryViT, name: str, seed: int) -> int:
         """Add the untrained task, and say how many parameters it has without its head."""
@@ -263,9 +271,14 @@ def described(
 
 
 def chosen(pilot: Setting) -> float:
-    """The rate with the best mean validation accuracy; of equal ones, the lower loss."""
+    """The rate that the records of this setting choose."""
     record = read(rates_path(pilot))
     assert record is not None, f"no rates were tried for {pilot.slug}"
+    return chosen_in(record)
+
+
+def chosen_in(record: Mapping[str, Any]) -> float:
+    """The rate with the best mean validation accuracy; of equal ones, the lower loss."""
 
     def good(lr: str) -> tuple[float, float]:
         tried = record["val"][lr]
@@ -275,9 +288,5 @@ def chosen(pilot: Setting) -> float:
     return float(max(record["val"], key=good))
 
 
-def all_runs() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((RECORDS / "runs").glob("*.json"))]
-
-
-def setting_of(record: Mapping[str, Any]) -> Setting:
-    return Setting(**{item.name: record[item.name] for item in fields(Setting)})
+def all_rates() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((RECORDS / "rates").glob("*.json"))]

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from engram.checkpoints import load_trunk
+from engram.costs import Shape, shape_of
 from engram.data import Dataset, Splits, load, split_validation
 from engram.errors import EngramError
 from engram.files import write_atomically
 from engram.images import Preprocessing, evaluation_view
 from engram.sources import Arrays
-from engram.vit import ViT
+from engram.vit import ViT, ViTConfig
 
 ROOT = Path(__file__).parents[2]
 ASSETS = Path(os.environ.get("ENGRAM_ASSETS", ROOT.parent / "shared"))
@@ -52,6 +53,11 @@ def trunk(pixels: int, raw: bool = False) -> ViT:
     usual = Preprocessing()
     squash = Preprocessing(size=(pixels, pixels), resize=None)
     return load_trunk(TRUNK, preprocessing=usual.with_size((pixels, pixels)) if raw else squash)
+
+
+def shape() -> Shape:
+    """What costs are counted from; the same as the trunk's, which need not be there."""
+    return shape_of(ViTConfig((224, 224), 16, 192, 12, 3, 768))
 
 
 @cache

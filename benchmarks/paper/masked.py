@@ -1,0 +1,41 @@
+"""The masked regime by itself: 0 to 20 cells and adapters, at 112 and at 224 pixels.
+
+    python benchmarks/paper/masked.py
+
+At 224 pixels from up to 4,000 training images, at 112 from up to 1,000; all from the cache.
+"""
+
+from __future__ import annotations
+
+from cached import GROUPS, Together, cached_setting, group
+from runs import SEEDS, Setting
+from sets import SETS
+from show import cell, markdown
+
+ROWS = (
+    ("head", {"regime": "head"}),
+    *((f"masked, {m} cells", {"regime": "masked", "cells": m}) for m in (0, 1, 5, 10, 20)),
+    ("masked + adapter 32", {"regime": "masked+adapter", "width": 32}),
+    ("masked + adapter 128", {"regime": "masked+adapter", "width": 128}),
+)
+
+
+def settings(name: str, what: str) -> list[Setting]:
+    return [cached_setting(name, what, **row) for _, row in ROWS]
+
+
+def jobs() -> list[Together]:
+    return [group(name, what, *SEEDS) for what in ("rows", "large") for name in SETS]
+
+
+def table() -> list[str]:
+    head = [f"{name}, {GROUPS[what][0]} px" for what in ("rows", "large") for name in SETS]
+    columns = [list(map(cell, settings(name, what))) for what in ("rows", "large") for name in SETS]
+    rows = [[label, *(column[i] for column in columns)] for i, (label, _) in enumerate(ROWS)]
+    return markdown(("", *head), rows)
+
+
+if __name__ == "__main__":
+    from run import script
+
+    script(jobs(), table)

@@ -1,0 +1,36 @@
+"""The poster's four curves: {full attention, masked} x {memory, no memory}, and masked + adapter.
+
+python benchmarks/paper/poster.py
+"""
+
+from __future__ import annotations
+
+from cached import cached_setting
+from runs import Setting
+from sets import SETS
+from show import cell, markdown
+
+COLUMNS = ("full attention, 5 cells", "full attention, none", "masked, 5 cells", "masked, none",
+           "masked + adapter 32", "masked + adapter 128", "head alone")  # fmt: skip
+
+
+def settings(name: str) -> list[Setting]:
+    return [
+        Setting(name, "memory"),
+        Setting(name, "class"),
+        cached_setting(name, regime="masked"),
+        cached_setting(name, regime="masked", cells=0),
+        cached_setting(name, regime="masked+adapter", width=32),
+        cached_setting(name, regime="masked+adapter", width=128),
+        cached_setting(name, regime="head"),
+    ]
+
+
+def table() -> list[str]:
+    return markdown(("set", *COLUMNS), [[name, *map(cell, settings(name))] for name in SETS])
+
+
+if __name__ == "__main__":
+    from run import script
+
+    script([one for name in SETS for one in settings(name)], table)

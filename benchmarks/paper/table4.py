@@ -1,0 +1,34 @@
+"""Table 4: adapters, memory, and both, where every token passes through them; with their sizes.
+
+python benchmarks/paper/table4.py
+"""
+
+from __future__ import annotations
+
+from runs import Setting
+from sets import SETS
+from show import cell, markdown, parameters
+
+ROWS = (
+    ("memory, 5 cells", {"regime": "memory"}),
+    ("adapters of width 32", {"regime": "adapter"}),
+    ("both", {"regime": "memory+adapter"}),
+)
+
+
+def settings(name: str) -> list[Setting]:
+    return [Setting(name, **row) for _, row in ROWS]  # type: ignore[arg-type]
+
+
+def table() -> list[str]:
+    rows = [
+        [label, parameters(settings(SETS[0])[i]), *(cell(settings(name)[i]) for name in SETS)]
+        for i, (label, _) in enumerate(ROWS)
+    ]
+    return markdown(("", "parameters without the head", *SETS), rows)
+
+
+if __name__ == "__main__":
+    from run import script
+
+    script([one for name in SETS for one in settings(name)], table)

@@ -1,0 +1,88 @@
+"""Table 5: parameters and operations of every regime, counted from shapes and measured.
+
+    python benchmarks/paper/table5.py
+
+Counted for the paper's B/32 and for the Ti/16 of the other tables (100 classes, 224 pixels), by
+`engram.costs`. Measured on the Ti/16: operations by torch's counter, time as a ratio to the plain
+trunk, in turns within one run, 8 images, median of nine rounds. A minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from runs import RECORDS, read, write
+from show import markdown
+from torch.utils.flop_counter import FlopCounterMode
+
+from engram.costs import shape_of, task_costs, trunk_macs
+from engram.model import MemoryViT
+from engram.regimes import TaskSpec, class_names
+from engram.vit import HeadConfig, ViTConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from timing import compare, vit_ti16
+
+REGIMES = ("full", "head", "class", "memory", "masked", "masked+adapter", "adapter",
+           "memory+adapter")  # fmt: skip
+B32 = ViTConfig((224, 224), 32, 768, 12, 12, 3072, head=HeadConfig(1000))
+PATH, CLASSES, IMAGES = RECORDS / "costs.json", 100, 8
+
+
+def measure() -> dict[str, dict[str, float]]:
+    torch.manual_seed(0)
+    trunk, pixels = vit_ti16(), torch.randn(IMAGES, 3, 224, 224)
+    functions = {"trunk": lambda: trunk.tokens(pixels)}
+    for regime in REGIMES:
+        model = MemoryViT(trunk)
+        model.add_task("task", CLASSES, 5, regime=regime, seed=0)
+        model.eval()
+        functions[regime] = lambda model=model: model(pixels, tasks=["task"])
+    found: dict[str, dict[str, float]] = {}
+    with torch.inference_mode():
+        timings = compare(functions, rounds=9)
+        for name, function in functions.items():
+            function()
+            with FlopCounterMode(display=False) as counter:
+                function()
+            found[name] = {
+                "macs": counter.get_total_flops() / 2 / IMAGES,
+                "time": round(timings[name].ratio, 3),
+                "low": round(timings[name].low, 3),
+                "high": round(timings[name].high, 3),
+            }
+    return found
+
+
+def table() -> list[str]:
+    measured = read(PATH)
+    if measured is None:
+        return ["Not measured."]
+    rows = []
+    tiny, base = shape_of(vit_ti16()), shape_of(B32)
+    plain = f"{trunk_macs(tiny) / 1e6:,.1f}"
+    for regime in REGIMES:
+        spec = TaskSpec("task", class_names(CLASSES), regime=regime)
+        b, t, m = task_costs(base, spec), task_costs(tiny, spec), measured[regime]
+        more = m["macs"] - measured["trunk"]["macs"]
+        rows.append([
+            f"`{regime}`",
+            f"{b.parameters:,}",
+            f"{b.macs / 1e6:,.1f}",
+            f"{t.parameters:,}",
+            f"{t.macs / 1e6:,.1f}",
+            f"{more / 1e6:,.1f}",
+            f"{m['time']:.2f} ({m['low']:.2f}–{m['high']:.2f})",
+        ])  # fmt: skip
+    head = ("regime, 5 cells", "B/32: parameters", "B/32: MMAC more", "Ti/16: parameters",
+            f"Ti/16: MMAC more than {plain}", "counted by torch",
+            "time, as a multiple of the trunk's pass")  # fmt: skip
+    return markdown(head, rows)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    write(PATH, measure())
+    print("\n".join(table()))
