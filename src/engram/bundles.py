@@ -58,6 +58,21 @@ class Bundle:
             ],
         }
 
+    def plus(self, engram: Engram) -> Bundle:
+        """With one more engram, if it fits to the others; nothing is written."""
+        found = [(_file(e), e) for e in (*self.engrams, engram)]
+        return Bundle(self.folder, _fitted(found))
+
+    def minus(self, name: str) -> Bundle:
+        """Without an engram; one that others extend, and the last one, stay."""
+        children = [e.spec.name for e in self.engrams if name in e.parents]
+        if children:
+            raise EngramError(f"{name!r} is extended by {', '.join(children)}; remove those first.")
+        rest = tuple(e for e in self.engrams if e.spec.name != name)
+        if not rest:
+            raise EngramError(f"{name!r} is the only task of the bundle; add another one first.")
+        return Bundle(self.folder, rest)
+
 
 def is_bundle(folder: Source) -> bool:
     """Whether a folder says that it is a bundle; whether it is a good one, `read_bundle` tells."""
@@ -111,8 +126,7 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
         building.mkdir(parents=True)
         for engram in engrams:
             files.write_engram(building / _file(engram), engram)
-        text = json.dumps(bundle.manifest(), indent=1) + "\n"
-        files.write_atomically(building / MANIFEST, text.encode())
+        _write_manifest(Bundle(building, engrams))
         put_folder(building, folder)
     except OSError as error:
         raise EngramError(
@@ -122,6 +136,36 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return bundle
+
+
+def update_bundle(old: Bundle, new: Bundle) -> None:
+    """Write what `plus` or `minus` made of a bundle: new files, the manifest, each atomically.
+
+    A crash leaves one of the two bundles, and perhaps a file that it does not list.
+    """
+    if _read_manifest(old.folder) != old.manifest():
+        raise EngramError(
+            f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
+            "as it is; read the bundle again."
+        )
+    for engram in new.engrams:
+        if engram not in old.engrams:
+            files.write_engram(new.folder / _file(engram), engram)
+    _write_manifest(new)
+    for gone in {_file(e) for e in old.engrams} - {_file(e) for e in new.engrams}:
+        with contextlib.suppress(OSError):  # the manifest does not list it any more
+            (new.folder / gone).unlink()
+
+
+def unlisted(bundle: Bundle) -> list[str]:
+    """Engrams that lie in the folder but are not listed: a crash or a person left them there."""
+    listed = {_file(engram) for engram in bundle.engrams}
+    return sorted(p.name for p in bundle.folder.glob("*.safetensors") if p.name not in listed)
+
+
+def _write_manifest(bundle: Bundle) -> None:
+    text = json.dumps(bundle.manifest(), indent=1) + "\n"
+    files.write_atomically(bundle.folder / MANIFEST, text.encode())
 
 
 def _check_replaceable(folder: Path) -> None:

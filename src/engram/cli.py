@@ -25,6 +25,7 @@ import typer
 from engram import __version__
 from engram.errors import EngramError, Interrupted
 from engram.recipe import Recipe
+from engram.serve.settings import Settings
 
 if TYPE_CHECKING:
     from engram.describe import Description
@@ -139,34 +140,43 @@ def demo(
 # Training
 
 
-def _recipe_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for every setting of `Recipe` that it has not itself, as `flags`."""
-    own = inspect_signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    parameters = [
-        p.replace(annotation=hints[p.name]) for p in own.parameters.values() if p.name != "flags"
-    ]
-    settings = [item for item in fields(Recipe) if item.name not in own.parameters]
-    for item in settings:
-        kind = {"int": int, "float": float, "str": str}[str(item.type)]
-        about, choices = item.metadata["about"], item.metadata["choices"]
-        text = f"{about[0].upper()}{about[1:]}" + (f" ({', '.join(choices)})" if choices else "")
-        flag = typer.Option(
-            f"--{item.name.replace('_', '-')}", help=f"{text} [{item.default}]", show_default=False
-        )
-        hint = Annotated[kind | None, flag]  # type: ignore[valid-type]
-        parameters.append(
-            Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        )
+def _flags_of(settings_class: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every setting of a dataclass that it has not itself, as `flags`."""
 
-    def called(**values: Any) -> None:
-        flags = {item.name: values.pop(item.name) for item in settings}
-        command(**values, flags=flags)
+    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect_signature(command)
+        hints = get_type_hints(command, include_extras=True)
+        parameters = [
+            p.replace(annotation=hints[p.name])
+            for p in own.parameters.values()
+            if p.name != "flags"
+        ]
+        settings = [item for item in fields(settings_class) if item.name not in own.parameters]
+        for item in settings:
+            kind = {"int": int, "float": float, "str": str}[str(item.type)]
+            about, choices = item.metadata["about"], item.metadata["choices"]
+            text = f"{about[0].upper()}{about[1:]}"
+            text += f" ({', '.join(choices)})" if choices else ""
+            flag = typer.Option(
+                f"--{item.name.replace('_', '-')}",
+                help=f"{text} [{item.default}]",
+                show_default=False,
+            )
+            hint = Annotated[kind | None, flag]  # type: ignore[valid-type]
+            parameters.append(
+                Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+            )
 
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    called.__annotations__ = {}
-    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return called
+        def called(**values: Any) -> None:
+            flags = {item.name: values.pop(item.name) for item in settings}
+            command(**values, flags=flags)
+
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__annotations__ = {}
+        called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return called
+
+    return with_flags
 
 
 Data = Annotated[
@@ -200,7 +210,7 @@ Test = Annotated[bool, typer.Option("--test", help="Evaluate the test split once
 
 
 @app.command(name="fit")
-@_recipe_flags
+@_flags_of(Recipe)
 def fit_command(
     data: Data,
     task: TaskName,
@@ -235,7 +245,7 @@ def fit_command(
 
 
 @app.command(name="sweep")
-@_recipe_flags
+@_flags_of(Recipe)
 def sweep_command(
     data: Data,
     task: TaskName,
@@ -392,6 +402,31 @@ def bench_command(
             threads=threads, say=say,
         )  # fmt: skip
     _show(result, as_json)
+
+
+@app.command(name="serve")
+@_flags_of(Settings)
+def serve_command(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")],
+    backbone: Backbone = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ENGRAM_TOKEN",
+            help="Who sends it may attach and delete tasks.",
+            show_envvar=True,
+        ),
+    ] = None,
+    as_json: Json = False,
+    flags: dict[str, Any] | None = None,
+) -> None:
+    """Answer over HTTP, with a page to try it; tasks can come and go meanwhile."""
+    from engram.serve.run import Service
+
+    settings = Settings(**{k: v for k, v in (flags or {}).items() if v is not None})
+    service = Service(bundle, settings, token=token, backbone=backbone)
+    _show(service.description, as_json)
+    service.run()
 
 
 cache_app = typer.Typer(help="What the trunk fed to tasks, kept on disk.", no_args_is_help=True)

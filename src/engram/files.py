@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import io
 import json
 import math
 import os
@@ -323,7 +324,7 @@ def read_engram(path: str | Path) -> Engram:
         if path.exists() and not path.is_file():  # a folder, or a pipe that never ends
             raise EngramError(f"{path} is not a file; give an engram, a .safetensors file.")
         with open(path, "rb") as file:
-            metadata = _metadata(path, file.read(8), file.read)
+            _metadata(path, file.read(8), file.read)
             file.seek(0)
             data = file.read()
     except OSError as error:
@@ -333,7 +334,13 @@ def read_engram(path: str | Path) -> Engram:
         ) from None
     except (MemoryError, ValueError) as error:  # larger than memory; a path with a zero byte
         raise EngramError(f"{path} cannot be read ({error or 'it is too large'}).") from None
-    header = _header(path, metadata)
+    return parse_engram(data, path)
+
+
+def parse_engram(data: bytes, path: str | Path) -> Engram:
+    """The same for the bytes of a file; `path` is what the sentences call it."""
+    path, stream = Path(path), io.BytesIO(data)
+    header = _header(path, _metadata(path, stream.read(8), stream.read))
     try:
         tensors = safetensors.torch.load(data)
     except Exception as error:  # whatever the library makes of damage

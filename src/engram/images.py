@@ -139,6 +139,15 @@ def read_image(
         return _upright(_to_rgb(image), _orientation(image))
 
 
+def measure(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> tuple[int, int]:
+    """Width and height of the upright picture, from its header alone. A bad one is a BadImage."""
+    with _opened(source, name, max_pixels) as image:
+        width, height = image.size
+        return (height, width) if _orientation(image) >= 5 else (width, height)
+
+
 @contextmanager
 def _opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[Image.Image]:
     """The picture with only its header read; anything Pillow raises inside becomes a BadImage."""
@@ -216,19 +225,20 @@ def evaluation_view(
     source: ImageSource, preprocessing: Preprocessing, *, name: str | None = None
 ) -> Pixels:
     """Resize and centre crop: the same pixels every time. A bad picture is a BadImage."""
+    return _view(source, lambda w, h: evaluation_box(w, h, preprocessing), preprocessing, name)
 
-    def place(width: int, height: int) -> Box:
-        if preprocessing.resize is None:
-            return (0, 0, width, height)
-        # The crop of the resized picture, in the coordinates of the original.
-        scale = preprocessing.resize / min(width, height)
-        wide, high = round(width * scale), round(height * scale)
-        crop_high, crop_wide = preprocessing.size
-        left, top = (wide - crop_wide) // 2, (high - crop_high) // 2
-        x, y = width / wide, height / high
-        return (left * x, top * y, (left + crop_wide) * x, (top + crop_high) * y)
 
-    return _view(source, place, preprocessing, name)
+def evaluation_box(width: int, height: int, preprocessing: Preprocessing) -> Box:
+    """The part of an upright picture that `evaluation_view` shows, in the picture's pixels."""
+    if preprocessing.resize is None:
+        return (0, 0, width, height)
+    # The crop of the resized picture, in the coordinates of the original.
+    scale = preprocessing.resize / min(width, height)
+    wide, high = round(width * scale), round(height * scale)
+    crop_high, crop_wide = preprocessing.size
+    left, top = (wide - crop_wide) // 2, (high - crop_high) // 2
+    x, y = width / wide, height / high
+    return (left * x, top * y, (left + crop_wide) * x, (top + crop_high) * y)
 
 
 def training_view(

@@ -1,0 +1,373 @@
+"""The endpoints: read, ask, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from importlib.resources import files as package_files
+from typing import Annotated, Any
+
+import torch
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from torch import Tensor
+
+from engram import __version__
+from engram.errors import EngramError
+from engram.files import Engram, shown
+from engram.images import BadImage, evaluation_box, evaluation_view, measure, normalise
+from engram.serve import answers
+from engram.serve.batching import Batcher
+from engram.serve.catalogue import Catalogue, Snapshot
+from engram.serve.observe import Numbers, Observed
+from engram.serve.problems import Problem
+from engram.serve.reference import reference_page
+from engram.serve.schemas import (
+    AskForm,
+    AskJson,
+    Error,
+    Prediction,
+    Status,
+    TaskDetail,
+    TaskInfo,
+    TaskList,
+)
+from engram.serve.settings import Settings
+from engram.serve.uploads import Asked, read_asked, read_body
+
+_DECODERS = 2  # threads
+_PAGE = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_REASONS = {
+    400: "The body cannot be read",
+    401: "The token is missing or wrong",
+    403: "Attaching is off: the service was started without a token",
+    404: "There is no such task",
+    408: "The body came too slowly",
+    409: "The engram does not fit, or the task cannot go",
+    413: "The body is too large",
+    415: "The body is of a type that is not understood",
+    422: "An image, an engram or an option cannot be used",
+    503: "Too much to do; Retry-After says when to try again",
+}
+Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Depends(HTTPBearer(auto_error=False, description="The token of --token or ENGRAM_TOKEN")),
+]
+
+
+def _told(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"model": Error, "description": _REASONS[code]} for code in codes}
+
+
+def _body(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def create_app(catalogue: Catalogue, settings: Settings, token: str | None = None) -> FastAPI:
+    """The service as an ASGI application; tasks come and go only with a token."""
+    numbers = Numbers()
+    decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="engram-decode")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batcher = app.state.batcher = Batcher(settings, numbers.passes.observe)
+        numbers.waiting.set_function(lambda: batcher.images)
+        numbers.tasks.set_function(lambda: len(catalogue.now.model.tasks))
+        batcher.start()
+        yield
+        await batcher.stop()
+        decoders.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="Engram",
+        version=__version__,
+        description="One frozen Vision Transformer and any number of tasks, in one pass.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.catalogue = catalogue
+    app.add_middleware(Observed, numbers=numbers)
+    _add_handlers(app)
+
+    def allowed(bearer: Bearer) -> None:
+        """Whether the caller may change the tasks; the comparison takes as long either way."""
+        if token is None:
+            raise Problem(
+                403, "Attaching is off here; start the service with --token or ENGRAM_TOKEN."
+            )
+        given = bearer.credentials if bearer is not None else ""
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            raise Problem(401, "The token is missing or wrong; send Authorization: Bearer TOKEN.")
+
+    # Answers
+
+    @app.post(
+        "/v1/predict",
+        summary="Ask tasks about images",
+        response_model=Prediction,
+        responses=_told(400, 404, 408, 413, 415, 422, 503),
+        openapi_extra=_body(
+            {
+                "multipart/form-data": AskForm.model_json_schema(),
+                "application/json": AskJson.model_json_schema(),
+            }
+        ),
+    )
+    async def predict(request: Request) -> Response:
+        batcher: Batcher = request.app.state.batcher
+        deadline = asyncio.get_running_loop().time() + settings.timeout
+        batcher.check_room()
+        asked = await read_asked(request, settings, deadline)
+        snapshot = catalogue.now
+        names = list(dict.fromkeys(asked.options.tasks or snapshot.names))
+        for name in (*names, asked.options.looks or names[0]):
+            if name not in snapshot.names:
+                snapshot.engram(name)
+        try:
+            async with asyncio.timeout_at(deadline):
+                with batcher.room(len(asked.pictures)):
+                    images = await _answer(batcher, decoders, snapshot, asked, names, settings)
+        except TimeoutError:
+            raise Problem(
+                503, "There was no answer in time; try again in a few seconds.", retry=5
+            ) from None
+        for name in names:
+            numbers.answers.labels(name).inc(len(images))
+        return JSONResponse({"images": images})
+
+    # Tasks
+
+    @app.get("/v1/tasks", summary="Every task", response_model=TaskList, responses={304: {}})
+    async def tasks(request: Request) -> Response:
+        snapshot = catalogue.now
+        tag = f'"{snapshot.tag}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        return JSONResponse(_task_list(snapshot, token is not None), headers={"ETag": tag})
+
+    @app.get(
+        "/v1/tasks/{name}",
+        summary="One task, with its classes",
+        response_model=TaskDetail,
+        responses=_told(404, 422),
+    )
+    async def task(name: str) -> Response:
+        return JSONResponse(_task_detail(catalogue.now.engram(name)))
+
+    @app.put(
+        "/v1/tasks/{name}",
+        summary="Attach an engram",
+        description="The body is the engram's file. It is verified, built in beside what answers "
+        "now, and written to the bundle before it answers.",
+        status_code=201,
+        response_model=TaskDetail,
+        responses={
+            **_told(401, 403, 408, 409, 413, 422, 503),
+            200: {"model": TaskDetail, "description": "It was attached already"},
+        },
+        dependencies=[Depends(allowed)],
+        openapi_extra=_body(
+            {"application/octet-stream": {"type": "string", "format": "binary", "minLength": 1}}
+        ),
+    )
+    async def attach(name: str, request: Request) -> Response:
+        deadline = asyncio.get_running_loop().time() + settings.timeout
+        body = read_body(request, settings.max_engram, deadline)
+        data = b"".join([piece async for piece in body])
+        snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
+        return JSONResponse(_task_detail(snapshot.engram(name)), 201 if new else 200)
+
+    @app.delete(
+        "/v1/tasks/{name}",
+        summary="Detach a task",
+        status_code=204,
+        response_class=Response,
+        responses=_told(401, 403, 404, 409, 422, 503),
+        dependencies=[Depends(allowed)],
+    )
+    async def detach(name: str) -> Response:
+        await asyncio.to_thread(catalogue.detach, name)
+        return Response(status_code=204)
+
+    # For those who run it
+
+    @app.get("/healthz", summary="Whether the process lives", response_model=Status)
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get(
+        "/readyz",
+        summary="Whether it takes requests now",
+        response_model=Status,
+        responses=_told(503),
+    )
+    async def ready(request: Request) -> Response:
+        batcher: Batcher = request.app.state.batcher
+        if not batcher.running:
+            raise Problem(503, "The engine has stopped; restart the service.", retry=5)
+        batcher.check_room()
+        return JSONResponse({"status": "ready"})
+
+    @app.get(
+        "/metrics",
+        summary="Numbers for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(numbers.text(), media_type="text/plain; version=0.0.4")
+
+    # Pages
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(reference_page(app.openapi()), media_type="text/html")
+
+    for path, (file, kind) in _PAGE.items():
+        app.add_api_route(path, _file(file, kind), include_in_schema=False)
+    return app
+
+
+def _file(name: str, kind: str) -> Callable[[], Response]:
+    data = (package_files("engram.serve") / "page" / name).read_bytes()
+    return lambda: Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+
+async def _answer(
+    batcher: Batcher,
+    decoders: ThreadPoolExecutor,
+    snapshot: Snapshot,
+    asked: Asked,
+    names: Sequence[str],
+    settings: Settings,
+) -> list[dict[str, Any]]:
+    loop = asyncio.get_running_loop()
+    seen = [
+        await loop.run_in_executor(decoders, _decode, snapshot, name, data, settings.max_pixels)
+        for name, data in asked.pictures
+    ]
+    views = [view for _, view in seen]
+    logits = await batcher.answer(snapshot, views, names)
+    images = []
+    for (image, view), said in zip(seen, logits, strict=True):
+        top_k, looks = asked.options.top_k, asked.options.looks
+        image["tasks"] = {n: answers.answer(snapshot, n, said[n], top_k) for n in names}
+        if looks is not None:
+            pixels = normalise(view[None], snapshot.preprocessing)
+            image["looks"] = await batcher.between(
+                lambda name=looks, pixels=pixels: answers.look(snapshot, name, pixels)  # type: ignore[misc]
+            )
+        images.append(image)
+    return images
+
+
+def _decode(
+    snapshot: Snapshot, name: str, data: bytes, max_pixels: int
+) -> tuple[dict[str, Any], Tensor]:
+    """What is known of a picture, and its view; its size is checked before it is decoded."""
+    width, height = measure(data, name=name, max_pixels=max_pixels)
+    view = torch.from_numpy(evaluation_view(data, snapshot.preprocessing, name=name))
+    box = evaluation_box(width, height, snapshot.preprocessing)
+    about = {"name": name, "width": width, "height": height, "view": [round(x, 3) for x in box]}
+    return about, view
+
+
+def _task_info(engram: Engram) -> dict[str, Any]:
+    spec = engram.spec
+    known = {
+        "name": spec.name,
+        "kind": spec.kind,
+        "classes": len(spec.classes),
+        "regime": spec.regime,
+        "cells": spec.cells if spec.parts.cells else 0,
+        "extends": list(spec.extends),
+        "parameters": engram.parameters,
+        "content": engram.content,
+        "metrics": engram.header()["metrics"],
+    }
+    assert known.keys() == TaskInfo.model_fields.keys()
+    return known
+
+
+def _task_detail(engram: Engram) -> dict[str, Any]:
+    return {
+        **_task_info(engram),
+        "class_names": list(engram.spec.classes),
+        "created": engram.created,
+        "library": engram.library,
+        "recipe": engram.header()["recipe"],
+    }
+
+
+def _task_list(snapshot: Snapshot, attaching: bool) -> dict[str, Any]:
+    trunk = snapshot.model.trunk
+    head = trunk.config.head
+    return {
+        "tag": snapshot.tag,
+        "trunk": {
+            "source": os.path.basename(trunk.source.rstrip("/"))
+            if os.path.isabs(trunk.source)  # where it lies on this machine is nobody's business
+            else trunk.source,
+            "fingerprint": trunk.fingerprint,
+            "classes": None if head is None else head.classes,
+            "image_size": list(snapshot.preprocessing.size),
+            "layers": trunk.config.depth,
+        },
+        "tasks": [_task_info(engram) for engram in snapshot.bundle.engrams],
+        "attaching": attaching,
+    }
+
+
+def _add_handlers(app: FastAPI) -> None:
+    """Whatever goes wrong is a status and {"error": a sentence}."""
+
+    def told(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"error": " ".join(sentence.split())}, status, headers)
+
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> Response:
+        return told(error.status, error.sentence, error.headers)
+
+    @app.exception_handler(BadImage)
+    async def bad_image(request: Request, error: BadImage) -> Response:
+        return told(422, f"{str(error).rstrip('.')}. Send a JPEG, PNG, WebP or other image.")
+
+    @app.exception_handler(EngramError)
+    async def refused(request: Request, error: EngramError) -> Response:
+        return told(422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return told(422, f"The request cannot be understood: {error.errors()[0]['msg']}.")
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return told(400, "The body ended before it was whole.")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        path = shown(request.url.path, 80)
+        sentences = {
+            404: f"There is nothing at {path}; /docs lists what there is.",
+            405: f"{path} does not take {shown(request.method, 20)}; /docs lists what it takes.",
+        }
+        sentence = sentences.get(error.status_code, str(error.detail))
+        return told(error.status_code, sentence, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def ours(request: Request, error: Exception) -> Response:
+        return told(500, "Something went wrong inside the service; its log says what.")

@@ -1,0 +1,127 @@
+"""The tasks of a running service: snapshots that never change, and how one follows another."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from engram.bundles import Bundle, load_model, read_bundle, update_bundle
+from engram.errors import EngramError
+from engram.evaluate import preprocessing_of
+from engram.files import Engram, parse_engram
+from engram.images import Preprocessing
+from engram.model import MemoryViT
+from engram.regimes import NAME
+from engram.serve.engines import Engine, make_engine
+from engram.serve.problems import Problem
+from engram.serve.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A model that does not change any more. A request is answered by the one it began with."""
+
+    bundle: Bundle
+    model: MemoryViT
+    engine: Engine
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All that can answer: base, if the trunk has a head, and the tasks, parents first."""
+        return (*(["base"] if self.model.trunk.head is not None else []), *self.model.tasks)
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        return preprocessing_of(self.model)
+
+    @cached_property
+    def tag(self) -> str:
+        """Changes with the tasks, and with nothing else."""
+        contents = ",".join(engram.content for engram in self.bundle.engrams)
+        return hashlib.sha256(contents.encode()).hexdigest()[:16]
+
+    def engram(self, name: str) -> Engram:
+        for engram in self.bundle.engrams:
+            if engram.spec.name == name:
+                return engram
+        raise Problem(404, f"There is no task {name!r}; there are {', '.join(self.names)}.")
+
+
+class Catalogue:
+    """The snapshot of now. Changes are made beside it, written to the bundle, then take its place.
+
+    `attach` and `detach` take their time and belong in a thread; `now` may be read at any moment.
+    """
+
+    def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        bundle = read_bundle(folder)
+        model = load_model(folder, backbone)
+        self.now = self._snapshot(bundle, model)
+
+    def attach(self, name: str, data: bytes) -> tuple[Snapshot, bool]:
+        """Add the engram in these bytes; gives the new snapshot and whether anything changed."""
+        if not NAME.fullmatch(name) or name == "base":
+            raise Problem(
+                422,
+                "That cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning "
+                "with a letter or a digit, and not 'base', which is the trunk itself.",
+            )
+        try:
+            engram = parse_engram(data, f"{name}.safetensors")
+        except EngramError as error:
+            raise Problem(422, str(error)) from None
+        if engram.spec.name != name:
+            raise Problem(
+                409,
+                f"The engram that was sent is called {engram.spec.name!r}, not {name!r}; put it "
+                f"to /v1/tasks/{engram.spec.name}.",
+            )
+        with self._lock:
+            if name in self.now.model.tasks:
+                if self.now.engram(name).content == engram.content:
+                    return self.now, False
+                raise Problem(
+                    409, f"Another {name!r} is attached already; delete it first, then put this."
+                )
+            return self._change(lambda bundle: bundle.plus(engram)), True
+
+    def detach(self, name: str) -> Snapshot:
+        """Take a task away; one that others extend, and the last one, stay."""
+        with self._lock:
+            self.now.engram(name)
+            return self._change(lambda bundle: bundle.minus(name))
+
+    def _change(self, change: Callable[[Bundle], Bundle]) -> Snapshot:
+        old = self.now
+        try:
+            bundle = change(old.bundle)
+            model = MemoryViT(old.model.trunk)
+            for engram in bundle.engrams:
+                model.attach(engram)
+            new = self._snapshot(bundle, model)
+        except EngramError as error:
+            raise Problem(409, str(error)) from None
+        try:
+            update_bundle(old.bundle, bundle)
+        except EngramError as error:
+            raise Problem(503, str(error), retry=60) from None
+        self.now = new
+        return new
+
+    def _snapshot(self, bundle: Bundle, model: MemoryViT) -> Snapshot:
+        """With an engine that has answered once: what fails, fails before anybody asks."""
+        engine = make_engine(model.eval(), self.settings.engine, self.settings.threads)
+        snapshot = Snapshot(bundle, model, engine)
+        grey = torch.zeros(1, 3, *snapshot.preprocessing.size)
+        for name, logits in engine.run(grey, snapshot.names).items():
+            if not bool(logits.isfinite().all()):
+                raise EngramError(f"{name!r} answers with numbers that are not finite.")
+        return snapshot
