@@ -54,9 +54,7 @@ def test_a_task_comes_and_goes_and_survives(
     assert len(read_bundle(opened.bundle).engrams) == 2
 
 
-def test_a_request_is_answered_by_the_tasks_it_began_with(
-    client: TestClient, world: World
-) -> None:
+def test_a_request_is_answered_by_the_tasks_it_began_with(client: TestClient, world: World) -> None:
     put(client, world, "third")
     catalogue = client.app.state.catalogue  # type: ignore[attr-defined]
     old = catalogue.now
