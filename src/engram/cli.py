@@ -287,7 +287,7 @@ def sweep_command(
 
 
 @app.command(name="reproduce")
-@_recipe_flags
+@_flags_of(Recipe)
 def reproduce_command(
     dataset: Annotated[
         str, typer.Option("--dataset", metavar="DATA", help="A preset such as cifar100, or data.")
