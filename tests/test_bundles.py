@@ -210,6 +210,7 @@ def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
     out = tmp_path / "out"
     random = Random(0)
     seen = set()
+    compose([paths["a"]], out)
     for _ in range(20):
         child = os.fork()
         if child == 0:

@@ -98,6 +98,12 @@ def test_outside_tools_can_rely_on_names_and_shapes(path: Path) -> None:
     assert header["metrics"] == {"accuracy": 0.5}
 
 
+def test_the_same_engram_is_the_same_bytes(path: Path) -> None:
+    """So that a hash of the file, as a dry run of a push shows it, can be relied on."""
+    engram = read_engram(path)
+    assert {files.as_bytes(engram) for _ in range(8)} == {path.read_bytes()}
+
+
 def test_five_cells_and_ten_classes_for_b32_are_under_250_kb(tmp_path: Path) -> None:
     config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
     info = TrunkInfo(

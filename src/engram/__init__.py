@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.objects import from_timm, from_transformers
     from engram.recipe import Recipe
+    from engram.remote import find as list  # noqa: F401
+    from engram.sharing import pull, push
     from engram.sweep import sweep
     from engram.vit import ViT, random_trunk
 
@@ -33,6 +36,8 @@ __all__ = [
     "inspect",
     "load_trunk",
     "predict",
+    "pull",
+    "push",
     "random_trunk",
     "save_trunk",
     "sweep",
@@ -50,8 +55,11 @@ _HOMES = {
     "from_timm": ("objects", "from_timm"),
     "from_transformers": ("objects", "from_transformers"),
     "inspect": ("files", "read_engram"),
+    "list": ("remote", "find"),  # not in __all__: `import *` must not hide Python's own
     "load_trunk": ("checkpoints", "load_trunk"),
     "predict": ("evaluate", "predict"),
+    "pull": ("sharing", "pull"),
+    "push": ("sharing", "push"),
     "random_trunk": ("vit", "random_trunk"),
     "save_trunk": ("checkpoints", "save_trunk"),
     "sweep": ("sweep", "sweep"),
@@ -76,8 +84,8 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+def __dir__() -> Sequence[str]:
+    return sorted({*globals(), *_HOMES})
 
 
 sys.modules[__name__].__class__ = _Package

@@ -23,9 +23,9 @@ from engram.files import Engram, TrunkInfo, shown
 from engram.images import Preprocessing
 from engram.model import MemoryViT
 from engram.regimes import NAME
+from engram.remote import MANIFEST, local
 from engram.vit import Activation, ViT
 
-MANIFEST = "bundle.json"
 FORMAT = 1
 _MOST_MANIFEST = 50_000_000  # bytes
 
@@ -93,14 +93,18 @@ def load_model(sources: Source | Sequence[Source], backbone: Source | None = Non
 
 
 def gather(sources: Iterable[Source]) -> tuple[Engram, ...]:
-    """The engrams of files and bundles, parents first, if they can share one pass."""
+    """The engrams of files and bundles, parents first, if they can share one pass.
+
+    Either may be on the Hub: `hf:owner/name`, `hf:owner/name/FILE`.
+    """
     found: list[tuple[str, Engram]] = []  # where, what
     for source in sources:
-        if is_bundle(source):
-            bundle = read_bundle(source)
+        path = local(source)
+        if is_bundle(path):
+            bundle = read_bundle(path)
             found += [(str(bundle.folder / _file(e)), e) for e in bundle.engrams]
         else:
-            found.append((os.fspath(source), files.read_engram(Path(source))))
+            found.append((os.fspath(source), files.read_engram(path)))
     return _fitted(found)
 
 

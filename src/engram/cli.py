@@ -98,17 +98,29 @@ def compose(
 
 @app.command()
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(metavar="OLD.pt", help="The old checkpoint.")],
-    base: Annotated[
-        str, typer.Option(metavar="TRUNK", help="The ViT it was made from: a path or Hub id.")
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write engrams into.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRUNK",
+            help="The ViT it was made from: a path or Hub id. Known for the published ones.",
+        ),
+    ] = None,
     names: Annotated[
         str | None, typer.Option(metavar="A,B", help="Names for its tasks, in order.")
     ] = None,
     raw_pixels: Annotated[
-        bool, typer.Option("--raw-pixels", help="It was trained on pixels from 0 to 1 as they are.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--raw-pixels/--normalised-pixels",
+            help="It was trained on pixels from 0 to 1 as they are. [the published ones: yes]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make engrams from a checkpoint of necrashter/transformers-learnable-memory."""
@@ -118,6 +130,74 @@ def convert(
     called = names.split(",") if names else None
     paths = convert(checkpoint, base, out, names=called, raw_pixels=raw_pixels)
     _show(describe_engrams(paths), as_json)
+
+
+@app.command(name="push")
+def push_command(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE|BUNDLE", help="An engram, a bundle, or engrams that fit."),
+    ],
+    to: Annotated[str, typer.Option(metavar="OWNER/NAME", help="The Hub repository.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show exactly what would go, and send nothing.")
+    ] = False,
+    revision: Annotated[str | None, typer.Option(help="A branch; made if it is new.")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository private, if it is new.")
+    ] = False,
+    license: Annotated[str | None, typer.Option(help="For the card, such as apache-2.0.")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="The Hub id under which others find the trunk."),
+    ] = None,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Delete other engrams of the repository.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Send engrams to the Hub with a card that tells what they are."""
+    from engram.sharing import describe_push, push
+
+    done = push(
+        sources, to, dry_run=dry_run, revision=revision, private=private or None, license=license,
+        backbone=backbone, message=message, replace=replace,
+    )  # fmt: skip
+    _show(describe_push(done, dry_run), as_json)
+
+
+@app.command(name="pull")
+def pull_command(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="hf:OWNER/NAME[/FILE]", help="Repositories or engrams of the Hub."),
+    ],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The folder to put them.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace other files of the same names.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch engrams from the Hub, verify them, and put them into a folder."""
+    from engram.sharing import describe_pull, pull
+
+    _show(describe_pull(pull(sources, out, revision=revision, overwrite=overwrite)), as_json)
+
+
+@app.command(name="list")
+def list_command(
+    source: Annotated[
+        str, typer.Argument(metavar="hf:OWNER/NAME|FOLDER", help="Where to look for engrams.")
+    ],
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the engrams in a Hub repository or a folder."""
+    from engram.sharing import list_job
+
+    _show(list_job(source, revision), as_json)
 
 
 @app.command()

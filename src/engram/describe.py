@@ -15,6 +15,7 @@ from engram.errors import EngramError
 from engram.files import Engram, few, is_engram, read_engram, regime_words, shown
 from engram.images import Preprocessing
 from engram.regimes import TaskSpec
+from engram.remote import local
 from engram.vit import ViT
 
 Row = tuple[str, str]
@@ -31,7 +32,7 @@ class Description:
 
 def describe(source: str | os.PathLike[str]) -> Description:
     """What a file, a folder or a Hub id is. Only a trunk is loaded, and only if it is one."""
-    path = Path(source)
+    path = local(source)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and path.exists():
         raise EngramError(
             f"{path} is a pickle, not an engram; if it is a checkpoint of "
@@ -73,8 +74,8 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         ("costs", _costs_words(costs)),
         ("trunk", trunk.source),
         ("fingerprint", trunk.fingerprint),
-        ("its shape", f"{_shape_words(trunk)}, {trunk.heads} heads"),
-        ("pictures", _preprocessing_words(engram.preprocessing)),
+        ("its shape", f"{shape_words(trunk)}, {trunk.heads} heads"),
+        ("pictures", preprocessing_words(engram.preprocessing)),
         *_facts("metrics", engram.metrics),
         *_facts("recipe", engram.recipe),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
@@ -115,8 +116,8 @@ def describe_bundle(bundle: Bundle) -> Description:
         ("costs", f"{_macs(extra)} an image, {_percent(extra / costs[0].trunk_macs)} of the trunk"),
         ("trunk", bundle.trunk.source),
         ("fingerprint", bundle.trunk.fingerprint),
-        ("its shape", f"{_shape_words(bundle.trunk)}, {bundle.trunk.heads} heads"),
-        ("pictures", _preprocessing_words(bundle.preprocessing)),
+        ("its shape", f"{shape_words(bundle.trunk)}, {bundle.trunk.heads} heads"),
+        ("pictures", preprocessing_words(bundle.preprocessing)),
     ]
     table = tuple(
         (
@@ -171,10 +172,10 @@ def describe_trunk(trunk: ViT) -> Description:
         ("trunk", trunk.source),
         ("family", _family(shape)),
         ("fingerprint", trunk.fingerprint),
-        ("shape", f"{_shape_words(shape)}, {config.heads} heads, {config.activation}"),
+        ("shape", f"{shape_words(shape)}, {config.heads} heads, {config.activation}"),
         ("parameters", f"{shape.parameters:,} without its head"),
         ("costs", f"{_macs(macs)} an image of {size[0]} x {size[1]}"),
-        ("pictures", _preprocessing_words(preprocessing)),
+        ("pictures", preprocessing_words(preprocessing)),
         ("own classes", few(names) if classes else "none"),
     ]
     return Description(document, _safe(rows))
@@ -226,14 +227,14 @@ def _family(shape: Shape) -> str:
     return f"ViT-{size}/{shape.patch}" if size else f"ViT with patches of {shape.patch}"
 
 
-def _shape_words(shape: Shape) -> str:
+def shape_words(shape: Shape) -> str:
     return (
         f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
         f"{shape.image_size[0]} x {shape.image_size[1]}"
     )
 
 
-def _preprocessing_words(preprocessing: Preprocessing | None) -> str:
+def preprocessing_words(preprocessing: Preprocessing | None) -> str:
     if preprocessing is None:
         return "preprocessing unknown"
     height, width = preprocessing.size

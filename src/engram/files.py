@@ -271,6 +271,12 @@ def new_engram(
 
 def write_engram(path: str | Path, engram: Engram) -> Path:
     """Write an engram atomically: the path holds the old file or all of the new one."""
+    write_atomically(path, as_bytes(engram))
+    return Path(path)
+
+
+def as_bytes(engram: Engram) -> bytes:
+    """An engram as its file holds it, always the same bytes; refused if a number is not finite."""
     bad = [name for name, tensor in engram.tensors.items() if not bool(tensor.isfinite().all())]
     if bad:
         raise EngramError(
@@ -279,8 +285,13 @@ def write_engram(path: str | Path, engram: Engram) -> Path:
         )
     header = json.dumps({**engram.header(), "content": engram.content}, allow_nan=False)
     metadata = {"engram": header, "sha256": hashlib.sha256(header.encode()).hexdigest()}
-    write_atomically(path, safetensors.torch.save(dict(engram.tensors), metadata))
-    return Path(path)
+    data = safetensors.torch.save(dict(engram.tensors), metadata)
+    size = 8 + int.from_bytes(data[:8], "little")
+    inside = json.loads(data[8:size])  # the library puts metadata in another order every time
+    inside["__metadata__"] = metadata
+    text = json.dumps(inside, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[size:]
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:

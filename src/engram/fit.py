@@ -100,12 +100,17 @@ def fit(
             )  # fmt: skip
         seconds = time.perf_counter() - began
         if run is not None and team.main:
-            model.save(name, run.out, metrics=metrics, recipe=recipe.to_dict())
+            model.save(name, run.out, metrics=metrics, recipe=told(recipe, splits))
             run.finish(history)
     model.eval()
     parameters = sum(p.numel() for p in task.parameters())
     path = None if run is None else run.out
     return Result(name, task.spec.regime, parameters, seconds, metrics, history, path, unreadable)
+
+
+def told(recipe: Recipe, splits: Splits) -> dict[str, Any]:
+    """What an engram tells of its training: the recipe, what the data is called and its size."""
+    return {**recipe.to_dict(), "data": splits.name, "train_images": len(splits["train"])}
 
 
 # The loop

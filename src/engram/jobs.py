@@ -17,8 +17,9 @@ from engram.describe import Description
 from engram.errors import EngramError
 from engram.evaluate import answers, predict
 from engram.feeds import Progress
-from engram.files import is_engram, read_engram
+from engram.files import is_engram
 from engram.fit import Result, fit
+from engram.hub import is_place
 from engram.model import MemoryViT
 from engram.recipe import RECIPES, Recipe
 from engram.report import TaskPart, answers_for_report, write_report
@@ -43,7 +44,7 @@ def _start(
     names = []
     for text in extends:
         given, _, path = text.rpartition("=")
-        task = model.attach(read_engram(path))
+        task = model.attach(path)
         if given and given != task.spec.name:
             raise EngramError(
                 f"--extends {text}: the engram in {path} is called {task.spec.name!r}, not "
@@ -256,7 +257,7 @@ def predict_job(
     top_k: int,
 ) -> Description:
     """`engram predict`: engrams and bundles among the arguments answer about all the others."""
-    engrams = [path for path in sources if is_bundle(path) or is_engram(path)]
+    engrams = [path for path in sources if is_place(path) or is_bundle(path) or is_engram(path)]
     images = [image for path in sources if path not in engrams for image in _images(path)]
     if not engrams and backbone is None:
         raise EngramError(

@@ -20,12 +20,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram import files
+from engram import files, hub
 from engram.checkpoints import load_trunk
 from engram.errors import EngramError
 from engram.layouts import their_names, transformers_layout, translate
 from engram.regimes import TaskSpec, class_names
 from engram.vit import ViT
+
+#: What its authors published on the Hub, the ViT that all four were made from, and their names.
+PUBLISHED = "necrashter/transformers-learnable-memory"
+PUBLISHED_BASE = "google/vit-base-patch32-224-in21k"
+PUBLISHED_FILES = {
+    "CIFAR100_model.pt": "cifar100",
+    "INaturalist_model.pt": "inaturalist",
+    "Places_model.pt": "places",
+    "Sun_model.pt": "sun",
+}
 
 _PLACES = {
     "token": re.compile(r"vit\.embeddings\.cls_tokens\.(\d+)"),
@@ -45,20 +55,31 @@ class _OldTask:
 
 def convert(
     checkpoint: str | os.PathLike[str],
-    base: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
     *,
     names: Sequence[str] | None = None,
-    raw_pixels: bool = False,
+    raw_pixels: bool | None = None,
 ) -> list[Path]:
     """Write the tasks of an old checkpoint as engrams NAME.safetensors into the folder `out`.
 
-    `base` is the ViT that it was made from: its tensors must be those in the checkpoint. The
-    engrams expect pictures as `base` does, or with `raw_pixels` without normalisation, which is
-    how the re-implementation's own training script fed them. The checkpoint is opened without
-    running anything in it, and one that holds more than tensors is refused.
+    `checkpoint` is a file, or one on the Hub (`hf:owner/name/FILE.pt`). `base` is the ViT that it
+    was made from: its tensors must be those in the checkpoint. The engrams expect pictures as
+    `base` does, or with `raw_pixels` without normalisation, which is how the re-implementation's
+    own training script fed them. For the four checkpoints that its authors published, base, names
+    and raw pixels are known. The checkpoint is opened without running anything in it, and one
+    that holds more than tensors is refused.
     """
-    path = Path(checkpoint)
+    path, told, published = _locate(checkpoint)
+    if base is None:
+        if published is None:
+            raise EngramError(
+                f"Which ViT was {told} made from? Give it with --base: a path or a Hub id."
+            )
+        base = PUBLISHED_BASE
+    if names is None and published is not None:
+        names = [published]
+    raw_pixels = published is not None if raw_pixels is None else raw_pixels
     tensors = _read(path)
     trunk = load_trunk(base)
     if raw_pixels and trunk.preprocessing is not None:
@@ -93,7 +114,7 @@ def convert(
                 },
                 trunk=trunk,
                 parents={called[parent]: engrams[parent].content for parent in parents},
-                recipe={"converted_from": path.name},
+                recipe={"converted_from": told},
             )
         )
     return _write(engrams, Path(out))
@@ -117,6 +138,27 @@ def _write(engrams: Sequence[files.Engram], folder: Path) -> list[Path]:
 
 
 # What is in the file
+
+
+def _locate(checkpoint: str | os.PathLike[str]) -> tuple[Path, str, str | None]:
+    """Where it lies, how an engram names it, and for a published one the name of its task."""
+    if not hub.is_place(checkpoint):
+        return Path(checkpoint), Path(checkpoint).name, None
+    place = hub.place_of(checkpoint)
+    if place.file is None:
+        some = ", ".join(PUBLISHED_FILES) if place.repo == PUBLISHED else "FILE.pt"
+        raise EngramError(
+            f"{place} is a repository; name one of its checkpoints ({some}), as in "
+            f"{place}/{some.partition(',')[0]}."
+        )
+    folder = hub.fetch(place.repo, [place.file], place.revision, may_be_path=False)
+    if not (folder / place.file).is_file():
+        raise EngramError(
+            f"The Hub repository {place.repo} has no {place.file} at {place.revision or 'main'}, "
+            "or it is not in the cache; look at its files on its page."
+        )
+    named = PUBLISHED_FILES.get(place.file) if place.repo == PUBLISHED else None
+    return folder / place.file, str(hub.Place(place.repo, folder.name, place.file)), named
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from engram.memory import (
     together,
 )
 from engram.regimes import Task, TaskSpec, class_names
+from engram.remote import local
 from engram.vit import ViT, version
 
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept
@@ -138,8 +139,11 @@ class MemoryViT(nn.Module):
         )
 
     def attach(self, source: str | Path | files.Engram) -> Task:
-        """Attach an engram, after every check; its parents must be attached already."""
-        engram = source if isinstance(source, files.Engram) else files.read_engram(source)
+        """Attach an engram, after every check; its parents must be attached already.
+
+        `hf:owner/name/FILE` is one on the Hub; `@revision` and `#content` pin it.
+        """
+        engram = source if isinstance(source, files.Engram) else files.read_engram(local(source))
         engram.check_trunk(files.describe_trunk(self.trunk), self.trunk.preprocessing)
         self._check_place(engram.spec)
         for parent, content in engram.parents.items():

@@ -26,7 +26,7 @@ from engram.errors import EngramError
 from engram.evaluate import evaluate
 from engram.feeds import Progress, silent
 from engram.files import Engram, read_engram
-from engram.fit import Learner, fit, train
+from engram.fit import Learner, fit, told, train
 from engram.model import MemoryViT
 from engram.plots import draw_sweep
 from engram.recipe import Recipe, learning_rate
@@ -170,10 +170,8 @@ def sweep(
         if test:
             metrics["test"] = evaluate(model, splits, name, workers=recipe.workers, team=team)
         if run is not None and team.main:
-            final = recipe.but(
-                lr=best.lr, weight_decay=best.weight_decay, seed=variant.seed
-            ).to_dict()
-            model.save(name, run.out, metrics=metrics, recipe=final)
+            final = recipe.but(lr=best.lr, weight_decay=best.weight_decay, seed=variant.seed)
+            model.save(name, run.out, metrics=metrics, recipe=told(final, splits))
             run.write("sweep.csv", _csv(settings))
             draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
             run.finish([])
@@ -248,7 +246,7 @@ class _Scratch:
             if out is not None and out.exists() and resume:
                 engram = read_engram(out)
                 spec = scratch.task(self.name).spec
-                if (engram.spec, engram.recipe) != (spec, recipe.to_dict()):
+                if (engram.spec, engram.recipe) != (spec, told(recipe, self.splits)):
                     raise EngramError(
                         f"{out} was trained with other settings; repeat the command of that sweep "
                         "with --resume, or begin anew with --overwrite."

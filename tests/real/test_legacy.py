@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
+from tests.hubs import cached
 
-from engram import MemoryViT, load_trunk
+from engram import EngramError, MemoryViT, cli, load_trunk
 from engram.bundles import load_model
-from engram.legacy import convert
+from engram.files import read_engram
+from engram.legacy import PUBLISHED, PUBLISHED_BASE, PUBLISHED_FILES, convert
 
 # A checkpoint, the expected logits of its tasks, and whom its second task extends.
 CHECKPOINTS = [
@@ -68,3 +71,60 @@ def test_each_peculiarity_matters(what: str, assets: Path, tmp_path: Path) -> No
             task.class_token -= model.trunk.prefix_position[0]
         logits = model(expected["pixel_values"])
     assert float((logits["a"] - expected["a"]).abs().max()) > 1e-3
+
+
+def in_cache(cache: Path, legacy: Path) -> str:
+    """The four files of the assets under the names of the four published ones, and their base."""
+    base = {path.name: path.read_bytes() for path in (legacy / "base").iterdir()}
+    cached(cache, PUBLISHED_BASE, base)
+    written = ("a_model.pt", "b_model.pt", "ab_concatenated.pt", "extended.pt")
+    files = {
+        name: (legacy / file).read_bytes()
+        for name, file in zip(PUBLISHED_FILES, written, strict=True)
+    }
+    return cached(cache, PUBLISHED, files)
+
+
+def test_checkpoints_are_read_by_their_hub_name_from_a_cache_laid_out_as_the_hubs(
+    assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published ones are larger; the files here were written by the same code."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    legacy = assets / "legacy"
+    commit = in_cache(tmp_path / "cache", legacy)
+    expected = load_file(legacy / "expected.safetensors")
+    (path,) = convert(f"hf:{PUBLISHED}/CIFAR100_model.pt", None, tmp_path / "out")
+    engram = read_engram(path)
+    assert engram.spec.name == "cifar100"
+    assert engram.trunk.source == PUBLISHED_BASE
+    assert engram.recipe == {"converted_from": f"hf:{PUBLISHED}@{commit}/CIFAR100_model.pt"}
+    assert engram.preprocessing is not None
+    assert engram.preprocessing.mean == (0.0, 0.0, 0.0)  # as its authors fed it
+    with torch.no_grad():
+        logits = load_model(path)(expected["pixel_values"])
+    torch.testing.assert_close(logits["cifar100"], expected["a"], atol=1e-5, rtol=0)
+    for file, names in (("Places_model.pt", "a,b"), ("Sun_model.pt", "c,d")):
+        source, out = f"hf:{PUBLISHED}@{commit}/{file}", tmp_path / file
+        arguments = ["convert", source, "--names", names, "--normalised-pixels", "-o", str(out)]
+        assert cli.main(arguments) == 0
+    (d,) = (tmp_path / "Sun_model.pt").glob("d.safetensors")
+    assert read_engram(d).spec.extends == ("c",)
+
+
+def test_any_repository_with_such_a_checkpoint_is_read(
+    assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    legacy = assets / "legacy"
+    cached(tmp_path / "cache", "ann/old", {"x/mine.pt": (legacy / "b_model.pt").read_bytes()})
+    (path,) = convert("hf:ann/old/x/mine.pt", legacy / "base", tmp_path / "out", names=["mine"])
+    assert read_engram(path).spec.name == "mine"
+    for source, base, sentence in (
+        ("hf:ann/old/x/mine.pt", None, "Which ViT was"),
+        ("hf:ann/old", legacy / "base", "name one of its checkpoints"),
+        (f"hf:{PUBLISHED}", None, "INaturalist_model.pt"),
+        ("hf:ann/old/none.pt", legacy / "base", "has no none.pt"),
+        ("hf:ann/older/none.pt", legacy / "base", "offline mode is on"),
+    ):
+        with pytest.raises(EngramError, match=sentence):
+            convert(source, base, tmp_path / "other")

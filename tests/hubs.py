@@ -1,0 +1,231 @@
+"""The Hub without the Hub: its cache as folders, and a small server that speaks its API.
+
+The server runs on loopback and is asked by the real huggingface_hub client, in a process of its
+own with HF_ENDPOINT set; nothing of that client is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+TOKEN = "hf_ann"
+
+
+def cached(cache: Path, repo: str, files: Mapping[str, bytes], *refs: str) -> str:
+    """Put a commit of a repository into a cache laid out as the Hub's; gives its hash."""
+    place = cache / f"models--{repo.replace('/', '--')}"
+    whole = b"".join(name.encode() + files[name] for name in sorted(files))
+    commit = hashlib.sha1(whole).hexdigest()
+    snapshot = place / "snapshots" / commit
+    for folder in (place / "blobs", place / "refs", snapshot):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        blob = place / "blobs" / hashlib.sha256(data).hexdigest()
+        blob.write_bytes(data)
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).unlink(missing_ok=True)
+        (snapshot / name).symlink_to(os.path.relpath(blob, (snapshot / name).parent))
+    for ref in refs or ("main",):
+        (place / "refs" / ref).write_text(commit)
+    return commit
+
+
+class LocalHub:
+    """Repositories in memory: commits by hash, branches by name, and every request that came."""
+
+    def __init__(self) -> None:
+        self.commits: dict[str, dict[str, dict[str, bytes]]] = {}  # repo -> hash -> files
+        self.branches: dict[str, dict[str, str]] = {}
+        self.messages: list[str] = []
+        self.visibility: dict[str, str | None] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.requests: list[str] = []
+
+    def files(self, repo: str, branch: str = "main") -> dict[str, bytes]:
+        return self.commits[repo][self.branches[repo][branch]]
+
+    def commit(self, repo: str, branch: str, files: dict[str, bytes], message: str) -> str:
+        whole = f"{len(self.messages)}{sorted(files)}{message}".encode()
+        sha = hashlib.sha1(whole).hexdigest()
+        self.commits.setdefault(repo, {})[sha] = files
+        self.branches.setdefault(repo, {})[branch] = sha
+        self.messages.append(message)
+        return sha
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        hub = self
+
+        class Bound(_Handler):
+            store = hub
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    store: LocalHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def answer(self, code: int, body: Any = b"", **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(code)
+        headers.setdefault("Content-Length", str(len(data)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def handle_any(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.store.requests.append(f"{self.command} {path}")
+        self.body = self._body()
+        if self.command in ("POST", "PUT"):
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}" and "/lfs/" not in path:
+                return self.answer(401, {"error": "Invalid credentials"})
+            return self.write(path)
+        return self.read(path)
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any
+
+    def write(self, path: str) -> None:
+        store = self.store
+        address = f"http://{self.headers['Host']}"
+        if match := re.fullmatch(r"/lfs/([0-9a-f]{64})", path):
+            assert hashlib.sha256(self.body).hexdigest() == match[1]
+            store.blobs[match[1]] = self.body
+            return self.answer(200)
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
+            return self.take_commit(match[1], match[2], address)
+        said = json.loads(self.body or b"{}")
+        if path == "/api/repos/create":
+            repo = f"{said['organization']}/{said['name']}"
+            if said["organization"] != "ann":
+                return self.answer(403, {"error": "You may not write there"})
+            if repo in store.branches:
+                return self.answer(409, {"url": f"{address}/{repo}", "error": "exists"})
+            store.visibility[repo] = said.get("visibility")
+            store.commit(repo, "main", {".gitattributes": b""}, "initial commit")
+            return self.answer(200, {"url": f"{address}/{repo}"})
+        if path == "/api/validate-yaml":
+            front = yaml.safe_load(said["content"].split("---")[1])
+            return self.answer(200 if front else 400, {"errors": [], "warnings": []})
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/(.+)", path):
+            modes = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for file in said["files"]
+            ]
+            return self.answer(200, {"files": modes})
+        if match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            objects = [
+                {**wanted, "actions": {"upload": {"href": f"{address}/lfs/{wanted['oid']}"}}}
+                for wanted in said["objects"]
+            ]
+            return self.answer(200, {"objects": objects, "transfer": "basic"})
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", path):
+            branches = store.branches[match[1]]
+            if match[2] in branches:
+                return self.answer(409, {"error": "exists"})
+            branches[match[2]] = branches["main"]
+            return self.answer(200, {})
+        return self.answer(404, {"error": f"unknown {path}"})
+
+    def take_commit(self, repo: str, branch: str, address: str) -> None:
+        store = self.store
+        files, message = dict(store.files(repo, branch)), ""
+        for line in self.body.splitlines():
+            item = json.loads(line)
+            key, value = item["key"], item["value"]
+            if key == "header":
+                message = value["summary"]
+            elif key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                files[value["path"]] = store.blobs[value["oid"]]
+            elif key == "deletedFile":
+                del files[value["path"]]
+        sha = store.commit(repo, branch, files, message)
+        self.answer(200, {"commitUrl": f"{address}/{repo}/commit/{sha}", "commitOid": sha})
+
+    def read(self, path: str) -> None:
+        store = self.store
+        match = re.fullmatch(
+            r"(?:/api/models)?/([^/]+/[^/]+?)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path
+        )
+        if match is None or match[1] not in store.branches:
+            return self.answer(404, {"error": "not found"}, X_Error_Code="RepoNotFound")
+        repo, what, revision, name = match.groups()
+        sha = store.branches[repo].get(revision or "main", revision)
+        if sha not in store.commits[repo]:
+            return self.answer(404, {"error": "no"}, X_Error_Code="RevisionNotFound")
+        files = store.commits[repo][sha]
+        if what == "resolve":
+            if name not in files:
+                return self.answer(404, {"error": "no"}, X_Error_Code="EntryNotFound")
+            etag = hashlib.sha256(files[name]).hexdigest()
+            return self.answer(
+                200, files[name], ETag=f'"{etag}"', X_Repo_Commit=sha,
+                Content_Length=str(len(files[name])),
+            )  # fmt: skip
+        if what == "tree":
+            listed = [
+                {"type": "file", "path": n, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+                for n, d in files.items()
+            ]
+            return self.answer(200, listed)
+        siblings = [{"rfilename": n} for n in files]
+        return self.answer(200, {"id": repo, "sha": sha, "siblings": siblings, "tags": []})
+
+
+def ask(
+    endpoint: str, home: Path, script: str, *, token: str | None = TOKEN, cwd: Path | None = None
+) -> Any:
+    """Run Python in a process that has this endpoint; gives what it leaves in `out`, as JSON."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"}
+    env |= {"HF_TOKEN": token} if token else {}
+    code = f"import json\n{script}\nprint(json.dumps(out))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env, cwd=cwd
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,166 @@
+"""What comes from the Hub is verified before it is used. The cache is a local directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from tests.hubs import cached
+
+import engram
+from engram import EngramError, MemoryViT, random_trunk
+from engram.files import as_bytes, read_engram
+from engram.hub import Place, place_of
+from engram.remote import find, local
+from engram.sharing import push
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = MemoryViT(random_trunk(width=16, heads=2, depth=1))
+    model.add_task("flowers", classes=2, cells=1)
+    model.add_task("trees", classes=3, cells=1)
+    for name in model.tasks:
+        model.save(name, f"{name}.safetensors")
+    return tmp_path / "cache"
+
+
+def files(*names: str) -> dict[str, bytes]:
+    return dict(push([f"{n}.safetensors" for n in names], "ann/garden", dry_run=True).files)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("hf:ann/garden", Place("ann/garden")),
+        ("hf:ann/garden/", Place("ann/garden")),
+        ("hf:ann/garden@v1", Place("ann/garden", "v1")),
+        ("hf:ann/garden/a.safetensors", Place("ann/garden", None, "a.safetensors")),
+        ("hf:ann/garden@v1/x/a.safetensors", Place("ann/garden", "v1", "x/a.safetensors")),
+        ("hf:a/b/c#01234567", Place("a/b", None, "c", "01234567")),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert place_of(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hf:", "hf:a", "hf:/a/b", "hf:a/b#xyz", "hf:a/b#0123", "hf:a/b/../c", "hf:a/b@", "hf:a b/c"],
+)
+def test_no_places(text: str) -> None:
+    with pytest.raises(EngramError, match="names nothing on the Hub"):
+        place_of(text)
+
+
+def test_a_revision_is_what_it_was(cache: Path) -> None:
+    first = cached(cache, "ann/garden", files("flowers"), "v1")
+    second = cached(cache, "ann/garden", files("flowers", "trees"), "main", "v2")
+    assert [f.task for f in find("hf:ann/garden")] == ["flowers", "trees"]
+    assert [f.task for f in find("hf:ann/garden@v1")] == ["flowers"]
+    assert [f.task for f in find("hf:ann/garden", revision="v1")] == ["flowers"]
+    assert [f.task for f in find(f"hf:ann/garden@{first}")] == ["flowers"]
+    assert find("hf:ann/garden@v2")[0].source == f"hf:ann/garden@{second}/flowers.safetensors"
+    with pytest.raises(EngramError, match="not wholly in the cache"):
+        find("hf:ann/garden@v3")
+
+
+def test_list_is_public_and_takes_folders(cache: Path, tmp_path: Path) -> None:
+    cached(cache, "ann/garden", files("flowers", "trees"))
+    online, here = engram.list("hf:ann/garden"), engram.list(tmp_path)
+    assert [f.content for f in online] == [f.content for f in here]
+    assert here[0].source == str(tmp_path / "flowers.safetensors")
+    assert "engram flowers" in str(here[0])
+    assert here[0].bytes == (tmp_path / "flowers.safetensors").stat().st_size
+    assert "list" not in engram.__all__
+
+
+def test_a_content_that_was_asked_for_is_checked(cache: Path) -> None:
+    cached(cache, "ann/garden", files("flowers"))
+    content = read_engram("flowers.safetensors").content
+    assert local(f"hf:ann/garden/flowers.safetensors#{content}").is_file()
+    assert local(f"hf:ann/garden#{content[:8]}").is_dir()
+    with pytest.raises(EngramError, match="which you asked for"):
+        local(f"hf:ann/garden/flowers.safetensors#{'0' * 64}")
+
+
+@pytest.mark.parametrize("where", ["README.md", "bundle.json"])
+def test_a_file_that_is_not_what_its_repository_lists_is_refused(cache: Path, where: str) -> None:
+    sent = files("flowers")
+    changed = replace(read_engram("flowers.safetensors"), recipe={})
+    changed.tensors["head.bias"].add_(1)
+    sent["flowers.safetensors"] = as_bytes(changed)
+    del sent["bundle.json" if where == "README.md" else "README.md"]
+    cached(cache, "ann/garden", sent)
+    with pytest.raises(EngramError, match="its card or manifest lists"):
+        local("hf:ann/garden/flowers.safetensors")
+    pinned = local(f"hf:ann/garden/flowers.safetensors#{changed.content}")
+    assert read_engram(pinned).content == changed.content  # the user's own word is stronger
+
+
+def test_a_damaged_download_is_refused(cache: Path) -> None:
+    sent = files("flowers")
+    data = bytearray(sent["flowers.safetensors"])
+    data[-1] ^= 1
+    sent["flowers.safetensors"] = bytes(data)
+    cached(cache, "ann/garden", sent)
+    with pytest.raises(EngramError, match=r"is damaged.*hf cache rm model/ann/garden"):
+        local("hf:ann/garden/flowers.safetensors")
+
+
+def test_a_repository_without_a_card_is_read_as_well(cache: Path) -> None:
+    sent = files("flowers")
+    cached(cache, "ann/garden", {"flowers.safetensors": sent["flowers.safetensors"]})
+    assert local("hf:ann/garden").name == "flowers.safetensors"
+    two = files("flowers", "trees")
+    plain = {name: data for name, data in two.items() if name.endswith(".safetensors")}
+    cached(cache, "ann/two", {**plain, "model.safetensors": b"a trunk, say"})
+    with pytest.raises(EngramError, match="name one"):
+        local("hf:ann/two")
+    assert len(find("hf:ann/two")) == 2
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        b"---\nengrams: 5\n---\n",
+        b"---\n: [\n---\n",
+        b"---\nengrams: [{file: ../../x.safetensors, content: 1}, 3]\n---\n",
+        b"\xff\xfe",
+        b"---\n- a\n---\n",
+    ],
+)
+def test_a_card_that_says_nonsense_is_no_obstacle(cache: Path, card: bytes) -> None:
+    sent = files("flowers")
+    del sent["bundle.json"]
+    cached(cache, "ann/garden", {**sent, "README.md": card})
+    assert [f.task for f in find("hf:ann/garden")] == ["flowers"]
+
+
+def test_nothing_there_is_a_sentence(cache: Path) -> None:
+    cached(cache, "ann/empty", {"README.md": b"# Nothing"})
+    with pytest.raises(EngramError, match="has no engrams at main"):
+        find("hf:ann/empty")
+    cached(cache, "ann/garden", files("flowers"))
+    with pytest.raises(EngramError, match=r"has no none.safetensors.*there is flowers.safetensors"):
+        local("hf:ann/garden/none.safetensors")
+    sent = files("flowers", "trees")
+    del sent["trees.safetensors"]
+    cached(cache, "ann/half", sent)
+    with pytest.raises(EngramError, match=r"has no trees.safetensors"):
+        local("hf:ann/half")
+
+
+def test_a_manifest_is_verified_as_a_bundle(cache: Path) -> None:
+    sent = files("flowers")
+    manifest = json.loads(sent["bundle.json"])
+    manifest["trunk"]["fingerprint"] = "0" * 64
+    sent["bundle.json"] = json.dumps(manifest).encode()
+    cached(cache, "ann/garden", sent)
+    with pytest.raises(EngramError, match="says that its trunk is"):
+        engram.bundles.load_model("hf:ann/garden")
