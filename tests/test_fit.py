@@ -245,7 +245,8 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     recipe = QUICK.but(steps=4, label_smoothing=0.1)
     result = engram.fit(model, "colours", splits, recipe, out=out, test=True)
     header = engram.inspect(out)
-    assert header.recipe == recipe.to_dict()
+    about_data = {"data": splits.name, "train_images": 54}
+    assert header.recipe == {**recipe.to_dict(), **about_data}
     assert json.loads(json.dumps(header.metrics)) == json.loads(json.dumps(result.metrics))
     run = out.parent / "colours.run"
     names = {path.name for path in run.iterdir() if not path.name.startswith("events.out")}
