@@ -116,7 +116,11 @@ class Mlp(nn.Module):
         elif self.activation == "quick_gelu":
             x = x * torch.sigmoid(1.702 * x)
         else:
-            x = F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+            approximate = "tanh" if self.activation == "gelu_tanh" else "none"
+            if x.requires_grad:
+                x = F.gelu(x, approximate=approximate)
+            else:  # the widest tensor of a layer: no second one beside it
+                x = torch.ops.aten.gelu_(x, approximate=approximate)
         out: Tensor = self.fc2(x)
         return out
 
