@@ -533,6 +533,7 @@ def test_a_parent_stays_while_it_is_extended(family: MemoryViT, pixels: Tensor) 
         (torch.zeros(2, 3, 8, 8).double(), "is in torch.float32 and got pixels in torch.float64"),
         (torch.zeros(2, 3, 9, 8), "got images of 9 x 8 pixels"),
         (torch.zeros(2, 3, 0, 8), "got images of 0 x 8 pixels"),
+        (np.zeros((2, 3, 8, 8), np.float32), "got pixels as ndarray; it expects a torch tensor"),
     ],
 )
 def test_wrong_pixels_are_refused(family: MemoryViT, pixels: Tensor, problem: str) -> None:

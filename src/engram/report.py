@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -83,6 +84,8 @@ def write_report(
     )
     style = (resources("engram") / "report.css").read_text(encoding="utf-8")
     rules = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    source = model.trunk.source
+    source = Path(source).name if os.path.isabs(source) else source  # the page may be sent away
     html = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
@@ -92,7 +95,7 @@ def write_report(
         f"<header><h1>{escape(title)}</h1>{paragraph(lead) if lead else ''}"
         f"<nav>{links}</nav></header><main>{body}</main>"
         f'<footer><p class="quiet">Made by engram {escape(__version__)} on the trunk '
-        f"{escape(model.trunk.source)}, fingerprint {model.trunk.fingerprint[:12]}.</p></footer>"
+        f"{escape(source)}, fingerprint {model.trunk.fingerprint[:12]}.</p></footer>"
         "</body></html>\n"
     )
     write_atomically(path, html.encode())

@@ -367,6 +367,11 @@ class ViT(nn.Module):
 
     def _check(self, pixels: Tensor) -> None:
         patch = self.config.patch
+        if not isinstance(pixels, Tensor):
+            raise EngramError(
+                f"The trunk {self.source} got pixels as {type(pixels).__name__}; it expects a "
+                "torch tensor, as torch.from_numpy makes from an array."
+            )
         shape = tuple(pixels.shape)
         if len(shape) != 4 or shape[1] != 3 or not pixels.is_floating_point():
             raise EngramError(
