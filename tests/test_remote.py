@@ -43,6 +43,7 @@ def files(*names: str) -> dict[str, bytes]:
         ("hf:ann/garden/a.safetensors", Place("ann/garden", None, "a.safetensors")),
         ("hf:ann/garden@v1/x/a.safetensors", Place("ann/garden", "v1", "x/a.safetensors")),
         ("hf:a/b/c#01234567", Place("a/b", None, "c", "01234567")),
+        (r"hf:ann\garden@v1\c", Place("ann/garden", "v1", "c")),  # through a Path of Windows
     ],
 )
 def test_places(text: str, place: Place) -> None:

@@ -352,6 +352,28 @@ for call in (lambda: engram.push("flowers.safetensors", "ann/x"), lambda: engram
 # Mistakes
 
 
+def test_offline_mode_sends_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_ann")
+    with pytest.raises(EngramError, match=r"Nothing was sent to ann/x: offline mode is on"):
+        push("flowers.safetensors", "ann/x")
+
+
+def test_a_repository_of_a_whole_model_is_not_downloaded_to_see_that(folder: Path) -> None:
+    hub = LocalHub()
+    hub.commit("ann/vit", "main", {"config.json": b"{}", "model.safetensors": b"large"}, "x")
+    script = """
+import engram
+try:
+    engram.list("hf:ann/vit")
+except engram.EngramError as error:
+    out = str(error)
+"""
+    with hub.running() as endpoint:
+        said = ask(endpoint, folder / "home", script, cwd=folder)
+    assert "has no engrams at main" in said
+    assert not any("model.safetensors" in request for request in hub.requests)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -62,7 +62,7 @@ def is_place(source: str | os.PathLike[str]) -> bool:
 
 def place_of(source: str | os.PathLike[str], revision: str | None = None) -> Place:
     """What `hf:…` means; a `revision` is for those that cannot stand in the text (with a /)."""
-    text = os.fspath(source)
+    text = os.fspath(source).replace("\\", "/")  # a path of Windows has them that way round
     found = _PLACE.fullmatch(text)
     parts = PurePosixPath(found["file"] or "").parts if found else ()
     if found is None or not REPO.fullmatch(found["repo"]) or {".", "..", "/"} & {*parts}:
@@ -84,9 +84,16 @@ def place_of(source: str | os.PathLike[str], revision: str | None = None) -> Pla
 
 
 def fetch(
-    repo: str, files: Iterable[str], revision: str | None = None, may_be_path: bool = True
+    repo: str,
+    files: Iterable[str],
+    revision: str | None = None,
+    *,
+    but: Iterable[str] = (),
+    may_be_path: bool = True,
 ) -> Path:
     """The folder in the local cache that holds a repository's `files` (names or patterns).
+
+    Those that `but` matches are left out.
 
     Files that are in the cache are not downloaded again, and are found without a network.
     Whatever goes wrong is one sentence that says what was tried.
@@ -96,7 +103,11 @@ def fetch(
     none = f"There is no file or folder {repo!r}, and no" if may_be_path else "There is no"
     called = "of that name" if may_be_path else f"{repo}"
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
+        return Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(but)
+            )
+        )
     except HFValidationError as error:
         raise EngramError(f"{repo!r} is neither a path nor a Hub id (owner/name).") from error
     except GatedRepoError as error:

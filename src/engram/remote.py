@@ -24,6 +24,7 @@ from engram.hub import Place
 
 MANIFEST = "bundle.json"
 CARD = "README.md"
+_WEIGHTS = ("model.safetensors", "model-*.safetensors")  # of whole models: no engrams
 LISTED = "engrams"  # the field of both that lists them
 
 Source = str | os.PathLike[str]
@@ -99,17 +100,11 @@ def fetch_engrams(place: Place) -> tuple[Path, list[str]]:
     beside = (CARD, MANIFEST)
     folder = hub.fetch(place.repo, beside, place.revision, may_be_path=False)
     told = _told(folder)
-    if place.file is not None:
-        wanted = [place.file]
-    elif told:
-        wanted = list(told)
-    else:
-        wanted = ["*.safetensors"]
-    folder = hub.fetch(place.repo, (*beside, *wanted), place.revision, may_be_path=False)
-    if wanted == ["*.safetensors"]:
+    names = list(told) if place.file is None else [place.file]
+    wanted, but = (names, ()) if names else (["*.safetensors"], _WEIGHTS)
+    folder = hub.fetch(place.repo, (*beside, *wanted), place.revision, but=but, may_be_path=False)
+    if not names:
         names = sorted(p.name for p in folder.glob("*.safetensors") if is_engram(p))
-    else:
-        names = wanted
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
         there = ", ".join(sorted(told)) or "no engram that its card or a manifest lists"
