@@ -35,6 +35,7 @@ from engram.data import Dataset, Loader
 from engram.errors import EngramError
 from engram.files import write_atomically
 from engram.images import BadImage, Preprocessing, normalise
+from engram.kinds import Patches
 from engram.memory import Normed, TrunkPass
 from engram.vit import ViT
 
@@ -65,13 +66,23 @@ def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
     return trunk.config.prefix + rows * columns
 
 
-def row_bytes(trunk: ViT, preprocessing: Preprocessing) -> int:
-    """The disk that one image takes."""
-    return (trunk.config.depth * _tokens(trunk, preprocessing) + 1) * trunk.config.width * 2
+def _rows_of(trunk: ViT, preprocessing: Preprocessing, patches: bool) -> int:
+    """The tokens that are kept of an image."""
+    n, depth = _tokens(trunk, preprocessing), trunk.config.depth
+    return depth * n + (n - trunk.config.prefix if patches else 0) + 1
+
+
+def row_bytes(trunk: ViT, preprocessing: Preprocessing, patches: bool = False) -> int:
+    """The disk that one image takes, with the last layer's patches or without."""
+    return _rows_of(trunk, preprocessing, patches) * trunk.config.width * 2
 
 
 class Cache:
-    """The stored rows for one trunk, preprocessing and view."""
+    """The stored rows for one trunk, preprocessing and view.
+
+    With `patches` a row also has the last layer's patch tokens after the final norm, for tasks
+    that answer for every pixel; such rows are kept apart from the others.
+    """
 
     def __init__(
         self,
@@ -79,13 +90,15 @@ class Cache:
         preprocessing: Preprocessing,
         view: View | None = None,
         root: str | Path | None = None,
+        patches: bool = False,
     ) -> None:
         view = view or View()
         self.trunk, self.preprocessing, self.view = trunk, preprocessing, view
         config = trunk.config
         self.tokens = _tokens(trunk, preprocessing)
-        self.shape = (config.depth * self.tokens + 1, config.width)
-        self.row_bytes = row_bytes(trunk, preprocessing)
+        self.patches = self.tokens - config.prefix if patches else 0
+        self.shape = (_rows_of(trunk, preprocessing, patches), config.width)
+        self.row_bytes = row_bytes(trunk, preprocessing, patches)
         meta = {
             "format": FORMAT,
             "trunk": trunk.source,
@@ -95,6 +108,8 @@ class Cache:
             "view": vars(view),
             "row_bytes": self.row_bytes,
         }
+        if patches:
+            meta["patches"] = self.patches
         identity = {k: v for k, v in meta.items() if k != "trunk"}
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
         self.folder = Path(root or default_root()) / key
@@ -127,11 +142,12 @@ class Cache:
         return content in self._where
 
     def read(self, contents: Sequence[str], only_pooled: bool = False) -> Tensor:
-        """Rows (b, l * n + 1, D) in half precision; (b, 1, D), the pooled token, if only that.
+        """Rows (b, l * n + 1, D) in half precision, with the last patches before the last token.
 
-        Nothing is kept: the mapped pages are let go again.
+        `only_pooled` leaves out what the layers feed to tasks: (b, 1, D), the pooled token, and the
+        patches if there are any. Nothing is kept: the mapped pages are let go again.
         """
-        tokens = 1 if only_pooled else self.shape[0]
+        tokens = self.patches + 1 if only_pooled else self.shape[0]
         batch = np.empty((len(contents), tokens, self.shape[1]), dtype=np.float16)
         flat = batch.reshape(len(contents), -1)
         for i, content in enumerate(contents):
@@ -145,9 +161,16 @@ class Cache:
 
     def split(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
         """The normed tokens (b, n, D) of every layer and the pooled last one (b, D), in fp32."""
-        n = self.tokens
-        layers = [rows[:, i : i + n].float() for i in range(0, rows.shape[1] - 1, n)]
-        return layers, rows[:, -1].float()
+        n, end = self.tokens, rows.shape[1] - 1 - self.patches
+        return [rows[:, i : i + n].float() for i in range(0, end, n)], rows[:, -1].float()
+
+    def patches_of(self, rows: Tensor) -> Patches | None:
+        """The last layer's patches in fp32, if they are kept."""
+        if not self.patches:
+            return None
+        size, patch = self.preprocessing.size, self.trunk.config.patch
+        tokens = rows[:, -1 - self.patches : -1].float()
+        return Patches(tokens, (size[0] // patch, size[1] // patch), size)
 
     def _map(self, writer: str, end: int) -> mmap.mmap:
         if writer not in self._maps or len(self._maps[writer]) < end:
@@ -183,18 +206,7 @@ class Cache:
                     missing.append(i)
         if not missing:
             return {}
-        view = self.view
-        loader = Loader(
-            dataset,
-            self.preprocessing,
-            batch,
-            mode="train" if view.augment != "none" else "eval",
-            augment=view.augment,
-            flip=view.flip,
-            min_area=view.min_area,
-            seed=view.seed,
-            workers=workers,
-        )
+        view, loader = self.view, self.loader(dataset, workers, batch)
         writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         try:
             with (
@@ -219,15 +231,35 @@ class Cache:
         self.refresh()
         return loader.bad
 
+    def loader(
+        self, dataset: Dataset, workers: int = 0, batch: int = 32, only: str = "images"
+    ) -> Loader:
+        """Reads a dataset's pictures, or `only` their masks, as this cache's view shows them."""
+        view = self.view
+        return Loader(
+            dataset,
+            self.preprocessing,
+            batch,
+            mode="train" if view.augment != "none" else "eval",
+            augment=view.augment,
+            flip=view.flip,
+            min_area=view.min_area,
+            seed=view.seed,
+            workers=workers,
+            only=only,
+        )
+
     @torch.inference_mode()
     def _rows(self, images: Tensor) -> Tensor:
-        """(b, H, W, 3) as loaded -> (b, l * n + 1, D) in half precision."""
+        """(b, H, W, 3) as loaded -> what `read` gives."""
         device = self.trunk.position.device
         pixels = normalise(images.to(device), self.preprocessing)
         trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)
         layers = [view.tokens for view in trunk if isinstance(view, Normed)]
-        pooled = self.trunk.pool(self.trunk.norm(trunk.tokens))
-        return torch.cat([*layers, pooled.unsqueeze(1)], dim=1).half().cpu()
+        last = self.trunk.norm(trunk.tokens)
+        patches = last[:, self.tokens - self.patches :]
+        pooled = self.trunk.pool(last)
+        return torch.cat([*layers, patches, pooled.unsqueeze(1)], dim=1).half().cpu()
 
 
 def contents_of(dataset: Dataset) -> list[str]:

@@ -275,6 +275,22 @@ Extends = Annotated[
     list[str] | None,
     typer.Option("--extends", metavar="T=FILE", help="An engram that the task reads; repeatable."),
 ]
+KindName = Annotated[
+    str,
+    typer.Option("--kind", help="classification, multilabel, regression or segmentation."),
+]
+Label = Annotated[
+    str, typer.Option("--label", metavar="A,B", help="The column of labels in a table, or several.")
+]
+Classes = Annotated[
+    str,
+    typer.Option(
+        "--classes", metavar="A,B", help="The classes' names; of masks, with values: pet=1,sky=2."
+    ),
+]
+Ignore = Annotated[
+    int | None, typer.Option("--ignore", help="The value of ignored pixels in masks [255].")
+]
 RegimeName = Annotated[str, typer.Option("--regime", help="What trains and how it attends.")]
 Update = Annotated[str, typer.Option("--update", help="Of memory: fresh, propagate or add.")]
 Width = Annotated[int, typer.Option("--adapter-width", help="Of the adapters' bottleneck.")]
@@ -299,6 +315,10 @@ def fit_command(
     regime: RegimeName = "masked",
     cells: Annotated[int, typer.Option(help="Memory cells at every layer.")] = 5,
     extends: Extends = None,
+    kind: KindName = "classification",
+    label: Label = "",
+    classes: Classes = "",
+    ignore: Ignore = None,
     update: Update = "fresh",
     adapter_width: Width = 32,
     class_init: ClassInit = "trunk",
@@ -312,13 +332,14 @@ def fit_command(
     flags: dict[str, Any] | None = None,
 ) -> None:
     """Learn a task from images and write it as an engram."""
-    from engram.jobs import fit_job, recipe_from
+    from engram.jobs import fit_job, recipe_from, terms_from
 
     with _bars(as_json) as progress:
         result = fit_job(
             data, task, out, recipe_from(recipe, flags or {}),
             backbone=backbone, image_size=image_size, extends=extends or (), cells=cells,
             seeds=seeds, resume=resume, overwrite=overwrite, test=test, progress=progress,
+            terms=terms_from(kind, label, classes, ignore),
             regime=regime, update=update, adapter_width=adapter_width, class_init=class_init,
         )  # fmt: skip
     _show(result, as_json)
@@ -337,6 +358,10 @@ def sweep_command(
     seeds: Annotated[int, typer.Option(help="Seeds for every combination.")] = 1,
     regime: RegimeName = "masked",
     extends: Extends = None,
+    kind: KindName = "classification",
+    label: Label = "",
+    classes: Classes = "",
+    ignore: Ignore = None,
     update: Update = "fresh",
     adapter_width: Width = 32,
     class_init: ClassInit = "trunk",
@@ -352,7 +377,7 @@ def sweep_command(
     flags: dict[str, Any] | None = None,
 ) -> None:
     """Learn a task in many variants at once and keep the best on validation."""
-    from engram.jobs import recipe_from, sweep_job
+    from engram.jobs import recipe_from, sweep_job, terms_from
 
     with _bars(as_json) as progress:
         result = sweep_job(
@@ -361,6 +386,7 @@ def sweep_command(
             lrs=_numbers("--lr", lr, float), cells=_numbers("--cells", cells, int),
             weight_decays=_numbers("--weight-decay", weight_decay, float), seeds=seeds,
             resume=resume, overwrite=overwrite, refit=refit, test=test, progress=progress,
+            terms=terms_from(kind, label, classes, ignore),
             regime=regime, update=update, adapter_width=adapter_width, class_init=class_init,
         )  # fmt: skip
     _show(result, as_json)

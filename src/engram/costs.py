@@ -16,6 +16,7 @@ tokens, the code skips the rest; that saving is not counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,7 +119,7 @@ def task_costs(
         parameters += (1 if spec.update == "propagate" else depth) * cells * width
     if parts.trunk:
         parameters += trunk.parameters
-    hidden = width * width if parts.mlp else 0
+    head = spec.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
 
     once = 2 * cells * width**2 * depth
     if parts.masked:
@@ -134,9 +135,11 @@ def task_costs(
         macs += tokens * adapters - _layers(trunk, n)
     return Costs(
         parameters=parameters,
-        head_parameters=width * classes + classes + (hidden + width if parts.mlp else 0),
+        head_parameters=sum(math.prod(shape) for shape in head.values()),
         macs=macs,
-        head_macs=width * classes + hidden,
+        head_macs=spec.does.head_macs(
+            width, classes, rows * columns, mlp=parts.mlp, masked=parts.masked
+        ),
         once=once,
         own_pass=parts.changes_trunk,
         trunk_macs=trunk_macs(trunk, image_size),

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +26,17 @@ from engram.errors import EngramError
 from engram.images import (
     AUGMENTATIONS,
     BadImage,
+    Legend,
     Preprocessing,
+    image_size,
+    mask_view,
     read_image,
+    read_mask,
     training_view,
 )
+from engram.kinds import IGNORED, KINDS
+from engram.labels import LABELS
+from engram.regimes import TaskSpec
 from engram.sources import PRESETS, SPLITS, Columns, Picture, Rows, Source
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -40,15 +48,20 @@ Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"
 class Dataset:
     """Samples of one split: pictures that are read one at a time, and a label for each.
 
-    `labels[i]` is the class of sample i, a number below `len(classes)`.
+    `labels[i]` is the class of sample i, a number below `len(classes)`; for multilabel a row of
+    0 and 1, for regression a row of numbers, one a class. For segmentation it is empty: there
+    `mask` has the classes of the pixels.
     """
 
     name: str
     split: str
     classes: tuple[str, ...]
-    labels: Integers
+    labels: npt.NDArray[Any]
     rows: Rows
     order: Integers  # sample -> row
+    kind: str = "classification"
+    masks: Rows | None = None
+    legend: Legend | None = None  # of the masks
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,6 +73,14 @@ class Dataset:
     def where(self, i: int) -> str:
         """What to call sample i: its path, or its row."""
         return self.rows.where(int(self.order[i]))
+
+    def mask(self, i: int) -> Image.Image:
+        """The mask of sample i: class + 1 a pixel, 0 for ignored. A bad one is a BadImage."""
+        assert self.masks is not None
+        assert self.legend is not None
+        row = int(self.order[i])
+        size = image_size(self.read(i), name=self.where(i))
+        return self.legend.read(self.masks.read(row), size, self.masks.where(row))
 
     def sample_hash(self, i: int) -> str:
         """SHA-256 of the picture's bytes: the same picture has the same hash wherever it lies."""
@@ -102,6 +123,8 @@ class Splits:
     augment: str = "inception"
     flip: bool = True
     ignored: int = 0
+    kind: str = "classification"
+    legend: Legend | None = None  # of segmentation: what the values in masks mean
 
     def __getitem__(self, split: str) -> Dataset:
         """The split by name; an EngramError if there is none."""
@@ -110,6 +133,14 @@ class Splits:
             have = ", ".join(name for name in SPLITS if getattr(self, name) is not None)
             raise EngramError(f"{self.name} has no {split} split; it has {have}")
         return dataset
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What a task for this data is: arguments of `MemoryViT.add_task`."""
+        terms: dict[str, Any] = {"classes": self.classes, "kind": self.kind}
+        if self.legend is not None:
+            terms |= {"values": self.legend.values, "ignore": self.legend.ignore}
+        return terms
 
     def with_validation(self, share: float = 0.1, seed: int = 0) -> "Splits":
         """These splits, with a validation split taken from the training data if there is none."""
@@ -122,14 +153,16 @@ class Splits:
 def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
     """(train, val): a stratified share of the training data, the same for the same seed.
 
-    Every class keeps at least one training image. The choice depends on the samples' names, not
+    Every class keeps at least one training image; where a picture has no one class, pictures are
+    drawn from all of them. The choice depends on the samples' names, not
     on their order. If no sample can be spared, an EngramError.
     """
     if not 0 < share < 1:
         raise EngramError(f"the validation share must lie between 0 and 1, not {share}")
     by_name = np.array(sorted(range(len(train)), key=train.where), dtype=np.int64)
-    by_class = by_name[np.argsort(train.labels[by_name], kind="stable")]
-    sizes = np.bincount(train.labels, minlength=len(train.classes))
+    strata = train.labels if train.labels.ndim == 1 else np.zeros(len(train), dtype=np.int64)
+    by_class = by_name[np.argsort(strata[by_name], kind="stable")]
+    sizes = np.bincount(strata, minlength=len(train.classes))
     groups = np.split(by_class, np.cumsum(sizes)[:-1])
     wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
     take = np.minimum(np.floor(wanted).astype(np.int64), spare)
@@ -159,29 +192,54 @@ def load(
     spec: str | os.PathLike[str],
     *,
     split: str | None = None,
+    kind: str = "classification",
     classes: Sequence[str] | None = None,
+    like: TaskSpec | None = None,
     image: str | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     split_column: str | None = None,
     splits: Mapping[str, str] | None = None,
+    values: Sequence[int] | None = None,
+    ignore: int = IGNORED,
 ) -> Splits:
     """The dataset that `spec` names, as train / val / test; what is wrong with it is a sentence.
 
     `spec` is a folder of class folders, a .csv/.tsv/.jsonl/.parquet table, an .npz file,
     "hf:owner/name[:config]" or "hf:" and a local path, "digits", or a preset ("cifar100", or
-    "cifar100:PATH" for a copy on disk).
+    "cifar100:PATH" for a copy on disk). For segmentation it is a folder with images/ and masks/,
+    "PICTURES::MASKS" for two folders of the same shape, a table, an .npz file or a Hub dataset.
 
     With `split`, only that split is kept, and a source without splits becomes it as a whole.
-    `classes` fixes the names and their order, for data that must fit a task already learned.
-    `image`, `label` and `split_column` name columns; `splits` maps train/val/test to the names
-    that the source uses.
+    `classes` fixes the names and their order. `like`, a task's spec, fixes all that data must have
+    to fit a task already learned. `image`, `label` (one or several; of a mask too) and
+    `split_column` name columns; `splits` maps train/val/test to the names that the source uses.
+    `values` are what the classes are in masks, if not all that occur, and `ignore` is the value
+    of pixels that count nowhere.
     """
+    if like is not None:
+        kind, classes, ignore = like.kind, like.classes, like.ignore
+        values = like.values or None
+    if kind not in KINDS:
+        raise EngramError(f"There is no kind of task {kind!r}; choose one of {', '.join(KINDS)}.")
     for name in (*(splits or ()), *([split] if split else ())):
         if name not in SPLITS:
             raise EngramError(f"unknown split {name!r}; it can be train, val or test")
     text = os.fspath(spec)
-    found = _find(text, Columns(image, label, split_column, splits or {}))
-    names = list(classes or _class_names(text, found))
+    given = (label,) if isinstance(label, str) else tuple(label or ())
+    wanted = Columns(image, given, split_column, splits or {}, kind, classes or ())
+    found = _find(text, wanted)
+    legend = None
+    if wanted.masks:
+        legend = Legend(tuple(values or _values(text, found, ignore)), ignore)
+        found.classes = [str(value) for value in legend.values]
+        if classes is not None and len(classes) != len(legend.values):
+            raise EngramError(
+                f"{text}: {len(classes)} names for {len(legend.values)} classes (the values "
+                f"{', '.join(found.classes[:8])} in its masks); name each, or give their values"
+            )
+    train = found.splits.get("train")
+    labels = train.labels if train else [x for s in found.splits.values() for x in s.labels]
+    names = list(classes or LABELS[kind].classes(text, found.columns, labels, found.classes))
     if split is not None:
         if found.unsplit:
             found.splits = {split: found.splits["train"]}
@@ -189,12 +247,17 @@ def load(
             have = ", ".join(found.splits)
             raise EngramError(f"{text} has no {split} split; it has {have}")
         found.splits = {split: found.splits[split]}
-    return _numbered(text, found, names)
+    return _numbered(text, found, names, kind, legend)
 
 
 def _find(text: str, names: Columns) -> Source:
     kind, _, rest = text.partition(":")
     path = Path(text)
+    if names.masks and "::" in text:
+        pictures, _, masks = text.partition("::")
+        if not Path(pictures).is_dir():
+            raise EngramError(f"{pictures} is not a folder; give PICTURES::MASKS, two folders")
+        return sources.mask_folders(Path(pictures), Path(masks))
     if kind == "hf" and rest:
         return sources.hub(rest, names)
     if (text == "digits" or text in PRESETS) and path.exists():
@@ -202,7 +265,7 @@ def _find(text: str, names: Columns) -> Source:
             f"{text} is a dataset's name and a path here; write ./{text} for the path"
         )
     if text == "digits":
-        return sources.digits()
+        return sources.digits(names)
     if kind in PRESETS:
         return sources.preset(kind, rest, names)
     if not path.exists():
@@ -211,52 +274,62 @@ def _find(text: str, names: Columns) -> Source:
             f"hf:owner/name, digits, or one of {', '.join(PRESETS)}"
         )
     if path.is_dir():
-        return sources.folder(path)
+        return sources.mask_folders(path, None) if names.masks else sources.folder(path, names)
     if path.suffix.lower() in sources.TABLES:
         return sources.table(path, names)
     if path.suffix.lower() == ".npz":
-        return sources.arrays(path)
+        return sources.arrays(path, names)
     raise EngramError(
         f"{text} is not data of a known kind: give a folder of class folders, "
         f"a table ({', '.join(sources.TABLES)}) or an .npz file"
     )
 
 
-def _class_names(name: str, source: Source) -> Sequence[str]:
-    """The classes as the source lists them, or those of its training data, sorted."""
-    train = source.splits.get("train")
-    labels = train.labels if train else [x for s in source.splits.values() for x in s.labels]
-    classes = source.classes or sorted(set(labels), key=_class_order)
-    if len(classes) == 1:
-        raise EngramError(f"{name} has only one class ({classes[0]}); a task needs at least two")
-    return classes
+def _values(name: str, source: Source, ignore: int) -> list[int]:
+    """The values that the training masks hold, sorted, but the ignored one: every mask is read."""
+    found = source.splits.get("train") or next(iter(source.splits.values()))
+    masks = found.masks
+    assert masks is not None
+
+    def of(row: int) -> npt.NDArray[np.bool_]:
+        try:
+            mask = read_mask(masks.read(row), name=masks.where(row))
+        except BadImage:  # will be told when it is to be learned from
+            return np.zeros(2**16, dtype=bool)
+        return np.bincount(mask.ravel().clip(0, 2**16 - 1), minlength=2**16) > 0
+
+    seen = np.zeros(2**16, dtype=bool)
+    with ThreadPoolExecutor(4) as pool:
+        for one in pool.map(of, range(len(masks))):
+            seen |= one
+    seen[ignore] = False
+    values = [int(value) for value in np.flatnonzero(seen)]
+    if not values:
+        raise EngramError(f"{name}: the masks hold nothing but {ignore}, which is ignored")
+    if len(values) > IGNORED:
+        raise EngramError(
+            f"{name}: the masks hold {len(values)} values, and {IGNORED} classes are the most; "
+            "are they masks, with a class for every pixel?"
+        )
+    return values
 
 
-def _class_order(label: str) -> tuple[int, int, str]:
-    """Numbers by their value, then names by the alphabet."""
-    is_number = label.isascii() and label.isdigit()
-    return (0, int(label), label) if is_number else (1, 0, label)
-
-
-def _numbered(name: str, source: Source, classes: Sequence[str]) -> Splits:
+def _numbered(
+    name: str, source: Source, classes: Sequence[str], kind: str, legend: Legend | None
+) -> Splits:
     """Number the labels by class; a label that is no class is an EngramError."""
-    number = {label: i for i, label in enumerate(classes)}
-    if len(number) != len(classes):
+    if len(set(classes)) != len(classes):
         raise EngramError(f"{name}: the list of classes names one of them twice")
     datasets = {}
     for split, found in source.splits.items():
+        where = f"{name}: the {split} split"
         if not found.labels:
-            raise EngramError(f"{name}: the {split} split is empty")
-        strange = sorted(set(found.labels) - set(number))
-        if strange:
-            raise EngramError(
-                f"{name}: the {split} split has the label {strange[0]!r}, which is none of the "
-                f"{len(classes)} classes"
-                + (f" (nor are {len(strange) - 1} others)" if len(strange) > 1 else "")
-            )
-        labels = np.array([number[label] for label in found.labels], dtype=np.int64)
+            raise EngramError(f"{where} is empty")
+        labels = LABELS[kind].numbered(where, found.labels, classes)
         order = np.arange(len(labels))
-        datasets[split] = Dataset(name, split, tuple(classes), labels, found.rows, order)
+        datasets[split] = Dataset(
+            name, split, tuple(classes), labels, found.rows, order, kind, found.masks, legend
+        )
     return Splits(
         name,
         tuple(classes),
@@ -264,6 +337,8 @@ def _numbered(name: str, source: Source, classes: Sequence[str]) -> Splits:
         augment=source.augment,
         flip=source.flip,
         ignored=source.ignored,
+        kind=kind,
+        legend=legend,
     )
 
 
@@ -289,7 +364,8 @@ class Batch(NamedTuple):
     """Pictures as uint8 (B, H, W, 3), or as a user's transform made them, with their samples.
 
     `failed` are the samples of this batch whose picture could not be read: they are absent from
-    the other fields. Training goes on without them; evaluation counts them.
+    the other fields. Training goes on without them; evaluation counts them. The labels of
+    segmentation are masks (B, H, W), uint8: classes, and 255 where a pixel is ignored.
     """
 
     images: torch.Tensor
@@ -322,7 +398,8 @@ class Loader:
     so the processes together see the batches that one alone would see.
 
     In mode "train" samples are shuffled and augmented, in mode "eval" neither; `shuffle` says
-    otherwise. `transform` replaces the views. `bad` lists the pictures that could not be read so
+    otherwise. `transform` replaces the views. `only` leaves out the pictures ("masks") or the
+    masks ("images"), for what needs one of them. `bad` lists the pictures that could not be read so
     far, by name, with the reason; what to do about them is the caller's decision.
     """
 
@@ -344,6 +421,7 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         start_method: str | None = None,
+        only: str = "",
     ) -> None:
         if mode not in ("train", "eval"):
             raise EngramError(f"mode is {mode!r}; it can be train or eval")
@@ -354,6 +432,8 @@ class Loader:
                 "batch_size must be at least 1, workers and seed at least 0 and rank below world; "
                 f"got {batch_size}, {workers}, {seed}, {rank} of {world}"
             )
+        if transform is not None and dataset.masks is not None:
+            raise EngramError("a transform of your own changes pictures but not their masks")
         self.dataset = dataset
         self.batch_size = batch_size
         self.bad: dict[str, str] = {}
@@ -371,6 +451,7 @@ class Loader:
                 min_area,
                 transform,
                 seed,
+                only,
             ),
             batch_size=None,
             sampler=self._jobs,
@@ -419,11 +500,12 @@ class Loader:
             for result in self._batches:
                 if isinstance(result, str):
                     raise EngramError(result)
-                images, indices, failures = result
+                images, masks, indices, failures = result
+                labels = self.dataset.labels[indices] if masks is None else masks
                 self.bad.update({self.dataset.where(i): reason for i, reason in failures})
                 yield Batch(
                     torch.from_numpy(images),
-                    torch.from_numpy(self.dataset.labels[indices]),
+                    torch.from_numpy(labels),
                     torch.from_numpy(indices),
                     torch.tensor([i for i, _ in failures], dtype=torch.int64),
                 )
@@ -451,18 +533,25 @@ class _Reader:
     min_area: float
     transform: Transform | None
     seed: int
+    only: str = ""
 
     def __getitem__(self, job: _Job) -> Any:
         epoch, samples = job
-        views, good, failures = [], [], []
+        views, masks, good, failures = [], [], [], []
+        masked = self.dataset.masks is not None and self.only != "images"
         try:
             for i in samples.tolist():
                 try:
-                    views.append(self._view(epoch, i))
+                    view = self._view(epoch, i) if self.only != "masks" else None
+                    mask = self._mask(epoch, i) if masked else None
                     good.append(i)
                 except BadImage as error:
                     failures.append((i, str(error)))
-            return self._stack(views), np.array(good, dtype=np.int64), failures
+                    continue
+                views += [view] if view is not None else []
+                masks += [mask] if mask is not None else []
+            stacked = self._stack_masks(masks) if masked else None
+            return self._stack(views), stacked, np.array(good, dtype=np.int64), failures
         except EngramError as error:  # raised in a worker, it would arrive as a traceback
             return str(error)
 
@@ -482,6 +571,20 @@ class _Reader:
         picture = read_image(source, name=name)
         with _seeded([self.seed, epoch, i]):
             return np.asarray(self.transform(picture))
+
+    def _mask(self, epoch: int, i: int) -> npt.NDArray[np.uint8]:
+        """The same part of the mask as `_view` shows of the picture."""
+        return mask_view(
+            self.dataset.mask(i),
+            self.preprocessing,
+            np.random.default_rng([self.seed, epoch, i]),
+            self.augment,
+            flip=self.flip,
+            min_area=self.min_area,
+        )
+
+    def _stack_masks(self, masks: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        return np.stack(masks) if masks else np.zeros((0, *self.preprocessing.size), np.uint8)
 
     def _stack(self, views: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         if not views:

@@ -64,10 +64,15 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         "parameters": engram.parameters,
         "costs": _costs_document(costs),
     }
+    if spec.does.settled:
+        document["settled"] = {
+            name: engram.tensors[f"head.{name}"].tolist() for name in spec.does.settled
+        }
     rows = [
         ("task", spec.name),
         ("kind", spec.kind),
-        ("classes", few(spec.classes)),
+        (spec.does.nouns[1], few(spec.classes, nouns=spec.does.nouns)),
+        *_settled(engram),
         ("regime", f"{regime_words(spec)} ({spec.parts.about})"),
         *[("extends", f"{name}, content {content}") for name, content in engram.parents.items()],
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
@@ -97,6 +102,7 @@ def describe_bundle(bundle: Bundle) -> Description:
         "engrams": [
             {
                 **entry,
+                "kind": engram.spec.kind,
                 "classes": list(engram.spec.classes),
                 "regime": engram.spec.regime,
                 "cells": engram.spec.cells,
@@ -122,6 +128,7 @@ def describe_bundle(bundle: Bundle) -> Description:
     table = tuple(
         (
             engram.spec.name,
+            engram.spec.kind,
             f"{len(engram.spec.classes):,}",
             engram.spec.regime,
             str(engram.spec.cells),
@@ -131,7 +138,7 @@ def describe_bundle(bundle: Bundle) -> Description:
         )
         for engram, cost in zip(bundle.engrams, costs, strict=True)
     )
-    columns = ("task", "classes", "regime", "cells", "extends", "parameters", "costs")
+    columns = ("task", "kind", "classes", "regime", "cells", "extends", "parameters", "costs")
     return Description(document, _safe(rows), columns, table)
 
 
@@ -244,6 +251,24 @@ def preprocessing_words(preprocessing: Preprocessing | None) -> str:
         for values in (preprocessing.mean, preprocessing.std)
     )
     return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
+
+
+def _settled(engram: Engram) -> list[Row]:
+    """What the task found in its data: thresholds, or means and deviations; the values of masks."""
+    spec = engram.spec
+    rows = [
+        (name, _few_numbers(spec.classes, engram.tensors[f"head.{name}"].tolist()))
+        for name in spec.does.settled
+    ]
+    if spec.does.per_pixel:
+        rows.append(("masks", f"{_few_numbers(spec.classes, spec.values)}; ignored: {spec.ignore}"))
+    return rows
+
+
+def _few_numbers(names: Sequence[str], numbers: Sequence[float], most: int = 5) -> str:
+    pairs = list(zip(names, numbers, strict=True))
+    told = [f"{name} {number:.4g}" for name, number in pairs[:most]]
+    return ", ".join(told) + (", …" if len(pairs) > most else "")
 
 
 def _facts(label: str, facts: Mapping[str, Any]) -> list[Row]:

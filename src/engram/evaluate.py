@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engram.data import Dataset, Loader, Splits, Transform, load
 from engram.errors import EngramError
 from engram.images import BadImage, Preprocessing, evaluation_view, normalise
+from engram.kinds import KINDS, Kind
+from engram.metrics import classification_metrics as classification_metrics
 from engram.model import MemoryViT
+from engram.regimes import TaskSpec
 from engram.team import Team
 
 Data = str | os.PathLike[str] | Splits | Dataset
@@ -33,10 +35,13 @@ def evaluate(
     team: Team | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Accuracy and its companions of one task on a split.
+    """How good one task is on a split: the metrics of its kind.
 
-    A picture that cannot be read counts as a wrong answer, unless `skip_bad`; both are told in
-    `unreadable`. Under torchrun every process takes its share and all get the same answer.
+    They are accuracy, top5, macro_f1 and ece; of multilabel map, macro_f1 and micro_f1; of
+    regression mae, r2 and rmse; of segmentation miou and pixel_accuracy; and the loss of each. A
+    picture that cannot be read counts as a wrong answer in classification, unless `skip_bad`, and
+    is left out in the others; `unreadable` names it. Under torchrun every process takes its share
+    and all get the same answer.
     """
     said = answers(
         model, data, task,
@@ -48,7 +53,10 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a task said about a split: row i of `logits` is about sample `samples[i]`."""
+    """What a task said about a split: row i of `logits` is about sample `samples[i]`.
+
+    `logits` and `labels` are what the kind keeps of outputs and labels (`Kind.keep`).
+    """
 
     task: str
     dataset: Dataset
@@ -56,10 +64,15 @@ class Answers:
     labels: Tensor
     samples: Tensor
     failed: Sequence[str]  # pictures that could not be read
+    settled: Mapping[str, Tensor] = field(default_factory=dict)  # of the task's head
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.dataset.kind]
 
     def metrics(self, skip_bad: bool = False) -> dict[str, Any]:
         pairs = [(self.logits, self.labels)] if len(self.labels) else []
-        metrics = classification_metrics(pairs, 0 if skip_bad else len(self.failed))
+        metrics = self.kind.metrics(pairs, self.settled, 0 if skip_bad else len(self.failed))
         return {**metrics, "unreadable": list(self.failed)}
 
 
@@ -76,7 +89,8 @@ def answers(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
     """What a task says about every picture of a split; without a team, in this process alone."""
-    dataset = _dataset(data, model.task(task).spec.classes, split)
+    kind = model.task(task).kind
+    dataset = _dataset(data, model.task(task).spec, split)
     device = model.trunk.position.device if team is None else team.device
     model.to(device).eval()
     preprocessing = preprocessing_of(model)
@@ -94,8 +108,8 @@ def answers(
         for done, part in enumerate(loader, start=1):
             if len(part.labels):
                 pixels = normalise(part.images.to(device), preprocessing)
-                logits = model(pixels, tasks=[task])[task]
-                found.append((logits.float().cpu(), part.labels, part.indices))
+                outputs = model(pixels, tasks=[task])[task]
+                found.append((*kind.keep(outputs, part.labels), part.indices))
             progress(done, len(loader))
     failed = sorted(loader.bad)
     if team is not None:
@@ -104,7 +118,8 @@ def answers(
         nothing = torch.zeros(0, dtype=torch.long)
         found.append((torch.zeros(0, len(dataset.classes)), nothing, nothing))
     logits, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return Answers(task, dataset, logits, labels, samples, failed)
+    settled = {name: value.cpu() for name, value in model.task(task).head.settled.items()}
+    return Answers(task, dataset, logits, labels, samples, failed, settled)
 
 
 def preprocessing_of(model: MemoryViT) -> Preprocessing:
@@ -113,55 +128,25 @@ def preprocessing_of(model: MemoryViT) -> Preprocessing:
     return model.trunk.preprocessing or Preprocessing(size=(height, width), resize=None)
 
 
-def _dataset(data: Data, classes: Sequence[str], split: str) -> Dataset:
+def _dataset(data: Data, spec: TaskSpec, split: str) -> Dataset:
     if isinstance(data, (str, os.PathLike)):
-        return load(data, split=split, classes=classes)[split]
+        return load(data, split=split, like=spec)[split]
     dataset = data if isinstance(data, Dataset) else data[split]
-    if dataset.classes != tuple(classes):
-        raise EngramError(
-            f"The task has the classes {_few(classes)}, but {dataset.name} has "
-            f"{_few(dataset.classes)}; load the data with classes=model.task(…).spec.classes."
-        )
+    for what, ours, theirs in (
+        ("kind", [spec.kind], [dataset.kind]),
+        (spec.does.nouns[1], spec.classes, dataset.classes),
+        ("values", spec.values, dataset.legend.values if dataset.legend else ()),
+    ):
+        if tuple(ours) != tuple(theirs):
+            raise EngramError(
+                f"The task has the {what} {_few([*map(str, ours)])}, but {dataset.name} has "
+                f"{_few([*map(str, theirs)])}; load the data with like=model.task(…).spec."
+            )
     return dataset
 
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f", … ({len(names)} in all)" if len(names) > 4 else "")
-
-
-def classification_metrics(
-    answers: Iterable[tuple[Tensor, Tensor]], unreadable: int = 0
-) -> dict[str, Any]:
-    """Metrics from (logits, labels) pairs; every unreadable picture is one more wrong answer.
-
-    accuracy; top5 (from six classes on); macro_f1, the mean over classes that occur as label or
-    answer; ece, the expected calibration error over 15 bins of equal width; loss.
-    """
-    pairs = list(answers)
-    images = sum(len(labels) for _, labels in pairs) + unreadable
-    if not pairs:
-        return {"accuracy": 0.0, "images": images}
-    logits, labels = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
-    classes = logits.shape[1]
-    probability, answer = logits.softmax(1).max(1)
-    right = answer == labels
-    metrics: dict[str, Any] = {
-        "accuracy": right.sum().item() / images,
-        "images": images,
-        "loss": F.cross_entropy(logits, labels).item(),
-    }
-    if classes > 5:
-        best = logits.topk(5, dim=1).indices
-        metrics["top5"] = (best == labels[:, None]).any(1).sum().item() / images
-    hits = torch.bincount(labels[right], minlength=classes)
-    told = torch.bincount(answer, minlength=classes)
-    true = torch.bincount(labels, minlength=classes)
-    seen = (told + true) > 0
-    metrics["macro_f1"] = (2 * hits[seen] / (told + true)[seen]).mean().item()
-    bins = (probability * 15).long().clamp(max=14)
-    gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
-    metrics["ece"] = (gap.abs().sum() / len(labels)).item()
-    return metrics
 
 
 def predict(
@@ -176,8 +161,9 @@ def predict(
 ) -> list[dict[str, Any]]:
     """For each picture, {"image", "tasks": {name: [{"class", "probability"}, …]}} of every task.
 
-    A picture that cannot be read has "error", a sentence, instead of "tasks". Under torchrun every
-    process takes its share and all get the same answer.
+    What is told in place of the list depends on the kind of task: see `kinds.py`. A picture that
+    cannot be read has "error", a sentence, instead of "tasks". Under torchrun every process takes
+    its share and all get the same answer.
     """
     if top_k < 1:
         raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
@@ -203,20 +189,14 @@ def predict(
             logits = model(pixels, tasks, exact=exact)
         for i, result in enumerate(good):
             result["tasks"] = {
-                name: _top(values[i], _names(model, name, values.shape[1]), top_k)
-                for name, values in logits.items()
+                name: _answer(model, name, values[i], top_k) for name, values in logits.items()
             }
     shares = team.gather([results])
     return [shares[i % team.world][i // team.world] for i in range(len(images))]
 
 
-def _names(model: MemoryViT, name: str, classes: int) -> Sequence[str]:
+def _answer(model: MemoryViT, name: str, output: Tensor, top_k: int) -> Any:
     if name != "base":
-        return model.task(name).spec.classes
-    return model.trunk.labels or tuple(str(i) for i in range(classes))
-
-
-def _top(logits: Tensor, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
-    best = logits.float().softmax(-1).topk(min(top_k, len(names)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [{"class": names[i], "probability": round(p, 6)} for i, p in pairs]
+        return model.task(name).answer(output, top_k)
+    names = model.trunk.labels or tuple(str(i) for i in range(len(output)))
+    return KINDS["classification"].answer(output, names, {}, top_k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -145,6 +146,7 @@ class Cached:
         flip: bool,
         team: Team,
         only_pooled: bool,
+        patches: bool,
     ) -> None:
         self.model, self.team, self.recipe = model, team, recipe
         self.only_pooled = only_pooled
@@ -153,7 +155,7 @@ class Cached:
         self.bad: dict[str, str] = {}
         self._train_contents, self._val_contents = contents_of(train), contents_of(val)
         preprocessing = preprocessing_of(model)
-        self._plain = Cache(model.trunk, preprocessing)
+        self._plain = Cache(model.trunk, preprocessing, patches=patches)
         if augment == "none":
             self._views = [self._plain]
         else:
@@ -163,11 +165,13 @@ class Cached:
                     model.trunk,
                     preprocessing,
                     View(augment, flip, recipe.min_area, recipe.data_seed, number, of),
+                    patches=patches,
                 )
                 for number in range(recipe.views)
             ]
         self._stores = [(cache, train, self._train_contents) for cache in self._views]
         self._stores.append((self._plain, val, self._val_contents))
+        self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
 
     def missing(self) -> int:
         """The bytes that filling will add."""
@@ -180,6 +184,8 @@ class Cached:
         """Run the trunk on what is not stored yet, and list what cannot be read."""
         for cache, dataset, contents in self._stores:
             self._fill(cache, dataset, contents, progress)
+            if dataset.masks is not None:
+                self._read_masks(cache, dataset, progress)
 
     def _fill(
         self, cache: Cache, dataset: Dataset, contents: list[str], progress: Progress
@@ -206,6 +212,29 @@ class Cached:
             if content not in cache and dataset.where(i) not in self.bad:
                 self.bad[dataset.where(i)] = f"{dataset.where(i)}: the file cannot be read"
 
+    def _read_masks(self, cache: Cache, dataset: Dataset, progress: Progress) -> None:
+        """Keep every mask as the view shows it, compressed: a few hundred bytes each.
+
+        Every process reads all of them: which it will need depends on the epoch.
+        """
+        kept: dict[int, bytes] = {}
+        loader = cache.loader(dataset, self.recipe.workers, only="masks")
+        for found in loader.epoch(cache.view.number, samples=range(len(dataset))):
+            for i, mask in zip(found.indices.tolist(), found.labels, strict=True):
+                kept[i] = zlib.compress(mask.numpy().tobytes(), 1)
+            progress("masks", len(kept), len(dataset))
+        self.bad.update(loader.bad)
+        self._masks[cache, dataset] = kept
+
+    def _labels(self, cache: Cache, dataset: Dataset, samples: list[int]) -> Tensor:
+        if dataset.masks is None:
+            return torch.from_numpy(dataset.labels[samples])
+        kept, (height, width) = self._masks[cache, dataset], cache.preprocessing.size
+        masks = bytearray().join(zlib.decompress(kept[i]) for i in samples)
+        if not samples:
+            return torch.zeros(0, height, width, dtype=torch.uint8)
+        return torch.frombuffer(masks, dtype=torch.uint8).view(-1, height, width)
+
     def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
         cache = self._views[epoch % len(self._views)]
         order = shuffled(len(self.train), self.recipe.data_seed, epoch)
@@ -220,21 +249,22 @@ class Cached:
     def _items(
         self, cache: Cache, dataset: Dataset, contents: list[str], order: Integers, skip: int
     ) -> Iterator[Item]:
-        size = self.recipe.batch
+        size, masks = self.recipe.batch, self._masks.get((cache, dataset))
 
         def read() -> Iterator[Item]:
             for start in range(skip * size, len(order), size):
                 batch = order[start : start + size][self.team.rank :: self.team.world]
                 good = [int(i) for i in batch if contents[i] in cache]
+                good = [i for i in good if masks is None or i in masks]
                 rows = cache.read([contents[i] for i in good], self.only_pooled)
-                labels = torch.from_numpy(dataset.labels[good])
-                yield Item(rows, labels, len(batch) - len(good))
+                yield Item(rows, self._labels(cache, dataset, good), len(batch) - len(good))
 
         return prefetched(read())
 
     def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        layers, pooled = self._plain.split(inputs.to(self.team.device))
-        return self.model.from_cache(layers, pooled, tasks)
+        inputs = inputs.to(self.team.device)
+        layers, pooled = self._plain.split(inputs)
+        return self.model.from_cache(layers, pooled, tasks, self._plain.patches_of(inputs))
 
 
 def choose(
@@ -250,8 +280,10 @@ def choose(
     train, val = splits["train"], splits["val"]
     augment = splits.augment if recipe.augment == "auto" else recipe.augment
     regimes = [model.task(name).spec.parts for name in names]
+    patches = any(model.task(name).kind.per_pixel for name in names)
     views = recipe.views if augment != "none" else 1
-    need = row_bytes(model.trunk, preprocessing_of(model)) * (len(train) * views + len(val))
+    row = row_bytes(model.trunk, preprocessing_of(model), patches)
+    need = row * (len(train) * views + len(val))
     against, cached = None, None
     if any(regime.changes_trunk for regime in regimes):
         against = "the regime changes the trunk's own tokens"
@@ -263,7 +295,7 @@ def choose(
         against = f"it would take {need / 1e9:.2g} GB, and cache_gb is {recipe.cache_gb:g}"
     elif recipe.cache != "off":
         only_pooled = not any(regime.masked for regime in regimes)
-        cached = Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled)
+        cached = Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled, patches)
         if any(team.gather([cached.missing() > 0.8 * room()])):
             free = f"{room() / 1e9:.2g} GB are free"
             against = f"it would take {cached.missing() / 1e9:.2g} GB more, and {free}"

@@ -28,6 +28,7 @@ from torch import Tensor
 from engram.costs import Shape, shape_of
 from engram.errors import EngramError
 from engram.images import Preprocessing
+from engram.kinds import IGNORED, KINDS
 from engram.regimes import TaskSpec
 from engram.vit import ViT, tensors_hash
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _MOST_HEADER = 50_000_000  # bytes; 100,000 classes with long names need a tenth of it
 _MOST_DEPTH = 100  # of lists and objects in the header
+_MASKS = ("values", "ignore")  # what only the header of a task that learns from masks has
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,13 @@ class Engram:
 
     def header(self) -> dict[str, Any]:
         """The JSON header, without `content`."""
-        spec = asdict(self.spec)
+        spec = {**asdict(self.spec), "extends": list(self.parents)}
+        for name in _MASKS if not self.spec.does.per_pixel else ():
+            del spec[name]
+        spec = {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()}
         return {
             "format": FORMAT,
-            "task": {**spec, "classes": list(self.spec.classes), "extends": list(self.parents)},
+            "task": spec,
             "parents": dict(self.parents),
             "trunk": {**asdict(self.trunk), "image_size": list(self.trunk.image_size)},
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
@@ -104,7 +109,8 @@ class Engram:
     @property
     def parameters(self) -> int:
         """How many numbers the task learned."""
-        return sum(tensor.numel() for tensor in self.tensors.values())
+        found = {f"head.{name}" for name in self.spec.does.settled}
+        return sum(tensor.numel() for name, tensor in self.tensors.items() if name not in found)
 
     def __str__(self) -> str:
         spec, trunk = self.spec, self.trunk
@@ -112,7 +118,7 @@ class Engram:
         return "\n".join(
             shown(line, 400)
             for line in (
-                f"engram {spec.name}: {spec.kind}, {few(spec.classes)}",
+                f"engram {spec.name}: {spec.kind}, {few(spec.classes, nouns=spec.does.nouns)}",
                 f"  regime   {regime_words(spec)}, {self.parameters:,} parameters",
                 f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}",
                 f"  content  {self.content[:12]}" + (f", {made}" if made else ""),
@@ -155,13 +161,13 @@ class Engram:
 
     def fill(self, task: Task) -> None:
         """Put the tensors into a task of the same spec."""
-        parameters = dict(task.named_parameters())
-        wrong = _wrong_tensor(self.tensors, {n: tuple(p.shape) for n, p in parameters.items()})
+        places = task.tensors()  # detached, but the same storage
+        wrong = _wrong_tensor(self.tensors, {n: tuple(p.shape) for n, p in places.items()})
         if wrong:
             raise EngramError(f"The engram {self.spec.name!r} does not fit: {wrong}.")
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(self.tensors[name])
+            for name, place in places.items():
+                place.copy_(self.tensors[name])
 
 
 def _wrong_tensor(
@@ -177,10 +183,10 @@ def _wrong_tensor(
     return None
 
 
-def few(names: Sequence[str], most: int = 5) -> str:
-    """How many classes, and what the first are called."""
+def few(names: Sequence[str], most: int = 5, nouns: tuple[str, str] = ("class", "classes")) -> str:
+    """How many classes (or what `nouns` calls them), and what the first are called."""
     more = ", …" if len(names) > most else ""
-    count = "1 class" if len(names) == 1 else f"{len(names):,} classes"
+    count = f"1 {nouns[0]}" if len(names) == 1 else f"{len(names):,} {nouns[1]}"
     return f"{count} ({', '.join(names[:most])}{more})"
 
 
@@ -223,17 +229,15 @@ def _json_safe(value: Any) -> Any:
 def expected_shapes(spec: TaskSpec, trunk: TrunkInfo) -> dict[str, tuple[int, ...]]:
     """The tensors of a task, known from its header alone (a `full` task's own trunk left out)."""
     parts, width = spec.parts, trunk.width
-    shapes: dict[str, tuple[int, ...]] = {
-        "head.weight": (len(spec.classes), width),
-        "head.bias": (len(spec.classes),),
-    }
+    classes = len(spec.classes)
+    head = spec.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
+    shapes = {f"head.{name}": shape for name, shape in head.items()}
+    shapes |= {f"head.{name}": (classes,) for name in spec.does.settled}
     if parts.token:
         shapes["class_token"] = (spec.tokens, width)
     if parts.cells:
         layers = 1 if spec.update == "propagate" else trunk.depth
         shapes["cells"] = (layers, spec.cells, width)
-    if parts.mlp:
-        shapes["head.hidden.weight"], shapes["head.hidden.bias"] = (width, width), (width,)
     if parts.adapters:
         shapes["adapters.down"] = (trunk.depth, 2, width, spec.adapter_width)
         shapes["adapters.up"] = (trunk.depth, 2, spec.adapter_width, width)
@@ -435,6 +439,10 @@ def _deeper_than(most: int, value: Any) -> bool:
 def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     try:
         task = dict(header["task"])
+        if str(task["kind"]) in KINDS and KINDS[task["kind"]].per_pixel:
+            task["values"] = tuple(task["values"])
+        else:
+            task = {"values": (), "ignore": IGNORED} | task
         task["classes"], task["extends"] = tuple(task["classes"]), tuple(task["extends"])
         trunk = dict(header["trunk"])
         trunk["image_size"] = tuple(trunk["image_size"])
@@ -497,7 +505,7 @@ def _hash(value: Any, what: str) -> str:
 def _typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     """The values of a dataclass's fields, of the very types that its defaults and names promise."""
     types = {"int": int, "str": str, "bool": bool, "Update": str}
-    parts = {"tuple[str, ...]": str, "tuple[int, int]": int}
+    parts = {"tuple[str, ...]": str, "tuple[int, ...]": int, "tuple[int, int]": int}
     for item in fields(kind):
         value, name = values[item.name], str(item.type)
         right: bool = type(value) is types.get(name, tuple)

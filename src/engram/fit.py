@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engram.data import Splits, Transform, load
 from engram.errors import EngramError, Interrupted
-from engram.evaluate import classification_metrics, evaluate
+from engram.evaluate import evaluate
 from engram.feeds import Feed, Item, Progress, choose, silent
+from engram.images import Legend
 from engram.model import MemoryViT
 from engram.recipe import Recipe, learning_rate
-from engram.regimes import train_only
+from engram.regimes import TaskSpec, train_only
 from engram.runs import Run
 from engram.team import Team, dtype_for, stoppable
 
@@ -75,13 +75,9 @@ def fit(
     """
     recipe, team = recipe or Recipe(), team or Team()
     task = model.task(name)
-    splits = data if isinstance(data, Splits) else load(data, classes=task.spec.classes)
+    splits = data if isinstance(data, Splits) else load(data, like=task.spec)
     splits = splits.with_validation(recipe.val_share, recipe.data_seed)
-    if splits.classes != task.spec.classes:
-        raise EngramError(
-            f"The task {name!r} has {len(task.spec.classes)} classes and {splits.name} has "
-            f"{len(splits.classes)}, or in another order; add the task with classes=splits.classes."
-        )
+    _check_fits(task.spec, splits)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     run = Run(Path(out), team, overwrite) if out is not None else None
@@ -113,6 +109,26 @@ def told(recipe: Recipe, splits: Splits) -> dict[str, Any]:
     return {**recipe.to_dict(), "data": splits.name, "train_images": len(splits["train"])}
 
 
+def _check_fits(spec: TaskSpec, splits: Splits) -> None:
+    noun, count = spec.does.nouns[1], len(spec.classes)
+    if spec.kind != splits.kind:
+        raise EngramError(
+            f"The task {spec.name!r} is of the kind {spec.kind}, and {splits.name} was loaded for "
+            f"{splits.kind}; load it with kind={spec.kind!r}."
+        )
+    if splits.classes != spec.classes:
+        raise EngramError(
+            f"The task {spec.name!r} has {count} {noun} and {splits.name} has "
+            f"{len(splits.classes)}, or in another order; add the task with classes=splits.classes."
+        )
+    if splits.legend is not None and splits.legend != Legend(spec.values, spec.ignore):
+        raise EngramError(
+            f"The classes of the task {spec.name!r} are the values {spec.values} in masks and "
+            f"{spec.ignore} is ignored, but those of {splits.name} are {splits.legend.values} and "
+            f"{splits.legend.ignore}; add the task with **splits.task."
+        )
+
+
 # The loop
 
 
@@ -142,7 +158,7 @@ class Learner:
             )
         self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
         self.best: list[Tensor] | None = None
-        self.best_accuracy, self.since_best = -1.0, 0
+        self.best_score, self.since_best = -math.inf, 0
         self.metrics: dict[str, Any] = {}
         half = recipe.precision == "fp16"
         self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
@@ -154,9 +170,7 @@ class Learner:
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The sum over images: what several processes and parts of a batch add up to."""
-        return F.cross_entropy(
-            logits.float(), labels, reduction="sum", label_smoothing=self.recipe.label_smoothing
-        )
+        return self.task.kind.loss(logits, labels, self.task.head, self.recipe.label_smoothing)
 
     def step(self, step: int, steps: int) -> None:
         """Clip, update, average. The gradients are means over the batch by now."""
@@ -187,14 +201,23 @@ class Learner:
             self.scale, self.since_scaled = self.scale * 2, 0
         return True
 
+    def judge(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
+        """The metrics of what `Kind.keep` kept of a validation."""
+        return self.task.kind.metrics(kept, self.task.head.settled, failed)
+
+    @property
+    def score(self) -> float:
+        """The metric that chooses, as last measured."""
+        return float(self.metrics[self.task.kind.score])
+
     def judged(self, metrics: dict[str, Any]) -> None:
         """Take note of a validation; one whose patience has run out keeps its best."""
         self.metrics = metrics
         if self.done:
             return
         self.since_best += 1
-        if metrics["accuracy"] > self.best_accuracy:
-            self.best_accuracy, self.since_best = metrics["accuracy"], 0
+        if self.score > self.best_score:
+            self.best_score, self.since_best = self.score, 0
             if self.recipe.patience:
                 self.best = [p.detach().clone() for p in self.parameters]
 
@@ -211,6 +234,7 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         kept = {f"now.{i}": p.detach() for i, p in enumerate(self.parameters)}
+        kept.update({f"settled.{name}": t for name, t in self.task.head.settled.items()})
         for what, values in (("average", self.average), ("best", self.best)):
             kept.update({f"{what}.{i}": value for i, value in enumerate(values or ())})
         for i, state in self.optimizer.state_dict()["state"].items():
@@ -224,6 +248,8 @@ class Learner:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, rows("now"), strict=True):
                 parameter.copy_(value)
+        for name, value in self.task.head.settled.items():
+            value.copy_(kept[f"settled.{name}"])
         if self.average is not None:
             self.average = rows("average")
         self.best = rows("best") if "best.0" in kept else None
@@ -239,7 +265,7 @@ class Learner:
             setattr(self, name, value)
 
     def about(self) -> dict[str, Any]:
-        names = ("best_accuracy", "since_best", "metrics", "scale", "since_scaled")
+        names = ("best_score", "since_best", "metrics", "scale", "since_scaled")
         return {name: getattr(self, name) for name in names}
 
 
@@ -264,6 +290,8 @@ def train(
     model.to(team.device).train()
     names = [learner.name for learner in learners]
     train_only(model, *names)
+    for learner in learners:
+        learner.task.kind.prepare(learner.task.head, splits["train"].labels)
     feed = choose(model, names, splits, recipe, team, transform, progress)
     parameters = [p for learner in learners for p in learner.parameters]
     steps = recipe.steps or recipe.epochs * feed.per_epoch
@@ -285,12 +313,15 @@ def train(
                 failed += item.failed
                 for inputs, labels in item.split(recipe.micro_batch):
                     for name, values in logits(inputs).items():
-                        answers[name].append((values.float().cpu(), labels))
+                        answers[name].append(model.task(name).kind.keep(values, labels))
         failed = sum(team.gather([failed]))
         if failed:
             refuse_bad()
         for learner in learners:
-            metrics = classification_metrics(team.gather(answers[learner.name]), failed)
+            kept = team.gather(answers[learner.name])
+            if batches is None:
+                learner.task.kind.settle(learner.task.head, kept)
+            metrics = learner.judge(kept, failed)
             if batches is None:
                 learner.judged(metrics)
             learner.swap_average()
@@ -441,15 +472,15 @@ def _line(
     step: int, feed: Feed, learners: Sequence[Learner], losses: Tensor, recipe: Recipe, steps: int
 ) -> dict[str, float]:
     """One row of the history; of several learners, the best."""
-    best = max(range(len(learners)), key=lambda i: learners[i].metrics["accuracy"])
-    metrics = learners[best].metrics
+    best = max(range(len(learners)), key=lambda i: learners[i].score)
+    metrics, score = learners[best].metrics, learners[best].task.kind.score
     return {
         "step": step,
         "epoch": round(step / feed.per_epoch, 3),
         "loss": round(float(losses[best]), 6),
         "lr": recipe.rate_at(step - 1, steps, learners[best].lr),
         "val_loss": round(metrics.get("loss", math.nan), 6),
-        "val_accuracy": metrics["accuracy"],
+        f"val_{score}": metrics[score],
     }
 
 
@@ -461,7 +492,7 @@ def _identity(
     free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
-    decides = {
+    decides: dict[str, Any] = {
         "trunk": model.trunk.fingerprint,
         "tasks": [
             (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
@@ -470,4 +501,6 @@ def _identity(
         "feed": feed.about,
         "data": [splits.name, len(train), train.labels.tolist(), len(splits["val"])],
     }
+    if splits.legend is not None:
+        decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()

@@ -5,6 +5,7 @@ at a fraction of their size where that loses nothing, and the crop is resized st
 target. Pixels stay uint8 until `normalise`, which works on a whole batch.
 """
 
+import colorsys
 import io
 import math
 import os
@@ -325,6 +326,108 @@ def _view(
         right, bottom = min(right * x, picture.width), min(bottom * y, picture.height)  # rounding
         method = INTERPOLATIONS[preprocessing.interpolation]
         return np.array(picture.resize((wide, high), method, (left * x, top * y, right, bottom)))
+
+
+def palette(classes: int) -> Pixels:
+    """A colour (classes, 3) for every class of a mask, the same ones always."""
+    hues = [(0.62 + 0.381966 * i) % 1 for i in range(classes)]  # the golden angle: far apart
+    return np.array(
+        [[int(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.95)] for hue in hues],
+        dtype=np.uint8,
+    ).reshape(-1, 3)
+
+
+def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
+    """A PNG whose pixels are the classes (height, width) themselves, shown in `palette`."""
+    image = Image.fromarray(mask).convert("L")
+    image.putpalette(palette(classes).tobytes())
+    stream = io.BytesIO()
+    image.save(stream, "PNG", optimize=True)
+    return stream.getvalue()
+
+
+# ---------------------------------------------------------------------------------- masks
+
+
+def image_size(source: ImageSource, *, name: str | None = None) -> tuple[int, int]:
+    """(width, height) of the picture, upright; only its header is read."""
+    with _opened(source, name, MAX_PIXELS) as image:
+        turned = _orientation(image) >= 5
+        return (image.height, image.width) if turned else (image.width, image.height)
+
+
+def read_mask(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> npt.NDArray[np.int64]:
+    """The value of every pixel (height, width) of a mask. Whatever is wrong is a BadImage.
+
+    A mask has one whole number a pixel: gray of 8 or 16 bits, black and white (0 and 1), or a
+    palette, whose numbers count and not its colours.
+    """
+    with _opened(source, name, max_pixels) as image:
+        if image.format == "JPEG":
+            raise ValueError("a mask cannot be a JPEG, which changes values; use PNG")
+        if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+            raise ValueError(
+                f"a mask needs one number a pixel (gray, or a palette), and this is {image.mode}"
+            )
+        image.load()
+        return np.asarray(_upright(image, _orientation(image))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the values in masks mean: `values[c]` is class c, `ignore` is nothing at all."""
+
+    values: tuple[int, ...]
+    ignore: int
+
+    def read(self, mask: ImageSource, size: tuple[int, int], name: str) -> Image.Image:
+        """The mask of a picture of this size (width, height): class + 1 a pixel, 0 for ignored.
+
+        Another size, a value that means nothing, or no pixel that counts is a BadImage.
+        """
+        found = read_mask(mask, name=name)
+        height, width = found.shape
+        if (width, height) != size:
+            raise BadImage(
+                f"{name}: the mask has {width}x{height} pixels, but its picture {size[0]}x{size[1]}"
+            )
+        table = np.full(max(2**16, int(found.max()) + 1), -1, dtype=np.int16)
+        table[list(self.values)] = np.arange(1, len(self.values) + 1)
+        table[self.ignore] = 0
+        classes = np.where(found < 0, -1, table[found])
+        if (classes < 0).any():
+            known = ", ".join(map(str, self.values[:8])) + (", …" if len(self.values) > 8 else "")
+            raise BadImage(
+                f"{name}: the mask holds the value {found[classes < 0][0]}, which is no class "
+                f"({known}) and not the ignored {self.ignore}"
+            )
+        if not classes.any():
+            raise BadImage(
+                f"{name}: every pixel of the mask is {self.ignore}, which is ignored; there is "
+                "nothing to learn from"
+            )
+        return Image.fromarray(classes.astype(np.uint8))
+
+
+def mask_view(
+    mask: Image.Image,
+    preprocessing: Preprocessing,
+    rng: np.random.Generator,
+    augment: str = "none",
+    *,
+    flip: bool = True,
+    min_area: float = 0.08,
+) -> Pixels:
+    """What `training_view` shows of a picture, of its mask (from `Legend.read`): (height, width).
+
+    With an equal `rng` it is the same part, mirrored or not. Pixels are classes, 255 where they
+    are ignored; what `pad-crop` adds around the picture is.
+    """
+    exact = replace(preprocessing, interpolation="nearest")
+    view = training_view(mask, exact, rng, augment, flip=flip, min_area=min_area)
+    return view[..., 0] - np.uint8(1)  # 0, which is also black, becomes 255
 
 
 def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:

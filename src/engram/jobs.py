@@ -20,6 +20,7 @@ from engram.feeds import Progress
 from engram.files import is_engram
 from engram.fit import Result, fit
 from engram.hub import is_place
+from engram.kinds import KINDS, Kind
 from engram.model import MemoryViT
 from engram.recipe import RECIPES, Recipe
 from engram.report import TaskPart, answers_for_report, write_report
@@ -34,6 +35,36 @@ def recipe_from(name: str, flags: Mapping[str, Any]) -> Recipe:
     if name not in RECIPES:
         raise EngramError(f"There is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
     return RECIPES[name].but(**{key: value for key, value in flags.items() if value is not None})
+
+
+def terms_from(
+    kind: str, label: str = "", classes: str = "", ignore: int | None = None
+) -> dict[str, Any]:
+    """What flags say about data, as arguments of `load`.
+
+    `label` and `classes` have commas between names; a class may be NAME=VALUE, for masks.
+    """
+    terms: dict[str, Any] = {"kind": kind}
+    if label:
+        terms["label"] = [name.strip() for name in label.split(",")]
+    if ignore is not None:
+        terms["ignore"] = ignore
+    pairs = [part.rpartition("=") for part in classes.split(",") if part.strip()]
+    if pairs:
+        terms["classes"] = [(name if equals else rest).strip() for name, equals, rest in pairs]
+    if any(equals for _, equals, _ in pairs):
+        try:
+            terms["values"] = [int(value) for _, _, value in pairs]
+        except ValueError:
+            raise EngramError(
+                f"--classes is {classes!r}; give every class the value that it has in masks, such "
+                "as pet=1,background=2, or none of them."
+            ) from None
+    masks = kind in KINDS and KINDS[kind].per_pixel
+    for flag, there in (("--ignore", ignore is not None), ("--classes with =", "values" in terms)):
+        if there and kind in KINDS and not masks:
+            raise EngramError(f"{flag} is about masks, and {kind} has none; leave it out.")
+    return terms
 
 
 def _start(
@@ -69,11 +100,12 @@ def fit_job(
     overwrite: bool,
     test: bool,
     progress: Progress,
+    terms: Mapping[str, Any],
     **settings: Any,
 ) -> Description:
     """`engram fit`."""
     team = Team()
-    splits = load(data)
+    splits = load(data, **terms)
     model, parents = _start(backbone, image_size, extends)
     result: Result | SweepResult
     if seeds > 1:
@@ -83,12 +115,13 @@ def fit_job(
             team=team, progress=progress, extends=parents, **settings,
         )  # fmt: skip
     else:
-        model.add_task(task, splits.classes, cells, extends=parents, seed=recipe.seed, **settings)
+        settings = {**splits.task, **settings}
+        model.add_task(task, cells=cells, extends=parents, seed=recipe.seed, **settings)
         result = fit(
             model, task, splits, recipe,
             out=out, resume=resume, overwrite=overwrite, test=test, team=team, progress=progress,
         )  # fmt: skip
-    rows = _result_rows(result)
+    rows = _result_rows(result, KINDS[splits.kind])
     if splits.ignored:
         rows.append(("ignored", f"{splits.ignored} files that are no images"))
     report = _report_beside(model, result, splits, recipe) if team.main else ""
@@ -113,11 +146,12 @@ def sweep_job(
     refit: bool,
     test: bool,
     progress: Progress,
+    terms: Mapping[str, Any],
     **settings: Any,
 ) -> Description:
     """`engram sweep`."""
     team = Team()
-    splits = load(data)
+    splits = load(data, **terms)
     model, parents = _start(backbone, image_size, extends)
     result = sweep(
         model, task, splits, recipe,
@@ -125,6 +159,7 @@ def sweep_job(
         overwrite=overwrite, refit=refit, test=test, team=team, progress=progress,
         extends=parents, **settings,
     )  # fmt: skip
+    kind = KINDS[splits.kind]
     table = tuple(
         (
             f"{setting.lr:g}",
@@ -135,9 +170,9 @@ def sweep_job(
         )
         for setting in result.settings
     )
-    columns = ("lr", "cells", "weight decay", "validation accuracy, %", "")
+    columns = ("lr", "cells", "weight decay", f"validation {kind.title}, %", "")
     report = _report_beside(model, result, splits, recipe) if team.main else ""
-    rows = [*_result_rows(result), ("report", report)]
+    rows = [*_result_rows(result, kind), ("report", report)]
     return Description({**result.to_dict(), "report": report}, rows, columns, table)
 
 
@@ -176,7 +211,7 @@ def _history(path: Path) -> list[dict[str, float]]:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
-def _result_rows(result: Result | SweepResult) -> list[tuple[str, str]]:
+def _result_rows(result: Result | SweepResult, kind: Kind) -> list[tuple[str, str]]:
     rows = [
         ("engram", str(result.path)),
         ("regime", result.regime),
@@ -184,9 +219,10 @@ def _result_rows(result: Result | SweepResult) -> list[tuple[str, str]]:
         ("seconds", f"{result.seconds:.0f}"),
     ]
     for split, metrics in result.metrics.items():
-        rows.append((f"{split} accuracy", f"{metrics['accuracy']:.2%} of {metrics['images']:,}"))
+        said = f"{kind.shown(metrics[kind.score])} of {metrics['images']:,}"
+        rows.append((f"{split} {kind.title}", said))
         if metrics.get("deviation"):
-            spread = f"{metrics['mean']:.2%} ± {metrics['deviation']:.2%}"
+            spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))
     if isinstance(result, Result) and result.unreadable:
         rows.append(("unreadable", f"{len(result.unreadable)} images, listed beside the engram"))
@@ -217,7 +253,7 @@ def eval_job(
                 f"--data {next(iter(model.tasks))}={text}."
             )
         task = model.task(name if equals else next(iter(model.tasks)))
-        loaded = load(spec if equals else text, split=split, classes=task.spec.classes)
+        loaded = load(spec if equals else text, split=split, like=task.spec)
         pairs.append((task.spec.name, loaded))
     if not pairs:
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
@@ -233,20 +269,19 @@ def eval_job(
     if report is not None and team.main:
         names = ", ".join(document)
         write_report(report, model, parts, title=f"{names}: how good on the {split} split")
+    wanted = [key for name in document for key in model.task(name).kind.columns]
+    shown = tuple(dict.fromkeys([key for key in wanted if key != "loss"] + ["loss"]))
     table = tuple(
         (
             name,
             f"{metrics['images']:,}",
-            *(f"{metrics[key]:.4f}" if key in metrics else "" for key in _METRICS),
+            *(f"{metrics[key]:.4f}" if key in metrics else "" for key in shown),
             str(len(metrics["unreadable"])),
         )
         for name, metrics in document.items()
     )
-    columns = ("task", "images", *_METRICS, "unreadable")
+    columns = ("task", "images", *shown, "unreadable")
     return Description(document, [], columns, table)
-
-
-_METRICS = ("accuracy", "top5", "macro_f1", "ece", "loss")
 
 
 def predict_job(
@@ -270,12 +305,11 @@ def predict_job(
     results = predict(model, images, tasks=tasks or None, top_k=top_k)
     table = []
     for result in results:
-        answers = result.get("tasks", {"": [{"class": result.get("error"), "probability": None}]})
-        for name, best in answers.items():
-            said = ", ".join(
-                f"{one['class']}" + (f" {one['probability']:.1%}" if name else "") for one in best
-            )
-            table.append((result["image"], name, said))
+        if "error" in result:
+            table.append((result["image"], "", result["error"]))
+        for name, answer in result.get("tasks", {}).items():
+            kind = model.task(name).kind if name != "base" else KINDS["classification"]
+            table.append((result["image"], name, kind.words(answer)))
     return Description(results, [], ("image", "task", "answer"), tuple(table))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engram import files
 from engram.adapters import Bank
 from engram.errors import EngramError
+from engram.kinds import IGNORED, KINDS, Patches
 from engram.memory import (
     Memory,
     Stream,
@@ -23,7 +24,7 @@ from engram.memory import (
     reads_lean,
     together,
 )
-from engram.regimes import Task, TaskSpec, class_names
+from engram.regimes import REGIMES, Task, TaskSpec, class_names
 from engram.remote import local
 from engram.vit import ViT, version
 
@@ -32,6 +33,8 @@ _KEPT = 8  # selections of tasks whose cells' keys and values are kept
 
 class MemoryViT(nn.Module):
     """A frozen trunk and its tasks. Calling it gives {"base": ..., task: ...}, logits of each.
+
+    What a task gives beside logits, and what to make of it, depends on its kind: see `kinds.py`.
 
     `unmasked=True` is for the experiment of the paper's section 4.4 only: tasks of the regime
     `memory` may then be attached together, and every token reads the cells of all of them.
@@ -67,23 +70,35 @@ class MemoryViT(nn.Module):
         regime: str = "masked",
         extends: Sequence[str] = (),
         update: Update = "fresh",
-        tokens: int = 1,
+        tokens: int | None = None,
         adapter_width: int = 32,
         class_init: str = "trunk",
         kind: str = "classification",
+        values: Sequence[int] | None = None,
+        ignore: int = IGNORED,
         seed: int | None = None,
     ) -> Task:
         """Add an untrained task; `classes` is a number or names, `extends` names its parents.
 
-        With a `seed` its first weights depend on nothing else, and torch's generator is left alone.
+        `kind` is classification, multilabel, regression (`classes` are then the numbers to tell) or
+        segmentation, where `values` are those of the classes in masks (0, 1, … if not given) and
+        `ignore` is that of pixels which count nowhere. `tokens` is 1 if not given, and one a class
+        in masked segmentation. With a `seed` its first weights depend on nothing else, and torch's
+        generator is left alone.
         """
         if isinstance(extends, str):
             raise EngramError(
                 f"extends is the text {extends!r}; give a list such as [{extends!r}]."
             )
+        names = class_names(classes)
+        does = KINDS.get(kind, KINDS["classification"])  # another one is refused below
+        if tokens is None:
+            tokens = does.tokens(len(names), regime in REGIMES and REGIMES[regime].masked)
+        if values is None:
+            values = range(len(names)) if does.per_pixel else ()
         spec = TaskSpec(
             name=name,
-            classes=class_names(classes),
+            classes=names,
             kind=kind,
             regime=regime,
             cells=cells,
@@ -91,6 +106,8 @@ class MemoryViT(nn.Module):
             extends=tuple(dict.fromkeys(extends)),
             update=update,
             adapter_width=adapter_width,
+            values=tuple(values),
+            ignore=ignore,
         )
         self._check_place(spec)
         if seed is None:
@@ -212,23 +229,29 @@ class MemoryViT(nn.Module):
         logits = {name: self._answer_alone(name, pixels) for name in alone}
         shared = [name for name in names if name not in logits]
         if shared:
-            logits.update(self._answer(shared, self.trunk.embed(pixels), exact))
+            size = (pixels.shape[-2], pixels.shape[-1])
+            logits.update(self._answer(shared, self.trunk.embed(pixels), size, exact))
         return {name: logits[name] for name in names}
 
     def from_cache(
-        self, layers: Sequence[Tensor], pooled: Tensor, tasks: Sequence[str]
+        self,
+        layers: Sequence[Tensor],
+        pooled: Tensor,
+        tasks: Sequence[str],
+        patches: Patches | None = None,
     ) -> dict[str, Tensor]:
         """Logits of tasks that leave the trunk alone, from what `cache.Cache` kept of it.
 
-        `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last.
+        `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last;
+        tasks that answer for every pixel need its last `patches`, too.
         """
         masked = [name for name in tasks if self.task(name).spec.parts.masked]
-        logits = {n: self.task(n).head(pooled) for n in tasks if n not in masked}
+        logits = {n: self.task(n).head.read(pooled, patches) for n in tasks if n not in masked}
         if masked:
             memory, closure = self._memory(masked, pooled)
             y = self.trunk.norm(from_normed(self.trunk, layers, memory))
             streams = dict(zip(closure, memory.split(y), strict=True))
-            logits.update({n: self.task(n).head(streams[n].mean(1)) for n in masked})
+            logits.update({n: self.task(n).head.read(streams[n], patches) for n in masked})
         return {name: logits[name] for name in tasks}
 
     def memory(self, names: Sequence[str]) -> Memory:
@@ -249,11 +272,15 @@ class MemoryViT(nn.Module):
                 )
         return list(dict.fromkeys(tasks))
 
-    def _answer(self, names: Sequence[str], x: Tensor, exact: bool) -> dict[str, Tensor]:
+    def _answer(
+        self, names: Sequence[str], x: Tensor, size: tuple[int, int], exact: bool
+    ) -> dict[str, Tensor]:
         """Base, heads and masked tasks, all from the trunk's embedded tokens x (b, n, D)."""
         masked = [n for n in names if n != "base" and self.task(n).spec.parts.masked]
         others = [n for n in names if n not in masked]
-        keep = x.shape[1] if exact else self._trunk_tokens_needed(others, x.shape[1])
+        per_pixel = any(self.task(n).kind.per_pixel for n in names if n != "base")
+        whole = exact or per_pixel
+        keep = x.shape[1] if whole else self._trunk_tokens_needed(others, x.shape[1])
         streams: dict[str, Tensor] = {}  # (b, k, D)
         if not masked:
             raw = self.trunk.encode(x)
@@ -272,15 +299,22 @@ class MemoryViT(nn.Module):
             memory, closure = self._memory(masked, x)
             raw, y = together(self.trunk, x, memory, keep)
             streams.update(zip(closure, memory.split(y), strict=True))
-        logits = {n: self.task(n).head(self.trunk.norm(streams[n]).mean(1)) for n in masked}
-        tokens = self.trunk.norm(raw) if others else raw
-        for name in others:
+        tokens = self.trunk.norm(raw) if others or per_pixel else raw
+        patches = self._patches(self.trunk, tokens, size) if per_pixel else None
+        logits = {}
+        for name in names:
             if name == "base":
                 assert self.trunk.head is not None
                 logits[name] = self.trunk.head(raw, tokens)
             else:
-                logits[name] = self.task(name).head(self.trunk.pool(tokens))
+                own = self.trunk.norm(streams[name]) if name in streams else self.trunk.pool(tokens)
+                logits[name] = self.task(name).head.read(own, patches)
         return logits
+
+    def _patches(self, trunk: ViT, tokens: Tensor, size: tuple[int, int]) -> Patches:
+        """The patches among the last tokens (b, n, D), which come behind all others."""
+        rows, columns = (side // trunk.config.patch for side in size)
+        return Patches(tokens[:, tokens.shape[1] - rows * columns :], (rows, columns), size)
 
     def _answer_alone(self, name: str, pixels: Tensor) -> Tensor:
         """A task that changes the trunk's own tokens."""
@@ -300,8 +334,9 @@ class MemoryViT(nn.Module):
             )
         tokens = trunk.norm(x)
         pooled = tokens[:, 0] if task.class_token is not None else trunk.pool(tokens)
-        logits: Tensor = task.head(pooled)
-        return logits
+        size = (pixels.shape[-2], pixels.shape[-1])
+        patches = self._patches(trunk, tokens, size) if task.kind.per_pixel else None
+        return task.head.read(pooled, patches)
 
     def _trunk_tokens_needed(self, names: Sequence[str], n: int) -> int:
         """How many of the trunk's last tokens the answers of base and heads are made from."""

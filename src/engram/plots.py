@@ -8,7 +8,7 @@ from typing import Any
 
 
 def draw_history(history: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Loss and validation accuracy over the steps, as a PNG; False where matplotlib is missing."""
+    """Loss and validation score over the steps, as a PNG; False where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -22,18 +22,24 @@ def draw_history(history: Sequence[Mapping[str, float]], path: Path) -> bool:
     left.plot(steps, [row["val_loss"] for row in history], label="validation", color="#cb3c33")
     left.set(xlabel="step", ylabel="loss", ylim=(0, None))
     left.legend(frameon=False)
-    accuracy = [100 * row["val_accuracy"] for row in history]
+    measure = measured(history[0])
+    accuracy = [100 * row[f"val_{measure}"] for row in history]
     right.plot(steps, accuracy, color="#cb3c33", marker="o", markersize=3)
     right.annotate(f"{accuracy[-1]:.1f} %", (steps[-1], accuracy[-1]), ha="right", va="bottom")
-    right.set(xlabel="step", ylabel="validation accuracy, %")
+    right.set(xlabel="step", ylabel=f"validation {measure}, %")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     return True
 
 
+def measured(row: Mapping[str, Any]) -> str:
+    """The metric of a row of a history or a sweep: what it has under val_, beside the loss."""
+    return next(k[4:] for k in row if k.startswith("val_") and k != "val_loss")
+
+
 def draw_sweep(settings: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Validation accuracy over the learning rate, a line for each count of cells and decay."""
+    """Validation score over the learning rate, a line for each count of cells and decay."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -43,20 +49,20 @@ def draw_sweep(settings: Sequence[Mapping[str, Any]], path: Path) -> bool:
     lines: dict[tuple[int, float], list[Mapping[str, Any]]] = {}
     for setting in settings:
         lines.setdefault((setting["cells"], setting["weight_decay"]), []).append(setting)
-    decays = {decay for _, decay in lines}
+    decays, measure = {decay for _, decay in lines}, measured(settings[0])
     for (cells, decay), points in lines.items():
         points = sorted(points, key=lambda point: point["lr"])
         label = f"{cells} cells" + (f", decay {decay:g}" if len(decays) > 1 else "")
         axes.errorbar(
             [point["lr"] for point in points],
-            [100 * point["val_accuracy"] for point in points],
+            [100 * point[f"val_{measure}"] for point in points],
             [100 * point["deviation"] for point in points],
             marker="o",
             markersize=4,
             capsize=3,
             label=label,
         )
-    axes.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %")
+    axes.set(xscale="log", xlabel="learning rate", ylabel=f"validation {measure}, %")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.adapters import Adapters
 from engram.errors import EngramError
+from engram.kinds import IGNORED, KINDS, Kind
 from engram.memory import Update
 from engram.vit import ViT
 
@@ -71,6 +71,9 @@ class TaskSpec:
     update: Update = "fresh"  # Figure 2b; only where every token reads the cells
     after_norm: bool = False  # cells join behind the norm: converted checkpoints
     adapter_width: int = 32
+    # Of segmentation: the value that each class has in a mask, and the one of ignored pixels.
+    values: tuple[int, ...] = ()
+    ignore: int = IGNORED
 
     def __post_init__(self) -> None:
         def refuse(problem: str) -> None:
@@ -83,13 +86,16 @@ class TaskSpec:
             )
         if self.regime not in REGIMES:
             refuse(f"there is no regime {self.regime!r}; choose one of {', '.join(REGIMES)}.")
-        if self.kind != "classification":
-            refuse(f"there is no kind of task {self.kind!r}; 'classification' is what there is.")
+        if self.kind not in KINDS:
+            refuse(f"there is no kind of task {self.kind!r}; choose one of {', '.join(KINDS)}.")
+        count, (noun, nouns) = len(self.classes), self.does.nouns
         if not self.classes:
-            refuse("it has no classes; give their number or their names.")
+            refuse(f"it has no {nouns}; give how many there are, or their names.")
+        if count < self.does.least:
+            refuse(f"{self.kind} needs at least {self.does.least} {nouns}, not {count}.")
         if len(set(self.classes)) < len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
-            refuse(f"the class {twice!r} is there twice; every class needs a name of its own.")
+            refuse(f"the {noun} {twice!r} is there twice; every {noun} needs a name of its own.")
         for what in ("cells", "tokens", "adapter_width"):
             least, value = int(what != "cells"), getattr(self, what)
             if not isinstance(value, int) or not least <= value <= 10_000:
@@ -105,25 +111,33 @@ class TaskSpec:
             )
         if self.tokens > 1 and not self.parts.masked:
             refuse(f"the regime {self.regime!r} has one class token, not {self.tokens}.")
+        if self.does.per_pixel:
+            self._check_masks(refuse)
+        elif self.values or self.ignore != IGNORED:
+            refuse(f"values and ignore say what is in masks, and {self.kind} learns from none.")
+
+    def _check_masks(self, refuse: Callable[[str], None]) -> None:
+        count = len(self.classes)
+        if count > IGNORED:
+            refuse(f"{count} classes are too many for masks, which can have {IGNORED}.")
+        if self.tokens != self.does.tokens(count, self.parts.masked):
+            refuse(f"segmentation has one class token a class, not {self.tokens} for {count}.")
+        values = (*self.values, self.ignore)
+        if len(self.values) != count or len(set(values)) < len(values):
+            refuse(
+                f"{count} classes need as many values in the masks, all different and not the "
+                f"ignored {self.ignore}; got {', '.join(map(str, self.values)) or 'none'}."
+            )
+        if not all(isinstance(value, int) and 0 <= value < 2**16 for value in values):
+            refuse(f"values in masks are whole numbers from 0 to 65,535, not {values}.")
 
     @property
     def parts(self) -> Regime:
         return REGIMES[self.regime]
 
-
-class TaskHead(nn.Linear):
-    """A linear or MLP classifier that starts at zero."""
-
-    def __init__(self, width: int, classes: int, mlp: bool) -> None:
-        super().__init__(width, classes)
-        self.hidden = nn.Linear(width, width) if mlp else None
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.hidden is not None:
-            x = F.gelu(self.hidden(x))
-        return super().forward(x)
+    @property
+    def does(self) -> Kind:
+        return KINDS[self.kind]
 
 
 class Task(nn.Module):
@@ -158,13 +172,27 @@ class Task(nn.Module):
             self.trunk = copy.deepcopy(trunk)
             self.trunk.head = None
             self.trunk.requires_grad_(True)
-        self.head = TaskHead(width, len(spec.classes), parts.mlp)
+        classes = len(spec.classes)
+        self.head = spec.does.head(width, classes, mlp=parts.mlp, masked=parts.masked)
         device, dtype = trunk.position.device, trunk.position.dtype
         self.to(device, dtype)
 
+    @property
+    def kind(self) -> Kind:
+        """What it learns from and answers; `kind.name` is the word for it."""
+        return self.spec.does
+
+    def answer(self, output: Tensor, top_k: int = 5) -> Any:
+        """What to tell about one picture, from its row of `model(pixels)[name]`; JSON can hold it.
+
+        What it looks like is told by the `answer` of each kind in `kinds.py`.
+        """
+        return self.kind.answer(output, self.spec.classes, self.head.settled, top_k)
+
     def tensors(self) -> dict[str, Tensor]:
-        """What the task's file holds."""
-        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+        """What the task's file holds: all that was trained, and what the head found in the data."""
+        settled = {f"head.{name}": value for name, value in self.head.settled.items()}
+        return {name: t.detach() for name, t in (*self.named_parameters(), *settled.items())}
 
 
 def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:

@@ -7,11 +7,9 @@ What grows with the data is cut to a fixed number, and the page says so.
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files as resources
@@ -29,19 +27,35 @@ from engram.data import Dataset
 from engram.errors import EngramError
 from engram.evaluate import Answers, answers, preprocessing_of
 from engram.files import few, write_atomically
-from engram.images import BadImage, Pixels, evaluation_view, normalise
+from engram.findings import FINDINGS, examples, view_of
+from engram.findings import MOST_CLASSES as MOST_CLASSES
+from engram.images import Pixels, normalise
+from engram.kinds import Kind
 from engram.looks import PARTS, looks
 from engram.model import MemoryViT
+from engram.pieces import bars as bars
+from engram.pieces import block, facts, short
+from engram.pieces import chart as chart
+from engram.pieces import paragraph as paragraph
+from engram.pieces import picture as picture
+from engram.pieces import table as table
+from engram.pieces import ticks as _ticks  # noqa: F401 (its old place)
+from engram.plots import measured
 from engram.regimes import REGIMES, TaskSpec
 
-MOST_CLASSES = 20  # in a confusion matrix and in the list of classes
-MOST_MISTAKES = 12
 MOST_LOOKS = 4
 MOST_IMAGES = 1000  # that a task is asked about for a report after training
 
 _GLOW = np.array([255, 170, 40])  # the colour of attention
-
-Table = Sequence[Sequence[str]]
+_FACTS = {  # metrics by their name for people
+    "top5": "top 5",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "ece": "calibration error",
+    "mae": "mean absolute error",
+    "rmse": "RMSE",
+    "pixel_accuracy": "pixel accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -115,149 +129,61 @@ def answers_for_report(model: MemoryViT, dataset: Dataset, task: str, workers: i
 
 def _task_section(model: MemoryViT, part: TaskPart) -> Section:
     said = part.said
-    task, name = model.task(said.task), said.task
+    task, name, kind = model.task(said.task), said.task, said.kind
     metrics = said.metrics()
-    facts = [
-        (f"{said.dataset.split} accuracy", f"{metrics['accuracy']:.1%}"),
+    told = [
+        (f"{said.dataset.split} {kind.title}", kind.shown(metrics[kind.score])),
         ("pictures", f"{metrics['images']:,}"),
-        ("classes", f"{len(task.spec.classes):,}"),
+        (kind.nouns[1], f"{len(task.spec.classes):,}"),
         ("parameters", f"{sum(p.numel() for p in task.parameters()):,}"),
         ("regime", task.spec.regime),
         ("cells a layer", str(task.spec.cells)),
     ]
-    for key, label in (("macro_f1", "macro F1"), ("ece", "calibration error")):
-        if key in metrics:
-            facts.append((label, f"{metrics[key]:.3f}"))
+    for key in kind.columns[1:]:
+        if key in metrics and key in _FACTS:
+            told.append((_FACTS[key], f"{metrics[key]:.4g}"))
     if task.spec.extends:
-        facts.append(("extends", ", ".join(task.spec.extends)))
+        told.append(("extends", ", ".join(task.spec.extends)))
     if said.failed:
-        facts.append(("unreadable", f"{len(said.failed):,}"))
+        told.append(("unreadable", f"{len(said.failed):,}"))
     html = paragraph(
-        f"Data: {said.dataset.name}, {said.dataset.split} split. {few(task.spec.classes, 12)}."
-    ) + _facts(facts)
+        f"Data: {said.dataset.name}, {said.dataset.split} split. {kind.name.capitalize()}, "
+        f"{few(task.spec.classes, 12, kind.nouns)}."
+    ) + facts(told)
     if part.settings:
-        html += _block(f"settings-{name}", "Settings that were tried", _settings(part.settings))
+        html += block(
+            f"settings-{name}", "Settings that were tried", _settings(kind, part.settings)
+        )
     if part.history:
-        html += _block(f"curves-{name}", "Learning curves", _curves(part.history))
+        html += block(f"curves-{name}", "Learning curves", _curves(kind, part.history))
     if len(said.labels):
-        html += _block(f"confusion-{name}", "Confusion matrix", _confusion(said))
-        html += _block(f"classes-{name}", "Accuracy of each class", _per_class(said))
-        html += _block(f"mistakes-{name}", "Worst mistakes", _mistakes(model, said))
-        html += _looks(model, said)
+        for key, title, found in FINDINGS[kind.name](model, said):
+            html += block(f"{key}-{name}", title, found)
+        if task.spec.parts.masked or not kind.per_pixel:  # else the answer is from no token
+            html += _looks(model, said)
     return Section(f"task-{name}", f"Task {name}", html)
-
-
-def _confusion(said: Answers) -> str:
-    classes, answer = said.dataset.classes, said.logits.argmax(1)
-    counts = torch.bincount(said.labels * len(classes) + answer, minlength=len(classes) ** 2).view(
-        len(classes), -1
-    )
-    note = (
-        "Rows are the true classes, columns the answers; the stronger the colour, the larger the "
-        "share of the row."
-    )
-    shown = list(range(len(classes)))
-    if len(classes) > MOST_CLASSES:
-        wrong = counts.sum(1) + counts.sum(0) - 2 * counts.diagonal()
-        shown = sorted(wrong.topk(MOST_CLASSES).indices.tolist())
-        note += (
-            f" Only the {MOST_CLASSES} of {len(classes):,} classes with most mistakes are shown."
-        )
-    tall = " tall" if len(shown) * max(len(classes[c]) for c in shown) > 60 else ""
-    head = "".join(
-        f'<th scope="col" title="{escape(classes[c])}">{escape(_short(classes[c], 24))}</th>'
-        for c in shown
-    )
-    rows = []
-    for r in shown:
-        total = max(1, int(counts[r].sum()))
-        cells = []
-        for c in shown:
-            count = int(counts[r, c])
-            share = count / total
-            kind = "right" if r == c else ""
-            kind += " deep" if share > 0.5 else "" if count else " none"
-            what = f"{count} of {total}: {classes[r]}, answered {classes[c]}"
-            cells.append(
-                f'<td class="{kind}" style="--share:{math.sqrt(share):.2f}" title="{escape(what)}">'
-                f"{count}</td>"
-            )
-        rows.append(
-            f'<tr><th scope="row">{escape(_short(classes[r], 24))}</th>{"".join(cells)}</tr>'
-        )
-    return (
-        f'{paragraph(note, quiet=True)}<div class="wide"><table class="matrix{tall}"><thead>'
-        f"<tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _per_class(said: Answers) -> str:
-    classes = said.dataset.classes
-    right = said.logits.argmax(1) == said.labels
-    seen = torch.bincount(said.labels, minlength=len(classes))
-    hits = torch.bincount(said.labels[right], minlength=len(classes))
-    rows = [
-        (float(hits[c] / seen[c]), classes[c], int(seen[c]))
-        for c in range(len(classes))
-        if int(seen[c])
-    ]
-    note = ""
-    if len(rows) > MOST_CLASSES:
-        note = paragraph(
-            f"The {MOST_CLASSES} worst of {len(rows):,} classes, the worst first.", quiet=True
-        )
-        rows = sorted(rows)[:MOST_CLASSES]
-    return note + bars([(name, share, f"{share:.0%} of {count:,}") for share, name, count in rows])
-
-
-def _mistakes(model: MemoryViT, said: Answers) -> str:
-    probability, answer = said.logits.softmax(1).max(1)
-    wrong = torch.nonzero(answer != said.labels).flatten()
-    if not len(wrong):
-        return paragraph("There are none.")
-    worst = wrong[probability[wrong].argsort(descending=True)][:MOST_MISTAKES].tolist()
-    classes, figures = said.dataset.classes, []
-    for i in worst:
-        sample = int(said.samples[i])
-        view = _view(model, said.dataset, sample)
-        told, true = classes[int(answer[i])], classes[int(said.labels[i])]
-        where = said.dataset.where(sample)
-        figures.append(
-            f"<figure>{picture(view, f'{true}, taken for {told}')}<figcaption>"
-            f'<span class="bad">{escape(_short(told, 40))}</span> {float(probability[i]):.0%}, '
-            f'is <span class="good">{escape(_short(true, 40))}</span><br>'
-            f'<span title="{escape(where)}">{escape(_short(Path(where).name, 30))}</span>'
-            "</figcaption></figure>"
-        )
-    note = (
-        f"{len(wrong):,} of {len(answer):,} answers are wrong; "
-        + ("these are" if len(worst) == len(wrong) else f"these {len(worst)} are")
-        + " the ones it was surest of."
-    )
-    return paragraph(note, quiet=True) + f'<div class="pictures">{"".join(figures)}</div>'
 
 
 def _looks(model: MemoryViT, said: Answers) -> str:
     """Two blocks: attention over patches on some pictures, and shares of what is read."""
-    name, chosen = said.task, _one_of_each(said)[:MOST_LOOKS]
-    views = [_view(model, said.dataset, int(said.samples[i])) for i in chosen]
+    name, chosen = said.task, examples(said)[:MOST_LOOKS]
+    views = [view_of(model, said.dataset, int(said.samples[i])) for i, _ in chosen]
     pixels = normalise(torch.from_numpy(np.stack(views)), preprocessing_of(model))
     try:
         seen = looks(model, name, pixels.to(model.trunk.position.device))
     except EngramError as error:
-        return _block(f"looks-{name}", "Where it looks", paragraph(str(error)))
+        return block(f"looks-{name}", "Where it looks", paragraph(str(error)))
     depth = seen.shares.shape[0]
     layers = sorted({max(0, math.ceil(depth * share) - 1) for share in (0.25, 0.5, 0.75, 1)})
     head = "".join(f'<th scope="col">layer {layer + 1}</th>' for layer in layers)
     rows = []
-    for row, (i, view) in enumerate(zip(chosen, views, strict=True)):
-        label = said.dataset.classes[int(said.labels[i])]
+    for row, ((_, label), view) in enumerate(zip(chosen, views, strict=True)):
         lit = [
             picture(_lit(view, seen.patches[row, layer]), f"attention at layer {layer + 1}")
             for layer in layers
         ]
         cells = "".join(f"<td>{one}</td>" for one in (picture(view, label), *lit))
-        rows.append(f"<tr><td>{escape(_short(label, 40))}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{escape(short(label, 40))}</td>{cells}</tr>")
     pictures = (
         paragraph(
             "The class token's attention over the patches, averaged over heads: the more it "
@@ -287,22 +213,12 @@ def _looks(model: MemoryViT, said: Answers) -> str:
         )
         + f'<ul class="key">{key}</ul><div class="bars">{"".join(layers_read)}</div>'
     )
-    return _block(f"looks-{name}", "Where it looks", pictures) + _block(
+    return block(f"looks-{name}", "Where it looks", pictures) + block(
         f"reads-{name}", "What it reads, layer by layer", reads
     )
 
 
-def _one_of_each(said: Answers) -> list[int]:
-    """The first picture of every class that was answered right; the first ones if none was."""
-    labels, answer = said.labels.tolist(), said.logits.argmax(1).tolist()
-    first: dict[int, int] = {}
-    for i, (label, told) in enumerate(zip(labels, answer, strict=True)):
-        if label == told:
-            first.setdefault(label, i)
-    return [first[label] for label in sorted(first)] or list(range(len(labels)))
-
-
-def _curves(history: Sequence[Mapping[str, float]]) -> str:
+def _curves(kind: Kind, history: Sequence[Mapping[str, float]]) -> str:
     steps = [row["step"] for row in history]
     loss = chart(
         [
@@ -313,30 +229,31 @@ def _curves(history: Sequence[Mapping[str, float]]) -> str:
         from_zero=True,
     )
     accuracy = chart(
-        [("", steps, [100 * row["val_accuracy"] for row in history])],
-        "Validation accuracy, %, over steps",
+        [("", steps, [100 * row[f"val_{measured(row)}"] for row in history])],
+        f"Validation {kind.title}, %, over steps",
     )
     return f'<div class="charts">{loss}{accuracy}</div>'
 
 
-def _settings(settings: Sequence[Mapping[str, Any]]) -> str:
-    best = max(settings, key=lambda one: one["val_accuracy"])
-    ordered = sorted(settings, key=lambda one: -one["val_accuracy"])
+def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> str:
+    key = f"val_{measured(settings[0])}"
+    best = max(settings, key=lambda one: one[key])
+    ordered = sorted(settings, key=lambda one: -one[key])
     cut = ordered[: 2 * MOST_CLASSES]
     rows = [
         (
             f"{one['lr']:g}",
             str(one["cells"]),
             f"{one['weight_decay']:g}",
-            f"{one['val_accuracy']:.2%} ± {one['deviation']:.2%}",
-            str(len(one["accuracies"])),
+            f"{kind.shown(one[key])} ± {kind.shown(one['deviation'])}",
+            str(len(one.get("accuracies", one.get("scores")))),
         )
         for one in cut
     ]
-    note = "The best first, by validation accuracy."
+    note = f"The best first, by validation {kind.title}."
     if len(cut) < len(settings):
-        note = f"The best {len(cut)} of {len(settings)}, by validation accuracy."
-    columns = ("learning rate", "cells", "weight decay", "validation accuracy", "seeds")
+        note = f"The best {len(cut)} of {len(settings)}, by validation {kind.title}."
+    columns = ("learning rate", "cells", "weight decay", f"validation {kind.title}", "seeds")
     return table(columns, rows, note, chosen=cut.index(best))
 
 
@@ -360,10 +277,12 @@ def _regimes(model: MemoryViT, specs: Sequence[TaskSpec]) -> str:
     shape = shape_of(model.trunk)
     size = preprocessing_of(model).size
     spec = specs[0]
-    plain = replace(spec, extends=(), update="fresh", tokens=1, after_norm=False)
+    plain = replace(spec, extends=(), update="fresh", after_norm=False)
     rows, used = [], list(REGIMES).index(spec.regime)
     for name, regime in REGIMES.items():
-        one = replace(plain, regime=name, cells=(spec.cells or 5) if regime.cells else 0)
+        tokens = spec.does.tokens(len(spec.classes), regime.masked)
+        cells = (spec.cells or 5) if regime.cells else 0
+        one = replace(plain, regime=name, cells=cells, tokens=tokens)
         cost = task_costs(shape, one, (), size)
         total = cost.macs + cost.head_macs
         rows.append(
@@ -388,8 +307,8 @@ def _regimes(model: MemoryViT, specs: Sequence[TaskSpec]) -> str:
     )
     trunk = task_costs(shape, plain, (), size).trunk_macs
     note = (
-        f"A task like {spec.name} ({len(spec.classes):,} classes, {spec.cells or 5} cells a layer) "
-        "in every regime: "
+        f"A task like {spec.name} ({len(spec.classes):,} {spec.does.nouns[1]}, "
+        f"{spec.cells or 5} cells a layer) in every regime: "
         "what it adds to one picture's pass through the ViT, which takes "
         f"{trunk / 1e6:,.1f} MMAC, and the parameters it trains, head included. A MAC is one "
         "multiplication and one addition, so two FLOP; norms and activations are not counted. "
@@ -418,165 +337,6 @@ def _regimes(model: MemoryViT, specs: Sequence[TaskSpec]) -> str:
             words=2,
         )
     return html
-
-
-# Pieces of HTML
-
-
-def paragraph(text: str, quiet: bool = False) -> str:
-    return f'<p class="quiet">{escape(text)}</p>' if quiet else f"<p>{escape(text)}</p>"
-
-
-def table(
-    columns: Sequence[str],
-    rows: Table,
-    note: str = "",
-    chosen: int | None = None,
-    words: int = 1,
-) -> str:
-    """A table whose first `words` columns are words; row `chosen` stands out."""
-
-    def cell(kind: str, i: int, text: str) -> str:
-        return f"<{kind}{' class=words' if i < words else ''}>{escape(text)}</{kind}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(columns))
-    body = "".join(
-        f"<tr{' class=chosen' if r == chosen else ''}>"
-        + "".join(cell("td", i, text) for i, text in enumerate(row))
-        + "</tr>"
-        for r, row in enumerate(rows)
-    )
-    return (
-        f"{paragraph(note, quiet=True) if note else ''}"
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def bars(rows: Iterable[tuple[str, float, str]], kinds: Sequence[str] = ()) -> str:
-    """Horizontal bars: a label, a share from 0 to 1, and what stands at its end."""
-    html = ""
-    for i, (label, share, text) in enumerate(rows):
-        kind = f' class="{kinds[i]}"' if kinds else ""
-        width = 100 * min(1.0, max(0.0, share))
-        html += (
-            f'<span title="{escape(label)}">{escape(_short(label, 40))}</span>'
-            f'<i><u{kind} style="width:{width:.1f}%"></u></i><b>{escape(text)}</b>'
-        )
-    return f'<div class="bars">{html}</div>'
-
-
-def chart(
-    lines: Sequence[tuple[str, Sequence[float], Sequence[float]]],
-    title: str,
-    from_zero: bool = False,
-) -> str:
-    """Lines over a common axis, drawn as SVG; what is not finite is left out."""
-    points = [
-        (x, y) for _, xs, ys in lines for x, y in zip(xs, ys, strict=True) if math.isfinite(y)
-    ]
-    if not points:
-        return ""
-    left, right, top, bottom, width, height = 44, 16, 14, 30, 440, 230
-    low_x, high_x = min(x for x, _ in points), max(x for x, _ in points)
-    ticks = _ticks(0 if from_zero else min(y for _, y in points), max(y for _, y in points))
-    low_y, high_y = ticks[0], ticks[-1]
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = (x - low_x) / (high_x - low_x) if high_x > low_x else 0.5
-        up = (y - low_y) / (high_y - low_y)
-        return left + across * (width - left - right), height - bottom - up * (
-            height - top - bottom
-        )
-
-    svg = ""
-    for tick in ticks:
-        y = at(low_x, tick)[1]
-        svg += f'<path class="axis" d="M{left} {y:.1f}H{width - right}"/>'
-        svg += f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
-    for x, anchor in ((low_x, "start"), (high_x, "end")):
-        place = at(x, low_y)[0]
-        svg += f'<text x="{place:.1f}" y="{height - 10}" text-anchor="{anchor}">{x:,g}</text>'
-    for i, (label, xs, ys) in enumerate(lines):
-        kind = "ab"[i % 2]
-        drawn = [at(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
-        if not drawn:
-            continue
-        d = "L".join(f"{x:.1f} {y:.1f}" for x, y in drawn)
-        svg += f'<path class="line {kind}" d="M{d}"/>'
-        if label:
-            svg += (
-                f'<text class="{kind}" x="{width - right}" y="{top + 14 + 16 * i}" '
-                f'text-anchor="end">{escape(label)}</text>'
-            )
-        else:
-            x, y = drawn[-1]
-            svg += f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
-            svg += (
-                f'<text class="{kind}" x="{x - 6:.1f}" y="{y - 9 if y > 40 else y + 20:.1f}" '
-                f'text-anchor="end">{ys[-1]:.1f}</text>'
-            )
-    return (
-        f"<figure><figcaption>{escape(title)}</figcaption>"
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{svg}</svg>'
-        "</figure>"
-    )
-
-
-def picture(pixels: Pixels, alt: str) -> str:
-    """A small picture as part of the page: up to 64 pixels as they are, larger ones reduced."""
-    image = Image.fromarray(pixels)
-    tiny = max(image.size) <= 64
-    stream = io.BytesIO()
-    if tiny:
-        image.save(stream, "PNG")
-    else:
-        image.thumbnail((160, 160))
-        image.save(stream, "JPEG", quality=82)
-    data = base64.b64encode(stream.getvalue()).decode()
-    kind = "png" if tiny else "jpeg"
-    return (
-        f'<img{" class=tiny" if tiny else ""} alt="{escape(alt)}" width="{image.width}" '
-        f'height="{image.height}" src="data:image/{kind};base64,{data}">'
-    )
-
-
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in facts)
-    return f'<dl class="facts">{rows}</dl>'
-
-
-def _block(key: str, title: str, html: str) -> str:
-    return f'<div id="{escape(key)}"><h3>{escape(title)}</h3>{html}</div>'
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Four to six round numbers that span a range."""
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-    step = 10 ** math.floor(math.log10(high - low))
-    for factor in (0.2, 0.25, 0.5, 1, 2):
-        if (high - low) / (step * factor) <= 4.5:
-            step *= factor
-            break
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
-
-
-# Pixels
-
-
-def _view(model: MemoryViT, dataset: Dataset, sample: int) -> Pixels:
-    """The picture as the trunk sees it; gray where it cannot be read any more."""
-    preprocessing = preprocessing_of(model)
-    try:
-        return evaluation_view(dataset.read(sample), preprocessing)
-    except BadImage:
-        return np.full((*preprocessing.size, 3), 128, dtype=np.uint8)
 
 
 def _lit(view: Pixels, weights: Tensor) -> Pixels:

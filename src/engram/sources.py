@@ -1,4 +1,4 @@
-"""The kinds of data that are understood, each read into the same two things: rows and labels.
+"""The sources of data that are understood, each read into the same two things: rows and labels.
 
 A reader lists pictures without opening them, and says in a sentence what is wrong with what it
 was given. `data.load` chooses the reader and numbers the labels.
@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -20,6 +20,8 @@ import torch
 
 from engram.errors import EngramError
 from engram.images import BadImage
+from engram.kinds import KINDS
+from engram.labels import LABELS, column
 
 Picture: TypeAlias = str | bytes | npt.NDArray[np.uint8]  # a path, an encoded picture, or pixels
 
@@ -31,12 +33,6 @@ SPLITS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
-}
-# The column that is meant when none is given: the first of these that there is.
-COLUMNS = {
-    "image": ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path"),
-    "label": ("label", "labels", "class", "class_name", "category", "target", "fine_label"),
-    "split": ("split", "set", "subset", "partition"),
 }
 
 
@@ -112,10 +108,15 @@ class HubRows:
 
 @dataclass
 class Found:
-    """One split of a source before its labels are numbered: a label's name for every row."""
+    """One split of a source before its labels are numbered: a label's name for every row.
+
+    What a label is depends on the kind of task, see `labels`; for segmentation `masks` count.
+    """
 
     rows: Rows
-    labels: list[str]
+    labels: list[Any]
+    masks: Rows | None = None
+    columns: Sequence[str] = ("label",)  # that the labels were found in
 
 
 @dataclass
@@ -128,16 +129,23 @@ class Source:
     augment: str = "inception"
     flip: bool = True
     ignored: int = 0
+    columns: Sequence[str] = ("label",)  # that the labels were found in
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the user said about names: of columns, and of splits (ours -> theirs)."""
+    """What is wanted: the kind of labels, and names of columns, classes and splits if known."""
 
     image: str | None = None
-    label: str | None = None
+    labels: tuple[str, ...] = ()
     split: str | None = None
-    splits: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)  # ours -> theirs
+    kind: str = "classification"
+    classes: Sequence[str] = ()
+
+    @property
+    def masks(self) -> bool:
+        return KINDS[self.kind].per_pixel
 
 
 @dataclass(frozen=True)
@@ -201,8 +209,13 @@ def _named_splits(names: Iterable[str], given: Mapping[str, str], where: str) ->
 # -------------------------------------------------------------------------------- folders
 
 
-def folder(root: Path) -> Source:
+def folder(root: Path, names: Columns) -> Source:
     """A folder per class, and above them perhaps a folder per split."""
+    if names.kind != "classification":
+        raise EngramError(
+            f"{root} is a folder of class folders, which tells one class a picture; {names.kind} "
+            "needs a table with columns of labels, or an .npz file"
+        )
     inside = _subfolders(root)
     named = {path.name: path for path in inside if _split_of(path.name)}
     # Among vehicles, "train" is a class: a folder of splits has class folders in its train/.
@@ -255,11 +268,72 @@ def _images_below(folder: Path) -> tuple[list[str], int]:
     return sorted(images), len(files) - len(images)
 
 
+def mask_folders(root: Path, masks: Path | None) -> Source:
+    """Pictures and masks in two trees of the same shape, perhaps with a folder per split on top.
+
+    Without `masks` they are in `root`: images/ and masks/, or both inside every split's folder.
+    """
+    inside = {path.name: path for path in _subfolders(root)}
+    named = {name: path for name, path in inside.items() if _split_of(name)}
+    if masks is not None:
+        return _paired(root, masks)
+    if {"images", "masks"} <= inside.keys():
+        return _paired(inside["images"], inside["masks"])
+    if not named:
+        raise EngramError(
+            f"{root} has no folders images/ and masks/; put pictures and masks of the same names "
+            "there, or give two folders of the same shape as PICTURES::MASKS"
+        )
+    splits, ignored = {}, 0
+    for ours, name in _named_splits(named, {}, str(root)).items():
+        for needed in ("images", "masks"):
+            if not (named[name] / needed).is_dir():
+                raise EngramError(f"{named[name]} has no folder {needed}/")
+        splits[ours], others = _pairs(named[name] / "images", named[name] / "masks")
+        ignored += others
+    return Source(splits, ignored=ignored)
+
+
+def _paired(images: Path, masks: Path) -> Source:
+    if not masks.is_dir():
+        raise EngramError(f"{masks} is not a folder; give the folder of the masks")
+    inside = {path.name: path for path in _subfolders(images)}
+    named = [name for name in inside if _split_of(name)]
+    if not named or len(named) < len(inside):
+        found, ignored = _pairs(images, masks)
+        return Source({"train": found}, unsplit=True, ignored=ignored)
+    splits, ignored = {}, 0
+    for ours, name in _named_splits(named, {}, str(images)).items():
+        splits[ours], others = _pairs(images / name, masks / name)
+        ignored += others
+    return Source(splits, ignored=ignored)
+
+
+def _pairs(images: Path, masks: Path) -> tuple[Found, int]:
+    """Every picture with the mask of the same name (and whatever ending) in the other tree."""
+    pictures, ignored = _images_below(images)
+    if not pictures:
+        raise EngramError(f"{images} has no pictures")
+    there: dict[str, str] = {}
+    for path in _images_below(masks)[0]:
+        stem = os.path.splitext(os.path.relpath(path, masks))[0]
+        if stem in there:
+            raise EngramError(f"{there[stem]} and {path} are masks of the same picture; keep one")
+        there[stem] = path
+    stems = [os.path.splitext(os.path.relpath(path, images))[0] for path in pictures]
+    missing = [path for path, stem in zip(pictures, stems, strict=True) if stem not in there]
+    if missing:
+        more = f" (nor have {len(missing) - 1} others)" if len(missing) > 1 else ""
+        raise EngramError(f"{missing[0]} has no mask of its name in {masks}{more}")
+    found = Files(tuple(there[stem] for stem in stems))
+    return Found(Files(tuple(pictures)), [None] * len(pictures), found), ignored
+
+
 # --------------------------------------------------------------------------------- tables
 
 
 def table(path: Path, names: Columns) -> Source:
-    """Rows of a path and a label; relative paths start at the table's own folder."""
+    """Rows of a path and labels (or a mask's path); they start at the table's own folder."""
     try:
         records = TABLES[path.suffix.lower()](path)
     except (csv.Error, ValueError, OSError) as error:
@@ -267,56 +341,42 @@ def table(path: Path, names: Columns) -> Source:
     if not records:
         raise EngramError(f"{path} is an empty table")
     columns = list(dict.fromkeys(column for record in records for column in record))
-    image = _column(path, columns, "image", names.image)
-    label = _column(path, columns, "label", names.label)
-    split = _column(path, columns, "split", names.split, needed=False)
+    image = column(path, columns, "image", names.image)
+    labels = LABELS[names.kind]
+    wanted = labels.columns(path, columns, names.labels, names.classes)
+    split = column(path, columns, "split", names.split, needed=False)
     theirs = sorted({str(record.get(split)) for record in records}) if split else ["train"]
     ours = {name: s for s, name in _named_splits(theirs, names.splits, str(path)).items()}
-    rows: dict[str, list[tuple[str, str]]] = {s: [] for s in ours.values()}
+    rows: dict[str, list[tuple[str, Any]]] = {s: [] for s in ours.values()}
     missing, ignored = [], 0
     for number, record in enumerate(records, start=1):
-        file, name = record.get(image), record.get(label)
+        file = record.get(image)
         target = ours.get(str(record.get(split)) if split else "train")
         if target is None:  # a row of a split that is none of ours
             ignored += 1
             continue
         if isinstance(file, (bytes, Mapping)):
             raise EngramError(f"{path} holds pictures, not paths; load it as hf:{path}")
-        if file in (None, "") or name in (None, ""):
-            empty = image if file in (None, "") else label
-            raise EngramError(f"{path}, row {number}: the column {empty!r} is empty")
-        full = os.path.join(path.parent, str(file))
-        if not os.path.isfile(full):
-            missing.append((number, full))
-        rows[target].append((full, str(name)))
+        cells = {name: record.get(name) for name in wanted}
+        for name, cell in ((image, file), *(cells.items() if names.masks else ())):
+            if cell in (None, ""):
+                raise EngramError(f"{path}, row {number}: the column {name!r} is empty")
+        full, *mask = (
+            os.path.join(path.parent, str(cell))
+            for cell in (file, *(cells.values() if names.masks else ()))
+        )
+        missing += [(number, one) for one in (full, *mask) if not os.path.isfile(one)]
+        label = mask[0] if mask else labels.read(f"{path}, row {number}", cells)
+        rows[target].append((full, label))
     if missing:
         more = f" (and {len(missing) - 1} more rows like it)" if len(missing) > 1 else ""
         raise EngramError(f"{path}, row {missing[0][0]}: {missing[0][1]} does not exist{more}")
-    return Source(
-        {
-            s: Found(Files(tuple(file for file, _ in pairs)), [name for _, name in pairs])
-            for s, pairs in rows.items()
-        },
-        unsplit=not split,
-        ignored=ignored,
-    )
-
-
-def _column(
-    where: str | Path, columns: Sequence[str], kind: str, given: str | None, needed: bool = True
-) -> str:
-    """The column that holds this kind of thing: the given one, or the first usual name."""
-    if given is not None and given in columns:
-        return given
-    by_name = {str(column).lower(): column for column in columns}
-    usual = [by_name[name] for name in COLUMNS[kind] if name in by_name] if given is None else []
-    if usual:
-        return usual[0]
-    if given is None and not needed:
-        return ""
-    raise EngramError(
-        f"{where} has no column {given or kind!r}; it has {', '.join(map(str, columns))}"
-    )
+    splits = {}
+    for s, pairs in rows.items():
+        told = [label for _, label in pairs]
+        masks = Files(tuple(told)) if names.masks else None
+        splits[s] = Found(Files(tuple(file for file, _ in pairs)), told, masks)
+    return Source(splits, unsplit=not split, ignored=ignored, columns=wanted)
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
@@ -349,58 +409,74 @@ TABLES = {
 # --------------------------------------------------------------------------------- arrays
 
 
-def arrays(path: Path) -> Source:
+def arrays(path: Path, names: Columns) -> Source:
     """An .npz file: x_train, y_train, … or train_images, train_labels, … or images, labels."""
     try:
         with np.load(path, allow_pickle=False) as file:
             held = {key.lower(): file[key] for key in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise EngramError(f"{path} cannot be read as .npz arrays: {error}") from error
-    names = held.get("class_names", held.get("classes"))
-    classes = None if names is None else [str(name) for name in names]
+    listed = held.get("class_names", held.get("classes"))
+    classes = None if listed is None else [str(name) for name in listed]
     splits: dict[str, Found] = {}
     for ours, aliases in SPLITS.items():
         pairs = [(f"x_{a}", f"y_{a}") for a in aliases]
         pairs += [(f"{a}_images", f"{a}_labels") for a in aliases]
         for x, y in pairs:
             if x in held and y in held:
-                splits[ours] = _found_arrays(f"{path}:{x}", held[x], held[y], classes)
+                splits[ours] = _found_arrays(f"{path}:{x}", held[x], held[y], classes, names)
     for x, y in (("images", "labels"), ("x", "y")):
         if not splits and x in held and y in held:
-            found = _found_arrays(f"{path}:{x}", held[x], held[y], classes)
-            return Source({"train": found}, classes, unsplit=True)
+            found = _found_arrays(f"{path}:{x}", held[x], held[y], classes, names)
+            return Source({"train": found}, classes, unsplit=True, columns=found.columns)
     if not splits:
         raise EngramError(
             f"{path} has the arrays {', '.join(held)}; expected x_train and y_train "
             "(x_test, …), train_images and train_labels, or images and labels"
         )
-    return Source(splits, classes)
+    return Source(splits, classes, columns=next(iter(splits.values())).columns)
 
 
 def _found_arrays(
-    where: str, images: npt.NDArray[Any], labels: npt.NDArray[Any], classes: Sequence[str] | None
+    where: str,
+    images: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    classes: Sequence[str] | None,
+    names: Columns,
 ) -> Found:
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1 or len(labels) != len(images):
+    each = LABELS[names.kind].dimensions
+    if 1 in each and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim not in each or len(labels) != len(images):
+        what = {1: "one each", 2: "a row each", 3: "a mask each"}
         raise EngramError(
-            f"{where}: {len(images)} images need as many labels, one each; "
-            f"got labels of shape {labels.shape}"
+            f"{where}: {len(images)} images need as many labels, "
+            f"{' or '.join(what[n] for n in each)}; got labels of shape {labels.shape}"
         )
+    rows = Arrays(_pixels(where, images), where)
+    if names.masks:
+        masks = Arrays(torch.from_numpy(np.ascontiguousarray(labels)), f"{where}, mask")
+        return Found(rows, [None] * len(labels), masks)
+    if labels.ndim == 2:
+        columns = classes or [str(i) for i in range(labels.shape[1])]
+        if len(columns) != labels.shape[1]:
+            raise EngramError(
+                f"{where}: {labels.shape[1]} columns of labels, but {len(columns)} class names"
+            )
+        cells: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in labels]
+        return Found(rows, _read_labels(where, cells, None, names), columns=columns)
     named = classes if classes is not None and labels.dtype.kind in "iu" else None
-    return Found(Arrays(_pixels(where, images), where), _label_names(where, labels, named))
+    return Found(rows, _read_labels(where, [{"label": label} for label in labels], named, names))
 
 
-def _label_names(where: str, labels: Iterable[Any], classes: Sequence[str] | None) -> list[str]:
-    """Labels as names; a number counts in the list of classes where there is one."""
-    named = []
-    for i, label in enumerate(labels):
-        if label is None or isinstance(label, (list, Mapping)):
-            raise EngramError(f"{where}: the label of row {i} is {label}; expected one label each")
-        if classes is not None and not 0 <= int(label) < len(classes):
-            hint = "; -1 means that the labels are not public" if label == -1 else ""
-            raise EngramError(f"{where}: label {label} is none of {len(classes)} classes{hint}")
-        named.append(str(label) if classes is None else classes[int(label)])
-    return named
+def _read_labels(
+    where: str,
+    rows: Iterable[Mapping[str, Any]],
+    classes: Sequence[str] | None,
+    names: Columns,
+) -> list[Any]:
+    labels = LABELS[names.kind]
+    return [labels.read(f"{where}: row {i}", cells, classes) for i, cells in enumerate(rows)]
 
 
 def _pixels(where: str, images: npt.NDArray[Any]) -> torch.Tensor:
@@ -426,14 +502,14 @@ def _pixels(where: str, images: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(images))
 
 
-def digits() -> Source:
+def digits(names: Columns) -> Source:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; every fifth of a class is test."""
     bunch = _extra("sklearn.datasets", "scikit-learn").load_digits()
     test = np.zeros(len(bunch.target), dtype=bool)
     for digit in range(10):
         test[np.flatnonzero(bunch.target == digit)[::5]] = True
     splits = {
-        name: _found_arrays(f"digits/{name}", bunch.images[of] / 16, bunch.target[of], None)
+        name: _found_arrays(f"digits/{name}", bunch.images[of] / 16, bunch.target[of], None, names)
         for name, of in (("train", ~test), ("test", test))
     }
     return Source(splits, augment="pad-crop", flip=False)
@@ -462,16 +538,33 @@ def hub(where: str, names: Columns) -> Source:
         title = f"hf:{where}/{theirs}"
         pictures = [c for c, kind in table.features.items() if isinstance(kind, datasets.Image)]
         only = pictures[0] if len(pictures) == 1 else None
-        image = _column(title, table.column_names, "image", names.image or only)
-        label = _column(title, table.column_names, "label", names.label)
-        listed = getattr(table.features[label], "names", None)  # of a ClassLabel
+        image = column(title, table.column_names, "image", names.image or only)
+        wanted = LABELS[names.kind].columns(title, table.column_names, names.labels, names.classes)
+
+        def encoded(
+            name: str, table: Any = table, title: str = title, pictures: Sequence[str] = pictures
+        ) -> HubRows:
+            rows = table.select_columns([name])
+            if name in pictures:
+                rows = rows.cast_column(name, datasets.Image(decode=False))
+            return HubRows(rows, name, title)
+
+        if names.masks:
+            count = len(table)
+            splits[ours] = Found(encoded(image), [None] * count, encoded(wanted[0]))
+            continue
+        kind = table.features[wanted[0]]
+        listed = getattr(getattr(kind, "feature", kind), "names", None)  # of a ClassLabel
         classes = classes or listed
-        labels = _label_names(title, table.select_columns([label])[:][label], listed)
-        rows = table.select_columns([image])
-        if image in pictures:
-            rows = rows.cast_column(image, datasets.Image(decode=False))
-        splits[ours] = Found(HubRows(rows, image, title), labels)
-    return Source(splits, classes, unsplit=list(tables) == [_LONE])
+        cells = table.select_columns(wanted)[:]
+        labels = _read_labels(
+            title,
+            (dict(zip(wanted, row, strict=True)) for row in zip(*cells.values(), strict=True)),
+            listed,
+            names,
+        )
+        splits[ours] = Found(encoded(image), labels)
+    return Source(splits, classes, unsplit=list(tables) == [_LONE], columns=wanted)
 
 
 def _hub_tables(datasets: Any, where: str) -> dict[str, Any]:
@@ -492,11 +585,12 @@ def _hub_tables(datasets: Any, where: str) -> dict[str, Any]:
 def preset(name: str, copy: str, names: Columns) -> Source:
     """A dataset known by name, from the Hub or from a copy on disk."""
     known = PRESETS[name]
-    names = Columns(
-        names.image or known.image,
-        names.label or known.label,
-        None,
-        names.splits or known.splits,
+    names = replace(
+        names,
+        image=names.image or known.image,
+        labels=names.labels or (known.label,),
+        split=None,
+        splits=names.splits or known.splits,
     )
     if known.hub is not None:
         source = hub(copy or known.hub, names)
@@ -513,6 +607,8 @@ def preset(name: str, copy: str, names: Columns) -> Source:
 
 def _annotated(root: Path, names: Columns) -> Source:
     """iNaturalist's own layout: an annotation file per split beside the folder of pictures."""
+    if names.kind != "classification":
+        raise EngramError(f"{root} tells one class a picture, which is no data for {names.kind}")
     splits = {}
     for ours, file in names.splits.items():
         if not (root / file).exists():

@@ -27,6 +27,7 @@ from engram.evaluate import evaluate
 from engram.feeds import Progress, silent
 from engram.files import Engram, read_engram
 from engram.fit import Learner, fit, told, train
+from engram.kinds import KINDS
 from engram.model import MemoryViT
 from engram.plots import draw_sweep
 from engram.recipe import Recipe, learning_rate
@@ -37,12 +38,16 @@ from engram.team import Team
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid, with the validation accuracy of each of its seeds."""
+    """One point of the grid, with the validation accuracy of each of its seeds.
+
+    For kinds of task that have no accuracy, `measure` names the metric that chooses.
+    """
 
     lr: float
     cells: int
     weight_decay: float
     accuracies: tuple[float, ...] = ()
+    measure: str = "accuracy"
 
     @property
     def mean(self) -> float:
@@ -58,9 +63,9 @@ class Setting:
             "lr": self.lr,
             "cells": self.cells,
             "weight_decay": self.weight_decay,
-            "val_accuracy": self.mean,
+            f"val_{self.measure}": self.mean,
             "deviation": self.deviation,
-            "accuracies": list(self.accuracies),
+            "accuracies" if self.measure == "accuracy" else "scores": list(self.accuracies),
         }
 
 
@@ -113,12 +118,14 @@ def sweep(
 ) -> SweepResult:
     """Train every combination and add the best as a task `name` to the model.
 
-    The best setting has the highest mean validation accuracy over its seeds; of its seeds the one
-    with the highest is kept. `refit` trains it once more with the validation images that were
-    taken from the training data. `task` are further arguments of `MemoryViT.add_task`.
+    The best setting has the highest mean validation accuracy (or what its kind of task has in its
+    place, `Kind.score`) over its seeds; of its seeds the one with the highest is kept. `refit`
+    trains it once more with the validation images that were taken from the training data. `task`
+    are further arguments of `MemoryViT.add_task`.
     """
     recipe, team = recipe or Recipe(), team or Team()
-    whole = data if isinstance(data, Splits) else load(data)
+    kind = str(task.get("kind", "classification"))
+    whole = data if isinstance(data, Splits) else load(data, kind=kind)
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     regime = str(task.get("regime", "masked"))
     if regime not in REGIMES:
@@ -153,12 +160,12 @@ def sweep(
             scores = scratch.one_by_one(variants, run, resume, progress)
         else:
             scores = scratch.together(variants, run, resume, progress)
-        settings = _by_setting(variants, [score.accuracy for score in scores])
+        settings = _by_setting(variants, [score.score for score in scores], splits.kind)
         best = max(settings, key=lambda setting: setting.mean)
         of_best = [
-            (score.accuracy, -i)
+            (score.score, -i)
             for i, (variant, score) in enumerate(zip(variants, scores, strict=True))
-            if variant.setting == replace(best, accuracies=())
+            if variant.setting == replace(best, accuracies=(), measure="accuracy")
         ]
         chosen = -max(of_best)[1]
         variant, score = variants[chosen], scores[chosen]
@@ -201,8 +208,8 @@ class _Score:
     engram: Engram
 
     @property
-    def accuracy(self) -> float:
-        return float(self.metrics["accuracy"])
+    def score(self) -> float:
+        return float(self.metrics[self.engram.spec.does.score])
 
 
 @dataclass(frozen=True)
@@ -288,15 +295,18 @@ class _Scratch:
         return scratch
 
     def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
-        classes, seed = self.splits.classes, variant.seed
-        scratch.add_task(called, classes, variant.setting.cells, seed=seed, **self.task)
+        terms = {**self.splits.task, **self.task}
+        scratch.add_task(called, cells=variant.setting.cells, seed=variant.seed, **terms)
 
 
-def _by_setting(variants: Sequence[Variant], accuracies: Sequence[float]) -> list[Setting]:
+def _by_setting(
+    variants: Sequence[Variant], accuracies: Sequence[float], kind: str
+) -> list[Setting]:
     found: dict[Setting, list[float]] = {}
     for variant, accuracy in zip(variants, accuracies, strict=True):
         found.setdefault(variant.setting, []).append(accuracy)
-    return [replace(setting, accuracies=tuple(values)) for setting, values in found.items()]
+    measure = KINDS[kind].score
+    return [replace(s, accuracies=tuple(values), measure=measure) for s, values in found.items()]
 
 
 def _csv(settings: Sequence[Setting]) -> str:

@@ -1,0 +1,202 @@
+"""How good answers are: each number that people expect, from tensors alone.
+
+Every function takes what was kept of the answers and gives {"metric": number}. They agree with
+scikit-learn where it has the same metric; that package is not needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+
+
+def _joined(pairs: Pairs) -> tuple[Tensor, Tensor] | None:
+    found = list(pairs)
+    if not found:
+        return None
+    return torch.cat([p[0] for p in found]), torch.cat([p[1] for p in found])
+
+
+def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any]:
+    """Metrics from (logits, labels) pairs; every unreadable picture is one more wrong answer.
+
+    accuracy; top5 (from six classes on); macro_f1, the mean over classes that occur as label or
+    answer; ece, the expected calibration error over 15 bins of equal width; loss.
+    """
+    pair = _joined(answers)
+    if pair is None:
+        return {"accuracy": 0.0, "images": unreadable}
+    logits, labels = pair
+    images = len(labels) + unreadable
+    classes = logits.shape[1]
+    probability, answer = logits.softmax(1).max(1)
+    right = answer == labels
+    metrics: dict[str, Any] = {
+        "accuracy": right.sum().item() / images,
+        "images": images,
+        "loss": F.cross_entropy(logits, labels).item(),
+    }
+    if classes > 5:
+        best = logits.topk(5, dim=1).indices
+        metrics["top5"] = (best == labels[:, None]).any(1).sum().item() / images
+    hits = torch.bincount(labels[right], minlength=classes)
+    told = torch.bincount(answer, minlength=classes)
+    true = torch.bincount(labels, minlength=classes)
+    seen = (told + true) > 0
+    metrics["macro_f1"] = (2 * hits[seen] / (told + true)[seen]).mean().item()
+    bins = (probability * 15).long().clamp(max=14)
+    gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
+    metrics["ece"] = (gap.abs().sum() / len(labels)).item()
+    return metrics
+
+
+# Several labels a picture
+
+
+def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
+    """Metrics from (logits, labels) pairs, labels 0 or 1, both (images, classes).
+
+    map: the mean over classes that occur of the average precision, which needs no threshold. With
+    a class said where its probability reaches its threshold: macro_f1, the mean over classes (0
+    for one neither said nor there), and micro_f1, over all answers at once. loss.
+    """
+    pair = _joined(answers)
+    if pair is None:
+        return {"map": 0.0, "images": 0}
+    logits, labels = pair[0], pair[1].bool()
+    told = logits.sigmoid() >= thresholds
+    hits = (told & labels).sum(0).double()
+    both = told.sum(0).double() + labels.sum(0)
+    precision = average_precision(logits, labels)
+    occurs = labels.any(0)
+    return {
+        "map": precision[occurs].mean().item() if bool(occurs.any()) else 0.0,
+        "images": len(labels),
+        "loss": F.binary_cross_entropy_with_logits(logits, labels.to(logits)).item(),
+        "macro_f1": (2 * hits / both.clamp(min=1)).mean().item(),
+        "micro_f1": (2 * hits.sum() / both.sum().clamp(min=1)).item(),
+    }
+
+
+def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
+    """For each class the area under its precision-recall steps; 0 for one that does not occur.
+
+    Scores and labels are (images, classes). Equal scores count as one step.
+    """
+    found = torch.zeros(scores.shape[1], dtype=torch.float64)
+    for c in range(scores.shape[1]):
+        order = scores[:, c].argsort(descending=True)
+        ranked, true = scores[order, c], labels[order, c].double()
+        hits = true.cumsum(0)
+        if not hits[-1]:
+            continue
+        ends = torch.cat([ranked[1:] != ranked[:-1], torch.ones(1, dtype=torch.bool)])
+        hits, told = hits[ends], torch.arange(1, len(ranked) + 1, dtype=torch.float64)[ends]
+        gained = hits.diff(prepend=torch.zeros(1, dtype=torch.float64))
+        found[c] = (hits / told * gained).sum() / hits[-1]
+    return found
+
+
+def best_thresholds(logits: Tensor, labels: Tensor) -> Tensor:
+    """For each class the probability that, as a threshold, gives the best F1 on these answers.
+
+    It lies in the middle between the last answer that is said and the first that is not; 0.5 for
+    a class that does not occur, or always does.
+    """
+    probabilities, labels = logits.sigmoid().double(), labels.bool()
+    thresholds = torch.full((logits.shape[1],), 0.5)
+    for c in range(logits.shape[1]):
+        ranked, order = probabilities[:, c].sort(descending=True)
+        true = labels[order, c].double()
+        count = true.sum()
+        if not 0 < count < len(true):
+            continue
+        f1 = 2 * true.cumsum(0) / (torch.arange(1, len(true) + 1) + count)
+        below = torch.cat([ranked[1:], torch.zeros(1, dtype=torch.float64)])
+        f1[ranked == below] = -1  # equal answers stay together
+        best = int(f1.argmax())
+        thresholds[c] = (ranked[best] + below[best]) / 2
+    return thresholds
+
+
+# Numbers
+
+
+def regression_metrics(answers: Pairs, std: Tensor) -> dict[str, Any]:
+    """Metrics from (values, labels) pairs, both (images, numbers).
+
+    mae, the mean absolute error in the labels' own units; r2, the share of the variance that is
+    explained; rmse; all averaged over the numbers. loss: squared errors in units of `std`.
+    """
+    pair = _joined(answers)
+    if pair is None:
+        return {"r2": 0.0, "images": 0}
+    values, labels = pair[0].double(), pair[1].double()
+    error = values - labels
+    return {
+        "r2": r_squared(values, labels).mean().item(),
+        "images": len(labels),
+        "loss": (error / std).square().mean().item(),
+        "mae": error.abs().mean().item(),
+        "rmse": error.square().mean(0).sqrt().mean().item(),
+    }
+
+
+def r_squared(values: Tensor, labels: Tensor) -> Tensor:
+    """For each number; where the labels do not vary, 1 for no error and 0 for any."""
+    missed = (values - labels).square().sum(0)
+    varied = (labels - labels.mean(0)).square().sum(0)
+    constant = torch.where(missed > 0, 0.0, 1.0).to(missed)
+    return torch.where(varied > 0, 1 - missed / varied.where(varied > 0, 1), constant)
+
+
+# A class for every pixel
+
+
+def pixel_counts(answer: Tensor, labels: Tensor, classes: int, ignore: int) -> Tensor:
+    """For each picture (images, 3, classes): pixels that are right, said and true of a class.
+
+    `answer` and `labels` are classes (images, height, width); ignored pixels count nowhere.
+    """
+    images = len(labels)
+    valid = (labels != ignore).flatten(1)
+    offset = torch.arange(images, device=labels.device)[:, None] * classes
+    said, true = (offset + x.flatten(1).long() for x in (answer, labels))
+
+    def count(which: Tensor, where: Tensor) -> Tensor:
+        return torch.bincount(which[where], minlength=images * classes).view(images, classes)
+
+    right = valid & (said == true)
+    return torch.stack([count(said, right), count(said, valid), count(true, valid)], dim=1).cpu()
+
+
+def intersection_over_union(counts: Tensor) -> Tensor:
+    """Of counts (…, 3, classes): (…, classes); NaN for a class that is neither said nor there."""
+    right, said, true = counts.double().unbind(-2)
+    return right / (said + true - right)
+
+
+def segmentation_metrics(answers: Pairs) -> dict[str, Any]:
+    """Metrics from pairs of `pixel_counts` and each picture's loss.
+
+    miou: the mean over classes that occur (as label or answer) of intersection over union, over
+    the pixels of all pictures together; pixel_accuracy; loss, the mean over pictures.
+    """
+    pair = _joined(answers)
+    if pair is None:
+        return {"miou": 0.0, "images": 0}
+    counts, losses = pair
+    total = counts.sum(0)
+    right, _, true = total.double().unbind(0)
+    return {
+        "miou": intersection_over_union(total).nanmean().item(),
+        "images": len(losses),
+        "loss": losses.mean().item(),
+        "pixel_accuracy": (right.sum() / true.sum().clamp(min=1)).item(),
+    }

@@ -1,0 +1,132 @@
+"""Every metric against scikit-learn or a slow computation of its own."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    jaccard_score,
+    mean_absolute_error,
+    r2_score,
+    root_mean_squared_error,
+)
+
+from engram.metrics import (
+    average_precision,
+    best_thresholds,
+    intersection_over_union,
+    multilabel_metrics,
+    pixel_counts,
+    regression_metrics,
+    segmentation_metrics,
+)
+
+
+def several(images: int = 60, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = (torch.rand(images, classes) < 0.3).long()
+    logits = torch.randn(images, classes) + labels
+    return (logits * 2).round() / 2, labels  # with ties
+
+
+def in_parts(a: torch.Tensor, b: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(a.split(7), b.split(7), strict=True))
+
+
+def test_mean_average_precision_and_f1_are_those_of_scikit_learn() -> None:
+    logits, labels = several()
+    thresholds = torch.tensor([0.5, 0.2, 0.9, 0.62, 0.31])
+    found = multilabel_metrics(in_parts(logits, labels), thresholds)
+    told = (logits.sigmoid() >= thresholds).numpy()
+    true = labels.numpy()
+    expected = {
+        "map": average_precision_score(true, logits.numpy(), average="macro"),
+        "macro_f1": f1_score(true, told, average="macro", zero_division=0),
+        "micro_f1": f1_score(true, told, average="micro", zero_division=0),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+    assert found["images"] == 60
+
+
+def test_a_class_that_never_occurs_is_no_part_of_the_mean_precision() -> None:
+    logits, labels = several()
+    labels[:, 2] = 0
+    rest = [0, 1, 3, 4]
+    expected = average_precision_score(labels[:, rest].numpy(), logits[:, rest].numpy())
+    found = multilabel_metrics([(logits, labels)], torch.full((5,), 0.5))
+    assert found["map"] == pytest.approx(expected, abs=1e-6)
+    assert average_precision(logits, labels)[2] == 0
+    assert multilabel_metrics([(logits, labels * 0)], torch.full((5,), 0.5))["map"] == 0
+    assert multilabel_metrics([], torch.zeros(5)) == {"map": 0.0, "images": 0}
+
+
+def test_no_other_threshold_has_a_better_f1() -> None:
+    logits, labels = several(40, 6)
+    labels[:, 3] = 0  # never: nothing to choose by
+    labels[:, 4] = 1  # always
+    found = best_thresholds(logits, labels)
+    assert found[3] == found[4] == 0.5
+    for c in (0, 1, 2, 5):
+        probability = logits[:, c].sigmoid().numpy()
+
+        def f1(threshold: float, c: int = c, probability: np.ndarray = probability) -> float:
+            told = probability >= threshold
+            return float(f1_score(labels[:, c].numpy(), told, zero_division=0))
+
+        best = max(f1(threshold) for threshold in np.linspace(0, 1, 400))
+        assert f1(float(found[c])) == pytest.approx(best)
+
+
+def test_mae_and_r2_are_those_of_scikit_learn() -> None:
+    labels = torch.randn(50, 3) * torch.tensor([1.0, 10.0, 100.0]) + 5
+    values = labels + torch.randn(50, 3)
+    found = regression_metrics(in_parts(values, labels), torch.tensor([1.0, 10.0, 100.0]))
+    assert found["mae"] == pytest.approx(mean_absolute_error(labels, values), rel=1e-5)
+    assert found["r2"] == pytest.approx(r2_score(labels, values), rel=1e-5)
+    assert found["rmse"] == pytest.approx(root_mean_squared_error(labels, values), rel=1e-5)
+    assert regression_metrics([], torch.ones(3)) == {"r2": 0.0, "images": 0}
+
+
+def test_labels_that_do_not_vary_are_judged_as_scikit_learn_does() -> None:
+    same = torch.full((4, 1), 3.0)
+    for values in (same, same + 1):
+        found = regression_metrics([(values, same)], torch.ones(1))
+        assert found["r2"] == r2_score(same, values)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_mean_iou_and_pixel_accuracy_are_what_pixels_say(classes: int) -> None:
+    labels = torch.randint(0, classes, (9, 6, 7)).to(torch.uint8)
+    labels[torch.rand(labels.shape) < 0.2] = 255
+    answer = torch.randint(0, classes, labels.shape)
+    counts = torch.cat(
+        [
+            pixel_counts(a, b, classes, 255)
+            for a, b in zip(answer.split(4), labels.split(4), strict=True)
+        ]
+    )
+    found = segmentation_metrics(in_parts(counts, torch.arange(9.0)))
+    pixels = [(int(t), int(a)) for t, a in zip(labels.flatten(), answer.flatten(), strict=True)]
+    pixels = [(true, said) for true, said in pixels if true != 255]
+    right = sum(true == said for true, said in pixels)
+    assert found["pixel_accuracy"] == pytest.approx(right / len(pixels))
+    assert found["miou"] == pytest.approx(
+        jaccard_score(*zip(*pixels, strict=True), average="macro")
+    )
+    assert found["images"] == 9
+    assert found["loss"] == 4.0
+    first = [
+        (t, a) for t, a in zip(labels[0].flatten(), answer[0].flatten(), strict=True) if t < 255
+    ]
+    for c in range(classes):
+        both = sum(t == c and a == c for t, a in first)
+        either = sum(t == c or a == c for t, a in first)
+        assert intersection_over_union(counts)[0, c] == pytest.approx(both / either)
+
+
+def test_a_class_that_is_nowhere_is_no_part_of_the_mean_iou() -> None:
+    labels = torch.zeros(1, 2, 2, dtype=torch.uint8)
+    counts = pixel_counts(labels, labels, 3, 255)
+    assert segmentation_metrics([(counts, torch.zeros(1))])["miou"] == 1.0
+    assert segmentation_metrics([]) == {"miou": 0.0, "images": 0}
