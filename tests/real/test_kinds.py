@@ -1,0 +1,83 @@
+"""A real ViT on real masks: outlines are learned, and answered in one pass with the breed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import engram
+from engram import cli
+from engram.evaluate import preprocessing_of
+from engram.images import evaluation_view, normalise
+
+CLASSES, TRAIN, TEST = 5, 8, 4
+
+
+@pytest.fixture(scope="module")
+def pets(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first photographs of the first classes, their masks, and a table of cats and dogs."""
+    root = tmp_path_factory.mktemp("pets")
+    rows = ["path,split,cat,dog"]
+    for split, count in (("train", TRAIN), ("test", TEST)):
+        for folder in sorted((assets / "data" / "pets" / split).iterdir())[:CLASSES]:
+            for name in ("photos", "masks"):
+                (root / name / split / folder.name).mkdir(parents=True)
+            for photo in sorted(folder.iterdir())[:count]:
+                place = f"{split}/{folder.name}"
+                mask = assets / "data" / "pets_masks" / place / f"{photo.stem}.png"
+                shutil.copy(photo, root / "photos" / place)
+                shutil.copy(mask, root / "masks" / place)
+                cat = int(photo.name[0].isupper())
+                rows.append(f"photos/{place}/{photo.name},{split},{cat},{1 - cat}")
+    (root / "species.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def test_outline_breed_and_species_answer_in_one_pass_as_alone(
+    pets: Path, assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trunk = assets / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+
+    def run(*arguments: object) -> Any:
+        assert cli.main([str(argument) for argument in arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    outline = ("--kind", "segmentation", "--classes", "pet=1,background=2", "--ignore", 3)
+    tasks: dict[str, tuple[object, ...]] = {
+        "outline": (f"{pets}/photos::{pets}/masks", *outline, "--epochs", 6, "--lr", 0.003),
+        "breed": (f"{pets}/photos", "--epochs", 4),
+        "species": (
+            *(f"{pets}/species.csv", "--kind", "multilabel", "--label", "cat,dog"),
+            *("--epochs", 4),
+        ),
+    }
+    common = ("--backbone", trunk, "--workers", 0, "--batch", 10, "--test", "--json")
+    found = {}
+    for name, (data, *flags) in tasks.items():
+        out = tmp_path / f"{name}.safetensors"
+        fitted = run("fit", data, "--task", name, "-o", out, *flags, *common)
+        found[name] = fitted["metrics"]["test"]
+    assert found["outline"]["miou"] > 0.75  # one class everywhere: 0.5 at most
+    assert found["outline"]["images"] == CLASSES * TEST
+    assert found["species"]["map"] > 0.8
+
+    model = engram.MemoryViT(engram.load_trunk(trunk)).eval()
+    plain = engram.MemoryViT(engram.load_trunk(trunk)).eval()
+    for name in tasks:
+        model.attach(tmp_path / f"{name}.safetensors")
+    photos = sorted((pets / "photos" / "test").glob("*/*"))[::5]
+    views = [torch.from_numpy(evaluation_view(p, preprocessing_of(model))) for p in photos]
+    pixels = normalise(torch.stack(views), preprocessing_of(model))
+    with torch.inference_mode():
+        together = model(pixels)
+        assert torch.equal(model(pixels, exact=True)["base"], plain.trunk(pixels))
+        assert together["outline"].shape == (len(photos), 2, 224, 224)
+        for name in tasks:
+            alone = engram.MemoryViT(plain.trunk).eval()
+            alone.attach(tmp_path / f"{name}.safetensors")
+            assert torch.allclose(alone(pixels)[name], together[name], rtol=1e-6, atol=1e-5)
