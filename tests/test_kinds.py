@@ -483,6 +483,15 @@ def test_the_commands_know_every_kind(
     assert answer["tasks"]["outline"]["size"] == [16, 16]
     assert [one["class"] for one in answer["tasks"]["tags"]]
     assert answer["tasks"]["light"][0]["name"] == "light"
+    photos = [data / "images" / split / "0.png" for split in ("test", "train")]
+    written = run("predict", *engrams, *photos, "--masks", "told")
+    assert [one["tasks"]["outline"]["mask"] for one in written] == [
+        str(Path("told", name)) for name in ("0.outline.png", "0_.outline.png")
+    ]
+    with Image.open("told/0.outline.png") as mask:
+        counts = np.bincount(np.asarray(mask).ravel(), minlength=2)
+    shares = {one["class"]: one["share"] for one in written[0]["tasks"]["outline"]["classes"]}
+    assert counts[1] / counts.sum() == pytest.approx(shares["box"], abs=1e-5)
     bundle = run("compose", *engrams, "-o", "bundle")
     assert [one["kind"] for one in bundle["engrams"]] == [
         "segmentation",

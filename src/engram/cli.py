@@ -470,12 +470,16 @@ def predict_command(
     backbone: Backbone = None,
     tasks: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks.")] = None,
     top_k: Annotated[int, typer.Option(help="How many classes of each answer.")] = 3,
+    masks: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the masks of segmentations there, as PNG."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask every task about images, in one pass."""
     from engram.jobs import predict_job
 
-    result = predict_job(sources, backbone=backbone, tasks=tasks or (), top_k=top_k)
+    result = predict_job(sources, backbone=backbone, tasks=tasks or (), top_k=top_k, masks=masks)
     _show(result, as_json)
     if any("error" in image for image in result.document):
         raise typer.Exit(2)

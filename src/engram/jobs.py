@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from engram.describe import Description
 from engram.errors import EngramError
 from engram.evaluate import answers, predict
 from engram.feeds import Progress
-from engram.files import is_engram
+from engram.files import is_engram, write_atomically
 from engram.fit import Result, fit
 from engram.hub import is_place
 from engram.kinds import KINDS, Kind
@@ -290,6 +291,7 @@ def predict_job(
     backbone: str | None,
     tasks: Sequence[str],
     top_k: int,
+    masks: Path | None = None,
 ) -> Description:
     """`engram predict`: engrams and bundles among the arguments answer about all the others."""
     engrams = [path for path in sources if is_place(path) or is_bundle(path) or is_engram(path)]
@@ -303,6 +305,8 @@ def predict_job(
         raise EngramError("No image was given; add the paths of images, or of a folder of them.")
     model = load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(str(backbone)))
     results = predict(model, images, tasks=tasks or None, top_k=top_k)
+    if masks is not None:
+        _write_masks(results, masks)
     table = []
     for result in results:
         if "error" in result:
@@ -311,6 +315,25 @@ def predict_job(
             kind = model.task(name).kind if name != "base" else KINDS["classification"]
             table.append((result["image"], name, kind.words(answer)))
     return Description(results, [], ("image", "task", "answer"), tuple(table))
+
+
+def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Put every mask that was answered into a file, IMAGE.TASK.png, and its path into its place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngramError(f"The folder {folder} cannot be made ({error.strerror}).") from None
+    taken: set[str] = set()
+    for result in results:
+        stem = Path(result["image"]).stem
+        while stem in taken:  # of a picture in another folder
+            stem += "_"
+        taken.add(stem)
+        for name, answer in result.get("tasks", {}).items():
+            if "mask" in answer:
+                path = folder / f"{stem}.{name}.png"
+                write_atomically(path, base64.b64decode(answer["mask"].partition(",")[2]))
+                answer["mask"] = str(path)
 
 
 def _images(path: Path) -> list[str]:
