@@ -22,7 +22,7 @@ help:
 	@echo "make setup     create $(VENV) and install, nothing else"
 	@echo "make lint      ruff: rules and format     make format   apply them"
 	@echo "make types     mypy --strict on the package"
-	@echo "make bench     measurements beside other libraries (slow)"
+	@echo "make bench     speed beside other libraries: benchmarks/speed/RESULTS.md (20 minutes)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make chromium  install the browser that page tests drive"
 	@echo "make clean     remove $(VENV) and everything that was built"
@@ -72,12 +72,9 @@ format: setup
 demo: $(INSTALLED_FOR_DEMO)
 	$(BIN)/engram demo
 
-# Every benchmarks/bench_*.py is a script that runs alone and prints its own table.
+# ARGS=--resume goes on with a run that was interrupted, ARGS=--quick is a look.
 bench: $(INSTALLED_FOR_BENCH)
-	@set -e; for script in benchmarks/bench_*.py; do \
-		[ -e "$$script" ] || { echo "There are no benchmarks yet: benchmarks/bench_*.py matches no file." >&2; exit 2; }; \
-		echo "== $$script"; $(BIN)/python "$$script"; \
-	done
+	$(BIN)/python -m benchmarks.speed $(ARGS)
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet

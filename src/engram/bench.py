@@ -115,7 +115,7 @@ def forward(
     """Answers of many tasks, in all the ways that are there."""
     models = {count: size.model(count) for count in tasks}
     naive = {count: Straightforward(model) for count, model in models.items()}
-    peers = {count: _peers(size, count) for count in tasks}
+    peers = _peers(size, tasks)
     middle = sorted(tasks)[len(tasks) // 2]
     adapted = size.model(middle, "masked+adapter")
     plain = transformers_vit(size.trunk, 1000) if "lora" in installed(size.trunk) else None
@@ -158,14 +158,16 @@ def _plain(trunk: ViT, pixels: Tensor) -> Tensor:
     return out
 
 
-def _peers(size: Size, tasks: int) -> dict[str, Peer]:
-    """Those that need a pass for each task."""
+def _peers(size: Size, tasks: Sequence[int]) -> dict[int, dict[str, Peer]]:
+    """Those that need a pass for each task, by the number of tasks."""
     trunk, there = size.trunk, installed(size.trunk)
-    found: dict[str, Peer] = {"separate models": Separate(trunk, tasks, size.classes)}
+    shared: dict[str, Peer] = {"separate models": Separate(trunk, max(tasks), size.classes)}
     if "vit-pytorch" in there:
-        found["vit-pytorch"] = VitPytorch(trunk, tasks, size.classes, size.cells)
-    if "lora" in there:
-        found["PEFT LoRA"] = Lora(trunk, tasks, size.classes)
+        shared["vit-pytorch"] = VitPytorch(trunk, max(tasks), size.classes, size.cells)
+    found = {count: dict(shared) for count in tasks}
+    if "lora" in there:  # switching takes longer the more adapters there are
+        for count in tasks:
+            found[count]["PEFT LoRA"] = Lora(trunk, count, size.classes)
     return found
 
 
@@ -181,7 +183,7 @@ def training(size: Size, batch: int, say: Say = lambda text: None) -> list[Row]:
     cases = {name: Case(make()) for name, make in makers.items()}
     say(f"training step, batch {batch}")
     found = size.compare(cases, say)
-    limits = {PLAIN: 1.0, "engram": back}
+    limits = {PLAIN: 1.0, "engram": back, "engram, from the cache": cached_limit(size)}
     return [Row(name, 1, batch, timing, limits.get(name)) for name, timing in found.items()]
 
 
@@ -216,6 +218,17 @@ def plain_step(size: Size, batch: int) -> Step:
             _plain(size.trunk, pixels)
 
     return step
+
+
+def cached_limit(size: Size, variants: int = 1) -> float:
+    """The ratio of `cached_step`, if time were multiply-accumulates: `memory.from_normed`."""
+    config, costs = size.trunk.config, size.task_costs()
+    n, width = config.prefix + config.grid[0] * config.grid[1], config.width
+    own = costs.macs // config.depth - 2 * width * n  # of a layer, all but reading the trunk
+    folded = 2 * variants * (2 * width**2 + 2 * config.heads * n * width)  # there and back
+    unfolded = 2 * n * width**2 + 2 * variants * 2 * n * width
+    step = config.depth * (2 * variants * own + min(folded, unfolded))
+    return (step + 2 * variants * costs.head_macs) / costs.trunk_macs
 
 
 def cached_step(size: Size, batch: int, variants: int = 1) -> Step:

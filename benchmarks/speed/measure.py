@@ -1,0 +1,152 @@
+"""The sections of a run: each measures one question and gives a document for JSON."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from safetensors.torch import save_file
+
+from benchmarks.speed.growth import growth
+from benchmarks.speed.plan import Plan, trunk_of
+from engram.bench import (
+    PLAIN,
+    Size,
+    cached_limit,
+    cached_step,
+    forward,
+    plain_step,
+    steps,
+    training,
+)
+from engram.cache import row_bytes
+from engram.images import Preprocessing, evaluation_view
+from engram.peers import RANK, Lora, VitPytorch, installed
+from engram.timing import Case, Say, Timing, compare
+
+Document = dict[str, Any]
+
+
+def measure_forward(plan: Plan, say: Say) -> Document:
+    size = plan.size(trunk_of(plan.big), 240)
+    rows = forward(size, plan.tasks, plan.batches, say)
+    return {"trunk": plan.big, "cells": size.cells, "rows": [row.to_dict() for row in rows]}
+
+
+def measure_training(plan: Plan, say: Say) -> Document:
+    """One step at a usual batch, with its peak of memory; and one from the cache at a large one."""
+    size = plan.size(trunk_of(plan.big), 130)
+    rows = [row.to_dict() for row in training(size, plan.step_batch, say)]
+    for row in rows:
+        if row["what"] != PLAIN and (not plan.peaks or row["what"] in plan.peaks):
+            say(f"memory of {row['what']}")
+            row["peak"] = peak_of(plan, row["what"])
+    large = plan.size(size.trunk, 60)
+    batch = plan.cached_batch
+    makers = {PLAIN: plain_step(large, batch), "engram, from the cache": cached_step(large, batch)}
+    say(f"from the cache, batch {batch}")
+    found = large.compare({name: Case(step) for name, step in makers.items()}, say)
+    limits = {"engram, from the cache": cached_limit(large)}
+    rows += [_row(name, 1, batch, timing, limits.get(name)) for name, timing in found.items()]
+    return {"trunk": plan.big, "cells": size.cells, "rows": rows}
+
+
+def peak_of(plan: Plan, what: str) -> int:
+    """Bytes that a process of its own grows by in a step."""
+    command = [sys.executable, "-m", "benchmarks.speed.peak", plan.name, what]
+    root = Path(__file__).resolve().parents[2]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=root).stdout)
+
+
+def measure_sweep(plan: Plan, say: Say) -> Document:
+    """Many variants in one pass beside as many runs, with and without the cache."""
+    rows = []
+    for name, seconds in ((plan.small, 45), (plan.big, 90)):
+        size = plan.size(trunk_of(name), seconds)
+        batch, variants = plan.sweep_batch, plan.variants
+        few = max(batch // 4, 1)  # images of the steps that run the trunk; the time is multiplied
+        ways, all_steps, some = steps(size, few), variants * batch // few, min(4, variants)
+        cases = {
+            PLAIN: Case(plain_step(size, batch)),
+            "engram, one pass": Case(cached_step(size, batch, variants)),
+            "engram, run by run from the cache": Case(cached_step(size, batch), some, variants),
+            "engram, run by run beside the trunk": Case(ways["engram"](), 1, all_steps),
+        }
+        if "PEFT LoRA" in ways:
+            cases["PEFT LoRA, run by run"] = Case(ways["PEFT LoRA"](), 1, all_steps)
+        say(f"{variants} variants on {name}, batch {batch}")
+        for what, timing in size.compare(cases, say).items():
+            case = cases[what]
+            note = f"{case.runs} of {case.of} steps" if case.scale != 1 else ""
+            limit = cached_limit(size, variants) if what == "engram, one pass" else None
+            row = _row(what, variants, batch, timing, limit)
+            rows.append({"trunk": name, **row, "note": note})
+    return {"rows": rows}
+
+
+def _row(what: str, tasks: int, batch: int, timing: Timing, limit: float | None) -> Document:
+    about = {"what": what, "tasks": tasks, "batch": batch}
+    return {**about, **vars(timing), "limit": limit, "note": ""}
+
+
+def measure_storage(plan: Plan, say: Say) -> Document:
+    """The file of one task, as each library writes it."""
+    size = Size(trunk_of(plan.big))
+    found: dict[str, Path] = {}
+    say("files")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        found["engram"] = size.model(1).save("task0", folder / "engram.safetensors")
+        adapted = size.model(1, "masked+adapter")
+        found["engram, masked+adapter"] = adapted.save("task0", folder / "adapted.safetensors")
+        there = installed(size.trunk)
+        if "vit-pytorch" in there:
+            theirs = VitPytorch(size.trunk, 1, size.classes, size.cells).tensors()
+            found["vit-pytorch, an Adapter without its ViT"] = folder / "vit.safetensors"
+            save_file(theirs, folder / "vit.safetensors")
+        if "lora" in there:
+            lora = Lora(size.trunk, 1, size.classes)
+            found[f"PEFT LoRA, rank {RANK}"] = lora.save(folder / "lora")
+        whole = {name: p.detach().contiguous() for name, p in size.trunk.named_parameters()}
+        found["separate model"] = folder / "full.safetensors"
+        save_file(whole, folder / "full.safetensors")
+        rows = [{"what": what, "bytes": path.stat().st_size} for what, path in found.items()]
+    return {
+        "trunk": plan.big,
+        "cells": size.cells,
+        "classes": size.classes,
+        "cache_row": row_bytes(size.trunk, Preprocessing(size.trunk.config.image_size, None)),
+        "rows": rows,
+    }
+
+
+def measure_decoding(plan: Plan, say: Say) -> Document:
+    """One core from a JPEG of 500 x 375 pixels to the trunk's."""
+    say("decoding")
+    noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC)
+    grain = np.random.default_rng(1).normal(0, 8, (375, 500, 3))
+    pixels = np.clip(np.asarray(picture) + grain, 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90)
+    content, preprocessing = file.getvalue(), Preprocessing()
+    case = Case(lambda: evaluation_view(io.BytesIO(content), preprocessing), runs=50)
+    timing = compare({"decode": case}, seconds=5 / plan.haste, least=plan.least)["decode"]
+    return {"seconds": timing.seconds / 50, "rounds": timing.rounds, "bytes": len(content)}
+
+
+SECTIONS: dict[str, Callable[[Plan, Say], Document]] = {
+    "forward": measure_forward,
+    "training": measure_training,
+    "sweep": measure_sweep,
+    "storage": measure_storage,
+    "growth": growth,
+    "decoding": measure_decoding,
+}

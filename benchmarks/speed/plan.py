@@ -1,0 +1,80 @@
+"""What one run measures: the shapes, the counts, and how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from engram.bench import Size, shaped
+from engram.vit import ViT, random_trunk
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The defaults are what `make bench` runs: about a quarter of an hour on two cores."""
+
+    name: str = "full"
+    big: str = "ViT-B/32"
+    small: str = "ViT-Ti/16"
+    tasks: tuple[int, ...] = (1, 10, 100)
+    batches: tuple[int, ...] = (16, 1)
+    step_batch: int = 16
+    cached_batch: int = 128
+    sweep_batch: int = 64
+    variants: int = 16
+    middle: int = 10  # tasks, where something else grows
+    growth_batch: int = 8
+    growth_tasks: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200)
+    growth_images: tuple[int, ...] = (1, 4, 16, 64, 256)
+    growth_cells: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 50)
+    growth_trunks: tuple[str, ...] = ("ViT-Ti/16", "ViT-S/16", "ViT-B/16")
+    haste: float = 1.0  # the seconds of every table are divided by it
+    least: int = 5  # rounds
+    peaks: tuple[str, ...] = field(default=())  # steps whose memory is measured; none: all
+
+    def size(self, trunk: ViT, seconds: float, least: int | None = None) -> Size:
+        rounds = min(least or self.least, self.least)
+        return Size(trunk, seconds=seconds / self.haste, least=rounds, passes=2)
+
+
+FULL = Plan()
+QUICK = replace(
+    FULL,
+    name="quick",
+    big="ViT-Ti/32",
+    small="ViT-Ti/32",
+    growth_trunks=("ViT-Ti/32", "ViT-S/32", "ViT-B/32"),
+    cached_batch=32,
+    sweep_batch=16,
+    growth_batch=2,
+    growth_images=(1, 4, 16, 64),
+    haste=1000,
+    least=2,
+)
+TINY = Plan(
+    name="tiny",
+    big="random-32",
+    small="random-16",
+    tasks=(1, 2, 5),
+    batches=(2, 1),
+    step_batch=2,
+    cached_batch=4,
+    sweep_batch=2,
+    variants=3,
+    middle=2,
+    growth_batch=1,
+    growth_tasks=(1, 2, 4),
+    growth_images=(1, 2, 4),
+    growth_cells=(0, 1, 2),
+    growth_trunks=("random-16", "random-32", "random-64"),
+    haste=1000,
+    least=1,
+    peaks=("engram", "engram, gradients through the trunk"),
+)
+PLANS = {plan.name: plan for plan in (FULL, QUICK, TINY)}
+
+
+def trunk_of(name: str) -> ViT:
+    """A trunk of a usual shape, or `random-WIDTH`, a very small one."""
+    if name.startswith("random-"):
+        return random_trunk(image_size=16, depth=2, heads=2, width=int(name[7:]))
+    return shaped(name)

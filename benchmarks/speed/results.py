@@ -1,0 +1,338 @@
+"""RESULTS.md: every table of a run, the targets, and what was lost to whom and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from engram.bench import PLAIN
+from engram.timing import machine_words
+
+Found = Mapping[str, Mapping[str, Any]]
+Row = Mapping[str, Any]
+
+# (section, what identifies the row, the ratio to reach, how the table calls it)
+TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
+    ("forward", {"what": "engram", "tasks": 10, "batch": 16}, 1.25, "10 tasks, batch 16"),
+    ("forward", {"what": "engram", "tasks": 10, "batch": 1}, 1.28, "10 tasks, batch 1"),
+    ("forward", {"what": "engram", "tasks": 100, "batch": 16}, 2.9, "100 tasks, batch 16"),
+    ("training", {"what": "engram", "batch": 16}, 1.25, "a training step, batch 16"),
+    (
+        "training",
+        {"what": "engram, from the cache", "batch": 128},
+        0.08,
+        "a step from the cache, batch 128",
+    ),
+    (
+        "training",
+        {"what": "engram, from the cache", "batch": 16},
+        0.20,
+        "a step from the cache, batch 16",
+    ),
+    (
+        "sweep",
+        {"what": "engram, one pass", "trunk": "ViT-Ti/16"},
+        0.35,
+        "16 variants in one pass, ViT-Ti/16",
+    ),
+    (
+        "sweep",
+        {"what": "engram, one pass", "trunk": "ViT-B/32"},
+        0.80,
+        "16 variants in one pass, ViT-B/32",
+    ),
+]
+MEMORY_TARGET = 0.20  # of the same step with gradients through the trunk
+THROUGH = "engram, gradients through the trunk"
+
+_ONE_TASK = "it answers that task alone, while Engram answers base too, for one token more"
+_SMALL = (
+    "with few streams, what a task reads is a second, small attention in every layer, whose fixed "
+    "cost one masked attention does not have"
+)
+WHY_LOST = {
+    ("separate models", 1): f"one separate model is the plain trunk; {_ONE_TASK}",
+    ("PEFT LoRA", 1): f"an adapter adds no token; {_ONE_TASK}",
+    ("vit-pytorch", 1): _ONE_TASK,
+    ("straightforward", 1): _SMALL,
+    ("straightforward", 10): _SMALL,
+}
+_HEADER = (
+    "the same numbers; an engram's header (classes, trunk, fingerprint, preprocessing, lineage) "
+    "comes on top"
+)
+
+
+def page(found: Found) -> str:
+    first = next(iter(found.values()))
+    return "\n".join(
+        [
+            "# Speed beside every peer",
+            "",
+            *_about(found),
+            "",
+            "## Targets",
+            "",
+            *_targets(found),
+            "",
+            "## Forward",
+            "",
+            *_forward(found["forward"]),
+            "",
+            "## One training step",
+            "",
+            *_training(found["training"]),
+            "",
+            "## Many variants",
+            "",
+            *_sweep(found["sweep"]),
+            "",
+            "## What is stored for a task",
+            "",
+            *_storage(found["storage"]),
+            "",
+            "## Growth",
+            "",
+            *_growth(found["growth"]),
+            "",
+            "## How it was measured",
+            "",
+            f"`python -m benchmarks.speed` on {machine_words(first['machine'])}. "
+            "Contestants take turns in one process, round after round; a ratio is to the plain "
+            "trunk's forward for the same images in the same round, and the range beside it holds "
+            "its quartiles. Weights are random, inference runs in `inference_mode`, and all use "
+            "SDPA but vit-pytorch, whose code has its own attention. Separate models, vit-pytorch "
+            "and LoRA answer one task a pass and nothing for base; of their many passes only some "
+            "are run in a round, all being alike, and the time is multiplied (†). The numbers "
+            "themselves are in `results/`.",
+            "",
+        ]
+    )
+
+
+def _about(found: Found) -> list[str]:
+    took = sum(section["took"] for section in found.values())
+    kinds = {section["plan"] for section in found.values()}
+    dates = sorted({section["date"] for section in found.values()})
+    machines = {machine_words(section["machine"]) for section in found.values()}
+    lines = [f"Measured on {' and '.join(dates)} in {took / 60:.0f} minutes."]
+    if kinds != {"full"}:
+        lines.append(
+            f"**A {' and '.join(sorted(kinds))} run: a small trunk and few rounds, good for a "
+            "look only.**"
+        )
+    if len(machines) > 1:
+        lines.append("**The sections were not measured under the same conditions.**")
+    return [*lines, "", "![Forward, training and memory beside the peers.](speed.svg)"]
+
+
+def pick(rows: Iterable[Row], **wanted: Any) -> Row | None:
+    """The row that has all of these."""
+    for row in rows:
+        if all(row.get(key) == value for key, value in wanted.items()):
+            return row
+    return None
+
+
+# Targets
+
+
+def _targets(found: Found) -> list[str]:
+    lines = ["| | target | measured | quartiles | by FLOPs | |", "|---|---|---|---|---|---|"]
+    for section, wanted, target, words in TARGETS:
+        row = pick(found[section]["rows"], **wanted)
+        if row is None:
+            lines.append(f"| {words} | {target:g} | not measured | | | |")
+            continue
+        limit = "" if row["limit"] is None else f"{row['limit']:.3g}"
+        verdict = _verdict(row, target)
+        lines.append(
+            f"| {words} | {target:g} | {row['ratio']:.3g} | {_range(row)} | {limit} | {verdict} |"
+        )
+    share = memory_share(found)
+    if share is not None:
+        verdict = "reached" if share <= MEMORY_TARGET else "**missed**"
+        words = "memory of a training step, of one through the trunk"
+        lines.append(f"| {words} | {MEMORY_TARGET:g} | {share:.2f} | | | {verdict} |")
+    return lines
+
+
+def _verdict(row: Row, target: float) -> str:
+    if row["ratio"] <= target:
+        return "reached"
+    if row["limit"] is not None and row["limit"] > target:
+        return f"**missed**: by FLOPs it is {row['limit']:.2f}"
+    if row["low"] <= target:
+        return "**missed**, within the spread"
+    return "**missed**"
+
+
+def memory_share(found: Found) -> float | None:
+    rows = found["training"]["rows"]
+    ours, through = pick(rows, what="engram"), pick(rows, what=THROUGH)
+    if ours is None or through is None or "peak" not in ours or "peak" not in through:
+        return None
+    share: float = ours["peak"] / through["peak"]
+    return share
+
+
+# Sections
+
+
+def _forward(section: Mapping[str, Any]) -> list[str]:
+    rows = section["rows"]
+    counts = sorted({row["tasks"] for row in rows if row["tasks"]})
+    lines = [f"{section['trunk']}, {section['cells']} cells a task, ratio to the plain trunk."]
+    lost: list[str] = []
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        here = [row for row in rows if row["batch"] == batch]
+        plain = pick(here, what=PLAIN)
+        assert plain is not None
+        lines += ["", f"Batch {batch} (the plain trunk: {1e3 * plain['seconds']:,.0f} ms)", ""]
+        lines.append("| | " + " | ".join(_tasks(count) for count in counts) + " |")
+        lines.append("|---" * (len(counts) + 1) + "|")
+        for what in dict.fromkeys(row["what"] for row in here if row["tasks"]):
+            cells = [pick(here, what=what, tasks=count) for count in counts]
+            words = [_cell(cell) if cell else "" for cell in cells]
+            lines.append(f"| {what} | " + " | ".join(words) + " |")
+        limits = [pick(here, what="engram", tasks=count) for count in counts]
+        words = [f"{row['limit']:.2f}" if row else "" for row in limits]
+        lines.append("| *the FLOP limit* | " + " | ".join(words) + " |")
+        other = pick(here, what="transformers, plain")
+        if other:
+            lines += [
+                "",
+                f"transformers' plain ViT of the same shape: {other['ratio']:.2f} "
+                f"({_range(other)}).",
+            ]
+        lost += _lost(here, f"batch {batch}")
+    return [*lines, "", *(lost or ["No row is lost to a peer."])]
+
+
+def _lost(rows: Sequence[Row], where: str) -> list[str]:
+    """The peers that are faster, and why."""
+    lines = []
+    for row in rows:
+        ours = pick(rows, what="engram", tasks=row["tasks"])
+        peer = row["what"] in ("straightforward", "separate models", "vit-pytorch", "PEFT LoRA")
+        if not ours or not peer or row["ratio"] >= ours["ratio"]:
+            continue
+        near = row["high"] >= ours["low"]
+        reason = WHY_LOST.get((row["what"], row["tasks"]))
+        if reason is None:
+            reason = "no reason is known"
+        if near:
+            reason = f"within the spread; {reason}"
+        lines.append(
+            f"- **Lost**: {_tasks(row['tasks'])}, {where}, to {row['what']} "
+            f"({row['ratio']:.3f} against {ours['ratio']:.3f}): {reason}."
+        )
+    return lines
+
+
+def _training(section: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{section['trunk']}, one task of {section['cells']} cells, AdamW; forward, backward and "
+        "update, as a ratio to the plain trunk's forward for the same images. Memory is what a "
+        "process of its own grows by in the step.",
+        "",
+        "| | batch | ratio | quartiles | ms | memory, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in section["rows"]:
+        memory = f"{row['peak'] / 1e6:,.0f}" if "peak" in row else ""
+        lines.append(
+            f"| {row['what']} | {row['batch']} | {row['ratio']:.3f} | {_range(row)} "
+            f"| {1e3 * row['seconds']:,.0f} | {memory} |"
+        )
+    ours = pick(section["rows"], what="engram")
+    assert ours is not None
+    peers = [row for row in section["rows"] if row["what"] != PLAIN and row["what"][:6] != "engram"]
+    lost = [
+        f"- **Lost** {words} to {row['what']}; no reason is known."
+        for row in peers
+        for key, words in (("ratio", "in time"), ("peak", "in memory"))
+        if key in row and row[key] < ours[key]
+    ]
+    return [*lines, "", *(lost or ["No row is lost to a peer, in time or in memory."])]
+
+
+def _sweep(section: Mapping[str, Any]) -> list[str]:
+    variants = section["rows"][0]["tasks"]
+    lines = [
+        f"{variants} variants of one task: one pass of all of them beside as many runs, a step of "
+        "each, as a ratio to the plain trunk's forward.",
+        "",
+        "| | trunk | batch | ratio | quartiles | by FLOPs |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in section["rows"]:
+        limit = "" if row["limit"] is None else f"{row['limit']:.2f}"
+        lines.append(
+            f"| {row['what']}{'†' if row['note'] else ''} | {row['trunk']} | {row['batch']} "
+            f"| {row['ratio']:.3g} | {_range(row)} | {limit} |"
+        )
+    for trunk in dict.fromkeys(row["trunk"] for row in section["rows"]):
+        here = [row for row in section["rows"] if row["trunk"] == trunk]
+        one = pick(here, what="engram, one pass")
+        assert one is not None
+        gains = [
+            f"{row['ratio'] / one['ratio']:.1f} times as fast as {row['what'].replace(',', '')}"
+            for row in here
+            if row["what"] not in (PLAIN, "engram, one pass")
+        ]
+        lines += ["", f"On {trunk} one pass is {', '.join(gains)}."]
+    return lines
+
+
+def _storage(section: Mapping[str, Any]) -> list[str]:
+    ours = pick(section["rows"], what="engram")
+    assert ours is not None
+    lines = [
+        f"{section['trunk']}, {section['cells']} cells, {section['classes']} classes, fp32.",
+        "",
+        "| | KB | times an engram |",
+        "|---|---|---|",
+    ]
+    for row in section["rows"]:
+        times = row["bytes"] / ours["bytes"]
+        lines.append(f"| {row['what']} | {row['bytes'] / 1e3:,.1f} | {times:,.2f} |")
+    for row in section["rows"]:
+        if row["bytes"] < ours["bytes"] and not row["what"].startswith("engram"):
+            lines += ["", f"- **Lost** to {row['what']}: {_HEADER}."]
+    per_image = section["cache_row"] / 1e6
+    return [*lines, "", f"What the cache keeps of an image, for all tasks: {per_image:.2f} MB."]
+
+
+def _growth(section: Mapping[str, Any]) -> list[str]:
+    last = section["last"]
+    lines = [
+        "![Time over tasks, images, cells and width.](growth.svg)",
+        "",
+        "The slope of log time over log size, and the same slope of the multiply-accumulates that "
+        "`engram.costs` counts: over all points, and over the "
+        f"last {last}.",
+        "",
+        "| growing | from, to | measured | predicted | measured, last | predicted, last | with |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for what, grown in section["of"].items():
+        xs = [point["x"] for point in grown["points"]]
+        lines.append(
+            f"| {what} | {xs[0]}, {xs[-1]} | {grown['measured']:.2f} | {grown['predicted']:.2f} "
+            f"| {grown['measured_last']:.2f} | {grown['predicted_last']:.2f} | {grown['about']} |"
+        )
+    return lines
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
+def _range(row: Row) -> str:
+    return f"{row['low']:.3g} to {row['high']:.3g}"
+
+
+def _cell(row: Row) -> str:
+    mark = "†" if row["note"] else ""
+    return f"{row['ratio']:.2f}{mark} ({row['low']:.2f} to {row['high']:.2f})"

@@ -1,0 +1,291 @@
+"""A billion images and a thousand tasks, on paper: from what was measured, by formulas.
+
+    python -m benchmarks.speed.scale --images 1e9 --tasks 1000 --cores 64 --epochs 10
+
+prints the tables of docs/scale.md; `python -m benchmarks.speed` writes them there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.results import Found, pick
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done and with what: the only numbers here that were not measured."""
+
+    images: float = 1e9
+    tasks: int = 1000
+    epochs: int = 10
+    batch: int = 512  # images of a training step, over all machines of a task
+    cores: int = 64  # of a machine
+    disk: float = 3e9  # bytes a second that a machine reads
+    network: float = 1.25e9  # bytes a second between machines
+    answer: int = 4  # bytes of one answer: a class number and a probability, two each
+    hours: float = 24.0  # in which it should be done
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Core-seconds an image, and bytes."""
+
+    trunk: str
+    threads: int
+    decode: float
+    plain: float
+    tasks_fixed: float  # a pass costs tasks_fixed + tasks * per_task
+    per_task: float
+    most_tasks: int
+    lora: float  # one task's pass
+    step: float
+    cached: float
+    lora_step: float
+    variants: int
+    sweep: float
+    row: int
+    photo: int
+    engram: int
+    lora_file: int
+    model_file: int
+
+
+def measured(found: Found) -> Measured:
+    """What the tables are made of, from the documents of a run."""
+    machine = found["forward"]["machine"]
+    threads = machine["threads"]
+    growth = found["growth"]["of"]["tasks"]
+    batch = pick_batch(growth["about"])
+    points = growth["points"]
+    line = statistics.linear_regression([p["x"] for p in points], [p["seconds"] for p in points])
+    per_image = threads / batch
+    plain = growth["plain_seconds"] * per_image
+    forward, training = found["forward"]["rows"], found["training"]["rows"]
+    large = max(row["batch"] for row in forward)
+
+    def ratio(rows: list[Any], default: float = float("nan"), **wanted: Any) -> float:
+        row = pick(rows, **wanted)
+        return default if row is None else float(row["ratio"])
+
+    def stored(start: str) -> int:
+        rows = found["storage"]["rows"]
+        return next((row["bytes"] for row in rows if row["what"].startswith(start)), 0)
+
+    cached = [r for r in training if r["what"] == "engram, from the cache"]
+    sweep = [r for r in found["sweep"]["rows"] if r["trunk"] == found["forward"]["trunk"]]
+    many = pick(sweep, what="engram, one pass")
+    assert many is not None
+    return Measured(
+        trunk=found["forward"]["trunk"],
+        threads=threads,
+        decode=found["decoding"]["seconds"],
+        plain=plain,
+        tasks_fixed=line.intercept * per_image,
+        per_task=line.slope * per_image,
+        most_tasks=points[-1]["x"],
+        lora=plain * ratio(forward, what="PEFT LoRA", tasks=1, batch=large),
+        step=plain * ratio(training, what="engram"),
+        cached=plain * max(cached, key=lambda row: row["batch"])["ratio"],
+        lora_step=plain * ratio(training, what="PEFT LoRA"),
+        variants=many["tasks"],
+        sweep=plain * many["ratio"],
+        row=found["storage"]["cache_row"],
+        photo=found["decoding"]["bytes"],
+        engram=stored("engram"),
+        lora_file=stored("PEFT"),
+        model_file=stored("separate"),
+    )
+
+
+def pick_batch(about: str) -> int:
+    found = re.search(r"batch (\d+)", about)
+    assert found is not None
+    return int(found[1])
+
+
+# The tables
+
+
+def tables(found: Found, job: Job | None = None) -> str:
+    """Markdown: what was measured, what follows, and which step holds everything up."""
+    job, m = job or Job(), measured(found)
+    return "\n".join(
+        [
+            *_measured_lines(found, m),
+            "",
+            *_answering(job, m),
+            "",
+            *_training(job, m),
+            "",
+            *_bytes(job, m),
+        ]
+    )
+
+
+def _measured_lines(found: Found, m: Measured) -> list[str]:
+    about = found["forward"]["machine"]
+    plans = {section["plan"] for section in found.values()}
+    quick = "" if plans == {"full"} else " **This was a quick run, good for a look only.**"
+    rows = [
+        ("decode", f"one JPEG of {m.photo / 1e3:.0f} KB to pixels", m.decode),
+        ("plain", f"the plain {m.trunk}", m.plain),
+        ("fixed", f"a pass with tasks: its fixed part (line through 1 to {m.most_tasks} tasks)",
+         m.tasks_fixed),
+        ("per_task", "and what each task adds", m.per_task),
+        ("lora", "a pass of one LoRA adapter", m.lora),
+        ("step", "a training step of one task beside the trunk", m.step),
+        ("cached", "the same from the cache", m.cached),
+        ("sweep", f"a step of {m.variants} variants from the cache", m.sweep),
+        ("lora_step", "a training step of LoRA", m.lora_step),
+    ]  # fmt: skip
+    lines = [
+        f"Measured on {about['processor']}, {m.threads} threads, torch {about['torch']}; "
+        f"core-seconds are seconds times threads.{quick}",
+        "",
+        "| | an image | core-ms |",
+        "|---|---|---|",
+    ]
+    return lines + [f"| `{name}` | {words} | {1e3 * value:.2f} |" for name, words, value in rows]
+
+
+def _line(what: str, formula: str, core_seconds: float, job: Job) -> str:
+    hours = core_seconds / 3600
+    machines = hours / job.cores / job.hours
+    return f"| {what} | `{formula}` | {hours:,.0f} | {_machines(machines)} |"
+
+
+def _machines(count: float) -> str:
+    return f"{count:,.1f}" if count < 10 else f"{count:,.0f}"
+
+
+def _answering(job: Job, m: Measured) -> list[str]:
+    tasks, images = job.tasks, job.images
+    together = m.tasks_fixed + tasks * m.per_task
+    lines = [
+        f"**Answering {tasks:,} tasks about {images:,.0f} images.**",
+        "",
+        f"| | core-seconds an image | core-hours | machines of {job.cores} cores for "
+        f"{job.hours:g} h |",
+        "|---|---|---|---|",
+        _line("decoding", "decode", images * m.decode, job),
+        _line("all tasks in one pass", "fixed + tasks * per_task", images * together, job),
+        _line("as separate models", "tasks * plain", images * tasks * m.plain, job),
+        _line("as LoRA adapters", "tasks * lora", images * tasks * m.lora, job),
+    ]
+    share = tasks * m.per_task / together
+    feeding = m.decode / together
+    return [
+        *lines,
+        "",
+        f"The bottleneck is the tasks' own tokens, {share:.0%} of the pass; decoding is "
+        f"{feeding:.1%} of it, so one core in {1 / feeding + 1:,.0f} decodes. One pass needs "
+        f"{tasks * m.plain / together:,.1f} times fewer machines than separate models. A machine "
+        f"reads {job.cores / (together + m.decode) * m.photo / 1e6:,.1f} MB of photographs a "
+        f"second and writes {job.cores / (together + m.decode) * tasks * job.answer / 1e6:,.2f} "
+        "MB of answers.",
+    ]
+
+
+def _training(job: Job, m: Measured) -> list[str]:
+    images, epochs = job.images, job.epochs
+    fill = m.decode + m.plain
+    uncached = epochs * (m.decode + m.step)
+    lines = [
+        f"**Training {job.tasks:,} tasks, {images / job.tasks:,.0f} images each, {epochs} "
+        "epochs.**",
+        "",
+        f"| | core-seconds an image | core-hours | machines of {job.cores} cores for "
+        f"{job.hours:g} h |",
+        "|---|---|---|---|",
+        _line("beside the trunk", "epochs * (decode + step)", images * uncached, job),
+        _line("filling the cache", "decode + plain", images * fill, job),
+        _line("training from it", "epochs * cached", images * epochs * m.cached, job),
+        _line(f"{m.variants} variants of each", "epochs * sweep", images * epochs * m.sweep, job),
+        _line("LoRA", "epochs * (decode + lora_step)", images * epochs * (m.decode + m.lora_step),
+              job),
+    ]  # fmt: skip
+    rate = job.cores / m.cached * m.row  # bytes a second that the cores of a machine would eat
+    by_disk = images * epochs * m.row / job.disk / 3600
+    by_cores = images * epochs * m.cached / job.cores / 3600
+    pays = fill / max(m.decode + m.step - m.cached, 1e-12)
+    parameters = m.engram  # bytes, nearly all of them fp32 parameters
+    step_time = job.batch * m.cached / job.cores
+    share = 2 * parameters / job.network / step_time
+    if rate > job.disk:
+        hold = (
+            f"reading: the cores of a machine would read {rate / 1e9:,.1f} GB/s, its disk gives "
+            f"{job.disk / 1e9:g}. By its disk it takes {by_disk:,.0f} machine-hours instead of "
+            f"{by_cores:,.0f}; {m.variants} variants in one pass read once and need "
+            f"{job.cores / m.sweep * m.row / 1e9:,.1f} GB/s"
+        )
+    else:
+        hold = (
+            f"computing: the cores of a machine read {rate / 1e9:,.2f} GB/s, and its disk gives "
+            f"{job.disk / 1e9:g}"
+        )
+    return [
+        *lines,
+        "",
+        f"Computing alone, the cache pays from {pays:,.1f} epochs on "
+        "(`(decode + plain) / (decode + step - cached)`). From the cache the bottleneck is "
+        f"{hold}. Data-parallel processes exchange {2 * parameters / 1e3:,.0f} KB a step "
+        f"(`2 * engram`), {share:.2%} of a step of {job.batch} images on one such machine at "
+        f"{8 * job.network / 1e9:g} Gbit/s.",
+    ]
+
+
+def _bytes(job: Job, m: Measured) -> list[str]:
+    tasks, images = job.tasks, job.images
+    rows = [
+        ("photographs", "images * photo", images * m.photo),
+        ("answers", f"images * tasks * {job.answer}", images * tasks * job.answer),
+        ("the cache", "images * row", images * m.row),
+        ("read from it", "epochs * images * row", job.epochs * images * m.row),
+        ("engrams", "tasks * engram", tasks * m.engram),
+        ("LoRA adapters", "tasks * lora_file", tasks * m.lora_file),
+        ("separate models", "tasks * model_file", tasks * m.model_file),
+    ]
+    lines = [
+        f"**Bytes** (`photo` {m.photo / 1e3:.0f} KB, `row` {m.row / 1e3:,.0f} KB, `engram` "
+        f"{m.engram / 1e3:.0f} KB, `lora_file` {m.lora_file / 1e3:,.0f} KB, `model_file` "
+        f"{m.model_file / 1e6:,.0f} MB).",
+        "",
+        "| | | |",
+        "|---|---|---|",
+    ]
+    return lines + [f"| {what} | `{formula}` | {_size(value)} |" for what, formula, value in rows]
+
+
+def _size(count: float) -> str:
+    for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return f"{count / unit:,.2f} {name}"
+    return f"{count / 1e3:,.1f} KB"
+
+
+def filled(text: str, found: Found) -> str:
+    """The guide with its tables made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables(found)}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.scale")
+    for setting in fields(Job):
+        default: Any = setting.default
+        parser.add_argument(f"--{setting.name}", type=float, default=float(default))
+    given = vars(parser.parse_args())
+    kept = Path(__file__).resolve().parent / "results"
+    documents = {file.stem: json.loads(file.read_text()) for file in sorted(kept.glob("*.json"))}
+    whole = {name: int(given[name]) for name in ("tasks", "epochs", "batch", "cores", "answer")}
+    print(tables(documents, Job(**{**given, **whole})))

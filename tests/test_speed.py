@@ -1,0 +1,149 @@
+"""benchmarks/speed: a whole run at tiny size, and that its pages say what was measured."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the package
+pytest.importorskip("matplotlib")
+
+from benchmarks.speed import plots, results, scale  # noqa: E402
+from benchmarks.speed.__main__ import main, read  # noqa: E402
+from benchmarks.speed.measure import SECTIONS  # noqa: E402
+
+HERE = ROOT / "benchmarks" / "speed"
+SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants", "Growth")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("speed")
+    assert main(["--plan", "tiny", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def found(run: Path) -> dict[str, Any]:
+    return copy.deepcopy(read(run / "results"))
+
+
+def test_a_run_leaves_every_section_its_page_and_plots(run: Path, found: dict[str, Any]) -> None:
+    assert found.keys() == SECTIONS.keys()
+    text = (run / "RESULTS.md").read_text()
+    assert all(f"## {title}" in text for title in SECTION_TITLES)
+    assert all(words in text for *_, words in results.TARGETS)
+    assert found["forward"]["machine"]["processor"] in text
+    assert "tiny run" in text  # nobody takes it for the real one
+    for name in ("speed", "growth"):
+        assert (run / f"{name}.svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_memory_is_measured_in_a_process_of_its_own(found: dict[str, Any]) -> None:
+    peaks = [row["peak"] for row in found["training"]["rows"] if "peak" in row]
+    assert len(peaks) == 2
+    assert all(isinstance(peak, int) for peak in peaks)
+
+
+def test_an_interrupted_run_goes_on(run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "results"
+    kept.mkdir()
+    for name in SECTIONS:
+        if name != "decoding":
+            (kept / f"{name}.json").write_bytes((run / "results" / f"{name}.json").read_bytes())
+    before = (kept / "forward.json").read_bytes()
+    assert main(["--plan", "tiny", "--out", str(tmp_path), "--resume"]) == 0
+    assert (kept / "forward.json").read_bytes() == before
+    assert (kept / "decoding.json").exists()
+    assert (tmp_path / "RESULTS.md").exists()
+
+
+def test_one_section_alone_writes_no_page_without_the_others(tmp_path: Path) -> None:
+    assert main(["--plan", "tiny", "--only", "decoding", "--out", str(tmp_path)]) == 0
+    assert not (tmp_path / "RESULTS.md").exists()
+    assert main(["--only", "nothing", "--out", str(tmp_path)]) == 2
+
+
+def test_the_same_numbers_make_the_same_files(run: Path, found: dict[str, Any]) -> None:
+    before = (run / "speed.svg").read_bytes()
+    plots.draw(found, run)
+    assert (run / "speed.svg").read_bytes() == before
+    assert results.page(found) == (run / "RESULTS.md").read_text()
+
+
+# What the page says about numbers
+
+
+def row(what: str, ratio: float, **more: Any) -> dict[str, Any]:
+    spread = {"low": ratio - 0.05, "high": ratio + 0.05, "seconds": ratio, "rounds": 5}
+    return {"what": what, "ratio": ratio, "limit": None, "note": "", **spread, **more}
+
+
+def test_targets_are_reached_missed_or_beyond_the_limit(found: dict[str, Any]) -> None:
+    trunk = {"tasks": 10, "batch": 16}
+    found["forward"]["rows"] += [
+        row("engram", 1.2, **trunk, limit=1.195) | {"tasks": 10},
+        row("engram", 1.30, tasks=10, batch=1, limit=1.195),
+        row("engram", 3.1, tasks=100, batch=16, limit=2.95),
+        row("plain trunk", 1.0, tasks=0, batch=16),
+    ]
+    lines = {line.split("|")[1].strip(): line for line in results.page(found).splitlines()
+             if line.startswith("| ")}  # fmt: skip
+    assert lines["10 tasks, batch 16"].endswith("| reached |")
+    assert lines["10 tasks, batch 1"].endswith("| **missed**, within the spread |")
+    assert lines["100 tasks, batch 16"].endswith("by FLOPs it is 2.95 |")
+
+
+def test_a_lost_row_is_told_with_its_reason(found: dict[str, Any]) -> None:
+    found["forward"]["rows"] = [
+        row("plain trunk", 1.0, tasks=0, batch=1),
+        row("engram", 1.2, tasks=1, batch=1, limit=1.02),
+        row("separate models", 1.0, tasks=1, batch=1),
+        row("straightforward", 1.4, tasks=1, batch=1),
+    ]
+    text = results.page(found)
+    assert "to separate models (1.000 against 1.200): one separate model is the plain" in text
+    assert "to straightforward (" not in text
+
+
+# On paper
+
+
+def test_the_tables_follow_from_the_measured_numbers(found: dict[str, Any]) -> None:
+    found["forward"]["machine"]["threads"] = 2
+    grown = found["growth"]["of"]["tasks"]
+    grown["about"] = "any, batch 4"
+    grown["plain_seconds"] = 2.0
+    grown["points"] = [{"x": x, "seconds": 2.2 + 0.04 * x} for x in (1, 10, 100)]
+    m = scale.measured(found)
+    assert m.plain == pytest.approx(1.0)  # 2 s on 2 threads for 4 images
+    assert m.tasks_fixed == pytest.approx(1.1)
+    assert m.per_task == pytest.approx(0.02)
+    text = scale.tables(found, scale.Job(images=3.6e6, tasks=100, cores=10, hours=10))
+    assert "| `fixed + tasks * per_task` | 3,100 | 31 |" in text
+    assert "| `tasks * plain` | 100,000 | 1,000 |" in text
+    assert "32.3 times fewer machines" in text
+
+
+def test_the_guide_keeps_its_words_and_gets_new_tables(found: dict[str, Any]) -> None:
+    text = f"before\n{scale.BEGIN}\nold\n{scale.END}\nafter\n"
+    once = scale.filled(text, found)
+    assert once.startswith("before\n")
+    assert once.endswith("\nafter\n")
+    assert "old" not in once
+    assert scale.filled(once, found) == once
+
+
+def test_the_committed_pages_say_what_the_committed_numbers_say() -> None:
+    kept = read(HERE / "results")
+    assert kept.keys() == SECTIONS.keys()
+    assert (HERE / "RESULTS.md").read_text(encoding="utf-8") == results.page(kept)
+    guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert scale.filled(guide, kept) == guide
+    assert json.loads((HERE / "results" / "forward.json").read_text())["rows"]
