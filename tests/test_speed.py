@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def found(run: Path) -> dict[str, Any]:
-    return copy.deepcopy(read(run / "results"))
+    return copy.deepcopy(read(run / "measured"))
 
 
 def test_a_run_leaves_every_section_its_page_and_plots(run: Path, found: dict[str, Any]) -> None:
@@ -52,11 +52,11 @@ def test_memory_is_measured_in_a_process_of_its_own(found: dict[str, Any]) -> No
 
 
 def test_an_interrupted_run_goes_on(run: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "results"
+    kept = tmp_path / "measured"
     kept.mkdir()
     for name in SECTIONS:
         if name != "decoding":
-            (kept / f"{name}.json").write_bytes((run / "results" / f"{name}.json").read_bytes())
+            (kept / f"{name}.json").write_bytes((run / "measured" / f"{name}.json").read_bytes())
     before = (kept / "forward.json").read_bytes()
     assert main(["--plan", "tiny", "--out", str(tmp_path), "--resume"]) == 0
     assert (kept / "forward.json").read_bytes() == before
@@ -86,9 +86,10 @@ def row(what: str, ratio: float, **more: Any) -> dict[str, Any]:
 
 
 def test_targets_are_reached_missed_or_beyond_the_limit(found: dict[str, Any]) -> None:
-    trunk = {"tasks": 10, "batch": 16}
+    assert "| 10 tasks, batch 16 | 1.25 | not measured |" in results.page(found)  # another trunk
+    found["forward"]["trunk"] = results.TARGET_TRUNK
     found["forward"]["rows"] += [
-        row("engram", 1.2, **trunk, limit=1.195) | {"tasks": 10},
+        row("engram", 1.2, tasks=10, batch=16, limit=1.195),
         row("engram", 1.30, tasks=10, batch=1, limit=1.195),
         row("engram", 3.1, tasks=100, batch=16, limit=2.95),
         row("plain trunk", 1.0, tasks=0, batch=16),
@@ -141,9 +142,9 @@ def test_the_guide_keeps_its_words_and_gets_new_tables(found: dict[str, Any]) ->
 
 
 def test_the_committed_pages_say_what_the_committed_numbers_say() -> None:
-    kept = read(HERE / "results")
+    kept = read(HERE / "measured")
     assert kept.keys() == SECTIONS.keys()
     assert (HERE / "RESULTS.md").read_text(encoding="utf-8") == results.page(kept)
     guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     assert scale.filled(guide, kept) == guide
-    assert json.loads((HERE / "results" / "forward.json").read_text())["rows"]
+    assert json.loads((HERE / "measured" / "forward.json").read_text())["rows"]

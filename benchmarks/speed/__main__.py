@@ -6,7 +6,7 @@
     python -m benchmarks.speed --only growth        one section again
     python -m benchmarks.speed --write              only write, from what was measured before
 
-Every section leaves results/SECTION.json as soon as it is done. What to expect is in RESULTS.md.
+Every section leaves measured/SECTION.json as soon as it is done. What to expect is in RESULTS.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     out: Path = arguments.out
-    kept = out / "results"
+    kept = out / "measured"
     kept.mkdir(parents=True, exist_ok=True)
     if not arguments.write:
         wanted = arguments.only or list(SECTIONS)

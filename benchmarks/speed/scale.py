@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -154,13 +156,26 @@ def _measured_lines(found: Found, m: Measured) -> list[str]:
         "| | an image | core-ms |",
         "|---|---|---|",
     ]
-    return lines + [f"| `{name}` | {words} | {1e3 * value:.2f} |" for name, words, value in rows]
+    return lines + [
+        f"| `{name}` | {words} | {1e3 * value:.2f} |"
+        for name, words, value in rows
+        if not math.isnan(value)
+    ]
 
 
-def _line(what: str, formula: str, core_seconds: float, job: Job) -> str:
-    hours = core_seconds / 3600
-    machines = hours / job.cores / job.hours
-    return f"| {what} | `{formula}` | {hours:,.0f} | {_machines(machines)} |"
+def _hours(rows: Sequence[tuple[str, str, float]], job: Job) -> list[str]:
+    """A table of what each way costs an image; what was not measured is left out."""
+    lines = [
+        f"| | core-seconds an image | core-hours | machines of {job.cores} cores for "
+        f"{job.hours:g} h |",
+        "|---|---|---|---|",
+    ]
+    for what, formula, seconds in rows:
+        if not math.isnan(seconds):
+            hours = job.images * seconds / 3600
+            machines = _machines(hours / job.cores / job.hours)
+            lines.append(f"| {what} | `{formula}` | {hours:,.0f} | {machines} |")
+    return lines
 
 
 def _machines(count: float) -> str:
@@ -170,23 +185,20 @@ def _machines(count: float) -> str:
 def _answering(job: Job, m: Measured) -> list[str]:
     tasks, images = job.tasks, job.images
     together = m.tasks_fixed + tasks * m.per_task
-    lines = [
-        f"**Answering {tasks:,} tasks about {images:,.0f} images.**",
-        "",
-        f"| | core-seconds an image | core-hours | machines of {job.cores} cores for "
-        f"{job.hours:g} h |",
-        "|---|---|---|---|",
-        _line("decoding", "decode", images * m.decode, job),
-        _line("all tasks in one pass", "fixed + tasks * per_task", images * together, job),
-        _line("as separate models", "tasks * plain", images * tasks * m.plain, job),
-        _line("as LoRA adapters", "tasks * lora", images * tasks * m.lora, job),
+    rows = [
+        ("decoding", "decode", m.decode),
+        ("all tasks in one pass", "fixed + tasks * per_task", together),
+        ("as separate models", "tasks * plain", tasks * m.plain),
+        ("as LoRA adapters", "tasks * lora", tasks * m.lora),
     ]
+    lines = [f"**Answering {tasks:,} tasks about {images:,.0f} images.**", "", *_hours(rows, job)]
     share = tasks * m.per_task / together
+    slowest = "the tasks' own tokens" if share > 0.5 else "the trunk"
     feeding = m.decode / together
     return [
         *lines,
         "",
-        f"The bottleneck is the tasks' own tokens, {share:.0%} of the pass; decoding is "
+        f"The bottleneck is {slowest}: the tasks are {share:.0%} of the pass. Decoding is "
         f"{feeding:.1%} of it, so one core in {1 / feeding + 1:,.0f} decodes. One pass needs "
         f"{tasks * m.plain / together:,.1f} times fewer machines than separate models. A machine "
         f"reads {job.cores / (together + m.decode) * m.photo / 1e6:,.1f} MB of photographs a "
@@ -198,25 +210,24 @@ def _answering(job: Job, m: Measured) -> list[str]:
 def _training(job: Job, m: Measured) -> list[str]:
     images, epochs = job.images, job.epochs
     fill = m.decode + m.plain
-    uncached = epochs * (m.decode + m.step)
-    lines = [
-        f"**Training {job.tasks:,} tasks, {images / job.tasks:,.0f} images each, {epochs} "
-        "epochs.**",
-        "",
-        f"| | core-seconds an image | core-hours | machines of {job.cores} cores for "
-        f"{job.hours:g} h |",
-        "|---|---|---|---|",
-        _line("beside the trunk", "epochs * (decode + step)", images * uncached, job),
-        _line("filling the cache", "decode + plain", images * fill, job),
-        _line("training from it", "epochs * cached", images * epochs * m.cached, job),
-        _line(f"{m.variants} variants of each", "epochs * sweep", images * epochs * m.sweep, job),
-        _line("LoRA", "epochs * (decode + lora_step)", images * epochs * (m.decode + m.lora_step),
-              job),
-    ]  # fmt: skip
+    rows = [
+        ("beside the trunk", "epochs * (decode + step)", epochs * (m.decode + m.step)),
+        ("filling the cache", "decode + plain", fill),
+        ("training from it", "epochs * cached", epochs * m.cached),
+        (f"{m.variants} variants of each", "epochs * sweep", epochs * m.sweep),
+        ("LoRA", "epochs * (decode + lora_step)", epochs * (m.decode + m.lora_step)),
+    ]
+    each = f"{images / job.tasks:,.0f} images each, {epochs} epochs"
+    lines = [f"**Training {job.tasks:,} tasks, {each}.**", "", *_hours(rows, job)]
     rate = job.cores / m.cached * m.row  # bytes a second that the cores of a machine would eat
     by_disk = images * epochs * m.row / job.disk / 3600
     by_cores = images * epochs * m.cached / job.cores / 3600
-    pays = fill / max(m.decode + m.step - m.cached, 1e-12)
+    saved = m.decode + m.step - m.cached  # in every epoch
+    pays = (
+        f"the cache pays from {fill / saved:,.1f} epochs on"
+        if saved > 0
+        else "the cache never pays"
+    )
     parameters = m.engram  # bytes, nearly all of them fp32 parameters
     step_time = job.batch * m.cached / job.cores
     share = 2 * parameters / job.network / step_time
@@ -235,7 +246,7 @@ def _training(job: Job, m: Measured) -> list[str]:
     return [
         *lines,
         "",
-        f"Computing alone, the cache pays from {pays:,.1f} epochs on "
+        f"By computing alone {pays} "
         "(`(decode + plain) / (decode + step - cached)`). From the cache the bottleneck is "
         f"{hold}. Data-parallel processes exchange {2 * parameters / 1e3:,.0f} KB a step "
         f"(`2 * engram`), {share:.2%} of a step of {job.batch} images on one such machine at "
@@ -262,7 +273,9 @@ def _bytes(job: Job, m: Measured) -> list[str]:
         "| | | |",
         "|---|---|---|",
     ]
-    return lines + [f"| {what} | `{formula}` | {_size(value)} |" for what, formula, value in rows]
+    return lines + [
+        f"| {what} | `{formula}` | {_size(value)} |" for what, formula, value in rows if value
+    ]
 
 
 def _size(count: float) -> str:
@@ -285,7 +298,7 @@ if __name__ == "__main__":
         default: Any = setting.default
         parser.add_argument(f"--{setting.name}", type=float, default=float(default))
     given = vars(parser.parse_args())
-    kept = Path(__file__).resolve().parent / "results"
+    kept = Path(__file__).resolve().parent / "measured"
     documents = {file.stem: json.loads(file.read_text()) for file in sorted(kept.glob("*.json"))}
     whole = {name: int(given[name]) for name in ("tasks", "epochs", "batch", "cores", "answer")}
     print(tables(documents, Job(**{**given, **whole})))
