@@ -3,10 +3,9 @@
     python benchmarks/accuracy.py
 
 Runs `engram fit DATA --task NAME -o FILE --test` with an empty cache for each, then `engram eval`
-on both engrams together and on each alone. Takes about six minutes on two idle cores and
-leaves accuracy.md beside this file. Targets, on
-the test split, masked with 5 cells: 88 % on pets and 95 % on flowers, each in under five minutes
-including the cache. Needs the assets folder (../shared, or ENGRAM_ASSETS).
+on both engrams together and on each alone. Takes about six minutes on two idle cores and leaves
+results/accuracy.md. Targets, on the test split, masked with 5 cells: 88 % on pets and 95 % on
+flowers, each in under five minutes including the cache. Needs the assets folder (../shared, or ENGRAM_ASSETS).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from engram.timing import machine, machine_words
+from reporting import report
 
 ASSETS = Path(os.environ.get("ENGRAM_ASSETS", Path(__file__).parents[2] / "shared"))
 TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
@@ -64,8 +63,4 @@ with tempfile.TemporaryDirectory() as temporary:
             f"| {name} | {accuracy:.2%} | {TARGETS[name]:.0%} | {seconds:.0f} "
             f"| {'yes' if same else 'NO'} |"
         )
-title = "# The default recipe on photographs (ViT-Ti/16, masked, 5 cells)"
-about = f"Measured by `python benchmarks/accuracy.py` on {machine_words(machine())}."
-text = "\n".join([title, "", about, "", *lines, ""])
-print(text)
-Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+report("accuracy", "The default recipe on photographs (ViT-Ti/16, masked, 5 cells)", lines)

@@ -48,7 +48,7 @@ THROUGH = "engram, gradients through the trunk"
 
 _ONE_TASK = "it answers that task alone, while Engram answers base too, for one token more"
 _SMALL = (
-    "with few streams, what a task reads is a second, small attention in every layer, whose fixed "
+    "likely, though not profiled: what a task reads is a second, small attention, whose fixed "
     "cost one masked attention does not have"
 )
 WHY_LOST = {

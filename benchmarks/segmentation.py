@@ -1,6 +1,6 @@
 """Outlines, breed and cat or dog of pets with the real ViT-Ti/16: three kinds of answer, one pass.
 
-    python benchmarks/bench_segmentation.py
+    python benchmarks/segmentation.py
 
 Fits, each as an engram of its own, `outline` (segmentation from the trimaps; the border, value 3,
 is ignored), `breed` (classification, the default recipe) and `species` (multilabel: a column for
@@ -29,7 +29,7 @@ import torch
 import engram
 from engram.evaluate import preprocessing_of
 from engram.images import evaluation_view, normalise
-from timing import report
+from reporting import report
 
 ASSETS = Path(os.environ.get("ENGRAM_ASSETS", Path(__file__).parents[2] / "shared"))
 TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
