@@ -5,7 +5,8 @@
 Runs `engram fit DATA --task NAME -o FILE --test` with an empty cache for each, then `engram eval`
 on both engrams together and on each alone. Takes about six minutes on two idle cores and leaves
 results/accuracy.md. Targets, on the test split, masked with 5 cells: 88 % on pets and 95 % on
-flowers, each in under five minutes including the cache. Needs the assets folder (../shared, or ENGRAM_ASSETS).
+flowers, each in under five minutes including the cache. Needs the assets folder (../shared,
+or ENGRAM_ASSETS).
 """
 
 from __future__ import annotations
