@@ -828,6 +828,7 @@ def test_a_hub_id_is_found_in_the_cache(cached: Path, folder: Path) -> None:
     assert trunk.fingerprint == load_trunk(folder).fingerprint
     assert trunk.source == "owner/name"
     assert load_trunk("owner/name@main").source == "owner/name@main"
+    assert load_trunk("hf:owner/name@main").source == "owner/name@main"  # as engrams are named
     assert load_trunk("owner/name", revision="main").source == "owner/name@main"
     assert "no config.json" in sentence("owner/name@v2")
     (cached / "snapshots" / ("b" * 40) / "config.json").write_text('{"model_type": "vit"}')

@@ -240,6 +240,9 @@ def test_pull_replaces_nothing_unasked(folder: Path) -> None:
     with pytest.raises(EngramError, match="--overwrite"):
         pull("hf:ann/garden/flowers.safetensors", "x")
     assert (folder / "x" / "flowers.safetensors").read_bytes() == b"mine"
+    with pytest.raises(EngramError, match="same content but another header"):
+        pull("hf:ann/garden", ".")  # the one that was pushed, with the path of its trunk
+    assert not (folder / "bundle.json").exists()
     (pulled,) = pull("hf:ann/garden/flowers.safetensors", "x", overwrite=True)
     assert read_engram(pulled.path).content == pulled.content
 

@@ -75,7 +75,7 @@ def load_trunk(
     activation: Activation | None = None,
     revision: str | None = None,
 ) -> ViT:
-    """The ViT at a Hub id (`owner/name`, `owner/name@revision`), a local path, or named `pico`.
+    """The ViT at a Hub id (`[hf:]owner/name[@revision]`), a local path, or named `pico`.
 
     A path is a folder of transformers or timm, a `.safetensors` of timm, or Google's `.npz`. The
     trunk is in fp32, frozen, and in evaluation mode. `image_size` and `preprocessing` change what
@@ -86,9 +86,9 @@ def load_trunk(
     Whatever is wrong with the source is an EngramError. A safetensors file has no checksum: a
     damaged header, length, NaN or infinity is noticed, a number changed to another is not.
     """
-    name = os.fspath(source)
+    name = os.fspath(source).removeprefix(hub.PREFIX)
     return build(
-        _read(_locate(source, revision), name),
+        _read(_locate(name if isinstance(source, str) else source, revision), name),
         name,
         source=f"{name}@{revision}" if revision else name,
         image_size=image_size,

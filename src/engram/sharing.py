@@ -141,8 +141,8 @@ def pull(
     """Fetch engrams (`hf:owner/name/FILE`) or whole repositories, verify them, and put them into
     the folder `out`: by default this one, or for a repository one of its name.
 
-    What is there with the same content is left alone; another file of that name is only replaced
-    with `overwrite`.
+    What is there byte for byte is left alone; another file of that name is only replaced with
+    `overwrite`.
     """
     given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     plans: list[tuple[Path, Path, str]] = []  # from, to, how it is named
@@ -160,19 +160,22 @@ def pull(
             named = str(hub.Place(place.repo, cached.name, name))
             plans.append((cached / name, folder / Path(name).name, named))
     for origin, target, _ in plans:
-        there = target.exists() and target.read_bytes() != origin.read_bytes()
-        if there and not overwrite and not _same_content(origin, target):
+        if target.is_dir():
+            raise EngramError(f"{target} is a folder; give another one with -o.")
+        if not overwrite and target.exists() and target.read_bytes() != origin.read_bytes():
             raise EngramError(
-                f"{target} exists already and is another file; give another folder with -o, or "
-                "--overwrite to replace it. Nothing was written."
+                f"{target} exists already and is another file{_how_other(origin, target)}; give "
+                "another folder with -o, or --overwrite to replace it. Nothing was written."
             )
     return [_put(*plan) for plan in plans]
 
 
-def _same_content(one: Path, other: Path) -> bool:
+def _how_other(origin: Path, target: Path) -> str:
+    """An engram may be the same task and yet another file: before a push, its paths are whole."""
     with contextlib.suppress(EngramError):
-        return read_engram(one).content == read_engram(other).content
-    return False
+        if read_engram(origin).content == read_engram(target).content:
+            return ", with the same content but another header"
+    return ""
 
 
 def _put(origin: Path, target: Path, named: str) -> Pulled:

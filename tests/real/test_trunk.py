@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engram import ViT, load_trunk
+from engram import ViT, from_transformers, load_trunk
 from engram.images import Preprocessing, evaluation_view, normalise
 
 
@@ -31,6 +31,27 @@ def trunk(weights: Path) -> ViT:
 @pytest.fixture(scope="module")
 def reference(weights: Path) -> dict[str, Tensor]:
     return load_file(weights / "reference.safetensors")
+
+
+def test_a_real_model_in_memory_is_the_same_trunk_and_mostly_the_same_memory(
+    trunk: ViT, weights: Path, reference: dict[str, Tensor]
+) -> None:
+    model = transformers.ViTForImageClassification.from_pretrained(weights / "transformers")
+    processor = transformers.AutoImageProcessor.from_pretrained(weights / "transformers")
+    ours = from_transformers(model, processor=processor)
+    assert ours.fingerprint == trunk.fingerprint
+    assert ours.preprocessing == load_trunk(weights / "transformers").preprocessing
+    assert ours.labels is not None
+    assert len(ours.labels) == 1000
+    theirs = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+    sizes = {n: t.numel() for n, t in ours.state_dict().items()}
+    shared = sum(
+        sizes[n] for n, t in ours.state_dict().items() if t.untyped_storage().data_ptr() in theirs
+    )
+    assert shared / sum(sizes.values()) > 0.75  # all but queries, keys and values
+    pixels = next(t for t in reference.values() if t.ndim == 4)[:2]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(pixels), model(pixels).logits, atol=1e-4, rtol=0)
 
 
 def test_both_layouts_are_the_same_trunk(trunk: ViT, weights: Path) -> None:
