@@ -98,7 +98,7 @@ def test_compose_and_inspect_a_bundle(folder: Path, capsys: Output) -> None:
     assert json.loads(capsys.readouterr().out) == composed
     assert run("inspect", "garden") == 0
     said = capsys.readouterr().out
-    assert re.search(r"roses +7 +masked +2 +flowers", said)
+    assert re.search(r"roses +classification +7 +masked +2 +flowers", said)
 
 
 def test_inspect_a_trunk(folder: Path, capsys: Output) -> None:

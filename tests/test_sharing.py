@@ -207,6 +207,29 @@ def test_the_card_of_other_regimes_says_what_they_are(regime: str, folder: Path)
     assert ("pass of its own" in card) == (regime in ("full", "memory"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "pipeline"),
+    [
+        ("classification", "image-classification"),
+        ("multilabel", "image-classification"),
+        ("regression", None),
+        ("segmentation", "image-segmentation"),
+    ],
+)
+def test_every_kind_of_task_has_a_card(kind: str, pipeline: str | None, folder: Path) -> None:
+    model = MemoryViT(random_trunk(width=16, heads=2, depth=1))
+    model.add_task("t", classes=["one", "two"], kind=kind)
+    model.save("t", "t.safetensors", metrics={"test": {"score": 0.5}})
+    planned = push("t.safetensors", "ann/t", dry_run=True)
+    (folder / "README.md").write_text(planned.card)
+    front = metadata_load(folder / "README.md")
+    assert front is not None
+    assert front.get("pipeline_tag") == pipeline
+    assert kind in front["tags"]
+    (folder / "sent.safetensors").write_bytes(planned.files["t.safetensors"])
+    assert read_engram("sent.safetensors").content == read_engram("t.safetensors").content
+
+
 def test_a_child_alone_names_its_parents(folder: Path) -> None:
     planned = push("roses.safetensors", "ann/roses", dry_run=True)
     assert "bundle.json" not in planned.files

@@ -164,7 +164,7 @@ def _learned(engrams: Sequence[Engram]) -> str:
         (
             _cell(e.spec.name),
             e.spec.kind,
-            _cell(few(e.spec.classes, 12)),
+            _cell(few(e.spec.classes, 12, e.spec.does.nouns)),
             _cell(regime_words(e.spec)),
             f"{e.parameters:,}",
         )

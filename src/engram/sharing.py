@@ -309,7 +309,10 @@ def describe_push(done: Push, dry_run: bool) -> Description:
 def _says(engram: Engram) -> str:
     """The header, but for shapes and hashes; all of it is in the JSON document."""
     header = engram.header()
-    said = {"task": engram.spec.name, "classes": few(engram.spec.classes, 12)}
+    said = {
+        "task": engram.spec.name,
+        "classes": few(engram.spec.classes, 12, engram.spec.does.nouns),
+    }
     said |= {"trunk": engram.trunk.source}
     said |= {key: header[key] for key in ("metrics", "recipe", "created", "library")}
     return json.dumps(said)
