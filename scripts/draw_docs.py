@@ -1,0 +1,293 @@
+"""Draws the pictures of docs/explanation.md into docs/images: `python scripts/draw_docs.py`.
+
+Each has a background of its own and follows the reader's light or dark mode.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+
+STYLE = """
+    .panel { fill: #ffffff; stroke: #d0d7de; }
+    .box { fill: #f6f8fa; stroke: #afb8c1; }
+    .text { fill: #1f2328; }
+    .soft { fill: #59636e; font-size: 14px; }
+    .name { font-weight: 600; font-size: 17px; }
+    .token { fill: #ffffff; stroke-width: 2.5; }
+    .gone { stroke-dasharray: 3 3; opacity: 0.55; }
+    .arrow { fill: none; stroke-width: 2; }
+    .trunk { stroke: #57606a; } .flowers { stroke: #1a7f37; } .roses { stroke: #bf3989; }
+    .tip { fill: #57606a; }
+    .no { fill: #eaeef2; } .by-trunk { fill: #8c959f; }
+    .by-flowers { fill: #2da44e; } .by-roses { fill: #d0579f; }
+    .star { fill: none; stroke: #1f2328; stroke-width: 2.5; }
+    @media (prefers-color-scheme: dark) {
+      .panel { fill: #0d1117; stroke: #30363d; }
+      .box { fill: #161b22; stroke: #484f58; }
+      .text { fill: #e6edf3; }
+      .soft { fill: #9da7b1; }
+      .token { fill: #0d1117; }
+      .trunk { stroke: #9da7b1; } .flowers { stroke: #3fb950; } .roses { stroke: #f778ba; }
+      .tip { fill: #9da7b1; }
+      .no { fill: #21262d; } .by-trunk { fill: #848d97; }
+      .by-flowers { fill: #2ea043; } .by-roses { fill: #c9569a; }
+      .star { stroke: #e6edf3; }
+    }
+"""
+
+TIP = (
+    '<marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="6" markerHeight="6" '
+    'orient="auto"><path class="tip" d="M0 0 10 5 0 10z"/></marker>'
+)
+
+
+def picture(width: int, height: int, title: str, about: str, parts: list[str]) -> str:
+    inside = "\n  ".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        'aria-labelledby="title desc"\n     font-family="system-ui, -apple-system, \'Segoe UI\', '
+        '\'DejaVu Sans\', sans-serif" font-size="15">\n'
+        f'  <title id="title">{title}</title>\n  <desc id="desc">{about}</desc>\n'
+        f"  <style>{STYLE}  </style>\n  <defs>{TIP}</defs>\n"
+        f'  <rect class="panel" x="1" y="1" width="{width - 2}" height="{height - 2}" rx="12"/>\n'
+        f"  {inside}\n</svg>\n"
+    )
+
+
+def say(x: float, y: float, text: str, look: str = "text", anchor: str = "start") -> str:
+    return f'<text class="{look}" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, text: str = "") -> str:
+    drawn = f'<rect class="box" x="{x}" y="{y}" width="{width}" height="{height}" rx="8"/>'
+    return drawn + (say(x + width / 2, y + height / 2 + 5, text, anchor="middle") if text else "")
+
+
+def arrow(path: str, look: str = "trunk") -> str:
+    return f'<path class="arrow {look}" marker-end="url(#tip)" d="{path}"/>'
+
+
+def cell(x: float, y: float, look: str, text: str = "") -> str:
+    """A memory cell or a patch: a small square."""
+    drawn = f'<rect class="token {look}" x="{x}" y="{y}" width="26" height="26"/>'
+    return drawn + (say(x + 13, y + 18, text, anchor="middle") if text else "")
+
+
+def token(x: float, y: float, look: str, text: str) -> str:
+    """A class token: a circle, its left edge at x, as high as a cell."""
+    drawn = f'<circle class="token {look}" cx="{x + 16}" cy="{y + 13}" r="17"/>'
+    return drawn + (
+        f'<text class="text" x="{x + 16}" y="{y + 17}" text-anchor="middle" font-size="12">'
+        f"{text}</text>"
+    )
+
+
+def stream(x: float, y: float) -> list[str]:
+    """The tokens that travel: class token and patches of the ViT, class tokens of two tasks."""
+    return [
+        token(x, y, "trunk", "CLS"),
+        *(cell(x + 46 + 34 * i, y, "trunk") for i in range(4)),
+        token(x + 192, y, "flowers", "C₁"),
+        token(x + 238, y, "roses", "C₂"),
+    ]
+
+
+def memory(x: float, y: float, gone: str = "") -> list[str]:
+    """The cells of two tasks."""
+    return [
+        *(cell(x + 32 * i, y, f"flowers {gone}") for i in range(3)),
+        *(cell(x + 110 + 32 * i, y, f"roses {gone}") for i in range(3)),
+    ]
+
+
+def layer() -> str:
+    parts = [
+        say(30, 40, "one layer, from top to bottom", "text name"),
+        say(30, 78, "the stream", "soft"),
+        *stream(30, 92),
+        say(360, 78, "this layer's cells: M₁ of flowers, M₂ of roses", "soft"),
+        *memory(360, 92),
+        box(30, 158, 530, 36, "LayerNorm, the same for tokens and cells"),
+        arrow("M166 132V154"),
+        arrow("M462 132V154"),
+        box(30, 232, 300, 36, "queries"),
+        box(350, 232, 210, 36, "keys and values"),
+        arrow("M166 194V228"),
+        arrow("M300 194C330 214 360 214 392 228"),
+        arrow("M462 194V228"),
+        say(576, 247, "Tokens ask and are read.", "soft"),
+        say(576, 267, "Cells are read only.", "soft"),
+        box(30, 306, 530, 36, "attention, where Table 1 allows it"),
+        arrow("M166 268V302"),
+        arrow("M462 268V302"),
+        say(576, 329, "Cells get no answer.", "soft"),
+        box(30, 380, 300, 36, "residual, LayerNorm, MLP, residual"),
+        arrow("M166 342V376"),
+        arrow("M462 342V380"),
+        *memory(360, 390, "gone"),
+        say(576, 408, "They are dropped here.", "soft"),
+        *stream(30, 450),
+        arrow("M166 416V440"),
+        say(360, 468, "on to the next layer, which has cells of its own", "soft"),
+    ]
+    about = (
+        "The tokens of the ViT and of two tasks and the cells of this layer go through the same "
+        "norm. Tokens give queries; tokens and cells give keys and values. After attention the "
+        "tokens go through residual and MLP to the next layer; the cells are dropped."
+    )
+    return picture(760, 506, "One layer", about, parts)
+
+
+ROWS = ["patch", "patch", "patch", "CLS", "C₁", "C₂"]
+COLUMNS = [*ROWS, "M₁", "M₁", "M₁", "M₂", "M₂", "M₂"]
+
+
+def reads(reader: str, read: str, extends: bool) -> bool:
+    """Table 1."""
+    if read in ("patch", "CLS"):
+        return True
+    if reader == "C₁":
+        return read in ("C₁", "M₁")
+    return reader == "C₂" and (read in ("C₂", "M₂") or extends)
+
+
+def matrix(x: float, y: float, extends: bool) -> list[str]:
+    looks = {"C₁": "by-flowers", "C₂": "by-roses"}
+    drawn = []
+    for i, reader in enumerate(ROWS):
+        drawn.append(say(x - 10, y + 28 * i + 19, reader, anchor="end"))
+        for j, read in enumerate(COLUMNS):
+            look = looks.get(reader, "by-trunk") if reads(reader, read, extends) else "no"
+            place = f'x="{x + 28 * j}" y="{y + 28 * i}" width="25" height="25" rx="3"'
+            drawn.append(f'<rect class="{look}" {place}/>')
+            if extends and reads(reader, read, True) and not reads(reader, read, False):
+                drawn.append(f'<rect class="star" {place}/>')
+    for name, first, count in (("patches", 0, 3), ("CLS", 3, 1), ("C₁", 4, 1), ("C₂", 5, 1),
+                               ("cells M₁", 6, 3), ("cells M₂", 9, 3)):  # fmt: skip
+        drawn.append(say(x + 28 * (first + count / 2) - 1.5, y - 10, name, "soft", "middle"))
+    return drawn
+
+
+def masks() -> str:
+    parts = [
+        say(30, 40, "concatenation: flowers and roses side by side", "text name"),
+        *matrix(90, 88, extends=False),
+        say(520, 40, "extension: roses extends flowers", "text name"),
+        *matrix(580, 88, extends=True),
+        say(30, 292, "Rows ask, columns are read; a filled square is a read that is allowed."),
+        say(
+            30, 316,
+            "The upper four rows, the ViT itself, are the same in both, and the same as without "
+            "any task.", "soft",
+        ),
+        say(
+            30, 338,
+            "Outlined: what extension adds. The row of C₁ is the same in both: who is read does "
+            "not notice.", "soft",
+        ),
+    ]  # fmt: skip
+    about = (
+        "Two matrices of who reads whom. In both, patches and the ViT's class token read only "
+        "each other, and C1 reads the ViT, itself and its cells M1. C2 reads the ViT, itself and "
+        "M2; where it extends flowers, it also reads C1 and M1."
+    )
+    return picture(950, 360, "Who reads whom, as a matrix", about, parts)
+
+
+def fresh() -> str:
+    parts = [say(30, 40, "the whole way of a picture", "text name")]
+    y = 62
+    for number, name in enumerate(("layer 1", "layer 2", "…", "layer 12")):
+        top = y + 92 * number
+        parts += stream(30, top)
+        parts += [arrow(f"M166 {top + 34}V{top + 52}"), box(30, top + 54, 300, 30, name)]
+        if name != "…":
+            parts += memory(430, top + 56)
+            parts += [arrow(f"M424 {top + 69}H336")]
+            text = f"cells of {name}" if number else "cells of layer 1: learned, the same"
+            parts.append(say(648, top + 74 - (9 if not number else 0), text, "soft"))
+            if not number:
+                parts.append(say(648, top + 84, "for every picture", "soft"))
+    bottom = y + 4 * 92
+    parts += [
+        *stream(30, bottom),
+        arrow(f"M46 {bottom + 34}V{bottom + 58}"),
+        arrow(f"M238 {bottom + 34}V{bottom + 58}", "flowers"),
+        arrow(f"M284 {bottom + 34}V{bottom + 58}", "roses"),
+        box(14, bottom + 60, 70, 32, "base"),
+        box(152, bottom + 60, 104, 32, "flowers"),
+        box(264, bottom + 60, 80, 32, "roses"),
+        say(372, bottom + 81, "a head each: three answers, one pass", "soft"),
+    ]
+    about = (
+        "The stream of tokens goes through twelve layers. Every layer reads cells of its own, "
+        "which come from the side and go no further. At the end the ViT's class token answers for "
+        "base, C1 for flowers and C2 for roses."
+    )
+    return picture(900, 548, "Cells are fresh at every layer", about, parts)
+
+
+def paths() -> str:
+    def one(x: float, title: str, lines: list[str]) -> list[str]:
+        said = [say(x, 262 + 22 * i, line, "soft") for i, line in enumerate(lines)]
+        return [say(x, 40, title, "text name"), *said]
+
+    parts = [
+        *one(30, "fast (the default)", [
+            "All tokens in one sequence: the large",
+            "products of a layer run once for all.",
+            "Within 1e-5 of each answer alone.",
+        ]),
+        *stream(30, 66),
+        box(30, 120, 270, 40, "a layer, all tokens at once"),
+        arrow("M166 104V116"),
+        arrow("M166 160V186"),
+        *stream(30, 192),
+        *one(350, "exact=True", [
+            "The ViT runs by itself, as if there were",
+            "no tasks; each task beside it, alone.",
+            "Bit for bit the same, and slower.",
+        ]),
+        token(350, 66, "trunk", "CLS"),
+        *(cell(396 + 34 * i, 66, "trunk") for i in range(4)),
+        box(350, 120, 180, 40, "the plain layer"),
+        arrow("M440 104V116"),
+        token(544, 66, "flowers", "C₁"),
+        token(592, 66, "roses", "C₂"),
+        box(544, 120, 82, 40, "beside"),
+        arrow("M560 104V116", "flowers"), arrow("M608 104V116", "roses"),
+        arrow("M530 140H541"),
+        arrow("M440 160V186"), arrow("M560 160V186", "flowers"), arrow("M608 160V186", "roses"),
+        token(350, 192, "trunk", "CLS"),
+        *(cell(396 + 34 * i, 192, "trunk") for i in range(4)),
+        token(544, 192, "flowers", "C₁"),
+        token(592, 192, "roses", "C₂"),
+        *one(670, "training, from the cache", [
+            "What the plain layers feed to a task is",
+            "on disk. Only the task's own token runs,",
+            "and only it has gradients.",
+        ]),
+        f'<g class="gone">{token(670, 66, "trunk", "CLS")}'
+        + "".join(cell(716 + 34 * i, 66, "trunk") for i in range(4)) + "</g>",
+        box(670, 120, 180, 40, "stored once"),
+        token(880, 66, "flowers", "C₁"),
+        box(866, 120, 62, 40, "beside"),
+        arrow("M896 104V116", "flowers"), arrow("M850 140H863"),
+        arrow("M896 160V186", "flowers"),
+        token(880, 192, "flowers", "C₁"),
+    ]  # fmt: skip
+    about = (
+        "Three ways to compute the same. Fast: all tokens go through a layer together. Exact: the "
+        "plain layer runs by itself and each task beside it. Training: what the plain layer feeds "
+        "to tasks comes from disk and only the task's token is computed."
+    )
+    return picture(960, 330, "Three ways to compute the same", about, parts)
+
+
+PICTURES = {"layer.svg": layer, "masks.svg": masks, "fresh.svg": fresh, "paths.svg": paths}
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        (IMAGES / name).write_text(draw(), encoding="utf-8")
