@@ -514,6 +514,44 @@ def bench_command(
     _show(result, as_json)
 
 
+@app.command(name="export")
+def export_command(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one trunk.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file: .onnx, or .pt2.")],
+    kind: Annotated[
+        str | None, typer.Option("--format", help="onnx or torch, if the ending is not to say.")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Whole numbers in the large products: fast, inexact.")
+    ] = False,
+    tasks: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="NAME=DATA", help="Measure a task before and after."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the data: train, val or test.")] = "test",
+    backbone: Backbone = None,
+    batch: Annotated[int, typer.Option(help="Images at once, when measuring.")] = 32,
+    workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it is there.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write all tasks as one file that runs without engram, checked against the model."""
+    from engram.export import export_job
+
+    with _bars(as_json) as progress:
+        result = export_job(
+            sources, out, kind=kind, int8=int8, tasks=tasks or (), data=data or (), split=split,
+            backbone=backbone, batch=batch, workers=workers, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    _show(result, as_json)
+
+
 @app.command(name="serve")
 @_flags_of(Settings)
 def serve_command(

@@ -219,7 +219,7 @@ def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Te
     Only the first `keep` trunk tokens are wanted at the end, so the last layer computes no others.
     """
     n = x.shape[1]
-    x = torch.cat([x, memory.start(len(x))], dim=1)
+    x = torch.cat([x, memory.start(x.shape[0])], dim=1)
     for layer, block in enumerate(vit.layers):
         last = layer + 1 == len(vit.layers)
         wanted = keep if last else n
@@ -337,7 +337,7 @@ def full_attention(
             x = block(x, _reads_cells(cells[layer]), beside)
             continue
         if layer == 0:
-            x = torch.cat([x, cells[0].expand(len(x), -1, -1)], dim=1)
+            x = torch.cat([x, cells[0].expand(x.shape[0], -1, -1)], dim=1)
         elif update == "add":
             x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
         x = block(x, beside=beside)
@@ -349,8 +349,8 @@ def _reads_cells(cells: Tensor) -> Attend:
         q, k, v = block.project(normed)
         if len(cells):
             cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
-            k = torch.cat([k, cell_k.expand(len(k), -1, -1, -1)], dim=2)
-            v = torch.cat([v, cell_v.expand(len(v), -1, -1, -1)], dim=2)
+            k = torch.cat([k, cell_k.expand(k.shape[0], -1, -1, -1)], dim=2)
+            v = torch.cat([v, cell_v.expand(v.shape[0], -1, -1, -1)], dim=2)
         return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
     return attend

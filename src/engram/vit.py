@@ -191,7 +191,7 @@ class AttentionPooling(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         kv = self.kv(tokens).chunk(2, dim=-1)
-        q = self.q(self.probe.expand(len(tokens), -1, -1))
+        q = self.q(self.probe.expand(tokens.shape[0], -1, -1))
         q, k, v = (split_heads(x, self.heads) for x in (q, *kv))
         x: Tensor = self.proj(merge_heads(F.scaled_dot_product_attention(q, k, v)))
         x = x + self.mlp(self.norm(x))
@@ -318,7 +318,7 @@ class ViT(nn.Module):
         x = x.flatten(2).transpose(1, 2) + self._position(grid)
         prefix = self._prefix(self.class_token if class_token is None else class_token)
         if prefix is not None:
-            x = torch.cat([prefix.expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
         if self.pre_norm is not None:
             x = self.pre_norm(x)
         return x

@@ -1,0 +1,278 @@
+"""Ask a model that `engram export` wrote about pictures; onnxruntime and numpy are all it needs.
+
+    python predict.py picture.ppm array.npy
+    python predict.py photo.jpg --task flowers --top-k 5 --json
+
+Binary PPM and PGM files and arrays (.npy; uint8, height x width x 3) are read here; for JPEG, PNG
+and others, Pillow is used where it is installed. Pictures are resized, cropped and normalised as
+the model was trained: the file itself says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MODEL = "model.onnx"
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Unusable(Exception):
+    """A picture or a model that cannot be used, as a sentence."""
+
+
+# Reading pictures: an array (height, width, 3) of uint8, and the size that the file itself has
+
+
+def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, int]]:
+    if not path.is_file():
+        raise Unusable(f"{path}: the file does not exist")
+    try:
+        if path.suffix == ".npy":
+            pixels = np.load(path, allow_pickle=False)
+        else:
+            try:
+                from PIL import Image
+            except ImportError:
+                pixels = read_ppm(path)
+            else:
+                with Image.open(path) as image:
+                    return decode(image, preprocessing)
+    except Unusable:
+        raise
+    except Exception as error:  # whatever a decoder makes of bad bytes
+        raise Unusable(f"{path}: {error}") from error
+    if pixels.ndim == 2:
+        pixels = np.stack([pixels] * 3, axis=-1)
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise Unusable(f"{path}: {pixels.dtype} of {pixels.shape}; expected uint8 of (h, w, 3)")
+    return pixels, (pixels.shape[1], pixels.shape[0])
+
+
+def read_ppm(path: Path) -> Array:
+    """A binary PPM or PGM file of 8 bits."""
+    data, at = path.read_bytes(), 0
+    words: list[bytes] = []
+    if data[:2] not in (b"P5", b"P6"):
+        raise Unusable(f"{path}: neither PPM nor .npy; install Pillow to read other pictures")
+    while len(words) < 4 and at < len(data):
+        if data[at : at + 1] == b"#":
+            at = data.find(b"\n", at) + 1 or len(data)
+        elif data[at : at + 1].isspace():
+            at += 1
+        else:
+            end = at
+            while end < len(data) and not data[end : end + 1].isspace():
+                end += 1
+            words.append(data[at:end])
+            at = end
+    width, height, most = (int(word) for word in words[1:])
+    channels = 3 if words[0] == b"P6" else 1
+    if most != 255 or len(data) - at - 1 < width * height * channels:
+        raise Unusable(f"{path}: cut short, or not of 8 bits; install Pillow to read others")
+    flat = np.frombuffer(data, np.uint8, width * height * channels, at + 1)
+    return np.repeat(flat.reshape(height, width, channels), 3 // channels, 2)
+
+
+def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, int]]:
+    """What Pillow opened, upright and as RGB; a large JPEG at a fraction of its size."""
+    try:
+        orientation = int(image.getexif().get(0x0112, 1))
+    except Exception:  # broken metadata does not make the picture bad
+        orientation = 1
+    width, height = image.size[::-1] if orientation >= 5 else image.size
+    left, top, right, bottom = box(width, height, preprocessing)
+    high, wide = preprocessing["size"]
+    scale = 2 * max(wide / (right - left), high / (bottom - top))
+    if scale < 1:
+        image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+    image.load()
+    if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits or of floats
+        brightest = 1 if image.mode == "F" else 65535
+        gray = np.asarray(image, np.float64)
+        if not (gray.min() >= 0 and gray.max() <= brightest):
+            raise Unusable(f"gray values from {gray.min():g} to {gray.max():g}")
+        pixels = np.stack([np.rint(gray * (255 / brightest)).astype(np.uint8)] * 3, axis=-1)
+    elif image.has_transparency_data:
+        from PIL import Image
+
+        white = Image.new("RGB", image.size, "white")
+        layer = image.convert("RGBA")
+        white.paste(layer, mask=layer.getchannel("A"))
+        pixels = np.asarray(white)
+    else:
+        pixels = np.asarray(image.convert("RGB"))
+    turned = {
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.swapaxes(0, 1),
+        6: np.rot90(pixels, 3),
+        7: pixels[::-1, ::-1].swapaxes(0, 1),
+        8: np.rot90(pixels),
+    }
+    return turned.get(orientation, pixels), (width, height)
+
+
+# Pictures to pixels
+
+
+def view(pixels: Array, size: tuple[int, int], preprocessing: dict[str, Any]) -> Array:
+    """Resize and centre crop in one step, to the very numbers that Pillow gives."""
+    width, height = size  # of the file; a JPEG may have been decoded smaller
+    left, top, right, bottom = box(width, height, preprocessing)
+    x, y = pixels.shape[1] / width, pixels.shape[0] / height
+    right, bottom = min(right * x, pixels.shape[1]), min(bottom * y, pixels.shape[0])
+    high, wide = preprocessing["size"]
+    method = preprocessing["interpolation"]
+    across = resample(pixels.swapaxes(0, 1), left * x, right, wide, method).swapaxes(0, 1)
+    return resample(across, top * y, bottom, high, method)
+
+
+def box(width: int, height: int, preprocessing: dict[str, Any]) -> tuple[float, ...]:
+    """The part of a picture that is seen: left, top, right, bottom."""
+    if preprocessing["resize"] is None:
+        return (0, 0, width, height)
+    scale = preprocessing["resize"] / min(width, height)
+    wide, high = round(width * scale), round(height * scale)
+    crop_high, crop_wide = preprocessing["size"]
+    left, top = (wide - crop_wide) // 2, (high - crop_high) // 2
+    x, y = width / wide, height / high
+    return (left * x, top * y, (left + crop_wide) * x, (top + crop_high) * y)
+
+
+def bicubic(x: Array) -> Array:
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = -0.5 * (((x - 5) * x + 8) * x - 4)
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+KERNELS: dict[str, tuple[float, Callable[[Array], Array]]] = {  # of |x|, with their reach
+    "box": (0.5, lambda x: np.where(x <= 0.5, 1.0, 0.0)),
+    "bilinear": (1, lambda x: np.maximum(1 - x, 0)),
+    "hamming": (1, lambda x: np.where(x < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0)),
+    "bicubic": (2, bicubic),
+    "lanczos": (3, lambda x: np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)),
+}
+
+
+def resample(pixels: Array, low: float, high: float, size: int, method: str) -> Array:
+    """The rows from `low` to `high` as `size` rows, in Pillow's fixed-point arithmetic."""
+    low, high = float(np.float32(low)), float(np.float32(high))
+    scale = float(np.float32(high) - np.float32(low)) / size
+    if method == "nearest":
+        steps = np.full(size, scale)
+        steps[0] = low + 0.5 * scale
+        return pixels[np.minimum(np.cumsum(steps).astype(np.int64), len(pixels) - 1)]
+    reach, kernel = KERNELS[method]
+    wide = max(scale, 1.0)
+    centre = low + (np.arange(size) + 0.5) * scale
+    first = np.maximum((centre - reach * wide + 0.5).astype(np.int64), 0)
+    last = np.minimum((centre + reach * wide + 0.5).astype(np.int64), len(pixels))
+    rows = first[:, None] + np.arange(int((last - first).max()))  # (size, rows that one is made of)
+    weights = kernel(np.abs((rows - centre[:, None] + 0.5) / wide))
+    weights = np.where(rows < last[:, None], weights, 0)
+    weights /= weights.sum(1, keepdims=True)
+    whole = np.trunc(weights * (1 << 22) + np.copysign(0.5, weights)).astype(np.int64)
+    out = np.full((size, *pixels.shape[1:]), 1 << 21, np.int64)
+    for part in range(rows.shape[1]):
+        out += whole[:, part, None, None] * pixels[np.minimum(rows[:, part], len(pixels) - 1)]
+    rounded: Array = np.clip(out >> 22, 0, 255).astype(np.uint8)
+    return rounded
+
+
+def normalise(views: Array, preprocessing: dict[str, Any]) -> Array:
+    """uint8 (images, height, width, 3) to float32 (images, 3, height, width)."""
+    scale = np.float32(1) / (np.float32(255) * np.array(preprocessing["std"], np.float32))
+    shift = np.array(preprocessing["mean"], np.float32) * np.float32(255) * scale
+    return np.ascontiguousarray((views.astype(np.float32) * scale - shift).transpose(0, 3, 1, 2))
+
+
+# Answers
+
+
+class Model:
+    """The exported file: what it says of itself, and what it says about pictures."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        if not path.is_file():
+            raise Unusable(f"{path} does not exist; give the exported file with --model.")
+        try:
+            self.session = onnxruntime.InferenceSession(
+                str(path), providers=["CPUExecutionProvider"]
+            )
+            metadata = self.session.get_modelmeta().custom_metadata_map
+            self.about: dict[str, Any] = json.loads(metadata["engram"])
+        except Exception as error:
+            raise Unusable(f"{path} is not a model that engram exported ({error}).") from error
+
+    def logits(self, path: Path, tasks: list[str]) -> dict[str, Array]:
+        """Of one picture, by task."""
+        preprocessing = self.about["preprocessing"]
+        seen = view(*read(path, preprocessing), preprocessing)
+        found = self.session.run(tasks, {"pixels": normalise(seen[None], preprocessing)})
+        return {name: values[0] for name, values in zip(tasks, found, strict=True)}
+
+    def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
+        """The best classes and their probabilities."""
+        classes = self.about["tasks"][name]["classes"]
+        odds = np.exp(logits - logits.max())
+        best = np.argsort(-logits, kind="stable")[:top_k]
+        return [
+            {"class": classes[i], "probability": round(float(odds[i] / odds.sum()), 6)}
+            for i in best
+        ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Ask an exported model about pictures.")
+    parser.add_argument("images", nargs="+", type=Path, metavar="PICTURE")
+    parser.add_argument("--model", type=Path, default=Path(__file__).with_name(MODEL))
+    parser.add_argument("--task", action="append", metavar="NAME", help="only this task")
+    parser.add_argument("--top-k", type=int, default=3, help="classes of each answer")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    given = parser.parse_args(arguments)
+    results: list[dict[str, Any]] = []
+    try:
+        model = Model(given.model)
+        tasks = given.task or list(model.about["tasks"])
+        unknown = [name for name in tasks if name not in model.about["tasks"]]
+        if unknown or given.top_k < 1:
+            there = ", ".join(model.about["tasks"])
+            raise Unusable(f"Give tasks among {there}, and a --top-k of at least 1.")
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return 2
+    for path in given.images:
+        results.append({"image": str(path)})
+        try:
+            logits = model.logits(path, tasks)
+        except Unusable as error:
+            results[-1]["error"] = str(error)
+            continue
+        results[-1]["tasks"] = {
+            name: model.answer(name, values, given.top_k) for name, values in logits.items()
+        }
+    if given.json:
+        print(json.dumps(results, indent=2))
+    else:
+        for result in results:
+            print(result.get("error") or result["image"])
+            for name, best in result.get("tasks", {}).items():
+                said = ", ".join(f"{one['class']} {one['probability']:.1%}" for one in best)
+                print(f"  {name}: {said}")
+    return 2 if any("error" in result for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
