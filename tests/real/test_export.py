@@ -1,0 +1,31 @@
+"""A real ViT and real photographs through an exported file and the script beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import engram
+from engram import MemoryViT, load_trunk
+from engram.export import export_onnx
+
+
+def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path: Path) -> None:
+    trunk = load_trunk(assets / "weights" / "vit_tiny_patch16_224" / "transformers")
+    model = MemoryViT(trunk)
+    model.add_task("pets", 37, 5, seed=0)
+    made = export_onnx(model, tmp_path / "model.onnx", int8=True)
+    assert made.script is not None
+    assert made.changes["base"].agreement >= 0.75  # drawn scenes are nothing it was trained on
+    photos = sorted((assets / "data" / "pets" / "test").rglob("*.jpg"))[::40]
+    command = [sys.executable, made.script, *photos, "--task", "base", "--top-k", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = [one["tasks"]["base"][0] for one in json.loads(done.stdout)]
+    expected = [one["tasks"]["base"][0] for one in engram.predict(model, photos, tasks=["base"])]
+    assert len(said) == len(photos) == 19
+    same = [a["class"] == b["class"] for a, b in zip(said, expected, strict=True)]
+    assert sum(same) >= 16
+    for a, b, agree in zip(said, expected, same, strict=True):
+        assert not agree or abs(a["probability"] - b["probability"]) < 0.25
