@@ -183,7 +183,58 @@ def preprocessing(made: Made) -> dict[str, Any]:
     return made.model.trunk.preprocessing.to_dict()
 
 
-# Other regimes
+# Other kinds and regimes
+
+
+def test_every_kind_is_exported_with_what_its_answers_need(tmp_path: Path) -> None:
+    trunk = random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3)
+    trunk.preprocessing = Preprocessing((8, 8), None)
+    model = MemoryViT(trunk)
+    model.add_task("labels", ["a", "b", "c"], 1, kind="multilabel")
+    model.add_task("numbers", ["age", "size"], 1, kind="regression")
+    model.add_task("masks", ["pet", "rest"], 1, kind="segmentation", values=[1, 2])
+    for task in model.tasks.values():
+        scatter(task)
+    model.task("numbers").head.settled["mean"].fill_(20)
+    model.task("labels").head.settled["thresholds"].fill_(0.25)
+    model.eval()
+    pixels = check_pixels(trunk.preprocessing, 3, 9)
+    with torch.inference_mode():
+        expected = model(pixels)
+    made = export_onnx(model, tmp_path / "model.onnx")
+    exported = OnnxModel(made.path, threads=1)
+    assert largest(exported.run(pixels), expected) < 1e-4
+    assert exported.run(pixels)["masks"].shape == (3, 2, 8, 8)
+    told = exported.about["tasks"]
+    assert told["labels"]["thresholds"] == [0.25] * 3
+    assert told["numbers"]["mean"] == [20, 20]
+    assert told["masks"]["values"] == [1, 2]
+    assert export_onnx(model, tmp_path / "int8.onnx", int8=True).changes["masks"].relative < 0.3
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.ppm")
+    (said,) = engram.predict(model, [tmp_path / "picture.ppm"])
+    script = standalone.Model(made.path)
+    logits = script.logits(tmp_path / "picture.ppm", list(told))
+    for name, answer in said["tasks"].items():
+        wanted = answer["classes"] if name == "masks" else answer
+        given = script.answer(name, logits[name], 5)
+        assert len(given) == len(wanted)
+        for one, other in zip(given, wanted, strict=True):
+            assert one == pytest.approx(other, abs=1e-3)
+            assert standalone.words(one)
+
+
+def test_a_product_of_outliers_stays_in_floats(tmp_path: Path) -> None:
+    """One channel behind an activation that is far larger than all others, as in a real ViT."""
+    import onnx
+
+    trunk = random_trunk(image_size=8, patch=4, width=8, depth=2, heads=2, classes=3)
+    trunk.preprocessing = Preprocessing((8, 8), None)
+    with torch.no_grad():
+        trunk.layers[1].mlp.fc1.bias[3] = 3000
+    made = export_onnx(MemoryViT(trunk), tmp_path / "model.onnx", int8=True, tasks=["base"])
+    nodes = [node.op_type for node in onnx.load(made.path).graph.node]
+    assert nodes.count("MatMulInteger") == 2 * 4 - 1
 
 
 @pytest.mark.parametrize("regime", ["full", "memory+adapter"])

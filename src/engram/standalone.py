@@ -224,14 +224,43 @@ class Model:
         return {name: values[0] for name, values in zip(tasks, found, strict=True)}
 
     def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
-        """The best classes and their probabilities."""
-        classes = self.about["tasks"][name]["classes"]
+        """What `engram predict` tells; of masks only the share of every class."""
+        task = self.about["tasks"][name]
+        classes, kind = task["classes"], task["kind"]
+        if kind == "multilabel":
+            odds = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            rows = [
+                {
+                    "class": classes[i],
+                    "probability": round(float(odds[i]), 6),
+                    "threshold": round(float(task["thresholds"][i]), 6),
+                    "present": bool(odds[i] >= task["thresholds"][i]),
+                }
+                for i in np.argsort(-logits, kind="stable")
+            ]
+            return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
+        if kind in ("regression", "embedding"):
+            names = classes or [str(i) for i in range(len(logits))]
+            pairs = zip(names, logits.tolist(), strict=True)
+            return [{"name": one, "value": float(f"{value:.6g}")} for one, value in pairs]
+        if kind == "segmentation":
+            share = np.bincount(logits.argmax(0).ravel(), minlength=len(classes))
+            share = share / share.sum()
+            order = np.argsort(-share, kind="stable")
+            return [{"class": classes[i], "share": round(float(share[i]), 6)} for i in order]
         odds = np.exp(logits - logits.max())
         best = np.argsort(-logits, kind="stable")[:top_k]
         return [
             {"class": classes[i], "probability": round(float(odds[i] / odds.sum()), 6)}
             for i in best
         ]
+
+
+def words(one: dict[str, Any]) -> str:
+    if "value" in one:
+        return f"{one['name']} {one['value']:.5g}"
+    sure = f"{one['class']} {one.get('probability', one.get('share')):.1%}"
+    return sure if one.get("present", True) else f"not {sure}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -269,8 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
         for result in results:
             print(result.get("error") or result["image"])
             for name, best in result.get("tasks", {}).items():
-                said = ", ".join(f"{one['class']} {one['probability']:.1%}" for one in best)
-                print(f"  {name}: {said}")
+                print(f"  {name}: {', '.join(map(words, best)) or 'none'}")
     return 2 if any("error" in result for result in results) else 0
 
 
