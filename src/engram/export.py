@@ -52,7 +52,7 @@ TOLERANCE = 1e-4
 INT8_TOLERANCE = 0.5
 
 #: A product stays in floats if a value of its input is so many times larger than most.
-OUTLIER = 40
+OUTLIER = 50
 
 _BATCHES = (1, 3, 8)  # pictures, to see that any number of them gives the same answers
 _MOST_BYTES = 2**31 - 2**24  # an ONNX file is one protobuf message
