@@ -192,6 +192,7 @@ LARGE: tuple[dict[str, Any], ...] = (
 
 GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "rows": (112, 1_000, CORE),
+    "five": (112, 1_000, ({"regime": "masked"},)),
     "gap": (112, 1_000, GAP),
     "views": (112, 1_000, VIEWS),
     "large": (224, 4_000, LARGE),

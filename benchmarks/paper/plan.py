@@ -22,9 +22,9 @@ ROWS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("adapter", {}, "adapter"),
 )
 MORE: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("memory", {"cells": 1}, "memory"),
     ("memory", {"update": "propagate"}, "memory"),
     ("memory+adapter", {}, "adapter"),
+    ("memory", {"cells": 1}, "memory"),
     ("memory", {"cells": 10}, "memory"),
     ("memory", {"update": "add"}, "memory"),
 )
@@ -57,16 +57,17 @@ def queue() -> list[Job]:
     jobs += [*finals("fashion", 0, ROWS[:2]), cached.group("pets", "rows", 0)]
     jobs += [*pilots("pets"), *finals("pets", 0, ROWS[:2])]
     jobs += [*finals("fashion", 0, ROWS[2:]), *finals("pets", 0, ROWS[2:])]
+    jobs += [*finals("fashion", 0, MORE[:2]), *extension.jobs()[:2]]
+    jobs += finals("flowers", 0, ROWS[1:2])
+    jobs += [cached.group("fashion", "five", 1), cached.group("pets", "five", 1)]
+    jobs += [cached.group("flowers", "five", 0), *concatenation.jobs()]
     jobs += [cached.group("fashion", "gap", 0), cached.group("fashion", "views", 0)]
-    jobs += [*finals("fashion", 0, MORE[:1]), *extension.jobs()[:2]]
-    jobs += [*finals("flowers", 0, ROWS[1:2]), cached.group("flowers", "rows", 0)]
-    jobs += concatenation.jobs()
+    jobs += [*finals("pets", 0, MORE[:2]), cached.group("pets", "large", *SEEDS)]
+    jobs += [cached.group("pets", "gap", 0), cached.group("pets", "views", 0)]
+    jobs += [*finals("fashion", 0, MORE), *finals("pets", 0, MORE), *extension.jobs()[:4]]
     for name in ("fashion", "pets"):
         jobs += [cached.group(name, "rows", seed) for seed in SEEDS[1:]]
-    jobs += [*finals("fashion", 0, MORE), *extension.jobs()[:4]]
-    jobs += [cached.group("pets", "gap", 0), cached.group("pets", "views", 0)]
-    jobs += [*finals("pets", 0, MORE), cached.group("pets", "large", *SEEDS)]
-    jobs += [cached.group("cifar10", "rows", 0), *finals("cifar10", 0, ROWS[1:2])]
+    jobs += [cached.group(name, "rows", 0) for name in ("flowers", "cifar10")]
     for name in ("fashion", "pets"):
         jobs += [cached.group(name, what, seed) for what in ("gap", "views") for seed in (1, 2)]
     jobs += extension.jobs()
