@@ -34,7 +34,7 @@ SEEDS = (0, 1, 2)
 
 #: The rates that are tried through the trunk, by family of regimes.
 RATES: Mapping[str, tuple[float, ...]] = {
-    "full": (3e-5, 1e-4, 3e-4),
+    "full": (1e-4, 3e-4, 1e-3),
     "memory": (1e-3, 3e-3, 1e-2),
     "adapter": (3e-4, 1e-3, 3e-3),
 }
