@@ -33,9 +33,9 @@ from run import work_through
 from runs import Pilot, Setting
 
 jobs = [
-    Pilot(Setting("fashion", "memory"), (0.001, 0.003, 0.01)),
-    Pilot(Setting("fashion", "full"), (1e-4, 3e-4, 1e-3)),
-    Pilot(Setting("fashion", "adapter"), (3e-4, 1e-3, 3e-3)),
+    Pilot(Setting("fashion", "memory"), (0.003, 0.01)),
+    Pilot(Setting("fashion", "full"), (1e-4, 3e-4)),
+    Pilot(Setting("fashion", "adapter"), (1e-3, 3e-3)),
     *finals("fashion", 0, ROWS),
     cached.group("fashion", "rows", 0, 1),
     cached.group("fashion", "gap", 0),
@@ -89,7 +89,7 @@ def test_a_killed_worker_loses_the_run_it_was_in_and_two_share_the_rest(
     assert finals
     assert {name: after[name] for name in finals} == finals
     runs = [json.loads(path.read_text()) for path in (records / "runs").glob("*.json")]
-    assert len(runs) == 5 + 2 * 8 + 8
+    assert len(runs) == 5 + 2 * 8 + 6
     for run in runs:
         assert 0 <= run["val"] <= 1
         assert run["test_images"] == 21
@@ -98,7 +98,7 @@ def test_a_killed_worker_loses_the_run_it_was_in_and_two_share_the_rest(
     assert narrow["parameters"] - 32 - 2 * 5 * 32 == 2 * 2 * 32 * 64  # layers, down and up
     assert wide["parameters"] - 32 - 2 * 5 * 32 == 2 * 4 * 32 * 128
     chosen = json.loads((records / "rates" / "fashion-112-1000-full-e4-b32.json").read_text())
-    assert set(chosen["val"]) == {"0.0001", "0.0003", "0.001"}
+    assert set(chosen["val"]) == {"0.0001", "0.0003"}
 
 
 def test_the_page_of_results_says_what_the_records_say() -> None:

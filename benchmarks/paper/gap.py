@@ -32,8 +32,6 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("+ adapters, width 64, beside the MLP only",
      {"regime": "masked+adapter", "width": 64, "place": "mlp"}),
     ("+ adapters, width 128", WIDE),
-    ("+ adapters, width 128, head at 4 times the rate", {**WIDE, "head_rate": 4.0}),
-    ("+ adapters, width 128, head at a quarter of the rate", {**WIDE, "head_rate": 0.25}),
     ("+ adapters, width 32, 6 cached views",
      {"regime": "masked+adapter", "width": 32, "views": 6}),
     ("+ adapters, width 128, 6 cached views", {**WIDE, "views": 6}),

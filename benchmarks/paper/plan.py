@@ -54,16 +54,17 @@ def finals(name: str, seed: int, rows: Sequence[tuple[str, dict[str, Any], str]]
 
 def queue() -> list[Job]:
     jobs: list[Job] = [cached.group("fashion", "rows", 0), *pilots("fashion")]
-    jobs += [*finals("fashion", 0, ROWS[:2]), cached.group("pets", "rows", 0)]
+    jobs += [*finals("fashion", 0, ROWS[:2]), cached.group("pets", "lite", 0)]
     jobs += [*pilots("pets"), *finals("pets", 0, ROWS[:2])]
-    jobs += [*finals("fashion", 0, ROWS[2:]), *finals("pets", 0, ROWS[2:])]
-    jobs += [*finals("fashion", 0, MORE[:2]), *extension.jobs()[:2]]
-    jobs += finals("flowers", 0, ROWS[1:2])
+    jobs += [cached.group("fashion", "views", 0), cached.group("fashion", "gap", 0)]
+    jobs += [*finals("fashion", 0, ROWS[2:]), *finals("flowers", 0, ROWS[1:2])]
     jobs += [cached.group("fashion", "five", 1), cached.group("pets", "five", 1)]
     jobs += [cached.group("flowers", "five", 0), *concatenation.jobs()]
-    jobs += [cached.group("fashion", "gap", 0), cached.group("fashion", "views", 0)]
+    jobs += [*finals("fashion", 0, MORE[:2]), *extension.jobs()[:2]]
+    jobs += finals("pets", 0, ROWS[2:])
     jobs += [*finals("pets", 0, MORE[:2]), cached.group("pets", "large", *SEEDS)]
-    jobs += [cached.group("pets", "gap", 0), cached.group("pets", "views", 0)]
+    jobs += [cached.group("pets", "views", 0), cached.group("pets", "gap", 0)]
+    jobs += [cached.group("pets", "rows", 0)]
     jobs += [*finals("fashion", 0, MORE), *finals("pets", 0, MORE), *extension.jobs()[:4]]
     for name in ("fashion", "pets"):
         jobs += [cached.group(name, "rows", seed) for seed in SEEDS[1:]]
