@@ -56,11 +56,13 @@ def queue() -> list[Job]:
     jobs: list[Job] = [cached.group("fashion", "rows", 0), *pilots("fashion")]
     jobs += [*finals("fashion", 0, ROWS[:2]), cached.group("pets", "lite", 0)]
     jobs += [*pilots("pets"), *finals("pets", 0, ROWS[:2])]
-    jobs += [cached.group("fashion", "views", 0), cached.group("fashion", "gap", 0)]
-    jobs += [*finals("fashion", 0, ROWS[2:]), *finals("flowers", 0, ROWS[1:2])]
+    jobs += [*finals("fashion", 0, ROWS[2:3]), cached.group("fashion", "views", 0)]
+    jobs += [*finals("fashion", 0, ROWS[4:]), cached.group("fashion", "gap", 0)]
+    jobs += [*extension.jobs()[:2], *finals("fashion", 0, MORE[:1])]
+    jobs += finals("flowers", 0, ROWS[1:2])
     jobs += [cached.group("fashion", "five", 1), cached.group("pets", "five", 1)]
     jobs += [cached.group("flowers", "five", 0), *concatenation.jobs()]
-    jobs += [*finals("fashion", 0, MORE[:2]), *extension.jobs()[:2]]
+    jobs += [*finals("pets", 0, ROWS[2:3]), *finals("fashion", 0, ROWS[2:] + MORE[:2])]
     jobs += finals("pets", 0, ROWS[2:])
     jobs += [*finals("pets", 0, MORE[:2]), cached.group("pets", "large", *SEEDS)]
     jobs += [cached.group("pets", "views", 0), cached.group("pets", "gap", 0)]
