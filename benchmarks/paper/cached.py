@@ -187,6 +187,7 @@ VIEWS: tuple[dict[str, Any], ...] = (
     {"regime": "masked+adapter", "width": 32, "views": 6},
     {"regime": "masked+adapter", "width": 128, "views": 6},
 )
+CROPS: tuple[dict[str, Any], ...] = tuple({**row, "augment": "inception"} for row in VIEWS)
 LARGE: tuple[dict[str, Any], ...] = (
     {"regime": "head"},
     *({"regime": "masked", "cells": cells} for cells in (0, 1, 5, 20)),
@@ -201,6 +202,7 @@ GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "five": (112, 1_000, ({"regime": "masked"},)),
     "gap": (112, 1_000, GAP),
     "views": (112, 1_000, VIEWS),
+    "crops": (112, 1_000, CROPS),
     "large": (224, 4_000, LARGE),
 }
 

@@ -25,6 +25,7 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("+ head at 4 times the rate", {"regime": "masked", "head_rate": 4.0}),
     ("+ head at a quarter of the rate", {"regime": "masked", "head_rate": 0.25}),
     ("+ 6 cached views", {"regime": "masked", "views": 6}),
+    ("+ 6 cached views, crops", {"regime": "masked", "views": 6, "augment": "inception"}),
     ("+ adapters, width 8", {"regime": "masked+adapter", "width": 8}),
     ("+ adapters, width 32", {"regime": "masked+adapter", "width": 32}),
     ("+ adapters, width 64, beside attention only",
@@ -35,6 +36,8 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("+ adapters, width 32, 6 cached views",
      {"regime": "masked+adapter", "width": 32, "views": 6}),
     ("+ adapters, width 128, 6 cached views", {**WIDE, "views": 6}),
+    ("+ adapters, width 128, 6 cached views, crops",
+     {**WIDE, "views": 6, "augment": "inception"}),
 )  # fmt: skip
 
 

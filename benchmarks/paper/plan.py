@@ -28,6 +28,7 @@ MORE: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("memory", {"cells": 10}, "memory"),
     ("memory", {"update": "add"}, "memory"),
 )
+LONG = 12  # epochs
 #: The set on whose validation images the rate of a family was chosen.
 RATES_OF = {
     "fashion": {"full": "fashion", "memory": "fashion", "adapter": "fashion"},
@@ -52,34 +53,39 @@ def finals(name: str, seed: int, rows: Sequence[tuple[str, dict[str, Any], str]]
     ]
 
 
+def longer(name: str, seed: int, rows: Sequence[tuple[str, dict[str, Any], str]]) -> list[Job]:
+    """The same rows with three times the epochs."""
+    return finals(name, seed, [(r, {**options, "epochs": LONG}, f) for r, options, f in rows])
+
+
 def queue() -> list[Job]:
     jobs: list[Job] = [cached.group("fashion", "rows", 0), *pilots("fashion")]
     jobs += [*finals("fashion", 0, ROWS[:2]), cached.group("pets", "lite", 0)]
     jobs += [*pilots("pets"), *finals("pets", 0, ROWS[:2])]
-    jobs += [*finals("fashion", 0, ROWS[2:3]), cached.group("fashion", "views", 0)]
+    jobs += [*finals("fashion", 0, ROWS[2:3]), cached.group("fashion", "crops", 0)]
     jobs += [*finals("fashion", 0, ROWS[4:]), cached.group("fashion", "gap", 0)]
     jobs += [*extension.jobs()[:2], *finals("fashion", 0, MORE[:1])]
     jobs += finals("flowers", 0, ROWS[1:2])
     jobs += [cached.group("fashion", "five", 1), cached.group("pets", "five", 1)]
     jobs += [cached.group("flowers", "five", 0), *concatenation.jobs()]
     jobs += [*finals("pets", 0, ROWS[2:3]), *finals("fashion", 0, ROWS[2:] + MORE[:2])]
-    jobs += finals("pets", 0, ROWS[2:])
-    jobs += [*finals("pets", 0, MORE[:2]), cached.group("pets", "large", *SEEDS)]
+    jobs += [*longer("fashion", 0, ROWS[:2]), *finals("pets", 0, ROWS[2:])]
+    jobs += [cached.group("fashion", "views", 0), *finals("fashion", 1, ROWS)]
+    jobs += [*longer("pets", 0, ROWS[:2]), cached.group("pets", "large", *SEEDS)]
+    jobs += [*finals("pets", 1, ROWS), cached.group("pets", "rows", 0)]
+    jobs += [cached.group(name, "rows", seed) for seed in (1, 2) for name in ("fashion", "pets")]
+    jobs += [*finals("fashion", 0, MORE), *longer("fashion", 0, ROWS[2:])]
     jobs += [cached.group("pets", "views", 0), cached.group("pets", "gap", 0)]
-    jobs += [cached.group("pets", "rows", 0)]
-    jobs += [*finals("fashion", 0, MORE), *finals("pets", 0, MORE), *extension.jobs()[:4]]
-    for name in ("fashion", "pets"):
-        jobs += [cached.group(name, "rows", seed) for seed in SEEDS[1:]]
+    jobs += [*finals("fashion", 2, ROWS), *finals("pets", 2, ROWS)]
+    jobs += [*extension.jobs(), *finals("pets", 0, MORE)]
     jobs += [cached.group(name, "rows", 0) for name in ("flowers", "cifar10")]
     for name in ("fashion", "pets"):
         jobs += [cached.group(name, what, seed) for what in ("gap", "views") for seed in (1, 2)]
-    jobs += extension.jobs()
     for seed in SEEDS[1:]:
-        jobs += [*finals("fashion", seed, ROWS), *finals("pets", seed, ROWS)]
+        jobs += [*longer("fashion", seed, ROWS), *longer("pets", seed, ROWS)]
+        jobs += [*finals("fashion", seed, MORE), *finals("pets", seed, MORE)]
     jobs += [cached.group(name, "rows", 1, 2) for name in ("flowers", "cifar10")]
     jobs += [cached.group(name, "large", *SEEDS) for name in ("flowers", "fashion", "cifar10")]
-    for seed in SEEDS[1:]:
-        jobs += [*finals("fashion", seed, MORE), *finals("pets", seed, MORE)]
     for seed in SEEDS:
         for name in ("cifar10", "flowers"):
             jobs += finals(name, seed, ROWS + MORE)

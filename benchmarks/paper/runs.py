@@ -58,6 +58,7 @@ class Setting:
     place: str = "both"  # of the adapters: beside attention, mlp, or both
     head_rate: float = 1.0  # the head's learning rate, as a multiple of the others'
     views: int = 0  # augmented views from the cache
+    augment: str = "auto"  # what the views are; auto: what suits the set
 
     def __post_init__(self) -> None:
         parts = REGIMES[self.regime]
@@ -77,6 +78,7 @@ class Setting:
         words += [] if self.place == "both" else [self.place]
         words += [] if self.head_rate == 1 else [f"h{self.head_rate:g}"]
         words += [f"v{self.views}"] if self.views else []
+        words += [] if self.augment == "auto" else [self.augment]
         return "-".join([*words, f"e{self.epochs}", f"b{self.batch}"])
 
     @property
@@ -87,7 +89,7 @@ class Setting:
     @staticmethod
     def label(record: Mapping[str, Any]) -> str:
         """What a record is of, in words."""
-        setting = Setting(**{item.name: record[item.name] for item in fields(Setting)})
+        setting = Setting(**{i.name: record[i.name] for i in fields(Setting) if i.name in record})
         slug = setting.slug.removesuffix(f"-e{setting.epochs}-b{setting.batch}")
         return slug.replace(f"-{setting.images}-", " px, ", 1).replace("-", " ")
 
@@ -125,7 +127,7 @@ class Setting:
             evaluations=1,
             workers=0,
             views=self.views,
-            augment="inception" if self.views else "none",
+            augment=self.augment if self.views else "none",
             min_area=0.35,
         )
 
