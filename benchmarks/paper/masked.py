@@ -14,7 +14,7 @@ from show import cell, markdown
 
 ROWS = (
     ("head", {"regime": "head"}),
-    *((f"masked, {m} cells", {"regime": "masked", "cells": m}) for m in (0, 1, 5, 10, 20)),
+    *((f"masked, {m} cell{"s"[m == 1:]}", {"regime": "masked", "cells": m}) for m in (0, 1, 5, 10, 20)),
     ("masked + adapter 32", {"regime": "masked+adapter", "width": 32}),
     ("masked + adapter 128", {"regime": "masked+adapter", "width": 128}),
 )
