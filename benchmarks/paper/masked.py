@@ -14,7 +14,9 @@ from show import cell, markdown
 
 ROWS = (
     ("head", {"regime": "head"}),
-    *((f"masked, {m} cell{"s"[m == 1:]}", {"regime": "masked", "cells": m}) for m in (0, 1, 5, 10, 20)),
+    ("masked, no cells", {"regime": "masked", "cells": 0}),
+    ("masked, 1 cell", {"regime": "masked", "cells": 1}),
+    *((f"masked, {m} cells", {"regime": "masked", "cells": m}) for m in (5, 10, 20)),
     ("masked + adapter 32", {"regime": "masked+adapter", "width": 32}),
     ("masked + adapter 128", {"regime": "masked+adapter", "width": 128}),
 )
