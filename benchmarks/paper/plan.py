@@ -70,7 +70,9 @@ def queue() -> list[Job]:
     jobs += [cached.group("flowers", "five", 0), *concatenation.jobs()]
     jobs += [*finals("pets", 0, ROWS[2:3]), *finals("fashion", 0, ROWS[2:] + MORE[:2])]
     jobs += [*longer("fashion", 0, ROWS[:2]), *finals("pets", 0, ROWS[2:])]
-    jobs += [cached.group("fashion", "views", 0), *finals("fashion", 1, ROWS)]
+    jobs += [cached.group("fashion", "views", 0), *finals("pets", 1, ROWS[:2])]
+    jobs += [cached.group(name, "rows", 1) for name in ("pets", "fashion")]
+    jobs += finals("fashion", 1, ROWS)
     jobs += [*longer("pets", 0, ROWS[:2]), cached.group("pets", "large", *SEEDS)]
     jobs += [*finals("pets", 1, ROWS), cached.group("pets", "rows", 0)]
     jobs += [cached.group(name, "rows", seed) for seed in (1, 2) for name in ("fashion", "pets")]
