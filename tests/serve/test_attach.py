@@ -37,7 +37,7 @@ def test_a_task_comes_and_goes_and_survives(
     after = answers(client)
     assert after.keys() - before.keys() == {"third"}
     for name, answer in before.items():
-        for one, other in zip(answer["classes"], after[name]["classes"], strict=True):
+        for one, other in zip(answer["answer"], after[name]["answer"], strict=True):
             assert one["class"] == other["class"]
             assert abs(one["probability"] - other["probability"]) < 2e-6
     assert put(client, world, "third").status_code == 200  # the same again changes nothing

@@ -11,26 +11,18 @@ from engram.looks import PARTS, looks
 from engram.serve.catalogue import Snapshot
 
 
-def kind_of(snapshot: Snapshot, name: str) -> str:
-    return "classification" if name == "base" else snapshot.model.task(name).spec.kind
-
-
-def classes_of(snapshot: Snapshot, name: str, count: int) -> Sequence[str]:
-    if name != "base":
-        return snapshot.model.task(name).spec.classes
-    return snapshot.model.trunk.labels or tuple(str(i) for i in range(count))
-
-
 def answer(snapshot: Snapshot, name: str, logits: Tensor, top_k: int) -> dict[str, Any]:
-    """The likeliest classes of one image, the first being the answer."""
-    classes = classes_of(snapshot, name, len(logits))
+    """The kind of a task, and what it says about one image: the likeliest classes, best first."""
+    kind, labels = "classification", snapshot.model.trunk.labels
+    classes: Sequence[str] = labels or tuple(str(i) for i in range(len(logits)))
+    if name != "base":
+        spec = snapshot.model.task(name).spec
+        kind, classes = spec.kind, spec.classes
     best = logits.float().softmax(-1).topk(min(top_k, len(classes)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return {
-        "kind": kind_of(snapshot, name),
-        "classes": [
-            {"index": i, "class": classes[i], "probability": round(p, 6)}
-            for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ],
+        "kind": kind,
+        "answer": [{"class": classes[i], "probability": round(p, 6)} for i, p in pairs],
     }
 
 

@@ -323,7 +323,7 @@ def _task_list(snapshot: Snapshot, attaching: bool) -> dict[str, Any]:
             if os.path.isabs(trunk.source)  # where it lies on this machine is nobody's business
             else trunk.source,
             "fingerprint": trunk.fingerprint,
-            "classes": None if head is None else head.classes,
+            "classes": head.classes if head is not None and head.classes else None,
             "image_size": list(snapshot.preprocessing.size),
             "layers": trunk.config.depth,
         },

@@ -33,8 +33,9 @@ class Snapshot:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """All that can answer: base, if the trunk has a head, and the tasks, parents first."""
-        return (*(["base"] if self.model.trunk.head is not None else []), *self.model.tasks)
+        """All that can answer: base, if the trunk has classes, and the tasks, parents first."""
+        head = self.model.trunk.config.head
+        return (*(["base"] if head is not None and head.classes else []), *self.model.tasks)
 
     @cached_property
     def preprocessing(self) -> Preprocessing:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
+from starlette.responses import JSONResponse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+MOST_HEADERS = 32_768  # bytes
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -56,7 +58,7 @@ class Numbers:
 
 
 class Observed:
-    """Counts and times every request, and adds the headers."""
+    """Counts and times every request, adds the headers, and refuses those that are too long."""
 
     def __init__(self, app: ASGIApp, numbers: Numbers) -> None:
         self.app, self.numbers = app, numbers
@@ -78,8 +80,12 @@ class Observed:
                         headers.append((name.encode(), value.encode()))
             await send(message)
 
+        app: ASGIApp = self.app
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
+            sentence = f"The headers have more than {MOST_HEADERS:,} bytes, which is the limit."
+            app = JSONResponse({"error": sentence}, 431)
         try:
-            await self.app(scope, receive, counted)
+            await app(scope, receive, counted)
         finally:
             path = getattr(scope.get("route"), "path", "other")  # the template: few, and ours
             method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -86,6 +86,8 @@ class Service:
         """Answer until SIGTERM or Ctrl-C, then finish what was accepted."""
         import uvicorn
 
+        from engram.serve.observe import MOST_HEADERS
+
         # The server raises the signal again when it is done; after SIGTERM there is no more to do.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         config = uvicorn.Config(
@@ -97,7 +99,7 @@ class Service:
             server_header=False,
             timeout_keep_alive=10,
             timeout_graceful_shutdown=int(self.settings.timeout) + 10,
-            h11_max_incomplete_event_size=32_768,
+            h11_max_incomplete_event_size=2 * MOST_HEADERS,
         )
         uvicorn.Server(config).run(sockets=[self.socket])
 

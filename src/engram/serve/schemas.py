@@ -35,17 +35,16 @@ class AskForm(Ask):
     ]
 
 
-class ClassAnswer(BaseModel):
+class LikelyClass(BaseModel):
     model_config = ConfigDict(serialize_by_alias=True)
 
-    index: int
     name: Annotated[str, Field(alias="class")]
     probability: float
 
 
 class TaskAnswer(BaseModel):
     kind: str
-    classes: list[ClassAnswer]
+    answer: list[LikelyClass]
 
 
 class LayerLook(BaseModel):

@@ -183,7 +183,7 @@ document.addEventListener("paste", (event) => {
 
 function spoken(answer) {
   if (!answer) return "no answer";
-  const best = answer.classes?.[0];
+  const best = answer.answer[0];
   return best ? `${best.class} ${percent(best.probability)}` : answer.kind;
 }
 
@@ -230,7 +230,7 @@ function card(name, task, fresh) {
 
 function shown(name, answer) {
   const list = make("div", { className: "answers" });
-  (answer.classes || []).forEach((one, place) => {
+  answer.answer.forEach((one, place) => {
     const row = make(
       "button",
       { type: "button", className: place ? "answer" : "answer first" },

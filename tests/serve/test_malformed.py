@@ -1,0 +1,117 @@
+"""Whatever is sent, the answer is a 4xx with a sentence, and the service goes on."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from .conftest import Opened, Server, World, picture, start
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "serve" / "malformed.py"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("malformed", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["malformed"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+malformed = _load()
+CASES = list(malformed.malformed(70, seed=1))
+
+
+@pytest.fixture(scope="module")
+def lasting(world: World) -> Iterator[Server]:
+    server = start(world.bundle, "--timeout", "2")
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{i}-{c.name}" for i, c in enumerate(CASES)])
+def test_it_is_a_4xx_with_a_sentence(lasting: Server, case) -> None:  # type: ignore[no-untyped-def]
+    answered = case.send(lasting.url)
+    assert 400 <= answered.status < 500, answered
+    assert b"Traceback" not in answered.body
+    if not case.plain:
+        assert len(answered.sentence) > 20, answered
+        assert answered.sentence.endswith("."), answered
+        assert "/work" not in answered.sentence
+        assert "\n" not in answered.sentence
+    files = {"image": malformed.good_picture()}
+    assert httpx.post(f"{lasting.url}/v1/predict", files=files, timeout=60).status_code == 200
+
+
+def test_every_kind_is_there() -> None:
+    assert len({case.name for case in CASES}) == 35
+
+
+# Limits
+
+
+def told(client: TestClient, status: int, **options: object) -> str:
+    response = client.post("/v1/predict", **options)
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+def test_a_body_is_counted_while_it_is_read(opened: Opened) -> None:
+    client = opened(max_body=5000)
+    assert "more than 5,000 bytes" in told(client, 413, files={"image": b"x" * 6000})
+
+    def unending() -> Iterator[bytes]:  # no length is declared
+        for _ in range(100):
+            yield b"x" * 1000
+
+    headers = {"Content-Type": "application/json"}
+    assert "more than 5,000 bytes" in told(client, 413, content=unending(), headers=headers)
+    assert client.post("/v1/predict", files={"image": picture()}).status_code == 200
+
+
+def test_pixels_are_counted_before_they_are_decoded(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = opened(max_pixels=100)
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("decoded")
+
+    data = picture(width=20, height=20)
+    monkeypatch.setattr(Image.Image, "load", never)
+    sentence = told(client, 422, files={"image": ("big.png", data)})
+    assert "big.png: 20x20 pixels are more than the limit of 100" in sentence
+
+
+def test_images_of_a_request_are_counted(opened: Opened) -> None:
+    client = opened(max_images=2)
+    files = [("image", (f"{i}.png", picture(i))) for i in range(3)]
+    assert "may have 2 images" in told(client, 422, files=files)
+    coded = [base64.b64encode(picture(i)).decode() for i in range(3)]
+    assert "may have 2 images" in told(client, 422, json={"images": coded})
+
+
+def test_a_name_that_tries_something_stays_text(client: TestClient) -> None:
+    name = "../../<script>\n\x1b[31m" + "x" * 500
+    sentence = told(client, 422, files={"image": (name, b"nonsense")})
+    assert "\x1b" not in sentence
+    assert len(sentence) < 250
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_every_usual_format_is_read(client: TestClient, kind: str) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20), "red").save(file, kind)
+    assert client.post("/v1/predict", files={"image": file.getvalue()}).status_code == 200

@@ -1,0 +1,215 @@
+"""The page in a real browser: upload, answers, overlay, a bad file, a task that comes meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .conftest import AUTH, Server, World, picture, start
+
+SIZES = {"desktop": (1280, 900), "phone": (360, 780)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium to open the page with: make chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def service(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = shutil.copytree(world.bundle, tmp_path_factory.mktemp("page") / "bundle")
+    server = start(Path(folder))
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+class Seen:
+    """A page, and whatever it complains about or fetches from elsewhere."""
+
+    def __init__(self, browser: Any, url: str, size: str = "desktop", scheme: str = "light"):
+        width, height = SIZES[size]
+        self.context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.said: list[str] = []
+        self.elsewhere: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", self._requested)
+        self.url = url
+        self.page.goto(url)
+        self.page.wait_for_selector(".card")
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "data:", "blob:")):
+            self.elsewhere.append(request.url)
+
+    def upload(self, data: bytes, name: str = "a.png", kind: str = "image/png") -> None:
+        file = {"name": name, "mimeType": kind, "buffer": data}
+        self.page.set_input_files("#file", files=[file])
+
+    def answer(self, task: str) -> Any:
+        return self.page.locator(f"[data-task='{task}'] .answer")
+
+    def close(self) -> None:
+        self.context.close()
+
+
+@pytest.fixture
+def seen(browser: Any, service: Server) -> Iterator[Seen]:
+    seen = Seen(browser, service.url)
+    yield seen
+    seen.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_upload_answers_and_overlay(
+    browser: Any, service: Server, world: World, size: str, scheme: str
+) -> None:
+    seen = Seen(browser, service.url, size, scheme)
+    page, data = seen.page, picture(5, width=48, height=32)
+    seen.upload(data)
+    seen.answer("base").first.wait_for()
+    tasks = page.locator(".card").evaluate_all("all => all.map(one => one.dataset.task)")
+    assert tasks == ["base", "first", "second"]
+    for name, logits in world.logits(data, "first", "second").items():
+        best = world.model.task(name).spec.classes[int(logits.argmax())]
+        assert seen.answer(name).first.locator("span").inner_text() == best  # <b> and all
+    assert not page.locator("#heat").is_visible()
+
+    seen.answer("second").first.click()
+    page.wait_for_selector("#heat:not([hidden])")
+    stage, heat = page.locator("#picture").bounding_box(), page.locator("#heat").bounding_box()
+    assert stage is not None
+    assert heat is not None
+    for side in ("x", "y", "width", "height"):  # this trunk sees the whole picture
+        assert abs(stage[side] - heat[side]) < 1.5
+    assert "second" in page.locator("#look-title").inner_text()
+    assert page.locator("#reads button").count() == 2  # layers
+    assert page.locator("#reads u.p4").first.bounding_box()["width"] > 1  # it extends first
+    before = page.evaluate("document.getElementById('heat').toDataURL()")
+    page.locator("#layer").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#layer-name").inner_text() == "Layer 1"
+    assert page.evaluate("document.getElementById('heat').toDataURL()") != before
+    page.keyboard.press("Escape")
+    assert not page.locator("#heat").is_visible()
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    ink, paper = page.evaluate(
+        "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
+    )
+    light = [sum(map(int, colour[4:-1].split(","))) / 3 for colour in (ink, paper)]
+    assert light[0] - light[1] > 150 if scheme == "dark" else light[1] - light[0] > 150
+    assert seen.said == []
+    assert seen.elsewhere == []
+    seen.close()
+
+
+def test_a_bad_file_is_a_sentence_and_the_next_picture_works(seen: Seen) -> None:
+    seen.upload(b"these are notes", "notes.txt", "text/plain")
+    problem = seen.page.locator("#problem")
+    problem.wait_for()
+    assert "notes.txt: not an image that can be read" in problem.inner_text()
+    seen.upload(picture())
+    seen.answer("first").first.wait_for()
+    assert not problem.is_visible()
+
+
+def test_a_task_that_is_attached_appears_and_answers(
+    seen: Seen, service: Server, world: World
+) -> None:
+    seen.upload(picture())
+    seen.answer("first").first.wait_for()
+    url = f"{service.url}/v1/tasks/third"
+    data = world.engrams["third"].read_bytes()
+    assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    seen.answer("third").first.wait_for()
+    assert "third" in seen.page.locator("#news").inner_text()
+    assert httpx.delete(url, headers=AUTH, timeout=60).status_code == 204
+    seen.page.wait_for_selector("[data-task='third']", state="detached")
+    assert seen.said == []
+
+
+def test_a_task_is_switched_off_and_on(seen: Seen) -> None:
+    seen.upload(picture())
+    seen.answer("first").first.wait_for()
+    asked: list[str] = []
+    seen.page.on("request", lambda request: asked.append(str(request.post_data or "")))
+    switch = seen.page.get_by_role("switch", name="Ask first")
+    switch.uncheck()
+    assert seen.answer("first").count() == 0
+    seen.upload(picture(1))
+    seen.page.wait_for_function("document.querySelector('[data-task=second] .answer')")
+    assert seen.answer("first").count() == 0
+    switch.check()
+    seen.answer("first").first.wait_for()
+
+
+def test_the_keyboard_is_enough(seen: Seen) -> None:
+    page = seen.page
+    page.keyboard.press("Tab")  # the reference
+    page.keyboard.press("Tab")
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files([{"name": "a.png", "mimeType": "image/png", "buffer": picture()}])
+    seen.answer("first").first.wait_for()
+    seen.answer("first").first.focus()
+    page.keyboard.press("ArrowDown")
+    focused = "document.activeElement.dataset.key"
+    assert page.evaluate(focused) == "answer first 1"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#heat:not([hidden])")
+    assert page.evaluate(focused) == "answer first 1"  # cards are drawn again, the focus stays
+
+
+def test_a_picture_can_be_pasted_and_dropped(seen: Seen) -> None:
+    give = """([kind, bytes]) => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([new Uint8Array(bytes)], kind + '.png', {type: 'image/png'}));
+      const event = kind === 'paste'
+        ? new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true})
+        : new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
+      document.body.dispatchEvent(event);
+    }"""
+    for kind in ("paste", "drop"):
+        seen.page.evaluate(give, [kind, list(picture())])
+        words = f"document.getElementById('caption').textContent.startsWith('{kind}.png, 24')"
+        seen.page.wait_for_function(words)
+
+
+def test_the_service_goes_and_comes_back(browser: Any, world: World, tmp_path: Path) -> None:
+    server = start(Path(shutil.copytree(world.bundle, tmp_path / "bundle")))
+    seen = Seen(browser, server.url)
+    server.stop()
+    seen.page.wait_for_selector("#problem:not([hidden])")
+    assert "does not answer" in seen.page.locator("#problem").inner_text()
+    port = server.url.rsplit(":", 1)[1]
+    again = start(tmp_path / "bundle", "--port", port)
+    seen.page.wait_for_selector("#problem", state="hidden")
+    seen.close()
+    again.stop()
+
+
+def test_the_reference_is_quiet(seen: Seen) -> None:
+    seen.page.get_by_role("link", name="Reference").click()
+    seen.page.get_by_text("Attach an engram").wait_for()
+    assert seen.said == []
+    assert seen.elsewhere == []
