@@ -101,7 +101,7 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _NURSERY = """
 import json, os, resource, sys
 import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
-import engram.jobs
+import engram.jobs, engram.serve.app, uvicorn
 from engram.cli import main
 for line in sys.stdin:
     job = json.loads(line)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -29,6 +28,9 @@ from engram.model import MemoryViT
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
 from engram.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.conftest import Nursery, Running
 
 TOKEN = "a-secret"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
@@ -119,7 +121,9 @@ def client(opened: Opened) -> TestClient:
 
 @dataclass
 class Server:
-    process: subprocess.Popen[str]
+    """`engram serve` in a process of its own."""
+
+    running: Running
     url: str
     document: dict[str, Any]
 
@@ -127,38 +131,42 @@ class Server:
         return httpx.get(self.url + path, timeout=60)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(60)
+        """Send it a signal and give its exit code."""
+        if self.running.code is None:
+            os.kill(self.running.pid, number)
+        code = self.running.wait().code
+        assert code is not None
+        return code
 
 
-def start(bundle: Path, *flags: str, token: str = TOKEN) -> Server:
-    """`engram serve` in a process of its own, once it listens."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "engram", "serve", str(bundle), "--port", "0", "--json", *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "ENGRAM_TOKEN": token, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    text = ""
-    while not text.endswith("}\n"):
-        line = process.stdout.readline()
-        assert line, f"engram serve ended with {process.wait()}: {text}"
-        text += line
-    document = json.loads(text)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            httpx.get(document["url"] + "/healthz", timeout=60)
-            return Server(process, document["url"], document)
-        except httpx.TransportError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+Launch = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def launch(nursery: Nursery) -> Launch:
+    """Start a service and wait until it answers."""
+
+    def start(bundle: Path, *flags: str) -> Server:
+        port = () if "--port" in flags else ("--port", "0")
+        running = nursery.start("serve", bundle, "--json", *port, *flags, ENGRAM_TOKEN=TOKEN)
+        deadline = time.monotonic() + 120
+        while not (running.files[0].exists() and running.stdout.endswith("}\n")):
+            assert time.monotonic() < deadline, running.stderr
+            time.sleep(0.02)
+        document = json.loads(running.stdout)
+        server = Server(running, document["url"], document)
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                server.get("/healthz")
+                return server
+            assert time.monotonic() < deadline, running.stderr
+            time.sleep(0.02)
+
+    return start
 
 
 @pytest.fixture
-def server(bundle: Path) -> Iterator[Server]:
-    server = start(bundle)
+def server(bundle: Path, launch: Launch) -> Iterator[Server]:
+    server = launch(bundle)
     yield server
-    server.process.kill()
-    server.process.wait()
+    server.stop(signal.SIGKILL)

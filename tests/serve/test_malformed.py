@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import io
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from .conftest import Opened, Server, World, picture, start
+from .conftest import Launch, Opened, Server, World, picture
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "serve" / "malformed.py"
 
@@ -34,11 +35,10 @@ CASES = list(malformed.malformed(70, seed=1))
 
 
 @pytest.fixture(scope="module")
-def lasting(world: World) -> Iterator[Server]:
-    server = start(world.bundle, "--timeout", "2")
+def lasting(world: World, launch: Launch) -> Iterator[Server]:
+    server = launch(world.bundle, "--timeout", "2.5")
     yield server
-    server.process.kill()
-    server.process.wait()
+    server.stop(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{c.name}" for i, c in enumerate(CASES)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import AUTH, Server, World, picture, start
+from .conftest import AUTH, Launch, Server, World, picture
 
 SIZES = {"desktop": (1280, 900), "phone": (360, 780)}
 
@@ -29,12 +30,13 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def service(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def service(
+    world: World, launch: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = shutil.copytree(world.bundle, tmp_path_factory.mktemp("page") / "bundle")
-    server = start(Path(folder))
+    server = launch(folder)
     yield server
-    server.process.kill()
-    server.process.wait()
+    server.stop(signal.SIGKILL)
 
 
 class Seen:
@@ -195,14 +197,14 @@ def test_a_picture_can_be_pasted_and_dropped(seen: Seen) -> None:
         seen.page.wait_for_function(words)
 
 
-def test_the_service_goes_and_comes_back(browser: Any, world: World, tmp_path: Path) -> None:
-    server = start(Path(shutil.copytree(world.bundle, tmp_path / "bundle")))
+def test_the_service_goes_and_comes_back(browser: Any, launch: Launch, bundle: Path) -> None:
+    server = launch(bundle)
     seen = Seen(browser, server.url)
     server.stop()
     seen.page.wait_for_selector("#problem:not([hidden])")
     assert "does not answer" in seen.page.locator("#problem").inner_text()
     port = server.url.rsplit(":", 1)[1]
-    again = start(tmp_path / "bundle", "--port", port)
+    again = launch(bundle, "--port", port)
     seen.page.wait_for_selector("#problem", state="hidden")
     seen.close()
     again.stop()
