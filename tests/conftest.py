@@ -183,7 +183,7 @@ class Nursery:
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd or self.folder),
             "env": {
-                "ENGRAM_CACHE": os.environ["ENGRAM_CACHE"],
+                "ENGRAM_CACHE": os.environ.get("ENGRAM_CACHE", str(self.folder / "cache")),
                 **{name: str(value) for name, value in env.items()},
             },
             "out": str(out),

@@ -140,15 +140,6 @@ def read_image(
         return _upright(_to_rgb(image), _orientation(image))
 
 
-def measure(
-    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
-) -> tuple[int, int]:
-    """Width and height of the upright picture, from its header alone. A bad one is a BadImage."""
-    with _opened(source, name, max_pixels) as image:
-        width, height = image.size
-        return (height, width) if _orientation(image) >= 5 else (width, height)
-
-
 @contextmanager
 def _opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[Image.Image]:
     """The picture with only its header read; anything Pillow raises inside becomes a BadImage."""
@@ -349,9 +340,11 @@ def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
 # ---------------------------------------------------------------------------------- masks
 
 
-def image_size(source: ImageSource, *, name: str | None = None) -> tuple[int, int]:
+def image_size(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> tuple[int, int]:
     """(width, height) of the picture, upright; only its header is read."""
-    with _opened(source, name, MAX_PIXELS) as image:
+    with _opened(source, name, max_pixels) as image:
         turned = _orientation(image) >= 5
         return (image.height, image.width) if turned else (image.width, image.height)
 

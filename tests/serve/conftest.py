@@ -74,6 +74,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> World:
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths[name] = model.save(name, folder / f"{name}.safetensors", metrics={"accuracy": 0.5})
     torch.manual_seed(1)
+    for kind in ("multilabel", "regression", "segmentation"):
+        task = model.add_task(kind, ["one", "two", "three"], kind=kind)
+        torch.nn.init.normal_(task.head.weight, std=0.3)
+        paths[kind] = model.save(kind, folder / f"{kind}.safetensors")
     stranger = MemoryViT(engram.random_trunk(image_size=16, patch=4, width=32, depth=1, heads=2))
     stranger.add_task("stranger", 3)
     paths["stranger"] = stranger.save("stranger", folder / "stranger.safetensors")

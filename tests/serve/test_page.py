@@ -150,16 +150,41 @@ def test_a_task_that_is_attached_appears_and_answers(
     assert seen.said == []
 
 
+def test_a_mask_lies_over_the_picture_and_numbers_are_told(
+    seen: Seen, service: Server, world: World
+) -> None:
+    kinds = ("segmentation", "regression", "multilabel")
+    for kind in kinds:
+        url, data = f"{service.url}/v1/tasks/{kind}", world.engrams[kind].read_bytes()
+        assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    seen.upload(picture(2, width=48, height=32))
+    seen.answer("segmentation").first.wait_for()
+    assert seen.answer("regression").locator("span").all_inner_texts() == ["one", "two", "three"]
+    assert seen.answer("multilabel").locator(".mark").count() == 3
+    seen.answer("segmentation").first.click()
+    seen.page.wait_for_selector("#mask:not([hidden])")
+    decoded = "async mask => { await mask.decode(); return mask.naturalWidth; }"
+    assert seen.page.locator("#mask").evaluate(decoded) == 16
+    boxes = [seen.page.locator(part).bounding_box() for part in ("#picture", "#mask")]
+    for side in ("x", "y", "width", "height"):
+        assert abs(boxes[0][side] - boxes[1][side]) < 1.5
+    seen.page.locator("#layer").focus()
+    seen.page.keyboard.press("ArrowRight")
+    assert seen.page.locator("#heat").is_visible()
+    assert not seen.page.locator("#mask").is_visible()
+    assert seen.said == []
+    for kind in kinds:
+        httpx.delete(f"{service.url}/v1/tasks/{kind}", headers=AUTH, timeout=60)
+
+
 def test_a_task_is_switched_off_and_on(seen: Seen) -> None:
     seen.upload(picture())
     seen.answer("first").first.wait_for()
-    asked: list[str] = []
-    seen.page.on("request", lambda request: asked.append(str(request.post_data or "")))
     switch = seen.page.get_by_role("switch", name="Ask first")
     switch.uncheck()
     assert seen.answer("first").count() == 0
     seen.upload(picture(1))
-    seen.page.wait_for_function("document.querySelector('[data-task=second] .answer')")
+    seen.answer("second").first.wait_for()
     assert seen.answer("first").count() == 0
     switch.check()
     seen.answer("first").first.wait_for()
@@ -193,8 +218,7 @@ def test_a_picture_can_be_pasted_and_dropped(seen: Seen) -> None:
     }"""
     for kind in ("paste", "drop"):
         seen.page.evaluate(give, [kind, list(picture())])
-        words = f"document.getElementById('caption').textContent.startsWith('{kind}.png, 24')"
-        seen.page.wait_for_function(words)
+        seen.page.locator("#caption", has_text=f"{kind}.png, 24").wait_for()
 
 
 def test_the_service_goes_and_comes_back(browser: Any, launch: Launch, bundle: Path) -> None:

@@ -7,6 +7,7 @@ import base64
 import io
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -16,9 +17,10 @@ from engram.looks import looks
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
+from engram.serve.schemas import TaskAnswer
 from engram.serve.settings import Settings
 
-from .conftest import Opened, World, picture
+from .conftest import AUTH, Opened, World, picture
 
 
 def ask(client: TestClient, *pictures: bytes, **options: object) -> list[dict]:
@@ -67,6 +69,35 @@ def test_only_the_tasks_that_were_asked_answer(client: TestClient) -> None:
     response = client.post("/v1/predict", files={"image": picture()}, data={"tasks": "nobody"})
     assert response.status_code == 404
     assert "no task 'nobody'; there are base, first, second" in response.json()["error"]
+
+
+def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World) -> None:
+    kinds = ("multilabel", "regression", "segmentation")
+    for kind in kinds:
+        data = world.engrams[kind].read_bytes()
+        response = client.put(f"/v1/tasks/{kind}", content=data, headers=AUTH)
+        assert response.status_code == 201, response.text
+        assert response.json()["kind"] == kind
+    (image,) = ask(client, picture(), tasks=",".join(kinds), looks="segmentation")
+    outputs = world.logits(picture(), *kinds)
+    for kind in kinds:
+        said = image["tasks"][kind]
+        TaskAnswer.model_validate(said)
+        assert said["kind"] == kind
+    values = {one["name"]: one["value"] for one in image["tasks"]["regression"]["answer"]}
+    assert list(values.values()) == pytest.approx(outputs["regression"].tolist(), rel=1e-4)
+    labels = {one["class"]: one["probability"] for one in image["tasks"]["multilabel"]["answer"]}
+    sigmoids = outputs["multilabel"].sigmoid().tolist()
+    assert [labels[name] for name in ("one", "two", "three")] == pytest.approx(sigmoids, abs=1e-5)
+    areas = image["tasks"]["segmentation"]["answer"]
+    mask = Image.open(io.BytesIO(base64.b64decode(areas["mask"].partition(",")[2])))
+    assert areas["size"] == [mask.height, mask.width] == [16, 16]
+    classes = outputs["segmentation"].argmax(0)
+    assert (torch.from_numpy(np.array(mask)) == classes).float().mean() > 0.99
+    colours = np.array(mask.convert("RGB")).reshape(-1, 3)
+    assert {one["colour"] for one in areas["classes"] if one["share"]} == {
+        "#" + bytes(colour).hex() for colour in colours
+    }
 
 
 def test_where_a_task_looked(client: TestClient, world: World) -> None:

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from engram.images import palette
+from engram.kinds import KINDS
 from engram.looks import PARTS, looks
 from engram.serve.catalogue import Snapshot
 
 
-def answer(snapshot: Snapshot, name: str, logits: Tensor, top_k: int) -> dict[str, Any]:
-    """The kind of a task, and what it says about one image: the likeliest classes, best first."""
-    kind, labels = "classification", snapshot.model.trunk.labels
-    classes: Sequence[str] = labels or tuple(str(i) for i in range(len(logits)))
-    if name != "base":
-        spec = snapshot.model.task(name).spec
-        kind, classes = spec.kind, spec.classes
-    best = logits.float().softmax(-1).topk(min(top_k, len(classes)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return {
-        "kind": kind,
-        "answer": [{"class": classes[i], "probability": round(p, 6)} for i, p in pairs],
-    }
+def answer(
+    snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
+) -> dict[str, dict[str, Any]]:
+    """By task, its kind and what it says about one image, from its output of the model."""
+    said = {}
+    for name, output in outputs.items():
+        kind = KINDS["classification"]
+        if name == "base":
+            labels = snapshot.model.trunk.labels or tuple(str(i) for i in range(len(output)))
+            told = kind.answer(output, labels, {}, top_k)
+        else:
+            task = snapshot.model.task(name)
+            kind, told = task.kind, task.answer(output, top_k)
+            if kind.per_pixel:
+                told["classes"] = _coloured(told["classes"], task.spec.classes)
+        said[name] = {"kind": kind.name, "answer": told}
+    return said
+
+
+def _coloured(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The classes of a mask with the colours that they have in it."""
+    colours = palette(len(classes))
+    return [
+        {**row, "colour": "#" + bytes(colours[classes.index(row["class"])]).hex()} for row in rows
+    ]
 
 
 def look(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:

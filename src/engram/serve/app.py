@@ -23,7 +23,7 @@ from torch import Tensor
 from engram import __version__
 from engram.errors import EngramError
 from engram.files import Engram, shown
-from engram.images import BadImage, evaluation_box, evaluation_view, measure, normalise
+from engram.images import BadImage, evaluation_box, evaluation_view, image_size, normalise
 from engram.serve import answers
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue, Snapshot
@@ -76,6 +76,12 @@ def _body(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def _at_most(images: int, model: type[AskForm | AskJson], field: str) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    schema["properties"][field]["maxItems"] = images
+    return schema
+
+
 def create_app(catalogue: Catalogue, settings: Settings, token: str | None = None) -> FastAPI:
     """The service as an ASGI application; tasks come and go only with a token."""
     numbers = Numbers()
@@ -122,8 +128,8 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         responses=_told(400, 404, 408, 413, 415, 422, 503),
         openapi_extra=_body(
             {
-                "multipart/form-data": AskForm.model_json_schema(),
-                "application/json": AskJson.model_json_schema(),
+                "multipart/form-data": _at_most(settings.max_images, AskForm, "image"),
+                "application/json": _at_most(settings.max_images, AskJson, "images"),
             }
         ),
     )
@@ -261,11 +267,12 @@ async def _answer(
         for name, data in asked.pictures
     ]
     views = [view for _, view in seen]
-    logits = await batcher.answer(snapshot, views, names)
-    images = []
-    for (image, view), said in zip(seen, logits, strict=True):
-        top_k, looks = asked.options.top_k, asked.options.looks
-        image["tasks"] = {n: answers.answer(snapshot, n, said[n], top_k) for n in names}
+    outputs = await batcher.answer(snapshot, views, names)
+    looks, images = asked.options.looks, []
+    for (image, view), output in zip(seen, outputs, strict=True):
+        image["tasks"] = await loop.run_in_executor(
+            decoders, answers.answer, snapshot, output, asked.options.top_k
+        )
         if looks is not None:
             pixels = normalise(view[None], snapshot.preprocessing)
             image["looks"] = await batcher.between(
@@ -279,7 +286,7 @@ def _decode(
     snapshot: Snapshot, name: str, data: bytes, max_pixels: int
 ) -> tuple[dict[str, Any], Tensor]:
     """What is known of a picture, and its view; its size is checked before it is decoded."""
-    width, height = measure(data, name=name, max_pixels=max_pixels)
+    width, height = image_size(data, name=name, max_pixels=max_pixels)
     view = torch.from_numpy(evaluation_view(data, snapshot.preprocessing, name=name))
     box = evaluation_box(width, height, snapshot.preprocessing)
     about = {"name": name, "width": width, "height": height, "view": [round(x, 3) for x in box]}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows one type of number, so that 5.0 is 5."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 class Ask(BaseModel):
@@ -15,7 +20,9 @@ class Ask(BaseModel):
     tasks: Annotated[
         list[str] | None, Field(min_length=1, max_length=1000, description="Default: all, and base")
     ] = None
-    top_k: Annotated[int, Field(ge=1, le=1000, description="Classes of each answer")] = 5
+    top_k: Annotated[
+        int, Field(ge=1, le=1000, description="Classes of each answer"), BeforeValidator(_whole)
+    ] = 5
     looks: Annotated[
         str | None, Field(description="A task, to see where its class token looked")
     ] = None
@@ -35,16 +42,53 @@ class AskForm(Ask):
     ]
 
 
-class LikelyClass(BaseModel):
-    model_config = ConfigDict(serialize_by_alias=True)
+class Named(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True, extra="forbid")
 
     name: Annotated[str, Field(alias="class")]
+
+
+class LikelyClass(Named):
+    """Of classification: the likeliest first."""
+
     probability: float
 
 
+class Label(Named):
+    """Of multilabel: the likeliest first, and all that are present."""
+
+    probability: float
+    threshold: float
+    present: Annotated[bool, Field(description="Whether it reaches its threshold")]
+
+
+class Number(BaseModel):
+    """Of regression, in the units of the labels."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    value: float
+
+
+class Area(Named):
+    """Of segmentation: the largest first."""
+
+    share: Annotated[float, Field(description="Of what the ViT saw")]
+    colour: Annotated[str, Field(description="In the mask")]
+
+
+class Mask(BaseModel):
+    """Of segmentation: one class for every pixel of the view."""
+
+    classes: list[Area]
+    size: Annotated[list[int], Field(description="Height and width")]
+    mask: Annotated[str, Field(description="A PNG as a data: URL; a pixel's number is its class")]
+
+
 class TaskAnswer(BaseModel):
-    kind: str
-    answer: list[LikelyClass]
+    kind: Literal["classification", "multilabel", "regression", "segmentation"]
+    answer: list[LikelyClass] | list[Label] | list[Number] | Mask
 
 
 class LayerLook(BaseModel):

@@ -181,10 +181,27 @@ document.addEventListener("paste", (event) => {
 
 // Answers, one card a task
 
-function spoken(answer) {
-  if (!answer) return "no answer";
-  const best = answer.answer[0];
-  return best ? `${best.class} ${percent(best.probability)}` : answer.kind;
+// What a line of an answer shows, by the kind of the task.
+const lines = {
+  classification: (answer) =>
+    answer.map((one, place) => ({ label: one.class, text: percent(one.probability), share: one.probability, first: !place })),
+  multilabel: (answer) =>
+    answer.map((one) => ({
+      label: one.class, text: percent(one.probability), share: one.probability, first: one.present, mark: one.threshold,
+      about: one.present ? "present" : "absent",
+    })),
+  regression: (answer) => answer.map((one) => ({ label: one.name, text: one.value.toLocaleString("en"), number: true })),
+  segmentation: (answer) =>
+    answer.classes.map((one, place) => ({
+      label: one.class, text: percent(one.share), share: one.share, first: !place, colour: one.colour,
+    })),
+};
+
+function spoken(said) {
+  if (!said) return "no answer";
+  const told = lines[said.kind](said.answer);
+  const best = said.kind === "regression" ? told : said.kind === "multilabel" ? told.filter((one) => one.first) : told.slice(0, 1);
+  return best.map((one) => `${one.label} ${one.text}`).join(", ") || "none";
 }
 
 function cards(fresh = new Set()) {
@@ -204,7 +221,7 @@ function card(name, task, fresh) {
   box.addEventListener("change", () => turn(name, box.checked));
   const facts = task
     ? [
-        task.kind === "regression" ? "a number" : count(task.classes, "class", "classes"),
+        task.kind === "regression" ? count(task.classes, "number", "numbers") : count(task.classes, "class", "classes"),
         ...(task.cells ? [`${count(task.cells, "cell", "cells")} a layer`] : [task.regime]),
         ...(task.extends.length ? [`extends ${task.extends.join(", ")}`] : []),
         ...(task.kind === "classification" ? [] : [task.kind]),
@@ -228,19 +245,27 @@ function card(name, task, fresh) {
   return node;
 }
 
-function shown(name, answer) {
+function shown(name, said) {
   const list = make("div", { className: "answers" });
-  answer.answer.forEach((one, place) => {
-    const row = make(
-      "button",
-      { type: "button", className: place ? "answer" : "answer first" },
-      make("span", { textContent: one.class }),
-      make("b", { textContent: percent(one.probability) }),
-    );
-    row.style.setProperty("--share", one.probability);
+  const open = state.look === name && !by("look").hidden;
+  lines[said.kind](said.answer).forEach((one, place) => {
+    const label = make("span", { textContent: one.label });
+    const row = make("button", { type: "button", className: "answer" }, label, make("b", { textContent: one.text }));
+    row.classList.toggle("first", Boolean(one.first));
+    row.classList.toggle("number", Boolean(one.number));
+    row.style.setProperty("--share", one.share || 0);
+    if (one.colour) {
+      const swatch = make("i", { className: "swatch" });
+      swatch.style.background = one.colour;
+      label.prepend(swatch);
+    }
+    if (one.mark !== undefined) {
+      row.append(make("i", { className: "mark" }));
+      row.style.setProperty("--mark", one.mark);
+    }
     row.dataset.key = `answer ${name} ${place}`;
-    row.setAttribute("aria-pressed", String(state.look === name && place === 0 && !by("look").hidden));
-    row.title = `Show where ${name} looked`;
+    row.setAttribute("aria-pressed", String(open && place === 0));
+    row.title = [one.about, `show where ${name} looked`].filter(Boolean).join("; ");
     row.addEventListener("click", () => (state.look === name && !by("look").hidden ? stopLooking(true) : look(name)));
     list.append(row);
   });
@@ -277,7 +302,7 @@ async function look(name) {
 function stopLooking(redraw = false) {
   state.look = null;
   if (state.image) delete state.image.looks;
-  for (const id of ["look", "heat", "seen"]) by(id).hidden = true;
+  for (const id of ["look", "heat", "mask", "seen"]) by(id).hidden = true;
   if (redraw) cards();
 }
 
@@ -288,8 +313,11 @@ function showLook() {
   by("look").dataset.task = task;
   by("look-title").textContent = `Where ${task} looked`;
   const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
-  by("look-words").textContent =
-    task === "base"
+  const drawn = state.image.tasks[task]?.kind === "segmentation";
+  if (drawn) by("look-title").textContent = `What ${task} drew, and where it looked`;
+  by("look-words").textContent = drawn
+    ? `A class for every pixel; a layer shows where its class tokens looked. On average they read ${percent(cells)} from their cells.`
+    : task === "base"
       ? "The attention of the ViT's own class token: bright is where it looked."
       : `The attention of its class token: bright is where it looked. On average it read ${percent(cells)} from its cells.`;
   const slider = by("layer");
@@ -332,7 +360,11 @@ function heat() {
   if (!state.image?.looks) return;
   const { layers } = state.image.looks;
   const chosen = Number(by("layer").value);
-  by("layer-name").textContent = chosen ? `Layer ${chosen}` : "All layers";
+  const said = state.image.tasks[state.image.looks.task];
+  const masked = said?.kind === "segmentation" && !chosen; // a mask first, its layers when asked for
+  by("layer-name").textContent = chosen ? `Layer ${chosen}` : masked ? "Mask" : "All layers";
+  by("mask").hidden = !masked;
+  if (masked) by("mask").src = said.answer.mask;
   by("layer").setAttribute("aria-valuetext", by("layer-name").textContent);
   [...by("reads").children].forEach((row, index) => row.setAttribute("aria-pressed", String(index + 1 === chosen)));
   const some = chosen ? [layers[chosen - 1]] : layers;
@@ -354,7 +386,7 @@ function heat() {
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   context.drawImage(small, 0, 0, canvas.width, canvas.height);
-  canvas.hidden = false;
+  canvas.hidden = masked;
   canvas.dataset.layer = chosen;
   place();
 }
