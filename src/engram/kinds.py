@@ -17,6 +17,7 @@ and `Kind.answer` turns the output of one picture into what people and programs 
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,11 +117,10 @@ class MaskHead(TaskHead):
 # Kinds
 
 
-class Kind:
-    """One kind of task. A setting of a task that the kind cannot have is its `problem`."""
+class Kind(ABC):
+    """One kind of task; there is one object of each, in `KINDS`."""
 
     name: str
-    about: str  # what is learned and answered
     nouns = ("class", "classes")  # what a task has `len(classes)` of
     columns: tuple[str, ...]  # its metrics in the order of tables, the one that chooses first
     title: str  # what that one is called in a sentence
@@ -159,14 +159,14 @@ class Kind:
 
     # Learning
 
-    def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
+    def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:  # noqa: B027
         """Before training: take from the training labels what has to be known of them."""
 
+    @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
         """The sum over images: what several processes and parts of a batch add up to."""
-        raise NotImplementedError
 
-    def settle(self, head: TaskHead, kept: Pairs) -> None:
+    def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
         """After training: take from the answers on the validation split what is found there."""
 
     # Judging
@@ -175,13 +175,17 @@ class Kind:
         """What metrics need of a batch, one row a picture, on the CPU."""
         return outputs.float().cpu(), labels
 
+    @abstractmethod
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
-        """From what `keep` kept. `unreadable` pictures count as wrong answers in
-        classification; where no answer can be called wrong, they are left out."""
-        raise NotImplementedError
+        """How good the answers are, from what `keep` kept.
+
+        `unreadable` pictures count as wrong answers in classification; where there is no such
+        thing as a wrong answer, they are left out.
+        """
 
     # Answering
 
+    @abstractmethod
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
         """What to tell about one picture, from its output: values that JSON can hold.
 
@@ -190,16 +194,14 @@ class Kind:
         keeps the kind's name, the class names and the settled numbers beside its model, and calls
         the same with the outputs that the exported model gives.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def words(self, answer: Any) -> str:
         """An answer in a line for people."""
-        raise NotImplementedError
 
 
 class Classification(Kind):
     name = "classification"
-    about = "one class a picture"
     columns = ("accuracy", "top5", "macro_f1", "ece", "loss")
     title = "accuracy"
 
@@ -224,7 +226,6 @@ class Classification(Kind):
 
 class Multilabel(Kind):
     name = "multilabel"
-    about = "any number of classes a picture"
     columns = ("map", "macro_f1", "micro_f1", "loss")
     title = "mean average precision"
     settled = ("thresholds",)
@@ -269,7 +270,6 @@ class Multilabel(Kind):
 
 class Regression(Kind):
     name = "regression"
-    about = "numbers"
     nouns = ("number", "numbers")
     columns = ("r2", "mae", "rmse", "loss")
     title = "R²"
@@ -302,7 +302,6 @@ class Regression(Kind):
 
 class Segmentation(Kind):
     name = "segmentation"
-    about = "one class a pixel"
     columns = ("miou", "pixel_accuracy", "loss")
     title = "mean IoU"
     least = 2
