@@ -74,10 +74,13 @@ def test_outline_breed_and_species_answer_in_one_pass_as_alone(
     views = [torch.from_numpy(evaluation_view(p, preprocessing_of(model))) for p in photos]
     pixels = normalise(torch.stack(views), preprocessing_of(model))
     with torch.no_grad():
-        together = model(pixels)
-        assert torch.equal(model(pixels, exact=True)["base"], plain.trunk(pixels))
+        together, exact = model(pixels), model(pixels, exact=True)
+        assert torch.equal(exact["base"], plain.trunk(pixels))
         assert together["outline"].shape == (len(photos), 2, 224, 224)
         for name in tasks:
             alone = engram.MemoryViT(plain.trunk).eval()
             alone.attach(tmp_path / f"{name}.safetensors")
-            assert torch.allclose(alone(pixels)[name], together[name], rtol=1e-6, atol=1e-5)
+            assert torch.equal(alone(pixels, exact=True)[name], exact[name])
+            # A mask's logits reach the hundreds, and rounding grows with them.
+            scale = max(1.0, float(together[name].abs().max()))
+            assert torch.allclose(alone(pixels)[name], together[name], rtol=0, atol=1e-5 * scale)
