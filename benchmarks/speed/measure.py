@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -59,10 +60,17 @@ def measure_training(plan: Plan, say: Say) -> Document:
 
 
 def peak_of(plan: Plan, what: str) -> int:
-    """Bytes that a process of its own grows by in a step."""
+    """Bytes that a process of its own grows by in a step.
+
+    The C library is told to give large blocks back at once: left alone it keeps a share of what
+    was freed, which differs from run to run and hides what the step itself holds.
+    """
     command = [sys.executable, "-m", "benchmarks.speed.peak", plan.name, what]
-    root = Path(__file__).resolve().parents[2]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=root).stdout)
+    root, settings = Path(__file__).resolve().parents[2], {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, cwd=root, env=os.environ | settings
+    )
+    return int(done.stdout)
 
 
 def measure_sweep(plan: Plan, say: Say) -> Document:
