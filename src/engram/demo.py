@@ -250,7 +250,7 @@ class _Tour:
         epochs = self.size.digits_epochs if digits else self.size.scenes_epochs
         recipe = Recipe(  # a higher rate than usual, because there are few steps
             epochs=epochs,
-            lr=1e-2,
+            lr=3e-3,
             seed=self.seed,
             data_seed=self.seed,
             evaluations=8,
