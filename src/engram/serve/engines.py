@@ -1,8 +1,10 @@
-"""What computes the answers of the service."""
+"""What computes the answers of the service: PyTorch, or ONNX Runtime on an exported graph."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -31,7 +33,14 @@ class TorchEngine:
 
 
 def make_engine(model: MemoryViT, kind: str, threads: int = 0) -> Engine:
-    """An engine of this kind for a model."""
-    if threads:
-        torch.set_num_threads(threads)
-    return TorchEngine(model)
+    """An engine of this kind for a model; those of ONNX export the model first."""
+    if kind == "torch":
+        if threads:
+            torch.set_num_threads(threads)
+        return TorchEngine(model)
+    from engram.export import OnnxModel, export_onnx
+
+    with tempfile.TemporaryDirectory(prefix="engram-") as folder:
+        path = Path(folder) / "model.onnx"
+        export_onnx(model, path, int8=kind == "onnx-int8")
+        return OnnxModel(path.read_bytes(), threads=threads or None)

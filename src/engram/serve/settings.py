@@ -8,7 +8,7 @@ from typing import Any
 
 from engram.errors import EngramError
 
-ENGINES = ("torch",)
+ENGINES = ("torch", "onnx", "onnx-int8")
 
 
 def _setting(default: Any, about: str, least: float = 0, choices: tuple[str, ...] = ()) -> Any:
