@@ -11,7 +11,7 @@ from engram.serve.settings import Settings
 from .conftest import AUTH, Opened, World, picture
 
 
-@pytest.mark.parametrize(("engine", "tolerance"), [("onnx", 1e-4), ("onnx-int8", 0.2)])
+@pytest.mark.parametrize(("engine", "tolerance"), [("onnx", 1e-4)])
 def test_onnx_answers_as_the_model_does(
     opened: Opened, world: World, engine: str, tolerance: float
 ) -> None:
