@@ -542,6 +542,13 @@ def test_wrong_pixels_are_refused(family: MemoryViT, pixels: Tensor, problem: st
             family(pixels, tasks=tasks)
 
 
+def test_a_task_may_be_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = MemoryViT(tiny_trunk()).eval()
+        model.add_task("a", 3)
+        assert model(torch.zeros(2, 3, 8, 8).double())["a"].shape == (2, 3)
+
+
 def test_classes_are_a_number_or_names() -> None:
     model = MemoryViT(tiny_trunk())
     assert model.add_task("a", 3).spec.classes == ("0", "1", "2")

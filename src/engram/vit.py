@@ -417,9 +417,10 @@ def version(tensor: Tensor) -> tuple[int, int, torch.dtype]:
     """Changes when the tensor is written in place, moved or cast.
 
     Fused optimisers and what writes to `.data` go unseen: a pass that learns must drop what was
-    kept by it.
+    kept by it. So do writes to tensors that were made in inference mode, which count none.
     """
-    return tensor._version, tensor.data_ptr(), tensor.dtype
+    writes = 0 if tensor.is_inference() else tensor._version
+    return writes, tensor.data_ptr(), tensor.dtype
 
 
 def random_trunk(
