@@ -4,7 +4,9 @@
 
 Attaches engrams of the regime `memory` (5 cells, from table2.py) to one trunk so that every token
 reads the cells of all of them, and measures the first task as others are added; beside it the
-same with engrams of the regime `masked`. Two minutes, once the engrams are there.
+same with engrams of the regime `masked`, all in one pass. Two minutes, once the engrams are there.
+Expect fashion to fall from 81.7 to 69.7 and 63.1 without the mask, and pets from 73.8 to 69.5 and
+67.2; with it, no answer changes.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from cached import BATCH
 from cached import EPOCHS as CACHED_EPOCHS
 from runs import RECORDS, SEEDS, Setting, engram_path, read, write
 
-from engram.evaluate import answers
+from engram.data import Dataset, Loader
+from engram.evaluate import preprocessing_of
 from engram.files import read_engram
+from engram.images import normalise
 from engram.model import MemoryViT
 
 ORDER = {
@@ -73,15 +77,27 @@ class Concatenation:
         alone = torch.zeros(0)
         for name in ORDER[self.first]:
             model.attach(engram(name, self.regime))
-            said = answers(model, data, self.first, workers=0)
-            alone = alone if len(alone) else said.logits
-            moved = float((said.logits - alone).abs().max())
-            right = float((said.logits.argmax(1) == said.labels).float().mean())
+            logits, labels = answers(model, data["test"], self.first)
+            alone = alone if len(alone) else logits
+            moved = float((logits - alone).abs().max())
+            right = float((logits.argmax(1) == labels).float().mean())
             steps.append({"added": name, "test": right, "largest_change_of_a_logit": moved})
             say(f"+ {name}: {right:.4f}")
         seconds = round(time.perf_counter() - began, 1)
         record = {"first": self.first, "regime": self.regime, "steps": steps, "seconds": seconds}
         write(self.path, record)
+
+
+@torch.inference_mode()
+def answers(model: MemoryViT, data: Dataset, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of one task and the labels, with every attached task in the pass."""
+    preprocessing = preprocessing_of(model)
+    logits, labels = [], []
+    for batch in Loader(data, preprocessing, 64):
+        answered = model.eval()(normalise(batch.images, preprocessing), tasks=list(model.tasks))
+        logits.append(answered[name])
+        labels.append(batch.labels)
+    return torch.cat(logits), torch.cat(labels)
 
 
 def jobs() -> list[Concatenation]:

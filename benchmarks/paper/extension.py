@@ -5,7 +5,9 @@
 The first task names groups (cat or dog; kinds of clothes), the second the classes within them, from
 all of the training images and from a fifth of them. Extended, it also reads the class token and the
 cells of the first (the stars of Table 1); concatenated, it does not. Both see the same images, and
-the rate of each is chosen on validation. From the cache, a few minutes for each set and seed.
+the rate of each is chosen on validation. From the cache, about a minute for each set, share and
+seed. Expect no gain on pets: 63.9 concatenated and 58.0 extended from all images, 37.8 and 38.2
+from a fifth (one seed).
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
     python benchmarks/paper/gap.py
 
 Adapters on the task's own stream (their width and place), cached augmented views, and the head's
-learning rate beside that of the rest; with what each costs a task.
+learning rate beside that of the rest; with what each costs a task. About 200 processor seconds for
+the variations and 190 for the views of fashion. Expect adapters to be worth two to four points
+there, most beside the MLP, and random crops to cost some.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Table 4: adapters, memory, and both, where every token passes through them; with their sizes.
 
-python benchmarks/paper/table4.py
+    python benchmarks/paper/table4.py
+
+About 100 processor seconds a row and seed on fashion. Expect there, from one seed: memory 81.7,
+adapters 85.7, both 85.8.
 """
 
 from __future__ import annotations
