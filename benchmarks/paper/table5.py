@@ -9,9 +9,7 @@ trunk, in turns within one run, 8 images, median of nine rounds. A minute.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from runs import RECORDS, read, write
@@ -22,20 +20,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from engram.costs import shape_of, task_costs, trunk_macs
 from engram.model import MemoryViT
 from engram.regimes import TaskSpec, class_names
-from engram.vit import HeadConfig, ViTConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from timing import compare, vit_ti16
+from engram.timing import Case, compare
+from engram.vit import HeadConfig, ViT, ViTConfig
 
 REGIMES = ("full", "head", "class", "memory", "masked", "masked+adapter", "adapter",
            "memory+adapter")  # fmt: skip
+TI16 = ViTConfig((224, 224), 16, 192, 12, 3, 768, head=HeadConfig(1000))
 B32 = ViTConfig((224, 224), 32, 768, 12, 12, 3072, head=HeadConfig(1000))
 PATH, CLASSES, IMAGES = RECORDS / "costs.json", 100, 8
 
 
 def measure() -> dict[str, dict[str, float]]:
     torch.manual_seed(0)
-    trunk, pixels = vit_ti16(), torch.randn(IMAGES, 3, 224, 224)
+    trunk, pixels = ViT(TI16).eval(), torch.randn(IMAGES, 3, 224, 224)
     functions: dict[str, Callable[..., object]] = {
         "trunk": lambda exact=False: trunk.tokens(pixels)
     }
@@ -46,12 +43,12 @@ def measure() -> dict[str, dict[str, float]]:
         functions[regime] = lambda exact=False, model=model: model(pixels, ["task"], exact)
     found: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
-        timings = compare(functions, rounds=9)
+        cases = {name: Case(function) for name, function in functions.items()}
+        timings = compare(cases, seconds=0, least=9)
         for name, function in functions.items():
-            function(
-                exact=True
-            )  # the whole trunk; otherwise its last layer makes what is asked for
-            # fused attention is not counted on a CPU, so it is taken apart
+            # `exact` runs the whole trunk; the fast way, its last layer makes what is asked for.
+            # Fused attention is not counted on a CPU, so it is taken apart.
+            function(exact=True)
             with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
                 function(exact=True)
             found[name] = {
@@ -68,7 +65,7 @@ def table() -> list[str]:
     if measured is None:
         return ["Not measured."]
     rows = []
-    tiny, base = shape_of(vit_ti16()), shape_of(B32)
+    tiny, base = shape_of(TI16), shape_of(B32)
     plain = f"{trunk_macs(tiny) / 1e6:,.1f}"
     for regime in REGIMES:
         spec = TaskSpec("task", class_names(CLASSES), regime=regime)

@@ -83,11 +83,12 @@ def draw() -> None:
     import matplotlib as mpl
 
     mpl.rcParams["svg.hashsalt"] = "engram"  # the same numbers give the same file
-    _bars(
+    _points(
         "results-order.svg",
         {
             "head": lambda n: table2.settings(n)[1],
             "masked 5": lambda n: poster.settings(n)[2],
+            "masked + adapter 32": lambda n: poster.settings(n)[4],
             "masked + adapter 128": lambda n: poster.settings(n)[5],
             "head + class": lambda n: table2.settings(n)[2],
             "memory 5": lambda n: table2.settings(n)[4],
@@ -100,7 +101,7 @@ def draw() -> None:
     )
 
 
-def _bars(name: str, rows: Mapping[str, Callable[[str], Setting]], names: Sequence[str]) -> None:
+def _points(name: str, rows: Mapping[str, Callable[[str], Setting]], names: Sequence[str]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
@@ -108,15 +109,16 @@ def _bars(name: str, rows: Mapping[str, Callable[[str], Setting]], names: Sequen
         found = {label: tests(setting(data)) for label, setting in rows.items()}
         found = {label: values for label, values in found.items() if values}
         means = [100 * sum(values) / len(values) for values in found.values()]
-        masks = [
+        colours = [
             "#4063d8" if "masked" in label or label == "head" else "#9aa3ad" for label in found
         ]
-        axes.barh(list(found), means, color=masks, height=0.62)
+        axes.scatter(means, list(found), color=colours, s=46, zorder=2)
+        axes.grid(axis="y", color="#e3e6ea", zorder=0)
         for at, (values, mean) in enumerate(zip(found.values(), means, strict=True)):
-            axes.plot([100 * v for v in values], [at] * len(values), "|", color="black")
-            axes.annotate(f" {mean:.1f}", (max(100 * v for v in values), at), va="center", size=9)
+            axes.plot([100 * v for v in values], [at] * len(values), "|", color="black", zorder=3)
+            axes.annotate(f"   {mean:.1f}", (100 * max(values), at), va="center", size=9)
         low = min(means, default=0)
-        axes.set(title=data, xlim=(low - 6, max(means, default=100) + 4), xlabel="test accuracy, %")
+        axes.set(title=data, xlim=(low - 3, max(means, default=100) + 4), xlabel="test accuracy, %")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
     IMAGES.mkdir(exist_ok=True)
