@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def main(given: Sequence[str] | None = None) -> int:
         if not (arguments.only or arguments.resume):
             for name in SECTIONS:
                 (kept / f"{name}.json").unlink(missing_ok=True)
-        _measure(PLANS[arguments.plan], wanted, kept, resume=arguments.resume)
+        plan = PLANS[arguments.plan]
+        plan = replace(plan, haste=plan.haste * arguments.haste)
+        _measure(plan, wanted, kept, resume=arguments.resume)
     found = read(kept)
     missing = [name for name in SECTIONS if name not in found]
     if missing:
@@ -85,6 +88,7 @@ def _measure(plan: Plan, wanted: list[str], kept: Path, *, resume: bool) -> None
         document = SECTIONS[name](plan, say)
         about = {
             "plan": plan.name,
+            "haste": plan.haste / PLANS[plan.name].haste,
             "machine": machine(),
             "date": time.strftime("%Y-%m-%d"),
             "took": round(time.perf_counter() - start, 1),
@@ -102,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", dest="plan", action="store_const", const="quick", default="full")
     add("--plan", choices=sorted(PLANS), help="full, quick, or tiny, which tests run")
     add("--only", type=lambda text: text.split(","), default=[], metavar="A,B", help="sections")
+    add("--haste", type=float, default=1, metavar="N", help="divide the time of every table by N")
     add("--resume", action="store_true", help="leave out sections that are there")
     add("--write", action="store_true", help="measure nothing")
     add("--threads", type=int, help="of torch, if not its own choice")

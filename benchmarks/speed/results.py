@@ -113,15 +113,20 @@ def page(found: Found) -> str:
 
 def _about(found: Found) -> list[str]:
     took = sum(section["took"] for section in found.values())
-    kinds = {section["plan"] for section in found.values()}
     dates = sorted({section["date"] for section in found.values()})
     machines = {machine_words(section["machine"]) for section in found.values()}
     lines = [f"Measured on {' and '.join(dates)} in {took / 60:.0f} minutes."]
-    if kinds != {"full"}:
+    small = [name for name, section in found.items() if section["plan"] != "full"]
+    if small:
         lines.append(
-            f"**A {' and '.join(sorted(kinds))} run: a small trunk and few rounds, good for a "
-            "look only.**"
+            f"**Good for a look only, from a small trunk and few rounds: {', '.join(small)}.**"
         )
+    hasty = {
+        name: section["haste"] for name, section in found.items() if section.get("haste", 1) != 1
+    }
+    if hasty:
+        words = ", ".join(f"{name} (1/{haste:g})" for name, haste in hasty.items())
+        lines.append(f"**Measured in a part of the usual time, with fewer rounds: {words}.**")
     if len(machines) > 1:
         lines.append("**The sections were not measured under the same conditions.**")
     return [*lines, "", "![Forward, training and memory beside the peers.](speed.svg)"]

@@ -135,8 +135,12 @@ def tables(found: Found, job: Job | None = None) -> str:
 
 def _measured_lines(found: Found, m: Measured) -> list[str]:
     about = found["forward"]["machine"]
-    plans = {section["plan"] for section in found.values()}
-    quick = "" if plans == {"full"} else " **This was a quick run, good for a look only.**"
+    small = [name for name, section in found.items() if section["plan"] != "full"]
+    quick = (
+        f" **Good for a look only: {', '.join(small)} came from a quick run on a smaller trunk.**"
+        if small
+        else ""
+    )
     rows = [
         ("decode", f"one JPEG of {m.photo / 1e3:.0f} KB to pixels", m.decode),
         ("plain", f"the plain {m.trunk}", m.plain),
