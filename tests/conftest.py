@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Before anything imports huggingface_hub, which reads it once: no test waits for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -194,6 +196,19 @@ class Nursery:
 
     def run(self, *arguments: object, cwd: Path | None = None, fsize: int = 0) -> Running:
         return self.start(*arguments, cwd=cwd, fsize=fsize).wait()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium to open the page with: make chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

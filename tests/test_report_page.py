@@ -1,7 +1,5 @@
 """The report in a real browser: every section is seen, nothing is fetched, nothing complains."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,6 @@ from engram.sources import Arrays
 
 BLOCKS = ("curves", "confusion", "classes", "mistakes", "looks", "reads")
 SIZES = {"desktop": (1200, 900), "phone": (360, 780)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium to open the page with: make chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

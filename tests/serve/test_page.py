@@ -17,19 +17,6 @@ SIZES = {"desktop": (1280, 900), "phone": (360, 780)}
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium to open the page with: make chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def service(
     world: World, launch: Launch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
