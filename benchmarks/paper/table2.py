@@ -11,34 +11,24 @@ full 69.1, head 61.2, head + class 61.4, 5 cells 73.8. With 20 cells at the rate
 from __future__ import annotations
 
 from cached import cached_setting
-from plan import LONG
-from runs import EPOCHS, Setting
+from runs import Setting
 from sets import SETS
 from show import cell, markdown
 
 COLUMNS = ("full", "head", "head + class", "1 cell", "5", "10", "20")
 
 
-LONG_SETS = ("fashion", "pets")
-
-
-def settings(name: str, epochs: int = EPOCHS) -> list[Setting]:
-    def through(regime: str, cells: int = 0) -> Setting:
-        return Setting(name, regime, cells=cells, epochs=epochs)
-
+def settings(name: str) -> list[Setting]:
     head = cached_setting(name, regime="head")
-    memory = [through("memory", cells) for cells in (1, 5, 10, 20)]
-    return [through("full"), head, through("class"), *memory]
+    memory = [Setting(name, "memory", cells=cells) for cells in (1, 5, 10, 20)]
+    return [Setting(name, "full"), head, Setting(name, "class"), *memory]
 
 
 def table() -> list[str]:
-    rows = [[f"{name}, {EPOCHS} epochs", *map(cell, settings(name))] for name in SETS]
-    rows += [[f"{name}, {LONG} epochs", *map(cell, settings(name, LONG))] for name in LONG_SETS]
-    return markdown(("set", *COLUMNS), rows)
+    return markdown(("set", *COLUMNS), [[name, *map(cell, settings(name))] for name in SETS])
 
 
 if __name__ == "__main__":
     from run import script
 
-    longer = [one for name in LONG_SETS for one in settings(name, LONG)]
-    script([*(one for name in SETS for one in settings(name)), *longer], table)
+    script([one for name in SETS for one in settings(name)], table)

@@ -22,7 +22,7 @@ import poster
 import table2
 import table4
 import table5
-from plan import LONG, queue
+from plan import queue
 from runs import RECORDS, Setting, all_rates, chosen_in
 from show import markdown, tests
 
@@ -94,8 +94,6 @@ def draw() -> None:
             "memory 5": lambda n: table2.settings(n)[4],
             "memory 20": lambda n: table2.settings(n)[6],
             "full": lambda n: table2.settings(n)[0],
-            "memory 5, 12 epochs": lambda n: table2.settings(n, LONG)[4],
-            "full, 12 epochs": lambda n: table2.settings(n, LONG)[0],
         },
         ("fashion", "pets"),
     )
