@@ -208,6 +208,10 @@ REFUSED = {
     "--cells is '1.5'; give numbers": ("sweep", ["--cells", "1.5"]),
     "lr is -1; it must be a number above 0": ("sweep", ["--lr", "-1,0.1"]),
     "seeds is 0; at least one": ("sweep", ["--seeds", "0"]),
+    "seeds is -1; at least one": ("fit", {"more": ["--seeds", "-1"]}),
+    "there is data for 'old' already": (
+        "eval", ["old.safetensors", "--data", "old=colours.npz", "--data", "colours.npz"]
+    ),
     "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),
     "There is no task 'flowers'": ("eval", ["old.safetensors", "--data", "flowers=colours.npz"]),
     "has no val split": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "val"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engram.findings import FINDINGS, MOST_MASKS, painted
 from engram.images import Legend, palette
 from engram.kinds import KINDS
 from engram.model import MemoryViT
-from engram.pieces import scatter
+from engram.pieces import chart, scatter, ticks
 from engram.report import TaskPart, write_report
 from engram.sources import Arrays
 
@@ -118,3 +119,36 @@ def test_points_of_equal_numbers_lie_on_the_line() -> None:
     assert "<svg" in scatter([3.0], [3.0], "one")
     assert scatter([1.0, 2.0], [1.0, 2.0], "<b>").count("<circle") == 2
     assert "<b>" not in scatter([1.0], [2.0], "<b>")
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-11, 1.0, 1e17, 1e30])
+def test_numbers_of_any_size_are_drawn(size: float) -> None:
+    assert scatter([size, 3 * size], [size, 2 * size], "far apart").count("<circle") == 2
+    assert scatter([size, size], [size, size], "equal").count("<circle") == 2
+    assert "<svg" in scatter([-size], [size], "both sides")
+    marks = ticks(size, 2 * size)
+    assert 4 <= len(marks) <= 6
+    assert marks[0] <= size < 2 * size <= marks[-1]
+
+
+def test_a_line_that_ends_in_nothing_is_told_by_its_last_number() -> None:
+    drawn = chart([("", [1, 2, 3], [1.0, 2.0, math.nan])], "loss")
+    assert ">2.0</text>" in drawn
+    assert "nan" not in drawn
+
+
+def test_the_matrix_counts_what_was_answered() -> None:
+    """Of more classes than are shown, those with most mistakes."""
+    names = tuple(f"n{i}" for i in range(60))
+    dataset = noise("classification", 120, names)
+    logits = torch.nn.functional.one_hot(torch.from_numpy(dataset.labels), 60).float()
+    logits[[5, 65]] = 0
+    logits[[5, 65], 7] = 1  # both of class 5 are taken for 7
+    said = Answers(
+        "t", dataset, logits, torch.from_numpy(dataset.labels), torch.arange(120), (), {}
+    )
+    model = MemoryViT(engram.random_trunk())
+    (_, _, html), *_ = FINDINGS["classification"](model, said)
+    assert "2 of 2: n5, answered n7" in html
+    assert "2 of 2: n7, answered n7" in html
+    assert html.count('scope="row"') == 20

@@ -18,6 +18,7 @@ from engram.metrics import (
     intersection_over_union,
     multilabel_metrics,
     pixel_counts,
+    r_squared,
     regression_metrics,
     segmentation_metrics,
 )
@@ -130,3 +131,10 @@ def test_a_class_that_is_nowhere_is_no_part_of_the_mean_iou() -> None:
     counts = pixel_counts(labels, labels, 3, 255)
     assert segmentation_metrics([(counts, torch.zeros(1))])["miou"] == 1.0
     assert segmentation_metrics([]) == {"miou": 0.0, "images": 0}
+
+
+@pytest.mark.parametrize("count", [3, 7, 61])
+def test_equal_labels_count_as_equal_although_their_mean_is_rounded(count: int) -> None:
+    labels = torch.full((count, 1), 0.1, dtype=torch.float64)
+    assert r_squared(labels + 1e-3, labels).item() == 0
+    assert r_squared(labels.clone(), labels).item() == 1

@@ -98,9 +98,10 @@ def test_a_file_that_is_not_what_its_repository_lists_is_refused(cache: Path, wh
     sent["flowers.safetensors"] = as_bytes(changed)
     del sent["bundle.json" if where == "README.md" else "README.md"]
     cached(cache, "ann/garden", sent)
-    with pytest.raises(EngramError, match="its card or manifest lists"):
+    with pytest.raises(EngramError, match="its card or manifest lists") as refused:
         local("hf:ann/garden/flowers.safetensors")
-    pinned = local(f"hf:ann/garden/flowers.safetensors#{changed.content}")
+    advised = str(refused.value).partition("say so: ")[2].rstrip(".")
+    pinned = local(advised)
     assert read_engram(pinned).content == changed.content  # the user's own word is stronger
 
 

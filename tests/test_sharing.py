@@ -235,6 +235,7 @@ def test_a_child_alone_names_its_parents(folder: Path) -> None:
     assert "bundle.json" not in planned.files
     assert "`roses` extends `flowers`" in planned.card
     assert read_engram("flowers.safetensors").content[:12] in planned.card
+    assert "$ engram predict its-parents.safetensors hf:ann/roses picture.jpg" in planned.card
 
 
 # From a local directory laid out as the Hub's cache, in offline mode
@@ -268,6 +269,19 @@ def test_pull_replaces_nothing_unasked(folder: Path) -> None:
     assert not (folder / "bundle.json").exists()
     (pulled,) = pull("hf:ann/garden/flowers.safetensors", "x", overwrite=True)
     assert read_engram(pulled.path).content == pulled.content
+
+
+def test_pull_does_not_put_one_file_over_another(folder: Path) -> None:
+    model = MemoryViT(engram.load_trunk("secret-project/our-vit"))
+    model.add_task("flowers", classes=["oak", "elm"], cells=1)
+    model.save("flowers", "trees.safetensors")
+    in_cache(folder, "flowers.safetensors")
+    in_cache(folder, "trees.safetensors", repo="bob/trees")
+    both = [f"hf:{repo}/flowers.safetensors" for repo in ("ann/garden", "bob/trees")]
+    with pytest.raises(EngramError, match=r"Both hf:ann/garden@.* and hf:bob/trees@.* would be x"):
+        pull(both, "x")
+    assert not (folder / "x").exists()
+    assert len(pull([both[0], both[0]], "x")) == 2  # the same twice is no harm
 
 
 def test_attach_and_commands_take_the_hub(folder: Path, capsys: Output) -> None:

@@ -1,8 +1,20 @@
 """`python -m engram` is the command `engram`; torchrun starts it this way."""
 
+from __future__ import annotations
+
 import sys
 
-from engram.cli import main
+
+def main() -> int:
+    """The command, from its first import on: Ctrl-C while they last is no traceback."""
+    try:
+        from engram.cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -247,9 +247,10 @@ def _attach(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:
     lines += [f'model.attach("hf:{repo}/{file_of(e)}#{e.content[:12]}")' for e in engrams]
     code = "\n".join(lines)
     flag = "" if findable else " --backbone path/to/that/vit"
+    parents = "" if bundle else "its-parents.safetensors "
     return (
         f"## Attach it\n\n```python\n{code}\n```\n\nAt the command line:\n\n"
-        f"```console\n$ engram predict hf:{repo} picture.jpg{flag}\n```"
+        f"```console\n$ engram predict {parents}hf:{repo} picture.jpg{flag}\n```"
     )
 
 

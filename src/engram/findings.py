@@ -83,16 +83,17 @@ def _classification(model: MemoryViT, said: Answers) -> Blocks:
 
 def _confusion(said: Answers) -> str:
     classes, answer = said.dataset.classes, said.logits.argmax(1)
-    counts = torch.bincount(said.labels * len(classes) + answer, minlength=len(classes) ** 2).view(
-        len(classes), -1
-    )
+    pictures = torch.bincount(said.labels, minlength=len(classes))
     note = (
         "Rows are the true classes, columns the answers; the stronger the colour, the larger the "
         "share of the row."
     )
     shown = list(range(len(classes)))
     if len(classes) > MOST_CLASSES:
-        wrong = counts.sum(1) + counts.sum(0) - 2 * counts.diagonal()
+        missed = answer != said.labels
+        wrong = torch.bincount(
+            torch.cat([said.labels[missed], answer[missed]]), minlength=len(classes)
+        )
         shown = sorted(wrong.topk(MOST_CLASSES).indices.tolist())
         note += (
             f" Only the {MOST_CLASSES} of {len(classes):,} classes with most mistakes are shown."
@@ -104,10 +105,11 @@ def _confusion(said: Answers) -> str:
     )
     rows = []
     for r in shown:
-        total = max(1, int(counts[r].sum()))
+        told = torch.bincount(answer[said.labels == r], minlength=len(classes))
+        total = max(1, int(pictures[r]))
         cells = []
         for c in shown:
-            count = int(counts[r, c])
+            count = int(told[c])
             share = count / total
             kind = "right" if r == c else ""
             kind += " deep" if share > 0.5 else "" if count else " none"

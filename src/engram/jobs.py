@@ -109,7 +109,7 @@ def fit_job(
     splits = load(data, **terms)
     model, parents = _start(backbone, image_size, extends)
     result: Result | SweepResult
-    if seeds > 1:
+    if seeds != 1:
         result = sweep(
             model, task, splits, recipe,
             cells=[cells], seeds=seeds, out=out, resume=resume, overwrite=overwrite, test=test,
@@ -254,6 +254,11 @@ def eval_job(
                 f"--data {next(iter(model.tasks))}={text}."
             )
         task = model.task(name if equals else next(iter(model.tasks)))
+        if task.spec.name in [known for known, _ in pairs]:
+            raise EngramError(
+                f"--data {text}: there is data for {task.spec.name!r} already; evaluate on one "
+                "after the other."
+            )
         loaded = load(spec if equals else text, split=split, like=task.spec)
         pairs.append((task.spec.name, loaded))
     if not pairs:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from engram.errors import EngramError
 
+_LARGEST = float(np.finfo(np.float32).max)  # of a number that is learned
+
 # The column that is meant when none is given: the first of these that there is.
 COLUMNS = {
     "image": ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path"),
@@ -183,7 +185,7 @@ class Numbers(Labels):
                     number = float(part)
                 except (TypeError, ValueError):
                     number = math.nan
-                if not math.isfinite(number):
+                if not abs(number) <= _LARGEST:
                     raise EngramError(
                         f"{where}: the column {name!r} holds {part!r}; expected a number"
                     )

@@ -151,9 +151,10 @@ def regression_metrics(answers: Pairs, std: Tensor) -> dict[str, Any]:
 def r_squared(values: Tensor, labels: Tensor) -> Tensor:
     """For each number; where the labels do not vary, 1 for no error and 0 for any."""
     missed = (values - labels).square().sum(0)
-    varied = (labels - labels.mean(0)).square().sum(0)
+    spread = (labels - labels.mean(0)).square().sum(0)
+    varies = labels.amax(0) > labels.amin(0)  # the mean of equal numbers may be rounded
     constant = torch.where(missed > 0, 0.0, 1.0).to(missed)
-    return torch.where(varied > 0, 1 - missed / varied.where(varied > 0, 1), constant)
+    return torch.where(varies, 1 - missed / spread.where(varies, 1), constant)
 
 
 # A class for every pixel

@@ -94,7 +94,8 @@ def chart(
         svg += f'<text x="{place:.1f}" y="{height - 10}" text-anchor="{anchor}">{x:,g}</text>'
     for i, (label, xs, ys) in enumerate(lines):
         kind = "ab"[i % 2]
-        drawn = [at(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+        finite = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+        drawn = [at(x, y) for x, y in finite]
         if not drawn:
             continue
         d = "L".join(f"{x:.1f} {y:.1f}" for x, y in drawn)
@@ -109,7 +110,7 @@ def chart(
             svg += f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
             svg += (
                 f'<text class="{kind}" x="{x - 6:.1f}" y="{y - 9 if y > 40 else y + 20:.1f}" '
-                f'text-anchor="end">{ys[-1]:.1f}</text>'
+                f'text-anchor="end">{finite[-1][1]:.1f}</text>'
             )
     return (
         f"<figure><figcaption>{escape(title)}</figcaption>"
@@ -193,12 +194,13 @@ def short(text: str, most: int) -> str:
 
 def ticks(low: float, high: float) -> list[float]:
     """Four to six round numbers that span a range."""
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal, or as good as
+        about = max(0.5, 1e-3 * abs(low))
+        low, high = low - about, high + about
     step = 10 ** math.floor(math.log10(high - low))
     for factor in (0.2, 0.25, 0.5, 1, 2):
         if (high - low) / (step * factor) <= 4.5:
             step *= factor
             break
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def _verify(path: Path, name: str, place: Place, told: str | None) -> None:
         raise EngramError(
             f"{name} of {place.repo} has the content {content[:12]}, but its card or manifest "
             f"lists {shown(str(told)[:12])}: one of the two was changed without the other. If you "
-            f"want the file as it is, say so: {place.repo}/{name}#{content[:12]}."
+            f"want the file as it is, say so: {replace(place, file=name)}#{content[:12]}."
         )
 
 

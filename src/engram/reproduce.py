@@ -164,8 +164,8 @@ def _read(path: Path, row: Row, splits: Splits, trunk: ViT, recipe: Recipe) -> E
     other = sorted(k for k in wanted if k not in _FREE and was.get(k) != wanted[k])
     if other or engram.spec.classes != splits.classes or engram.spec.regime != row.regime:
         raise EngramError(
-            f"{path} was trained with other {', '.join(other) or 'classes'}; repeat the command "
-            "that made it, or choose another -o."
+            f"{path} was trained with other {', '.join(other) or 'classes or regime'}; repeat the "
+            "command that made it, or choose another -o."
         )
     return engram
 

@@ -159,7 +159,14 @@ def pull(
         for name in names:
             named = str(hub.Place(place.repo, cached.name, name))
             plans.append((cached / name, folder / Path(name).name, named))
-    for origin, target, _ in plans:
+    taken: dict[Path, tuple[Path, str]] = {}
+    for origin, target, named in plans:
+        other, also = taken.setdefault(target, (origin, named))
+        if other.read_bytes() != origin.read_bytes():
+            raise EngramError(
+                f"Both {also} and {named} would be {target}; pull one of them into another folder "
+                "with -o. Nothing was written."
+            )
         if target.is_dir():
             raise EngramError(f"{target} is a folder; give another one with -o.")
         if not overwrite and target.exists() and target.read_bytes() != origin.read_bytes():

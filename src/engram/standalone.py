@@ -50,6 +50,8 @@ def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, i
         raise
     except Exception as error:  # whatever a decoder makes of bad bytes
         raise Unusable(f"{path}: {error}") from error
+    if not isinstance(pixels, np.ndarray):
+        raise Unusable(f"{path}: several arrays; expected one")
     if pixels.ndim == 2:
         pixels = np.stack([pixels] * 3, axis=-1)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
@@ -203,10 +205,12 @@ class Model:
     """The exported file: what it says of itself, and what it says about pictures."""
 
     def __init__(self, path: Path) -> None:
-        import onnxruntime
-
         if not path.is_file():
             raise Unusable(f"{path} does not exist; give the exported file with --model.")
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise Unusable(f"onnxruntime is needed: pip install onnxruntime ({error}).") from error
         try:
             self.session = onnxruntime.InferenceSession(
                 str(path), providers=["CPUExecutionProvider"]
@@ -246,7 +250,7 @@ class Model:
         if kind == "segmentation":
             share = np.bincount(logits.argmax(0).ravel(), minlength=len(classes))
             share = share / share.sum()
-            order = np.argsort(-share, kind="stable")
+            order = np.argsort(-share, kind="stable")[:top_k]
             return [{"class": classes[i], "share": round(float(share[i]), 6)} for i in order]
         odds = np.exp(logits - logits.max())
         best = np.argsort(-logits, kind="stable")[:top_k]
