@@ -245,7 +245,7 @@ def eval_job(
     """`engram eval`: every task on its data, all of them attached together."""
     team = Team()
     model = load_model(sources, backbone)
-    pairs = []
+    pairs: list[tuple[str, Splits]] = []
     for text in data:
         name, equals, spec = text.partition("=")
         if not equals and len(model.tasks) > 1:
