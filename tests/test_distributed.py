@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,19 +16,20 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
+from tests.test_resume import reached, step_of
 
 import engram
 
 
 @pytest.fixture
-def pair(nursery: Any) -> Callable[..., list[Any]]:
-    """Runs a command in two processes, with the environment that torchrun gives them."""
+def two(nursery: Any) -> Callable[..., list[Any]]:
+    """Starts a command in two processes, with the environment that torchrun gives them."""
 
-    def run(*arguments: object) -> list[Any]:
+    def start(*arguments: object) -> list[Any]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        both = [
+        return [
             nursery.start(
                 *arguments,
                 RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2,
@@ -35,6 +37,16 @@ def pair(nursery: Any) -> Callable[..., list[Any]]:
             )
             for rank in range(2)
         ]  # fmt: skip
+
+    return start
+
+
+@pytest.fixture
+def pair(two: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Runs a command in two such processes."""
+
+    def run(*arguments: object) -> list[Any]:
+        both = two(*arguments)
         for process in both:
             process.wait()
             assert process.code == 0, process.stderr
@@ -105,6 +117,39 @@ def test_two_processes_share_the_cache(
     assert a["test"]["images"] == b["test"]["images"] == 21
     assert a["test"]["accuracy"] == b["test"]["accuracy"]
     assert a["val"]["loss"] == pytest.approx(b["val"]["loss"], abs=1e-5)
+
+
+def test_two_processes_killed_and_stopped_end_with_the_same_bits(
+    two: Callable[..., list[Any]],
+    pair: Callable[..., list[Any]],
+    small_trunk: Path,
+    colours: Path,
+    tmp_path: Path,
+) -> None:
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
+    settings = (*UNEVEN, "--steps", 24, "--checkpoint-seconds", 0, "--ema", 0.9)
+    pair(*arguments(small_trunk, colours, whole, *settings))
+    run = arguments(small_trunk, colours, out, *settings)
+
+    first, second = two(*run)
+    second.signal_when(signal.SIGKILL, reached(out, 2))  # the other is left alone
+    assert first.wait().code == 2, first.stderr
+    assert "Another process of this run has ended" in first.stderr
+    assert "Traceback" not in first.stderr
+    assert json.loads(first.stdout)["error"] in first.stderr
+
+    first, second = two(*run, "--resume")
+    second.signal_when(signal.SIGTERM, reached(out, 8))  # only one is told
+    assert (first.wait().code, second.code) == (130, 130), first.stderr + second.stderr
+    assert "with --resume to go on" in first.stderr
+    assert not out.exists()
+    stopped = step_of(out)
+    assert 8 <= stopped < 24
+
+    pair(*run, "--resume")
+    assert engram.inspect(out).content == engram.inspect(whole).content
+    histories = [path.with_suffix(".run") / "history.csv" for path in (whole, out)]
+    assert histories[0].read_text() == histories[1].read_text()
 
 
 def test_a_sweep_and_bad_files_are_shared(

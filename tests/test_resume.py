@@ -123,6 +123,18 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
         assert "is there already" in there.stderr
 
 
+def test_sigterm_to_every_process_lets_the_main_one_save(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    """torchrun and schedulers end the whole group, the processes that read pictures among them."""
+    out = tmp_path / "out.safetensors"
+    run = nursery.start(*fit(out, *AUGMENTED, "--steps", 1000))
+    run.signal_when(signal.SIGTERM, reached(out, 3))
+    assert run.code == 130, run.stderr
+    assert "of 1000. Run the same command with --resume to go on." in run.stderr
+    assert step_of(out) >= 3
+
+
 def test_a_full_disk_is_a_sentence_and_leaves_the_last_checkpoint(
     nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
 ) -> None:

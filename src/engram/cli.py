@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from engram import __version__
-from engram.errors import EngramError, Interrupted
+from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
 from engram.recipe import Recipe
 from engram.serve.settings import Settings
 
@@ -713,6 +713,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("ENGRAM_DEBUG"):
             raise
+        if is_lost_worker(error):
+            _complain(LOST_WORKER, "--json" in given)
+            return 2
         _complain(
             f"Something went wrong inside engram ({type(error).__name__}: {error}); please report "
             "it with the command you ran. ENGRAM_DEBUG=1 shows where.",

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from engram import sources
-from engram.errors import EngramError
+from engram.errors import LOST_WORKER, EngramError, is_lost_worker
 from engram.images import (
     AUGMENTATIONS,
     BadImage,
@@ -350,9 +351,17 @@ def _as_it_is(result: Any) -> Any:
 
 
 def _leave_signals(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal, but when to stop is for the main one to say."""
+    """Ctrl-C and SIGTERM may reach every process, but when to stop is for the main one to say.
+
+    A terminal, torchrun and schedulers of clusters end whole groups. The second SIGTERM ends a
+    worker: it comes from a main process that leaves without it.
+    """
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, first)
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Integers:
@@ -510,12 +519,9 @@ class Loader:
                     torch.tensor([i for i, _ in failures], dtype=torch.int64),
                 )
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            if not is_lost_worker(error):
                 raise
-            raise EngramError(
-                "a process that reads images was ended by the system, most likely for want of "
-                "memory; use fewer workers or a smaller batch"
-            ) from error
+            raise EngramError(LOST_WORKER) from error
 
 
 @dataclass(frozen=True)

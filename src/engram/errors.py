@@ -1,4 +1,14 @@
-"""The one exception that users see."""
+"""What users see when something is wrong."""
+
+#: DataLoader may say so anywhere in the main process: it hears of it by a signal.
+LOST_WORKER = (
+    "A process that reads images was ended by the system, most likely for want of memory; use "
+    "fewer workers or a smaller batch."
+)
+
+
+def is_lost_worker(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
 
 
 class EngramError(Exception):

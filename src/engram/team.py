@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.errors import EngramError
+from engram.errors import EngramError, is_lost_worker
 
 
 class Team:
@@ -43,7 +43,8 @@ class Team:
         """The sum over all processes."""
         if self.accelerator is None:
             return values
-        total: Tensor = self.accelerator.reduce(values, reduction="sum")
+        with _together():
+            total: Tensor = self.accelerator.reduce(values, reduction="sum")
         return total
 
     def gather(self, items: list[Any]) -> list[Any]:
@@ -52,12 +53,28 @@ class Team:
             return items
         from accelerate.utils import gather_object
 
-        return list(gather_object(items))
+        with _together():
+            return list(gather_object(items))
 
     def wait(self) -> None:
         """Until every process is here."""
         if self.accelerator is not None:
-            self.accelerator.wait_for_everyone()
+            with _together():
+                self.accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What all processes do at once: that one of them is gone is a sentence to the others."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_lost_worker(error):
+            raise
+        raise EngramError(
+            "Another process of this run has ended, so this one cannot go on; see what that one "
+            "said. Then start all of them again: fit and sweep go on with --resume."
+        ) from error
 
 
 def _part() -> None:
