@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from engram.data import Batch, Dataset, Loader, Splits, load, split_validation
+from engram.batches import Batch, Loader
+from engram.data import Dataset, Splits, load, split_validation
 from engram.errors import EngramError
 from engram.images import BadImage, Preprocessing, evaluation_view, read_image
 from engram.sources import PRESETS, Arrays

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from engram import EngramError
-from engram.data import Loader, load
+from engram.batches import Loader
+from engram.data import load
 from engram.images import BadImage, Legend, Preprocessing, mask_view, read_mask, training_view
 from engram.regimes import TaskSpec
 

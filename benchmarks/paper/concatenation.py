@@ -22,7 +22,8 @@ from cached import BATCH
 from cached import EPOCHS as CACHED_EPOCHS
 from runs import RECORDS, SEEDS, Setting, engram_path, read, write
 
-from engram.data import Dataset, Loader
+from engram.batches import Loader
+from engram.data import Dataset
 from engram.evaluate import preprocessing_of
 from engram.files import read_engram
 from engram.images import normalise

@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.data import Dataset, Loader
+from engram.batches import Loader
+from engram.data import Dataset
 from engram.errors import EngramError
 from engram.files import write_atomically
 from engram.images import BadImage, Preprocessing, normalise

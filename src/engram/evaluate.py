@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data import Dataset, Loader, Splits, Transform, load
+from engram.batches import Loader, Transform
+from engram.data import Dataset, Splits, load
 from engram.errors import EngramError
 from engram.images import BadImage, Preprocessing, evaluation_view, normalise
 from engram.kinds import KINDS, Kind

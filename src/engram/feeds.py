@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.batches import Loader, Transform, shuffled
 from engram.cache import Cache, View, contents_of, prefetched, room, row_bytes
-from engram.data import Dataset, Integers, Loader, Splits, Transform, shuffled
+from engram.data import Dataset, Integers, Splits
 from engram.errors import EngramError
 from engram.evaluate import preprocessing_of
 from engram.images import normalise

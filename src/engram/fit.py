@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data import Splits, Transform, load
+from engram.batches import Transform
+from engram.data import Splits, load
 from engram.errors import EngramError, Interrupted
 from engram.evaluate import evaluate
 from engram.feeds import Feed, Item, Progress, choose, silent
