@@ -1,7 +1,7 @@
 """The commands: parse, call, print. No logic.
 
 A command imports what it needs when it runs, so that `engram --help` answers at once; it calls
-one function and hands the result to `_show`. Whatever goes wrong is told by `main`.
+one function and hands the result to `show`. Whatever goes wrong is told by `main`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import fields
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from inspect import Parameter
-from inspect import signature as inspect_signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from engram import __version__
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
+from engram.flags import flags_of, numbers
 from engram.recipe import Recipe
 from engram.serve.settings import Settings
-
-if TYPE_CHECKING:
-    from engram.describe import Description
-
-Number = TypeVar("Number", int, float)
+from engram.terminal import bars, complain, show, steps
 
 app = typer.Typer(
     name="engram",
@@ -77,7 +71,7 @@ def inspect(
     """Print what an engram, a bundle or a trunk is."""
     from engram.describe import describe
 
-    _show(describe(source), as_json)
+    show(describe(source), as_json)
 
 
 @app.command()
@@ -93,7 +87,7 @@ def compose(
     from engram.bundles import compose
     from engram.describe import describe_bundle
 
-    _show(describe_bundle(compose(sources, out, backbone=backbone)), as_json)
+    show(describe_bundle(compose(sources, out, backbone=backbone)), as_json)
 
 
 @app.command()
@@ -129,7 +123,7 @@ def convert(
 
     called = names.split(",") if names else None
     paths = convert(checkpoint, base, out, names=called, raw_pixels=raw_pixels)
-    _show(describe_engrams(paths), as_json)
+    show(describe_engrams(paths), as_json)
 
 
 @app.command(name="push")
@@ -164,7 +158,7 @@ def push_command(
         sources, to, dry_run=dry_run, revision=revision, private=private or None, license=license,
         backbone=backbone, message=message, replace=replace,
     )  # fmt: skip
-    _show(describe_push(done, dry_run), as_json)
+    show(describe_push(done, dry_run), as_json)
 
 
 @app.command(name="pull")
@@ -183,7 +177,7 @@ def pull_command(
     """Fetch engrams from the Hub, verify them, and put them into a folder."""
     from engram.sharing import describe_pull, pull
 
-    _show(describe_pull(pull(sources, out, revision=revision, overwrite=overwrite)), as_json)
+    show(describe_pull(pull(sources, out, revision=revision, overwrite=overwrite)), as_json)
 
 
 @app.command(name="list")
@@ -197,7 +191,7 @@ def list_command(
     """List the engrams in a Hub repository or a folder."""
     from engram.sharing import list_job
 
-    _show(list_job(source, revision), as_json)
+    show(list_job(source, revision), as_json)
 
 
 @app.command()
@@ -212,51 +206,12 @@ def demo(
     from engram.demo import run_demo
 
     console = Console(quiet=as_json, emoji=False)
-    results = run_demo(out, seed=seed, console=console, bars=partial(_bars, as_json))
+    results = run_demo(out, seed=seed, console=console, bars=partial(bars, as_json))
     if as_json:
         print(json.dumps(results, indent=2), flush=True)
 
 
 # Training
-
-
-def _flags_of(settings_class: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every setting of a dataclass that it has not itself, as `flags`."""
-
-    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect_signature(command)
-        hints = get_type_hints(command, include_extras=True)
-        parameters = [
-            p.replace(annotation=hints[p.name])
-            for p in own.parameters.values()
-            if p.name != "flags"
-        ]
-        settings = [item for item in fields(settings_class) if item.name not in own.parameters]
-        for item in settings:
-            kind = {"int": int, "float": float, "str": str}[str(item.type)]
-            about, choices = item.metadata["about"], item.metadata["choices"]
-            text = f"{about[0].upper()}{about[1:]}"
-            text += f" ({', '.join(choices)})" if choices else ""
-            flag = typer.Option(
-                f"--{item.name.replace('_', '-')}",
-                help=f"{text} [{item.default}]",
-                show_default=False,
-            )
-            hint = Annotated[kind | None, flag]  # type: ignore[valid-type]
-            parameters.append(
-                Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-            )
-
-        def called(**values: Any) -> None:
-            flags = {item.name: values.pop(item.name) for item in settings}
-            command(**values, flags=flags)
-
-        called.__name__, called.__doc__ = command.__name__, command.__doc__
-        called.__annotations__ = {}
-        called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return called
-
-    return with_flags
 
 
 Data = Annotated[
@@ -306,7 +261,7 @@ Test = Annotated[bool, typer.Option("--test", help="Evaluate the test split once
 
 
 @app.command(name="fit")
-@_flags_of(Recipe)
+@flags_of(Recipe)
 def fit_command(
     data: Data,
     task: TaskName,
@@ -334,7 +289,7 @@ def fit_command(
     """Learn a task from images and write it as an engram."""
     from engram.jobs import fit_job, recipe_from, terms_from
 
-    with _bars(as_json) as progress:
+    with bars(as_json) as progress:
         result = fit_job(
             data, task, out, recipe_from(recipe, flags or {}),
             backbone=backbone, image_size=image_size, extends=extends or (), cells=cells,
@@ -342,11 +297,11 @@ def fit_command(
             terms=terms_from(kind, label, classes, ignore),
             regime=regime, update=update, adapter_width=adapter_width, class_init=class_init,
         )  # fmt: skip
-    _show(result, as_json)
+    show(result, as_json)
 
 
 @app.command(name="sweep")
-@_flags_of(Recipe)
+@flags_of(Recipe)
 def sweep_command(
     data: Data,
     task: TaskName,
@@ -379,21 +334,21 @@ def sweep_command(
     """Learn a task in many variants at once and keep the best on validation."""
     from engram.jobs import recipe_from, sweep_job, terms_from
 
-    with _bars(as_json) as progress:
+    with bars(as_json) as progress:
         result = sweep_job(
             data, task, out, recipe_from(recipe, flags or {}),
             backbone=backbone, image_size=image_size, extends=extends or (),
-            lrs=_numbers("--lr", lr, float), cells=_numbers("--cells", cells, int),
-            weight_decays=_numbers("--weight-decay", weight_decay, float), seeds=seeds,
+            lrs=numbers("--lr", lr, float), cells=numbers("--cells", cells, int),
+            weight_decays=numbers("--weight-decay", weight_decay, float), seeds=seeds,
             resume=resume, overwrite=overwrite, refit=refit, test=test, progress=progress,
             terms=terms_from(kind, label, classes, ignore),
             regime=regime, update=update, adapter_width=adapter_width, class_init=class_init,
         )  # fmt: skip
-    _show(result, as_json)
+    show(result, as_json)
 
 
 @app.command(name="reproduce")
-@_flags_of(Recipe)
+@flags_of(Recipe)
 def reproduce_command(
     dataset: Annotated[
         str, typer.Option("--dataset", metavar="DATA", help="A preset such as cifar100, or data.")
@@ -420,16 +375,16 @@ def reproduce_command(
     from engram.jobs import recipe_from
     from engram.reproduce import plan, reproduce
 
-    recipe, lrs = recipe_from("paper", flags or {}), _numbers("--lr", lr, float)
+    recipe, lrs = recipe_from("paper", flags or {}), numbers("--lr", lr, float)
     if dry_run:
-        _show(plan(dataset, table, recipe, lrs, seeds), as_json)
+        show(plan(dataset, table, recipe, lrs, seeds), as_json)
         return
-    with _bars(as_json) as progress:
+    with bars(as_json) as progress:
         result = reproduce(
             dataset, backbone, out, table=table, recipe=recipe, lrs=lrs, seeds=seeds,
             image_size=image_size, progress=progress,
         )  # fmt: skip
-    _show(result, as_json)
+    show(result, as_json)
 
 
 @app.command(name="eval")
@@ -453,12 +408,12 @@ def eval_command(
     """Measure tasks on data, all of them attached together."""
     from engram.jobs import eval_job
 
-    with _bars(as_json) as progress:
+    with bars(as_json) as progress:
         result = eval_job(
             sources, data, split=split, backbone=backbone, batch=batch, workers=workers,
             skip_bad=skip_bad, report=report, progress=progress,
         )  # fmt: skip
-    _show(result, as_json)
+    show(result, as_json)
 
 
 @app.command(name="predict")
@@ -480,7 +435,7 @@ def predict_command(
     from engram.jobs import predict_job
 
     result = predict_job(sources, backbone=backbone, tasks=tasks or (), top_k=top_k, masks=masks)
-    _show(result, as_json)
+    show(result, as_json)
     if any("error" in image for image in result.document):
         raise typer.Exit(2)
 
@@ -505,13 +460,13 @@ def bench_command(
     """Measure tasks beside the plain trunk and beside other ways to do the same."""
     from engram.bench import bench
 
-    counts, batches = _numbers("--tasks", tasks, int), _numbers("--batch", batch, int)
-    with _steps(as_json) as say:
+    counts, batches = numbers("--tasks", tasks, int), numbers("--batch", batch, int)
+    with steps(as_json) as say:
         result = bench(
             backbone, shape=shape, tasks=counts, batches=batches, cells=cells, seconds=seconds,
             threads=threads, say=say,
         )  # fmt: skip
-    _show(result, as_json)
+    show(result, as_json)
 
 
 @app.command(name="export")
@@ -543,17 +498,17 @@ def export_command(
     """Write all tasks as one file that runs without engram, checked against the model."""
     from engram.export import export_job
 
-    with _bars(as_json) as progress:
+    with bars(as_json) as progress:
         result = export_job(
             sources, out, kind=kind, int8=int8, tasks=tasks or (), data=data or (), split=split,
             backbone=backbone, batch=batch, workers=workers, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
-    _show(result, as_json)
+    show(result, as_json)
 
 
 @app.command(name="serve")
-@_flags_of(Settings)
+@flags_of(Settings)
 def serve_command(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")],
     backbone: Backbone = None,
@@ -573,7 +528,7 @@ def serve_command(
 
     settings = Settings(**{k: v for k, v in (flags or {}).items() if v is not None})
     service = Service(bundle, settings, token=token, backbone=backbone)
-    _show(service.description, as_json)
+    show(service.description, as_json)
     service.run()
 
 
@@ -586,7 +541,7 @@ def cache_info(as_json: Json = False) -> None:
     """Print where the cache lies and what it holds."""
     from engram.jobs import cache_job
 
-    _show(cache_job(clear=False), as_json)
+    show(cache_job(clear=False), as_json)
 
 
 @cache_app.command(name="clear")
@@ -594,89 +549,7 @@ def cache_clear(as_json: Json = False) -> None:
     """Remove everything from the cache."""
     from engram.jobs import cache_job
 
-    _show(cache_job(clear=True), as_json)
-
-
-def _numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
-    try:
-        return [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise EngramError(
-            f"{flag} is {text!r}; give numbers with commas between them, such as 1,5."
-        ) from None
-
-
-@contextmanager
-def _bars(as_json: bool) -> Iterator[Any]:
-    """Progress bars on a terminal; silence for machines."""
-    if as_json or not sys.stderr.isatty() or not _first():
-        yield lambda what, done, total, note="": None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        Left(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        known: dict[str, Any] = {}
-
-        def progress(what: str, done: int, total: int, note: str = "") -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total, rate="", note="")
-            speed = bars.tasks[bars.task_ids.index(known[what])].speed
-            rate = f"{speed:.1f}/s" if speed else ""
-            bars.update(known[what], completed=done, total=total, note=note, rate=rate)
-
-        yield progress
-
-
-@contextmanager
-def _steps(as_json: bool) -> Iterator[Callable[[str], object]]:
-    """What is being done now, on a terminal; silence for machines."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(text)
-
-
-def _first() -> bool:
-    """Whether this is the only process, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _show(result: Description, as_json: bool) -> None:
-    """The result: a JSON document for machines, or rows and a table for people."""
-    if not _first():
-        return
-    if as_json:
-        print(json.dumps(result.document, indent=2), flush=True)
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    width = None if sys.stdout.isatty() else 1000  # in a file nothing has to be cut
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
-    wide = max((len(label) for label, _ in result.rows), default=0)
-    for label, text in result.rows:
-        console.print(f"{label:{wide}}  {text}", soft_wrap=True)
-    if result.table:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for title in result.columns:
-            table.add_column(title, overflow="fold")
-        for cells in result.table:
-            table.add_row(*cells)
-        console.print(table)
+    show(cache_job(clear=True), as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -704,32 +577,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(stop, file=sys.stderr)
         return 130
     except EngramError as error:
-        _complain(str(error), "--json" in given)
+        complain(str(error), "--json" in given)
         return 2
     except OSError as error:  # of the machine: a full disk, a folder that may not be read
         what = f"{error.filename} cannot be used" if error.filename else "The output was lost"
-        _complain(f"{what} ({error.strerror or error}).", "--json" in given)
+        complain(f"{what} ({error.strerror or error}).", "--json" in given)
         return 2
     except Exception as error:
         if os.environ.get("ENGRAM_DEBUG"):
             raise
         if is_lost_worker(error):
-            _complain(LOST_WORKER, "--json" in given)
+            complain(LOST_WORKER, "--json" in given)
             return 2
-        _complain(
+        complain(
             f"Something went wrong inside engram ({type(error).__name__}: {error}); please report "
             "it with the command you ran. ENGRAM_DEBUG=1 shows where.",
             "--json" in given,
         )
         return 1
     return 0
-
-
-def _complain(sentence: str, as_json: bool) -> None:
-    sentence = " ".join(sentence.split())
-    if as_json:
-        try:
-            print(json.dumps({"error": sentence}), flush=True)
-        except OSError:  # it was the output that failed
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    print(sentence, file=sys.stderr)
