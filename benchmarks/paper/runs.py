@@ -38,7 +38,6 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "class": (1e-3, 3e-3),
     "memory": (1e-3, 3e-3),
     "adapter": (1e-3, 3e-3),
-    "memory+adapter": (1e-3, 3e-3),
 }
 
 
@@ -226,10 +225,11 @@ class First:
 
 @dataclass(frozen=True)
 class Again:
-    """Another seed at the rate that the first one chose, tested once."""
+    """One seed at a rate that was chosen before, for this setting or one like it; tested once."""
 
     setting: Setting
     seed: int
+    like: Setting | None = None
 
     @property
     def name(self) -> str:
@@ -239,10 +239,10 @@ class Again:
         return [] if run_path(self.setting, self.seed).exists() else [self.seed]
 
     def ready(self) -> bool:
-        return run_path(self.setting, SEEDS[0]).exists()
+        return run_path(self.like or self.setting, SEEDS[0]).exists()
 
     def work(self, say: Callable[[str], object]) -> None:
-        lr = chosen(self.setting)
+        lr = chosen(self.like or self.setting)
         test(self.setting, lr, self.seed, *trained(self.setting, lr, self.seed), say)
 
 
