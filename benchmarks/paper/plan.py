@@ -79,8 +79,7 @@ def jobs_for(settings: Sequence[Setting]) -> list[Job]:
         if isinstance(job, cached.Together):
             wanted = tuple(one for one in job.settings if one in settings)
             jobs += [replace(job, settings=wanted)] if wanted else []
-        elif isinstance(job, First | Again) and job.setting in settings:
-            jobs.append(job)
-        elif isinstance(job, First) and job.setting in likes:
-            jobs.append(job)
+        elif isinstance(job, First | Again):
+            wanted_too = isinstance(job, First) and job.setting in likes
+            jobs += [job] if job.setting in settings or wanted_too else []
     return jobs
