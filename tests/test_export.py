@@ -17,7 +17,16 @@ from PIL import Image
 from tests.strategies import scatter
 
 import engram
-from engram import EngramError, MemoryViT, cli, export, load_trunk, random_trunk, standalone
+from engram import (
+    EngramError,
+    MemoryViT,
+    cli,
+    export,
+    load_trunk,
+    quantise,
+    random_trunk,
+    standalone,
+)
 from engram.bundles import load_model
 from engram.export import Export, OnnxModel, check_pixels, export_onnx, export_torch
 from engram.images import INTERPOLATIONS, Preprocessing, evaluation_view, normalise
@@ -233,7 +242,7 @@ def test_a_product_of_outliers_stays_in_floats(
     as large as their root mean square."""
     import onnx
 
-    monkeypatch.setattr(export, "OUTLIER", 5.5)
+    monkeypatch.setattr(quantise, "OUTLIER", 5.5)
     trunk = random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3)
     trunk.preprocessing = Preprocessing((8, 8), None)
     with torch.no_grad():
@@ -280,14 +289,14 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 ) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(b"what was there")
-    trace = export._trace
+    trace = export.trace
 
     def wrong(model: MemoryViT, names: list[str], pixels: torch.Tensor) -> Any:
         other = MemoryViT(model.trunk)
         scatter(other.add_task("one", 2, 1))
         return trace(other, names, pixels)
 
-    monkeypatch.setattr(export, "_trace", wrong)
+    monkeypatch.setattr(export, "trace", wrong)
     with pytest.raises(EngramError, match="The exported 'one' does not answer as the model does"):
         export_torch(small(), path)
     assert path.read_bytes() == b"what was there"
@@ -297,7 +306,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 def test_what_cannot_be_exported_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_trace", untraced)
+    monkeypatch.setattr(export, "trace", untraced)
     path = tmp_path / "model.onnx"
     with pytest.raises(EngramError, match=r"is in torch.bfloat16, .* cast it"):
         export_onnx(small().bfloat16(), path)
@@ -524,7 +533,7 @@ REFUSED = {
 def test_a_mistake_is_one_sentence_before_any_work(
     sentence: str, work: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_trace", untraced)
+    monkeypatch.setattr(export, "trace", untraced)
     (work / "folder.onnx").mkdir()
     capsys.readouterr()
     assert run("bundle", *REFUSED[sentence], "--json") == 2
