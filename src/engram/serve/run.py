@@ -86,18 +86,19 @@ class Service:
         """Answer until SIGTERM or Ctrl-C, then finish what was accepted."""
         import uvicorn
 
+        from engram.serve.connections import Punctual
         from engram.serve.observe import MOST_HEADERS
 
         # The server raises the signal again when it is done; after SIGTERM there is no more to do.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         config = uvicorn.Config(
             self.app,
-            http="h11",
+            http=Punctual,
             ws="none",
             log_level="error",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=10,
+            timeout_keep_alive=max(1, int(min(10, self.settings.timeout))),
             timeout_graceful_shutdown=int(self.settings.timeout) + 10,
             h11_max_incomplete_event_size=2 * MOST_HEADERS,
         )
