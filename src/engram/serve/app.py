@@ -163,7 +163,9 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         tag = f'"{snapshot.tag}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        return JSONResponse(_task_list(snapshot, token is not None), headers={"ETag": tag})
+        return JSONResponse(
+            _task_list(snapshot, settings.engine, token is not None), headers={"ETag": tag}
+        )
 
     @app.get(
         "/v1/tasks/{name}",
@@ -320,7 +322,7 @@ def _task_detail(engram: Engram) -> dict[str, Any]:
     }
 
 
-def _task_list(snapshot: Snapshot, attaching: bool) -> dict[str, Any]:
+def _task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any]:
     trunk = snapshot.model.trunk
     head = trunk.config.head
     return {
@@ -335,6 +337,7 @@ def _task_list(snapshot: Snapshot, attaching: bool) -> dict[str, Any]:
             "layers": trunk.config.depth,
         },
         "tasks": [_task_info(engram) for engram in snapshot.bundle.engrams],
+        "engine": engine,
         "attaching": attaching,
     }
 

@@ -148,6 +148,7 @@ class TaskList(BaseModel):
     tag: Annotated[str, Field(description="Changes when a task comes or goes")]
     trunk: TrunkFacts
     tasks: list[TaskInfo]
+    engine: Annotated[str, Field(description="What computes the answers")]
     attaching: Annotated[bool, Field(description="Whether tasks can be attached and deleted")]
 
 
