@@ -17,7 +17,7 @@ from torch import Tensor
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
 from engram.data import Splits, load
-from engram.fit import Learner
+from engram.learner import Learner
 from engram.recipe import RECIPES
 from engram.regimes import REGIMES
 from engram.team import dtype_for

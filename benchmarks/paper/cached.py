@@ -18,7 +18,8 @@ from runs import SEEDS, Setting, chosen, described, engram_path, rates_path, run
 
 from engram.evaluate import classification_metrics
 from engram.feeds import choose
-from engram.fit import Learner, train
+from engram.fit import train
+from engram.learner import Learner
 from engram.model import MemoryViT
 from engram.regimes import REGIMES
 from engram.team import Team

@@ -28,7 +28,8 @@ from show import mean_and_spread
 from engram.data import Dataset, Splits
 from engram.evaluate import classification_metrics
 from engram.feeds import choose
-from engram.fit import Learner, train
+from engram.fit import train
+from engram.learner import Learner
 from engram.model import MemoryViT
 from engram.recipe import Recipe
 from engram.team import Team

@@ -1,4 +1,4 @@
-"""Training, readable from top to bottom: `fit` -> `train` -> `Learner.step`, and a `Run` beside."""
+"""Training, readable from top to bottom: `fit` -> `train` -> `Training.go`, and a `Run` beside."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from engram.errors import EngramError, Interrupted
 from engram.evaluate import evaluate
 from engram.feeds import Feed, Item, Progress, choose, silent
 from engram.images import Legend
+from engram.learner import Learner
 from engram.model import MemoryViT
-from engram.recipe import Recipe, learning_rate
+from engram.recipe import Recipe
 from engram.regimes import TaskSpec, train_only
 from engram.runs import Run
-from engram.team import Team, dtype_for, stoppable
+from engram.team import Stop, Team, dtype_for, stoppable
 
 
 @dataclass(frozen=True)
@@ -133,143 +134,6 @@ def _check_fits(spec: TaskSpec, splits: Splits) -> None:
 # The loop
 
 
-class Learner:
-    """One task in training: its optimiser, its learning rate, the averages and bests it keeps."""
-
-    def __init__(
-        self,
-        model: MemoryViT,
-        name: str,
-        recipe: Recipe,
-        lr: float = 0.0,
-        decay: float | None = None,
-    ) -> None:
-        self.name, self.recipe = name, recipe
-        self.task = model.task(name)
-        self.lr = lr or learning_rate(recipe, self.task.spec.regime)
-        self.parameters = list(self.task.parameters())
-        decay = recipe.weight_decay if decay is None else decay
-        if recipe.optimizer == "adamw":
-            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                self.parameters, self.lr, weight_decay=decay
-            )
-        else:
-            self.optimizer = torch.optim.SGD(
-                self.parameters, self.lr, momentum=recipe.momentum, weight_decay=decay
-            )
-        self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
-        self.best: list[Tensor] | None = None
-        self.best_score, self.since_best = -math.inf, 0
-        self.metrics: dict[str, Any] = {}
-        half = recipe.precision == "fp16"
-        self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
-
-    @property
-    def done(self) -> bool:
-        """Whether patience has run out."""
-        return 0 < self.recipe.patience <= self.since_best
-
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The sum over images: what several processes and parts of a batch add up to."""
-        return self.task.kind.loss(logits, labels, self.task.head, self.recipe.label_smoothing)
-
-    def step(self, step: int, steps: int) -> None:
-        """Clip, update, average. The gradients are means over the batch by now."""
-        if not self._unscale():
-            return
-        if self.recipe.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate_at(step, steps, self.lr)
-        self.optimizer.step()
-        if self.average is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_(
-                    self.average, list[Tensor](self.parameters), 1 - self.recipe.ema
-                )
-
-    def _unscale(self) -> bool:
-        """In fp16 small gradients would vanish, so the loss is scaled; False: by too much."""
-        if self.recipe.precision != "fp16":
-            return True
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        torch._foreach_div_(gradients, self.scale)
-        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-            self.scale, self.since_scaled = self.scale / 2, 0
-            return False
-        self.since_scaled += 1
-        if self.since_scaled == 2000:
-            self.scale, self.since_scaled = self.scale * 2, 0
-        return True
-
-    def judge(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
-        """The metrics of what `Kind.keep` kept of a validation."""
-        return self.task.kind.metrics(kept, self.task.head.settled, failed)
-
-    @property
-    def score(self) -> float:
-        """The metric that chooses, as last measured."""
-        return float(self.metrics[self.task.kind.score])
-
-    def judged(self, metrics: dict[str, Any]) -> None:
-        """Take note of a validation; one whose patience has run out keeps its best."""
-        self.metrics = metrics
-        if self.done:
-            return
-        self.since_best += 1
-        if self.score > self.best_score:
-            self.best_score, self.since_best = self.score, 0
-            if self.recipe.patience:
-                self.best = [p.detach().clone() for p in self.parameters]
-
-    def swap_average(self) -> None:
-        """Put the averaged weights in the place of the current ones, or back again."""
-        if self.average is not None:
-            with torch.no_grad():
-                for parameter, average in zip(self.parameters, self.average, strict=True):
-                    kept = parameter.clone()
-                    parameter.copy_(average)
-                    average.copy_(kept)
-
-    # What a checkpoint needs
-
-    def tensors(self) -> dict[str, Tensor]:
-        kept = {f"now.{i}": p.detach() for i, p in enumerate(self.parameters)}
-        kept.update({f"settled.{name}": t for name, t in self.task.head.settled.items()})
-        for what, values in (("average", self.average), ("best", self.best)):
-            kept.update({f"{what}.{i}": value for i, value in enumerate(values or ())})
-        for i, state in self.optimizer.state_dict()["state"].items():
-            kept.update({f"optimizer.{i}.{key}": value for key, value in state.items()})
-        return kept
-
-    def restore(self, kept: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        def rows(what: str) -> list[Tensor]:
-            return [kept[f"{what}.{i}"].clone() for i in range(len(self.parameters))]
-
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters, rows("now"), strict=True):
-                parameter.copy_(value)
-        for name, value in self.task.head.settled.items():
-            value.copy_(kept[f"settled.{name}"])
-        if self.average is not None:
-            self.average = rows("average")
-        self.best = rows("best") if "best.0" in kept else None
-        states: dict[int, dict[str, Tensor]] = {}
-        for key, value in kept.items():
-            what, _, rest = key.partition(".")
-            if what == "optimizer":
-                i, _, field_name = rest.partition(".")
-                states.setdefault(int(i), {})[field_name] = value.clone()
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
-        for name, value in about.items():
-            setattr(self, name, value)
-
-    def about(self) -> dict[str, Any]:
-        names = ("best_score", "since_best", "metrics", "scale", "since_scaled")
-        return {name: getattr(self, name) for name in names}
-
-
 def train(
     model: MemoryViT,
     learners: Sequence[Learner],
@@ -286,166 +150,226 @@ def train(
 
     Gives the history of the run and the pictures that could not be read.
     """
-    # Setting up
-    dtype = dtype_for(recipe.precision, team.device)
-    model.to(team.device).train()
-    names = [learner.name for learner in learners]
-    train_only(model, *names)
-    for learner in learners:
-        learner.task.kind.prepare(learner.task.head, splits["train"].labels)
-    feed = choose(model, names, splits, recipe, team, transform, progress)
-    parameters = [p for learner in learners for p in learner.parameters]
-    steps = recipe.steps or recipe.epochs * feed.per_epoch
-    every = max(1, steps // recipe.evaluations)
-    unreadable: dict[str, str] = {}
+    training = Training(model, learners, splits, recipe, run, transform, team, progress)
+    training.begin(resume)
+    training.go()
+    training.end()
+    return training.history, training.unreadable
 
-    def logits(inputs: Tensor) -> dict[str, Tensor]:
-        with torch.autocast(team.device.type, dtype, enabled=dtype != torch.float32):
-            return feed.logits(inputs, names)
 
-    def validate(batches: int | None = None) -> None:
-        model.eval()
+class Training:
+    """Learners on their way through one feed: where they are, and what a checkpoint keeps of it."""
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        learners: Sequence[Learner],
+        splits: Splits,
+        recipe: Recipe,
+        run: Run | None,
+        transform: Transform | None,
+        team: Team,
+        progress: Progress,
+    ) -> None:
+        self.model, self.learners, self.splits, self.recipe = model, learners, splits, recipe
+        self.run, self.team, self.progress = run, team, progress
+        self.names = [learner.name for learner in learners]
+        self.parameters = [p for learner in learners for p in learner.parameters]
+        self.dtype = dtype_for(recipe.precision, team.device)
+        model.to(team.device).train()
+        train_only(model, *self.names)
         for learner in learners:
-            learner.swap_average()
-        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
+            learner.task.kind.prepare(learner.task.head, splits["train"].labels)
+        self.feed = choose(model, self.names, splits, recipe, team, transform, progress)
+        self.steps = recipe.steps or recipe.epochs * self.feed.per_epoch
+        self.every = max(1, self.steps // recipe.evaluations)
+        self.identity = _identity(model, learners, splits, recipe, self.feed)
+        # Where it is
+        self.step, self.spent, self.began = 0, 0.0, 0.0
+        self.history: list[dict[str, float]] = []
+        self.unreadable: dict[str, str] = {}
+        self.losses, self.seen = torch.zeros(len(learners), dtype=torch.float64), 0
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps or all(learner.done for learner in self.learners)
+
+    # The story
+
+    def begin(self, resume: bool) -> None:
+        """Take up an interrupted run, and try a validation: what is wrong should show now."""
+        state = None if self.run is None else self.run.begin(self.identity, resume)
+        if state is not None:
+            self._restore(state)
+        self._refuse_bad()
+        self._validate(batches=2)
+
+    def go(self) -> None:
+        """Every step that is left, with validations and checkpoints; Ctrl-C ends it after one."""
+        self.began = saved = time.perf_counter()
+        with stoppable() as stop:
+            for item in self._items():
+                asked = self._learn(item, stop)
+                if self.step % self.every == 0 or self.step == self.steps:
+                    self._evaluate()
+                if asked or time.perf_counter() - saved > self.recipe.checkpoint_seconds:
+                    self._checkpoint()
+                    saved = time.perf_counter()
+                if asked and not self.finished:
+                    how = " Run the same command with --resume to go on." if self.run else ""
+                    raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
+
+    def end(self) -> None:
+        """Leave every learner with the weights that count, averaged or the best, and judged."""
+        self._refuse_bad()
+        chosen = [learner.choose_weights() for learner in self.learners]
+        if any(chosen):
+            self._validate(averaged=False)
+
+    # One step
+
+    def _items(self) -> Iterator[Item]:
+        """Batches from where it is until it is finished, epoch after epoch."""
+        while not self.finished:
+            epoch, position = divmod(self.step, self.feed.per_epoch)
+            for item in self.feed.epoch(epoch, position):
+                yield item
+                if self.finished:
+                    return
+
+    def _learn(self, item: Item, stop: Stop) -> bool:
+        """One update of every learner; gives whether some process was asked to stop."""
+        learners, device = self.learners, self.team.device
+        lost = torch.zeros(len(learners), device=device)
+        for inputs, labels in item.split(self.recipe.micro_batch):
+            answers = self._logits(inputs)
+            labels = labels.to(device)
+            each = torch.stack([one.loss(answers[one.name], labels) for one in learners])
+            scales = torch.tensor([one.scale for one in learners], device=device)
+            (each * scales).sum().backward()  # type: ignore[no-untyped-call]
+            lost += each.detach()
+        sums = [float(len(item.labels)), float(item.failed), float(stop.asked), *lost.tolist()]
+        count, failed, asked, *sums = _share(self.team, self.parameters, sums)
+        self.losses += torch.tensor(sums)
+        self.seen += int(count)
+        for learner in learners:
+            if count:
+                learner.step(self.step, self.steps)
+            learner.optimizer.zero_grad()
+        self.step += 1
+        if failed:
+            self._refuse_bad()
+        note = f"loss {float(self.losses.sum()) / max(1, self.seen):.3f}"
+        self.progress("training", self.step, self.steps, note)
+        return bool(asked)
+
+    def _logits(self, inputs: Tensor) -> dict[str, Tensor]:
+        with torch.autocast(self.team.device.type, self.dtype, self.dtype != torch.float32):
+            return self.feed.logits(inputs, self.names)
+
+    # Judging
+
+    def _evaluate(self) -> None:
+        """Validate and log; the losses of the history are those since the last time."""
+        if not bool(self.losses.isfinite().all()):
+            raise EngramError(
+                f"The loss is not finite at step {self.step} with a learning rate of "
+                f"{self.learners[0].lr:g}; use a lower one."
+            )
+        self._validate()
+        self.history.append(self._line())
+        self.losses.zero_()
+        self.seen = 0
+        if self.run is not None and self.team.main:
+            self.run.log(self.history)
+
+    def _validate(self, batches: int | None = None, averaged: bool = True) -> None:
+        """Judge all learners on the validation images; on a few batches only as a trial."""
+        self.model.eval()
+        if averaged:
+            for learner in self.learners:
+                learner.swap_average()
+        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.names}
         failed = 0
         with torch.no_grad():
-            for item in feed.validation(batches):
+            for item in self.feed.validation(batches):
                 failed += item.failed
-                for inputs, labels in item.split(recipe.micro_batch):
-                    for name, values in logits(inputs).items():
-                        answers[name].append(model.task(name).kind.keep(values, labels))
-        failed = sum(team.gather([failed]))
+                for inputs, labels in item.split(self.recipe.micro_batch):
+                    for name, values in self._logits(inputs).items():
+                        answers[name].append(self.model.task(name).kind.keep(values, labels))
+        failed = sum(self.team.gather([failed]))
         if failed:
-            refuse_bad()
-        for learner in learners:
-            kept = team.gather(answers[learner.name])
+            self._refuse_bad()
+        for learner in self.learners:
+            kept = self.team.gather(answers[learner.name])
             if batches is None:
                 learner.task.kind.settle(learner.task.head, kept)
             metrics = learner.judge(kept, failed)
             if batches is None:
                 learner.judged(metrics)
-            learner.swap_average()
-        model.train()
+            if averaged:
+                learner.swap_average()
+        self.model.train()
 
-    def refuse_bad() -> None:
-        known = len(unreadable)
-        for shared in team.gather([feed.bad]):
-            unreadable.update(shared)
-        images, reasons = len(splits["train"]) + len(splits["val"]), sorted(unreadable.values())
-        if run is not None and team.main and len(unreadable) > known:
-            run.write("unreadable.txt", "".join(f"{reason}\n" for reason in reasons))
-        if len(unreadable) > recipe.max_bad * images:
+    def _line(self) -> dict[str, float]:
+        """One row of the history; of several learners, the best."""
+        best = max(range(len(self.learners)), key=lambda i: self.learners[i].score)
+        learner = self.learners[best]
+        metrics, score = learner.metrics, learner.task.kind.score
+        return {
+            "step": self.step,
+            "epoch": round(self.step / self.feed.per_epoch, 3),
+            "loss": round(float(self.losses[best] / max(1, self.seen)), 6),
+            "lr": self.recipe.rate_at(self.step - 1, self.steps, learner.lr),
+            "val_loss": round(metrics.get("loss", math.nan), 6),
+            f"val_{score}": metrics[score],
+        }
+
+    def _refuse_bad(self) -> None:
+        """List what no process could read so far; more than `max_bad` of it is an EngramError."""
+        known = len(self.unreadable)
+        for shared in self.team.gather([self.feed.bad]):
+            self.unreadable.update(shared)
+        images = len(self.splits["train"]) + len(self.splits["val"])
+        reasons = sorted(self.unreadable.values())
+        if self.run is not None and self.team.main and len(reasons) > known:
+            self.run.write("unreadable.txt", "".join(f"{reason}\n" for reason in reasons))
+        if len(reasons) > self.recipe.max_bad * images:
             raise EngramError(
-                f"{len(unreadable)} of {images} images cannot be read, more than max_bad "
-                f"({recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Mend or "
+                f"{len(reasons)} of {images} images cannot be read, more than max_bad "
+                f"({self.recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Mend or "
                 "remove them, or raise max_bad."
             )
 
-    # Where we are
-    step, history, spent = 0, [], 0.0
-    losses, seen = torch.zeros(len(learners), dtype=torch.float64), 0
-    identity = _identity(model, learners, splits, recipe, feed)
-    if run is not None:
-        state = run.begin(identity, resume)
-        if state is not None:
-            step, history, spent = state["step"], state["history"], state["seconds"]
-            losses, seen = state["tensors"].pop("losses"), state["seen"]
-            unreadable.update(state["unreadable"])
-            for i, learner in enumerate(learners):
-                prefix = f"{i}."
-                kept = {
-                    k[len(prefix) :]: v for k, v in state["tensors"].items() if k.startswith(prefix)
-                }
-                learner.restore(kept, state["learners"][i])
-    refuse_bad()
-    validate(batches=2)  # what is wrong with it should show now, not after an hour
+    # What a checkpoint needs
 
-    def checkpoint() -> None:
-        if run is not None and team.main:
-            tensors = {
-                f"{i}.{k}": v for i, one in enumerate(learners) for k, v in one.tensors().items()
-            }
-            run.save(
-                {**tensors, "losses": losses},
-                {
-                    "identity": identity,
-                    "step": step,
-                    "seconds": spent + time.perf_counter() - began,
-                    "history": history,
-                    "seen": seen,
-                    "unreadable": unreadable,
-                    "learners": [one.about() for one in learners],
-                },
-            )
+    def _checkpoint(self) -> None:
+        if self.run is None or not self.team.main:
+            return
+        tensors = {
+            f"{i}.{k}": v for i, one in enumerate(self.learners) for k, v in one.tensors().items()
+        }
+        self.run.save(
+            {**tensors, "losses": self.losses},
+            {
+                "identity": self.identity,
+                "step": self.step,
+                "seconds": self.spent + time.perf_counter() - self.began,
+                "history": self.history,
+                "seen": self.seen,
+                "unreadable": self.unreadable,
+                "learners": [one.about() for one in self.learners],
+            },
+        )
 
-    # Training
-    began = saved = time.perf_counter()
-    epoch = -1
-    batches: Iterator[Item] = iter(())
-    with stoppable() as stop:
-        while step < steps:
-            if step // feed.per_epoch != epoch:
-                epoch, position = divmod(step, feed.per_epoch)
-                batches = feed.epoch(epoch, position)
-            item = next(batches)
-            lost = torch.zeros(len(learners), device=team.device)
-            for inputs, labels in item.split(recipe.micro_batch):
-                answers = logits(inputs)
-                labels = labels.to(team.device)
-                each = torch.stack([one.loss(answers[one.name], labels) for one in learners])
-                scales = torch.tensor([one.scale for one in learners], device=team.device)
-                (each * scales).sum().backward()  # type: ignore[no-untyped-call]
-                lost += each.detach()
-            told = [float(len(item.labels)), float(item.failed), float(stop.asked), *lost.tolist()]
-            count, failed, asked, *told = _share(team, parameters, told)
-            losses += torch.tensor(told)
-            seen += int(count)
-            for learner in learners:
-                if count:
-                    learner.step(step, steps)
-                learner.optimizer.zero_grad()
-            step += 1
-            if failed:
-                refuse_bad()
-            progress("training", step, steps, f"loss {float(losses.sum()) / max(1, seen):.3f}")
-            if step % every == 0 or step == steps:
-                if not bool(losses.isfinite().all()):
-                    raise EngramError(
-                        f"The loss is not finite at step {step} with a learning rate of "
-                        f"{learners[0].lr:g}; use a lower one."
-                    )
-                validate()
-                history.append(_line(step, feed, learners, losses / max(1, seen), recipe, steps))
-                losses.zero_()
-                seen = 0
-                if run is not None and team.main:
-                    run.log(history)
-                if all(learner.done for learner in learners):
-                    break
-            if asked or time.perf_counter() - saved > recipe.checkpoint_seconds:
-                checkpoint()
-                saved = time.perf_counter()
-            if asked and step < steps:
-                raise Interrupted(
-                    f"Stopped at step {step} of {steps}."
-                    + (" Run the same command with --resume to go on." if run is not None else "")
-                )
-    refuse_bad()
-    for learner in learners:
-        learner.swap_average()
-        if learner.best is not None:
-            with torch.no_grad():
-                for parameter, value in zip(learner.parameters, learner.best, strict=True):
-                    parameter.copy_(value)
-    if any(learner.best is not None or learner.average is not None for learner in learners):
-        keep = [learner.average for learner in learners]
-        for learner in learners:
-            learner.average = None
-        validate()
-        for learner, average in zip(learners, keep, strict=True):
-            learner.average = average
-    return history, unreadable
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.step, self.history, self.spent = state["step"], state["history"], state["seconds"]
+        self.losses, self.seen = state["tensors"]["losses"], state["seen"]
+        self.unreadable.update(state["unreadable"])
+        for i, learner in enumerate(self.learners):
+            own, tensors = f"{i}.", state["tensors"]
+            kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
+            learner.restore(kept, state["learners"][i])
 
 
 def _share(team: Team, parameters: Sequence[Tensor], told: list[float]) -> list[float]:
@@ -467,22 +391,6 @@ def _share(team: Team, parameters: Sequence[Tensor], told: list[float]) -> list[
         if parameter.grad is not None and told[0]:
             parameter.grad /= told[0]
     return told
-
-
-def _line(
-    step: int, feed: Feed, learners: Sequence[Learner], losses: Tensor, recipe: Recipe, steps: int
-) -> dict[str, float]:
-    """One row of the history; of several learners, the best."""
-    best = max(range(len(learners)), key=lambda i: learners[i].score)
-    metrics, score = learners[best].metrics, learners[best].task.kind.score
-    return {
-        "step": step,
-        "epoch": round(step / feed.per_epoch, 3),
-        "loss": round(float(losses[best]), 6),
-        "lr": recipe.rate_at(step - 1, steps, learners[best].lr),
-        "val_loss": round(metrics.get("loss", math.nan), 6),
-        f"val_{score}": metrics[score],
-    }
 
 
 def _identity(

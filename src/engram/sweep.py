@@ -26,8 +26,9 @@ from engram.errors import EngramError
 from engram.evaluate import evaluate
 from engram.feeds import Progress, silent
 from engram.files import Engram, read_engram
-from engram.fit import Learner, fit, told, train
+from engram.fit import fit, told, train
 from engram.kinds import KINDS
+from engram.learner import Learner
 from engram.model import MemoryViT
 from engram.plots import draw_sweep
 from engram.recipe import Recipe, learning_rate
