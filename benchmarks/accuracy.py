@@ -11,32 +11,16 @@ or ENGRAM_ASSETS).
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from photographs import ASSETS, TRUNK, run
 from reporting import report
 
-ASSETS = Path(os.environ.get("ENGRAM_ASSETS", Path(__file__).parents[2] / "shared"))
-TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
 TARGETS = {"pets": 0.88, "flowers": 0.95}
 
 
-def engram(*arguments: str | Path, cache: Path) -> dict[str, dict[str, float]]:
-    command = [sys.executable, "-m", "engram", *map(str, arguments), "--json"]
-    done = subprocess.run(
-        command, env={**os.environ, "ENGRAM_CACHE": str(cache)}, stdout=subprocess.PIPE, check=True
-    )
-    answer: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return answer
-
-
-if not TRUNK.exists():
-    sys.exit(f"There is no {TRUNK}; set ENGRAM_ASSETS to the folder of weights and photographs.")
 lines = [
     "| data | test accuracy | target | seconds, all | alone = together |",
     "|---|---|---|---|---|",
@@ -47,7 +31,7 @@ with tempfile.TemporaryDirectory() as temporary:
     found = {}
     for name, file in files.items():
         began = time.perf_counter()
-        result = engram(
+        result = run(
             *("fit", ASSETS / "data" / name, "--task", name, "--backbone", TRUNK),
             *("-o", file, "--test"),
             cache=folder / f"cache-{name}",
@@ -55,9 +39,9 @@ with tempfile.TemporaryDirectory() as temporary:
         found[name] = (result["metrics"]["test"]["accuracy"], time.perf_counter() - began)
     data = {name: f"{name}={ASSETS / 'data' / name}" for name in TARGETS}
     pairs = [word for name in TARGETS for word in ("--data", data[name])]
-    both = engram("eval", *files.values(), *pairs, "--backbone", TRUNK, cache=folder)
+    both = run("eval", *files.values(), *pairs, "--backbone", TRUNK, cache=folder)
     for name, file in files.items():
-        alone = engram("eval", file, "--data", data[name], "--backbone", TRUNK, cache=folder)
+        alone = run("eval", file, "--data", data[name], "--backbone", TRUNK, cache=folder)
         same = alone[name]["accuracy"] == both[name]["accuracy"] == found[name][0]
         accuracy, seconds = found[name]
         lines.append(

@@ -15,37 +15,22 @@ fit and cache in under ten minutes on two idle cores, and above the probe; toget
 from __future__ import annotations
 
 import csv
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import engram
 from engram.evaluate import preprocessing_of
 from engram.images import evaluation_view, normalise
+from photographs import ASSETS, TRUNK, run
 from reporting import report
 
-ASSETS = Path(os.environ.get("ENGRAM_ASSETS", Path(__file__).parents[2] / "shared"))
-TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
 PETS, MASKS = ASSETS / "data" / "pets", ASSETS / "data" / "pets_masks"
 OUTLINE = ("--kind", "segmentation", "--classes", "pet=1,background=2", "--ignore", "3")
 SHORT = ("--epochs", "10", "--batch", "32", "--lr", "0.001")
 SCORES = {"outline": "miou", "breed": "accuracy", "species": "map"}
-
-
-def run(*arguments: str | Path, cache: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "engram", *map(str, arguments), "--json"]
-    done = subprocess.run(
-        command, env={**os.environ, "ENGRAM_CACHE": str(cache)}, stdout=subprocess.PIPE, check=True
-    )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
 
 
 def species(path: Path) -> Path:
@@ -82,8 +67,6 @@ def differences(files: list[Path], photos: list[Path]) -> dict[str, tuple[float,
     return found
 
 
-if not TRUNK.exists():
-    sys.exit(f"There is no {TRUNK}; set ENGRAM_ASSETS to the folder of weights and photographs.")
 with tempfile.TemporaryDirectory() as temporary:
     folder = Path(temporary)
     data = {

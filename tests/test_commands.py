@@ -212,6 +212,12 @@ REFUSED = {
     "there is data for 'old' already": (
         "eval", ["old.safetensors", "--data", "old=colours.npz", "--data", "colours.npz"]
     ),
+    "page.html cannot be written (No such": (
+        "eval", ["old.safetensors", "--data", "colours.npz", "--report", "gone/page.html"]
+    ),
+    "folder cannot be written (it is a folder)": (
+        "eval", ["old.safetensors", "--data", "colours.npz", "--report", "folder"]
+    ),
     "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),
     "There is no task 'flowers'": ("eval", ["old.safetensors", "--data", "flowers=colours.npz"]),
     "has no val split": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "val"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import math
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -317,6 +319,20 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
     sync_folder(target.parent)
+
+
+def check_writable(path: str | Path) -> None:
+    """That a file can be written there later; if not, an EngramError now."""
+    target = Path(os.path.realpath(path))
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise EngramError(
+            f"{path} cannot be written ({error.strerror or error}); choose another place."
+        ) from None
 
 
 def sync_folder(folder: Path) -> None:

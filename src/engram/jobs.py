@@ -18,7 +18,7 @@ from engram.describe import Description
 from engram.errors import EngramError
 from engram.evaluate import answers, predict
 from engram.feeds import Progress
-from engram.files import is_engram, write_atomically
+from engram.files import check_writable, is_engram, write_atomically
 from engram.fit import Result, fit
 from engram.hub import is_place
 from engram.kinds import KINDS, Kind
@@ -243,6 +243,8 @@ def eval_job(
     progress: Progress,
 ) -> Description:
     """`engram eval`: every task on its data, all of them attached together."""
+    if report is not None:
+        check_writable(report)  # before an hour of work, not after it
     team = Team()
     model = load_model(sources, backbone)
     pairs: list[tuple[str, Splits]] = []
@@ -272,9 +274,13 @@ def eval_job(
         )  # fmt: skip
         document[name] = said.metrics(skip_bad)
         parts.append(TaskPart(said))
+    rows = []
     if report is not None and team.main:
         names = ", ".join(document)
-        write_report(report, model, parts, title=f"{names}: how good on the {split} split")
+        try:
+            write_report(report, model, parts, title=f"{names}: how good on the {split} split")
+        except EngramError as error:  # what was measured is told all the same
+            rows = [("report", f"not written: {error}")]
     wanted = [key for name in document for key in model.task(name).kind.columns]
     shown = tuple(dict.fromkeys([key for key in wanted if key != "loss"] + ["loss"]))
     table = tuple(
@@ -287,7 +293,7 @@ def eval_job(
         for name, metrics in document.items()
     )
     columns = ("task", "images", *shown, "unreadable")
-    return Description(document, [], columns, table)
+    return Description(document, rows, columns, table)
 
 
 def predict_job(
