@@ -17,8 +17,9 @@ from engram import cache, demo
 from engram.bundles import load_model
 from engram.checkpoints import load_trunk
 from engram.cli import main
-from engram.demo import Size, run_demo
+from engram.demo import run_demo
 from engram.errors import EngramError, Interrupted
+from engram.tour import WHAT, Size, Tour
 
 TINY = Size(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)
 
@@ -93,9 +94,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, stop: BaseException | None = None) ->
         (tour.folder / "report.html").write_text("new")
         if stop is not None:
             raise stop
-        return {"what": demo.WHAT}
+        return {"what": WHAT}
 
-    monkeypatch.setattr(demo._Tour, "run", run)
+    monkeypatch.setattr(Tour, "run", run)
 
 
 def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +209,9 @@ def test_the_cache_of_the_demo_goes_away_and_the_users_stays(
 
     def run(tour: Any) -> dict[str, Any]:
         seen.append(cache.default_root())
-        return {"what": demo.WHAT}
+        return {"what": WHAT}
 
-    monkeypatch.setattr(demo._Tour, "run", run)
+    monkeypatch.setattr(Tour, "run", run)
     run_demo(tmp_path / "demo")
     assert seen[0].parent.parent == tmp_path
     assert not seen[0].exists()

@@ -16,19 +16,12 @@ from engram.costs import shape_of, task_costs
 from engram.data import Dataset
 from engram.errors import EngramError
 from engram.evaluate import Answers, answers
+from engram.findings import MOST_CLASSES
 from engram.looks import PARTS, looks
 from engram.model import MemoryViT
+from engram.pieces import chart, ticks
 from engram.regimes import REGIMES
-from engram.report import (
-    MOST_CLASSES,
-    MOST_IMAGES,
-    TaskPart,
-    _ticks,
-    answers_for_report,
-    chart,
-    costs_of,
-    write_report,
-)
+from engram.report import MOST_IMAGES, TaskPart, answers_for_report, costs_of, write_report
 from engram.sources import Arrays
 
 HISTORY = [
@@ -179,11 +172,11 @@ def test_costs_count_all_ancestors() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.953, 0.961), (12, 97), (3, 3), (-2, 1e6)])
 def test_ticks_are_few_and_span_the_range(low: float, high: float) -> None:
-    ticks = _ticks(low, high)
-    assert 2 <= len(ticks) <= 7
-    assert ticks[0] <= low
-    assert ticks[-1] >= high
-    assert ticks == sorted(set(ticks))
+    marks = ticks(low, high)
+    assert 2 <= len(marks) <= 7
+    assert marks[0] <= low
+    assert marks[-1] >= high
+    assert marks == sorted(set(marks))
 
 
 def test_a_curve_leaves_out_what_is_not_finite() -> None:

@@ -27,19 +27,12 @@ from engram.data import Dataset
 from engram.errors import EngramError
 from engram.evaluate import Answers, answers, preprocessing_of
 from engram.files import few, write_atomically
-from engram.findings import FINDINGS, examples, view_of
-from engram.findings import MOST_CLASSES as MOST_CLASSES
+from engram.findings import FINDINGS, MOST_CLASSES, examples, view_of
 from engram.images import Pixels, normalise
 from engram.kinds import Kind
 from engram.looks import PARTS, looks
 from engram.model import MemoryViT
-from engram.pieces import bars as bars
-from engram.pieces import block, facts, short
-from engram.pieces import chart as chart
-from engram.pieces import paragraph as paragraph
-from engram.pieces import picture as picture
-from engram.pieces import table as table
-from engram.pieces import ticks as _ticks  # noqa: F401 (its old place)
+from engram.pieces import block, chart, facts, paragraph, picture, short, table
 from engram.plots import measured
 from engram.regimes import REGIMES, TaskSpec
 
