@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def test_sweep_prints_every_setting_and_the_best(work: Path, capsys: Output) -> 
     assert {"sweep.csv", "sweep.png"} <= {path.name for path in (work / "new.run").iterdir()}
     assert run(*command, "-o", "other.safetensors") == 0
     table = capsys.readouterr().out
-    assert "validation accuracy, %" in table
+    assert "validation accuracy" in table
+    assert re.search(r"\d\d\.\d\d% ± \d+\.\d\d%", table)
     assert table.count("±") >= 4
     assert "best" in table
 

@@ -84,10 +84,10 @@ def test_the_best_on_validation_is_kept_and_recorded(
         model, "t", splits, QUICK, lrs=[1e-50, 0.01], cells=[1, 3], seeds=2, out=out, test=True
     )  # fmt: skip
     assert len(result.settings) == 4
-    assert all(len(setting.accuracies) == 2 for setting in result.settings)
+    assert all(len(setting.scores) == 2 for setting in result.settings)
     assert result.best.mean == max(setting.mean for setting in result.settings)
     assert result.best.lr == 0.01  # the other moves nothing
-    assert result.metrics["val"]["accuracy"] == max(result.best.accuracies)
+    assert result.metrics["val"]["accuracy"] == max(result.best.scores)
     assert result.metrics["test"]["accuracy"] > 0.8
     header = engram.inspect(out)
     assert header.recipe is not None

@@ -166,12 +166,12 @@ def sweep_job(
             f"{setting.lr:g}",
             str(setting.cells),
             f"{setting.weight_decay:g}",
-            f"{100 * setting.mean:.2f} ± {100 * setting.deviation:.2f}",
+            f"{kind.shown(setting.mean)} ± {kind.shown(setting.deviation)}",
             "best" if setting == result.best else "",
         )
         for setting in result.settings
     )
-    columns = ("lr", "cells", "weight decay", f"validation {kind.title}, %", "")
+    columns = ("lr", "cells", "weight decay", f"validation {kind.title}", "")
     report = _report_beside(model, result, splits, recipe) if team.main else ""
     rows = [*_result_rows(result, kind), ("report", report)]
     return Description({**result.to_dict(), "report": report}, rows, columns, table)

@@ -39,25 +39,25 @@ from engram.team import Team
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid, with the validation accuracy of each of its seeds.
+    """One point of the grid, with the validation score of each of its seeds.
 
-    For kinds of task that have no accuracy, `measure` names the metric that chooses.
+    `measure` names the metric that chooses: the accuracy, or what the kind of task has instead.
     """
 
     lr: float
     cells: int
     weight_decay: float
-    accuracies: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
     measure: str = "accuracy"
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.accuracies)
+        return statistics.fmean(self.scores)
 
     @property
     def deviation(self) -> float:
         """The standard deviation over seeds; 0 with one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -66,7 +66,7 @@ class Setting:
             "weight_decay": self.weight_decay,
             f"val_{self.measure}": self.mean,
             "deviation": self.deviation,
-            "accuracies" if self.measure == "accuracy" else "scores": list(self.accuracies),
+            "accuracies" if self.measure == "accuracy" else "scores": list(self.scores),
         }
 
 
@@ -166,7 +166,7 @@ def sweep(
         of_best = [
             (score.score, -i)
             for i, (variant, score) in enumerate(zip(variants, scores, strict=True))
-            if variant.setting == replace(best, accuracies=(), measure="accuracy")
+            if variant.setting == replace(best, scores=(), measure="accuracy")
         ]
         chosen = -max(of_best)[1]
         variant, score = variants[chosen], scores[chosen]
@@ -300,14 +300,12 @@ class _Scratch:
         scratch.add_task(called, cells=variant.setting.cells, seed=variant.seed, **terms)
 
 
-def _by_setting(
-    variants: Sequence[Variant], accuracies: Sequence[float], kind: str
-) -> list[Setting]:
+def _by_setting(variants: Sequence[Variant], scores: Sequence[float], kind: str) -> list[Setting]:
     found: dict[Setting, list[float]] = {}
-    for variant, accuracy in zip(variants, accuracies, strict=True):
-        found.setdefault(variant.setting, []).append(accuracy)
+    for variant, score in zip(variants, scores, strict=True):
+        found.setdefault(variant.setting, []).append(score)
     measure = KINDS[kind].score
-    return [replace(s, accuracies=tuple(values), measure=measure) for s, values in found.items()]
+    return [replace(s, scores=tuple(values), measure=measure) for s, values in found.items()]
 
 
 def _csv(settings: Sequence[Setting]) -> str:
