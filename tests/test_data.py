@@ -20,7 +20,8 @@ from engram.batches import Batch, Loader
 from engram.data import Dataset, Splits, load, split_validation
 from engram.errors import EngramError
 from engram.images import BadImage, Preprocessing, evaluation_view, read_image
-from engram.sources import PRESETS, Arrays
+from engram.presets import PRESETS
+from engram.sources import Arrays
 
 TINY = Preprocessing(size=(8, 8), resize=8)
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from engram import sources
+from engram import presets, sources
 from engram.errors import EngramError
 from engram.images import (
     BadImage,
@@ -25,8 +25,9 @@ from engram.images import (
 )
 from engram.kinds import IGNORED, KINDS
 from engram.labels import LABELS
+from engram.presets import PRESETS
 from engram.regimes import TaskSpec
-from engram.sources import PRESETS, SPLITS, Columns, Picture, Rows, Source
+from engram.sources import SPLITS, Columns, Picture, Rows, Source
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -246,7 +247,7 @@ def _find(text: str, names: Columns) -> Source:
             raise EngramError(f"{pictures} is not a folder; give PICTURES::MASKS, two folders")
         return sources.mask_folders(Path(pictures), Path(masks))
     if kind == "hf" and rest:
-        return sources.hub(rest, names)
+        return presets.hub(rest, names)
     if (text == "digits" or text in PRESETS) and path.exists():
         raise EngramError(
             f"{text} is a dataset's name and a path here; write ./{text} for the path"
@@ -254,7 +255,7 @@ def _find(text: str, names: Columns) -> Source:
     if text == "digits":
         return sources.digits(names)
     if kind in PRESETS:
-        return sources.preset(kind, rest, names)
+        return presets.preset(kind, rest, names)
     if not path.exists():
         raise EngramError(
             f"{text} does not exist; data can be a folder, a table, an .npz file, "

@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 
 from engram.errors import EngramError
-from engram.images import BadImage
 from engram.kinds import KINDS
 from engram.labels import LABELS, column
 
@@ -83,29 +82,6 @@ class Arrays:
         return f"{self.name}[{row}]"
 
 
-@dataclass(frozen=True, eq=False)
-class HubRows:
-    """Pictures in a column of a `datasets` dataset, left encoded until they are read."""
-
-    table: Any
-    column: str
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def read(self, row: int) -> Picture:
-        value = self.table[row][self.column]
-        if isinstance(value, Mapping):  # an undecoded Image column
-            value = value["bytes"] if value.get("bytes") is not None else value.get("path")
-        if not isinstance(value, (bytes, str)):
-            raise BadImage(f"{self.where(row)}: column {self.column} holds no picture")
-        return value
-
-    def where(self, row: int) -> str:
-        return f"{self.name}[{row}]"
-
-
 @dataclass
 class Found:
     """One split of a source before its labels are numbered: a label's name for every row.
@@ -148,41 +124,12 @@ class Columns:
         return KINDS[self.kind].per_pixel
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A dataset known by name. `splits` says which of its splits is used as which of ours."""
-
-    hub: str | None
-    image: str
-    label: str
-    splits: Mapping[str, str]
-    augment: str = "inception"
-    flip: bool = True
-
-
-_LABELLED_TEST = {"train": "train", "test": "test"}
-# The challenge's test labels are secret: its validation split is what papers report on.
-_SECRET_TEST = {"train": "train", "test": "validation"}
-
-PRESETS = {
-    "cifar10": Preset("uoft-cs/cifar10", "img", "label", _LABELLED_TEST, "pad-crop"),
-    "cifar100": Preset("uoft-cs/cifar100", "img", "fine_label", _LABELLED_TEST, "pad-crop"),
-    "mnist": Preset("ylecun/mnist", "image", "label", _LABELLED_TEST, "pad-crop", flip=False),
-    "sun397": Preset("tanganke/sun397", "image", "label", _LABELLED_TEST),
-    "imagenet1k": Preset("ILSVRC/imagenet-1k", "image", "label", _SECRET_TEST),
-    "places365": Preset("ljnlonoljpiljm/places365-256px", "image", "label", {"train": "train"}),
-    "inaturalist2017": Preset(
-        None, "file_name", "category_id", {"train": "train2017.json", "test": "val2017.json"}
-    ),
-}
-
-
 def _split_of(name: str) -> str | None:
     """train, val or test, if that is what `name` means."""
     return next((ours for ours, names in SPLITS.items() if name.lower() in names), None)
 
 
-def _named_splits(names: Iterable[str], given: Mapping[str, str], where: str) -> dict[str, str]:
+def named_splits(names: Iterable[str], given: Mapping[str, str], where: str) -> dict[str, str]:
     """Ours -> theirs, as given or by the usual names; a lone split is the training data."""
     theirs = list(names)
     if given:
@@ -222,7 +169,7 @@ def folder(root: Path, names: Columns) -> Source:
     in_train = [p for name, p in named.items() if _split_of(name) == "train" and _subfolders(p)]
     has_splits = bool(named) and (len(named) == len(inside) or bool(in_train))
     if has_splits:
-        ours = _named_splits(named, {}, str(root))
+        ours = named_splits(named, {}, str(root))
         trees = {split: _class_folders(named[name]) for split, name in ours.items()}
     else:
         trees = {"train": _class_folders(root)}
@@ -285,7 +232,7 @@ def mask_folders(root: Path, masks: Path | None) -> Source:
             "there, or give two folders of the same shape as PICTURES::MASKS"
         )
     splits, ignored = {}, 0
-    for ours, name in _named_splits(named, {}, str(root)).items():
+    for ours, name in named_splits(named, {}, str(root)).items():
         for needed in ("images", "masks"):
             if not (named[name] / needed).is_dir():
                 raise EngramError(f"{named[name]} has no folder {needed}/")
@@ -303,7 +250,7 @@ def _paired(images: Path, masks: Path) -> Source:
         found, ignored = _pairs(images, masks)
         return Source({"train": found}, unsplit=True, ignored=ignored)
     splits, ignored = {}, 0
-    for ours, name in _named_splits(named, {}, str(images)).items():
+    for ours, name in named_splits(named, {}, str(images)).items():
         splits[ours], others = _pairs(images / name, masks / name)
         ignored += others
     return Source(splits, ignored=ignored)
@@ -346,7 +293,7 @@ def table(path: Path, names: Columns) -> Source:
     wanted = labels.columns(path, columns, names.labels, names.classes)
     split = column(path, columns, "split", names.split, needed=False)
     theirs = sorted({str(record.get(split)) for record in records}) if split else ["train"]
-    ours = {name: s for s, name in _named_splits(theirs, names.splits, str(path)).items()}
+    ours = {name: s for s, name in named_splits(theirs, names.splits, str(path)).items()}
     rows: dict[str, list[tuple[str, Any]]] = {s: [] for s in ours.values()}
     missing, ignored = [], 0
     for number, record in enumerate(records, start=1):
@@ -393,7 +340,7 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = _extra("pyarrow.parquet").read_table(path).to_pylist()
+    records: list[dict[str, Any]] = extra("pyarrow.parquet").read_table(path).to_pylist()
     return records
 
 
@@ -464,12 +411,12 @@ def _found_arrays(
                 f"{where}: {labels.shape[1]} columns of labels, but {len(columns)} class names"
             )
         cells: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in labels]
-        return Found(rows, _read_labels(where, cells, None, names), columns=columns)
+        return Found(rows, read_labels(where, cells, None, names), columns=columns)
     named = classes if classes is not None and labels.dtype.kind in "iu" else None
-    return Found(rows, _read_labels(where, [{"label": label} for label in labels], named, names))
+    return Found(rows, read_labels(where, [{"label": label} for label in labels], named, names))
 
 
-def _read_labels(
+def read_labels(
     where: str,
     rows: Iterable[Mapping[str, Any]],
     classes: Sequence[str] | None,
@@ -504,7 +451,7 @@ def _pixels(where: str, images: npt.NDArray[Any]) -> torch.Tensor:
 
 def digits(names: Columns) -> Source:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; every fifth of a class is test."""
-    bunch = _extra("sklearn.datasets", "scikit-learn").load_digits()
+    bunch = extra("sklearn.datasets", "scikit-learn").load_digits()
     test = np.zeros(len(bunch.target), dtype=bool)
     for digit in range(10):
         test[np.flatnonzero(bunch.target == digit)[::5]] = True
@@ -515,122 +462,7 @@ def digits(names: Columns) -> Source:
     return Source(splits, augment="pad-crop", flip=False)
 
 
-# -------------------------------------------------------------------------------- Hub data
-
-
-_LONE = "all"  # what to call the rows of a file or folder that has no splits
-
-
-def hub(where: str, names: Columns) -> Source:
-    """A dataset of the Hub, "owner/name" or "owner/name:config", or one that lies on disk."""
-    datasets = _extra("datasets")
-    try:
-        tables = _hub_tables(datasets, where)
-    except EngramError:
-        raise
-    except Exception as error:  # the network, the Hub and the files can fail in any way
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise EngramError(f"hf:{where} cannot be loaded: {reason}") from error
-    splits = {}
-    classes = None
-    for ours, theirs in _named_splits(tables, names.splits, f"hf:{where}").items():
-        table = tables[theirs]
-        title = f"hf:{where}/{theirs}"
-        pictures = [c for c, kind in table.features.items() if isinstance(kind, datasets.Image)]
-        only = pictures[0] if len(pictures) == 1 else None
-        image = column(title, table.column_names, "image", names.image or only)
-        wanted = LABELS[names.kind].columns(title, table.column_names, names.labels, names.classes)
-
-        def encoded(
-            name: str, table: Any = table, title: str = title, pictures: Sequence[str] = pictures
-        ) -> HubRows:
-            rows = table.select_columns([name])
-            if name in pictures:
-                rows = rows.cast_column(name, datasets.Image(decode=False))
-            return HubRows(rows, name, title)
-
-        if names.masks:
-            count = len(table)
-            splits[ours] = Found(encoded(image), [None] * count, encoded(wanted[0]))
-            continue
-        kind = table.features[wanted[0]]
-        listed = getattr(getattr(kind, "feature", kind), "names", None)  # of a ClassLabel
-        classes = classes or listed
-        cells = table.select_columns(wanted)[:]
-        labels = _read_labels(
-            title,
-            (dict(zip(wanted, row, strict=True)) for row in zip(*cells.values(), strict=True)),
-            listed,
-            names,
-        )
-        splits[ours] = Found(encoded(image), labels)
-    return Source(splits, classes, unsplit=list(tables) == [_LONE], columns=wanted)
-
-
-def _hub_tables(datasets: Any, where: str) -> dict[str, Any]:
-    path = Path(where)
-    if path.is_file():
-        tables = datasets.load_dataset("parquet", data_files=str(path), split="train")
-    elif path.is_dir():
-        saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-        tables = (datasets.load_from_disk if saved else datasets.load_dataset)(str(path))
-    elif where.startswith((".", "/", "~")):
-        raise EngramError(f"hf:{where} does not exist on disk")
-    else:
-        name, _, config = where.partition(":")
-        tables = datasets.load_dataset(name, config or None)
-    return dict(tables) if isinstance(tables, Mapping) else {_LONE: tables}
-
-
-def preset(name: str, copy: str, names: Columns) -> Source:
-    """A dataset known by name, from the Hub or from a copy on disk."""
-    known = PRESETS[name]
-    names = replace(
-        names,
-        image=names.image or known.image,
-        labels=names.labels or (known.label,),
-        split=None,
-        splits=names.splits or known.splits,
-    )
-    if known.hub is not None:
-        source = hub(copy or known.hub, names)
-    elif copy:
-        source = _annotated(Path(copy), names)
-    else:
-        files = " and ".join(known.splits.values())
-        raise EngramError(
-            f"{name} is not on the Hub; give the folder that holds {files}: {name}:PATH"
-        )
-    source.augment, source.flip = known.augment, known.flip
-    return source
-
-
-def _annotated(root: Path, names: Columns) -> Source:
-    """iNaturalist's own layout: an annotation file per split beside the folder of pictures."""
-    if names.kind != "classification":
-        raise EngramError(f"{root} tells one class a picture, which is no data for {names.kind}")
-    splits = {}
-    for ours, file in names.splits.items():
-        if not (root / file).exists():
-            raise EngramError(f"{root} has no {file}")
-        try:
-            notes = json.loads((root / file).read_text(encoding="utf-8"))
-            category = {entry["id"]: str(entry["name"]) for entry in notes["categories"]}
-            if len(set(category.values())) < len(category):
-                raise ValueError("two categories have the same name")
-            path = {entry["id"]: str(root / entry["file_name"]) for entry in notes["images"]}
-            pairs = [
-                (path[n["image_id"]], category[n["category_id"]]) for n in notes["annotations"]
-            ]
-        except (ValueError, KeyError, TypeError) as error:
-            raise EngramError(f"{root / file} is not an annotation file: {error!r}") from error
-        pairs.sort()
-        rows = Files(tuple(image for image, _ in pairs))
-        splits[ours] = Found(rows, [label for _, label in pairs])
-    return Source(splits)
-
-
-def _extra(module: str, package: str = "engram-vit[hub-data]") -> Any:
+def extra(module: str, package: str = "engram-vit[hub-data]") -> Any:
     """An optional package; where it is missing, the sentence says how to get it."""
     try:
         return importlib.import_module(module)
