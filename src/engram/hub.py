@@ -121,7 +121,7 @@ def fetch(
             "with `hf auth login` if it is private."
         ) from error
     except RevisionNotFoundError as error:
-        raise EngramError(f"The Hub repository {repo} has no revision {revision!r}.") from error
+        raise _no_revision(repo, revision) from error
     except LocalEntryNotFoundError as error:
         why = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "no network"
         what = f"There is no file or folder {repo!r}, and as a Hub id it" if may_be_path else at
@@ -134,6 +134,10 @@ def fetch(
             f"The Hub repository {at} could not be fetched from {constants.ENDPOINT}: "
             f"{_first_line(error)}. Try again, or {by_hand}."
         ) from error
+
+
+def _no_revision(repo: str, revision: str | None) -> EngramError:
+    return EngramError(f"The Hub repository {repo} has no revision {revision!r}.")
 
 
 def _first_line(error: Exception) -> str:
@@ -212,7 +216,7 @@ def _sentences(repo: str, revision: str | None) -> Iterator[None]:
             "at what would be sent with --dry-run."
         ) from error
     except RevisionNotFoundError as error:
-        raise EngramError(f"The Hub repository {repo} has no revision {revision!r}.") from error
+        raise _no_revision(repo, revision) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
