@@ -120,7 +120,7 @@ def test_a_share_is_held_out_where_there_are_no_classes(tmp_path: Path) -> None:
         (["a"], [[1]], {"kind": "multilabel", "label": ["c"]}, "has no column 'c'; it has path, a"),
         (["a"], [["old"]], {"kind": "regression", "label": "a"}, "holds 'old'; expected a number"),
         (["a"], [["nan"]], {"kind": "regression", "label": "a"}, "the column 'a' holds 'nan'"),
-        (["a"], [[1e39]], {"kind": "regression", "label": "a"}, "the column 'a' holds '1e+39'"),
+        (["a"], [[1e39]], {"kind": "regression", "label": "a"}, "the column 'a' holds '1e.39'"),
         (["a"], [[""]], {"kind": "regression", "label": "a"}, "holds ''; expected a number"),
         (["a"], [[1]], {"kind": "guess"}, "There is no kind of task 'guess'"),
     ],
