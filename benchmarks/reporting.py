@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from engram.files import write_atomically
 from engram.timing import machine, machine_words
 
 RESULTS = Path(__file__).parent / "results"
@@ -16,4 +17,4 @@ def report(name: str, title: str, lines: Sequence[str]) -> None:
     text = "\n".join([f"# {title}", "", about, "", *lines, ""])
     print(text)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+    write_atomically(RESULTS / f"{name}.md", text.encode())
