@@ -54,9 +54,10 @@ $(INSTALLED_FOR_BENCH): $(INSTALLED)
 	$(PIP) --no-deps vit-pytorch
 	@touch $@
 
-# One torch thread a worker: two workers with two threads each would fight over two cores.
+# One torch thread a worker: two workers with two threads each would fight over two cores. With
+# work stealing neighbours stay on one worker, so that what the tests of a file share is made once.
 test: setup lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

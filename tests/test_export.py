@@ -22,9 +22,11 @@ from engram import (
     MemoryViT,
     cli,
     export,
+    graphs,
     load_trunk,
     quantise,
     random_trunk,
+    save_trunk,
     standalone,
 )
 from engram.bundles import load_model
@@ -61,15 +63,37 @@ class Made:
         return check_pixels(self.model.trunk.preprocessing, number, seed)
 
 
+def trace_once(patch: pytest.MonkeyPatch) -> None:
+    """Let all exports of one model share what torch makes of it, which is nearly all their time."""
+    trace, convert = graphs.trace, torch.onnx.export
+    traces: dict[tuple[object, ...], Any] = {}
+    converted: dict[int, Any] = {}
+
+    def traced(model: MemoryViT, names: list[str], pixels: torch.Tensor) -> Any:
+        key = (id(model), *names)
+        if key not in traces:
+            traces[key] = trace(model, names, pixels)
+        return traces[key]
+
+    def convert_once(program: Any, **options: Any) -> Any:
+        if id(program) not in converted:
+            converted[id(program)] = convert(program, **options)
+        return converted[id(program)]
+
+    patch.setattr(export, "trace", traced)
+    patch.setattr(graphs, "trace", traced)
+    patch.setattr(torch.onnx, "export", convert_once)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder, model = tmp_path_factory.mktemp("export"), new_model()
-    return Made(
-        model,
-        export_onnx(model, folder / "model.onnx"),
-        export_onnx(model, folder / "small" / "int8.onnx", int8=True),
-        export_torch(model, folder / "model.pt2"),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        trace_once(patch)
+        program = export_torch(model, folder / "model.pt2")
+        float32 = export_onnx(model, folder / "model.onnx")
+        int8 = export_onnx(model, folder / "small" / "int8.onnx", int8=True)
+    return Made(model, float32, int8, program)
 
 
 def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -195,7 +219,10 @@ def preprocessing(made: Made) -> dict[str, Any]:
 # Other kinds and regimes
 
 
-def test_every_kind_is_exported_with_what_its_answers_need(tmp_path: Path) -> None:
+def test_every_kind_is_exported_with_what_its_answers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace_once(monkeypatch)
     trunk = random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3)
     trunk.preprocessing = Preprocessing((8, 8), None)
     model = MemoryViT(trunk)
@@ -274,8 +301,12 @@ def test_a_task_that_changes_the_trunk_is_exported_beside_base(regime: str, tmp_
 # What is refused
 
 
-def untraced(*_: object) -> None:
-    raise AssertionError("the model was traced before the mistake was found")
+def refuse_to_trace(patch: pytest.MonkeyPatch) -> None:
+    def untraced(*_: object) -> None:
+        raise AssertionError("the model was traced before the mistake was found")
+
+    patch.setattr(export, "trace", untraced)
+    patch.setattr(graphs, "trace", untraced)
 
 
 def small() -> MemoryViT:
@@ -306,7 +337,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 def test_what_cannot_be_exported_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "trace", untraced)
+    refuse_to_trace(monkeypatch)
     path = tmp_path / "model.onnx"
     with pytest.raises(EngramError, match=r"is in torch.bfloat16, .* cast it"):
         export_onnx(small().bfloat16(), path)
@@ -460,9 +491,12 @@ def test_somebody_elses_script_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def work(tmp_path: Path, small_trunk: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle for a trunk of one layer: what an export takes grows with the layers."""
     monkeypatch.chdir(tmp_path)
-    os.symlink(small_trunk, "vit")
+    trunk = random_trunk(image_size=16, patch=4, width=32, depth=1, heads=2, classes=7)
+    trunk.preprocessing = Preprocessing((16, 16), None)
+    save_trunk(trunk, "vit")
     os.symlink(colours, "colours.npz")
     model = MemoryViT(load_trunk("vit"))
     for name in ("one", "two"):
@@ -533,7 +567,7 @@ REFUSED = {
 def test_a_mistake_is_one_sentence_before_any_work(
     sentence: str, work: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "trace", untraced)
+    refuse_to_trace(monkeypatch)
     (work / "folder.onnx").mkdir()
     capsys.readouterr()
     assert run("bundle", *REFUSED[sentence], "--json") == 2

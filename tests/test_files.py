@@ -698,7 +698,7 @@ def test_a_damaged_engram_is_refused_or_unchanged(
 
 @pytest.mark.parametrize("damage", [flipped, huge, odd_json], ids=lambda damage: damage.__name__)
 def test_a_damaged_engram_in_a_real_process(
-    damage: Callable[[bytes, Random], bytes], path: Path
+    damage: Callable[[bytes, Random], bytes], path: Path, nursery: Any
 ) -> None:
     random = Random(1)
     good = path.read_bytes()
@@ -708,13 +708,8 @@ def test_a_damaged_engram_in_a_real_process(
             read_engram(path)
         except EngramError:
             break
-    done = subprocess.run(
-        [sys.executable, "-m", "engram", "inspect", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = nursery.run("inspect", path)
+    assert done.code == 2
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
 

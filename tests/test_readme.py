@@ -7,10 +7,9 @@ cannot run in a test says why, in a comment on the line above it: `<!-- not run:
 
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +52,11 @@ def blocks_to_run(markdown: str) -> list[Block]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_runs_as_shown(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    nursery: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
@@ -63,8 +66,9 @@ def test_a_page_runs_as_shown(
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, str(page), "exec"), names)
         for command in block.commands():
-            done = subprocess.run([sys.executable, "-m", "engram", *command], check=False)
-            assert done.returncode == 0, f"{page.name}: engram {shlex.join(command)} failed"
+            done = nursery.run(*command, cwd=tmp_path)
+            assert done.code == 0, f"{page.name}: engram {shlex.join(command)}: {done.stderr}"
+            assert "Traceback" not in done.stderr
     assert "Traceback" not in capfd.readouterr().err
 
 
