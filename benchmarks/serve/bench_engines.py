@@ -31,6 +31,7 @@ from engram.images import Preprocessing
 from engram.model import MemoryViT
 from engram.quantise import quantised
 from engram.runtime import OnnxModel, check_pixels
+from engram.serve.engines import OneByOne
 from engram.timing import Case, Timing, compare, machine, machine_words
 from engram.vit import ViT
 
@@ -148,6 +149,9 @@ def main() -> None:
         cases[f"{given.tasks} tasks, torch"] = Case(partial(answer, model, pixels))
         for name, engine in engines.items():
             cases[f"{given.tasks} tasks, {name}"] = Case(partial(engine.run, pixels))
+        if batch > 1:  # as the service asks it
+            one_by_one = partial(OneByOne(engines[INT8]).run, pixels, engines[INT8].tasks)
+            cases[f"{given.tasks} tasks, {INT8}, one at a time"] = Case(one_by_one)
         found = compare(cases, seconds=given.seconds, least=given.rounds, most=200)
         lines += table(batch, found)
         print("\n".join(table(batch, found)), flush=True)

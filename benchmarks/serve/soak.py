@@ -40,6 +40,7 @@ import engram
 from engram.bundles import compose, read_bundle
 from engram.images import evaluation_view, normalise
 from engram.model import MemoryViT
+from engram.timing import machine, machine_words
 
 HERE = Path(__file__).resolve().parent
 TOKEN = "soak"
@@ -352,8 +353,8 @@ def _report(
         "",
         "Written by `OMP_NUM_THREADS=1 python benchmarks/serve/soak.py`: pico, two tasks that",
         "stay, four that come and go, on loopback. A 404 answers a question for a task that was",
-        "not attached at that moment. The time says little: clients and service shared two cores",
-        "with other work.",
+        "not attached at that moment. Clients and service shared one machine:",
+        f"{machine_words(machine())}.",
         "",
         "| | |",
         "|---|---|",

@@ -69,6 +69,10 @@ class BadImage(EngramError):
     """A picture that cannot be used; the sentence names it and says why."""
 
 
+class LargeImage(BadImage):
+    """A picture with more pixels than are allowed."""
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """What a trunk expects of its pictures. The defaults are those of AugReg ViTs at 224 pixels.
@@ -154,7 +158,7 @@ def _opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[
             stream = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(stream, formats=FORMATS) as image:
                 if image.width * image.height > max_pixels:
-                    raise BadImage(
+                    raise LargeImage(
                         f"{name}: {image.width}x{image.height} pixels are more than the limit "
                         f"of {max_pixels:,}"
                     )
@@ -164,7 +168,7 @@ def _opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[
     except FileNotFoundError as error:
         raise BadImage(f"{name}: the file does not exist") from error
     except Image.DecompressionBombError as error:
-        raise BadImage(f"{name}: more than the limit of {max_pixels:,} pixels") from error
+        raise LargeImage(f"{name}: more than the limit of {max_pixels:,} pixels") from error
     except UnidentifiedImageError as error:
         empty = isinstance(source, (str, os.PathLike)) and os.path.getsize(source) == 0
         reason = "the file is empty" if empty or source == b"" else "not an image that can be read"

@@ -84,6 +84,8 @@ def test_int8_answers_nearly_so_while_a_task_comes_and_goes(opened: Opened, tiny
     before = answers(client)
     assert [list(image["tasks"]) for image in before] == [["base", "first"]] * 3
     check_first(tiny, before, 0.05)
+    alone = client.post("/v1/predict", files={"image": ("2", picture(2))}).json()["images"][0]
+    assert alone == before[2]  # whatever shares its pass
 
     data = tiny.later.read_bytes()
     response = client.put("/v1/tasks/later", content=data, headers=AUTH)

@@ -92,7 +92,7 @@ def test_pixels_are_counted_before_they_are_decoded(
     data = picture(width=20, height=20)
     monkeypatch.setattr(Image.Image, "load", never)
     sentence = told(client, 422, files={"image": ("big.png", data)})
-    assert "big.png: 20x20 pixels are more than the limit of 100" in sentence
+    assert sentence == "big.png: 20x20 pixels are more than the limit of 100. Send a smaller one."
 
 
 def test_images_of_a_request_are_counted(opened: Opened) -> None:

@@ -149,5 +149,10 @@ def test_mistakes_are_sentences(bundle: Path, nursery: Nursery, tmp_path: Path) 
     assert "batch is 0; it must be a number, at least 1" in refusal(bundle, "--batch", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert "cannot listen on 127.0.0.1" in refusal(bundle, "--port", port)
+        assert f"127.0.0.1, port {port} (Address already in use); choose others" in refusal(
+            bundle, "--port", port
+        )
+    assert "missing does not exist" in refusal(tmp_path / "missing")
+    alone = bundle / "first.safetensors"
+    assert f"is not a bundle; `engram compose {alone} -o FOLDER` makes" in refusal(alone)
     assert "The token is blank" in refusal(bundle, "--token", " ")

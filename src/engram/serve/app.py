@@ -23,7 +23,14 @@ from torch import Tensor
 from engram import __version__
 from engram.errors import EngramError
 from engram.files import Engram, shown
-from engram.images import BadImage, evaluation_box, evaluation_view, image_size, normalise
+from engram.images import (
+    BadImage,
+    LargeImage,
+    evaluation_box,
+    evaluation_view,
+    image_size,
+    normalise,
+)
 from engram.serve import answers
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue, Snapshot
@@ -354,7 +361,10 @@ def _add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(BadImage)
     async def bad_image(request: Request, error: BadImage) -> Response:
-        return told(422, f"{str(error).rstrip('.')}. Send a JPEG, PNG, WebP or other image.")
+        what = (
+            "a smaller one" if isinstance(error, LargeImage) else "a JPEG, PNG, WebP or other image"
+        )
+        return told(422, f"{str(error).rstrip('.')}. Send {what}.")
 
     @app.exception_handler(EngramError)
     async def refused(request: Request, error: EngramError) -> Response:

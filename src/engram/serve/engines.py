@@ -32,6 +32,21 @@ class TorchEngine:
         return answers
 
 
+class OneByOne:
+    """Asks an engine about one image at a time.
+
+    int8 rounds with a step for the whole batch, so an image's answer would depend on which other
+    requests share its pass.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        parts = [self.engine.run(pixels[i : i + 1], tasks) for i in range(len(pixels))]
+        return {name: torch.cat([part[name] for part in parts]) for name in tasks}
+
+
 def make_engine(model: MemoryViT, kind: str, threads: int = 0) -> Engine:
     """An engine of this kind for a model; those of ONNX export the model first."""
     if kind == "torch":
@@ -43,4 +58,5 @@ def make_engine(model: MemoryViT, kind: str, threads: int = 0) -> Engine:
     with tempfile.TemporaryDirectory(prefix="engram-") as folder:
         path = Path(folder) / "model.onnx"
         export_onnx(model, path, int8=kind == "onnx-int8")
-        return OnnxModel(path.read_bytes(), threads=threads or None)
+        engine = OnnxModel(path.read_bytes(), threads=threads or None)
+    return OneByOne(engine) if kind == "onnx-int8" else engine

@@ -33,9 +33,10 @@ class Service:
                 "pip install 'engram-vit[serve]'."
             ) from None
         if not is_bundle(folder):
+            what = "is not a bundle" if folder.exists() else "does not exist, so it is not a bundle"
+            engrams = folder if folder.is_file() else "FILE…"
             raise EngramError(
-                f"{folder} is not a bundle; `engram compose FILE… -o FOLDER` makes one from "
-                "engrams."
+                f"{folder} {what}; `engram compose {engrams} -o FOLDER` makes one from engrams."
             )
         if token is not None and (not token.strip() or not token.isascii()):
             raise EngramError("The token is blank or has letters beyond ASCII; choose another.")
@@ -110,9 +111,10 @@ def _listen(settings: Settings) -> socket.socket:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((settings.host, settings.port), family=family, backlog=512)
     except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise EngramError(
-            f"The service cannot listen on {settings.host}, port {settings.port} "
-            f"({getattr(error, 'strerror', None) or error}); choose others with --host and --port."
+            f"The service cannot listen on {settings.host}, port {settings.port} ({reason}); "
+            "choose others with --host and --port."
         ) from None
 
 

@@ -62,9 +62,9 @@ async function refresh() {
     if (gone.includes(state.look)) stopLooking();
     about();
     cards(new Set(come));
+    if (come.length && state.file) await ask(); // which has news of its own, so it comes first
     if (come.length) say(`Attached just now: ${come.join(", ")}.`);
     else if (gone.length) say(`Gone: ${gone.join(", ")}.`);
-    if (come.length && state.file) await ask();
   } catch (problem) {
     state.lost = true;
     tell(problem.message);
