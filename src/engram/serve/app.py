@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,19 +12,12 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from engram import __version__
-from engram.errors import EngramError
-from engram.files import Engram, shown
 from engram.images import (
-    BadImage,
-    LargeImage,
     evaluation_box,
     evaluation_view,
     image_size,
@@ -34,8 +26,9 @@ from engram.images import (
 from engram.serve import answers
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue, Snapshot
+from engram.serve.listing import task_detail, task_list
 from engram.serve.observe import Numbers, Observed
-from engram.serve.problems import Problem
+from engram.serve.problems import Problem, add_handlers
 from engram.serve.reference import reference_page
 from engram.serve.schemas import (
     AskForm,
@@ -44,7 +37,6 @@ from engram.serve.schemas import (
     Prediction,
     Status,
     TaskDetail,
-    TaskInfo,
     TaskList,
 )
 from engram.serve.settings import Settings
@@ -114,7 +106,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
     )
     app.state.catalogue = catalogue
     app.add_middleware(Observed, numbers=numbers)
-    _add_handlers(app)
+    add_handlers(app)
 
     def allowed(bearer: Bearer) -> None:
         """Whether the caller may change the tasks; the comparison takes as long either way."""
@@ -171,7 +163,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
         return JSONResponse(
-            _task_list(snapshot, settings.engine, token is not None), headers={"ETag": tag}
+            task_list(snapshot, settings.engine, token is not None), headers={"ETag": tag}
         )
 
     @app.get(
@@ -181,7 +173,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         responses=_told(404, 422),
     )
     async def task(name: str) -> Response:
-        return JSONResponse(_task_detail(catalogue.now.engram(name)))
+        return JSONResponse(task_detail(catalogue.now.engram(name)))
 
     @app.put(
         "/v1/tasks/{name}",
@@ -204,7 +196,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         body = read_body(request, settings.max_engram, deadline)
         data = b"".join([piece async for piece in body])
         snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
-        return JSONResponse(_task_detail(snapshot.engram(name)), 201 if new else 200)
+        return JSONResponse(task_detail(snapshot.engram(name)), 201 if new else 200)
 
     @app.delete(
         "/v1/tasks/{name}",
@@ -300,94 +292,3 @@ def _decode(
     box = evaluation_box(width, height, snapshot.preprocessing)
     about = {"name": name, "width": width, "height": height, "view": [round(x, 3) for x in box]}
     return about, view
-
-
-def _task_info(engram: Engram) -> dict[str, Any]:
-    spec = engram.spec
-    known = {
-        "name": spec.name,
-        "kind": spec.kind,
-        "classes": len(spec.classes),
-        "regime": spec.regime,
-        "cells": spec.cells if spec.parts.cells else 0,
-        "extends": list(spec.extends),
-        "parameters": engram.parameters,
-        "content": engram.content,
-        "metrics": engram.header()["metrics"],
-    }
-    assert known.keys() == TaskInfo.model_fields.keys()
-    return known
-
-
-def _task_detail(engram: Engram) -> dict[str, Any]:
-    return {
-        **_task_info(engram),
-        "class_names": list(engram.spec.classes),
-        "created": engram.created,
-        "library": engram.library,
-        "recipe": engram.header()["recipe"],
-    }
-
-
-def _task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any]:
-    trunk = snapshot.model.trunk
-    head = trunk.config.head
-    return {
-        "tag": snapshot.tag,
-        "trunk": {
-            "source": os.path.basename(trunk.source.rstrip("/"))
-            if os.path.isabs(trunk.source)  # where it lies on this machine is nobody's business
-            else trunk.source,
-            "fingerprint": trunk.fingerprint,
-            "classes": head.classes if head is not None and head.classes else None,
-            "image_size": list(snapshot.preprocessing.size),
-            "layers": trunk.config.depth,
-        },
-        "tasks": [_task_info(engram) for engram in snapshot.bundle.engrams],
-        "engine": engine,
-        "attaching": attaching,
-    }
-
-
-def _add_handlers(app: FastAPI) -> None:
-    """Whatever goes wrong is a status and {"error": a sentence}."""
-
-    def told(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"error": " ".join(sentence.split())}, status, headers)
-
-    @app.exception_handler(Problem)
-    async def problem(request: Request, error: Problem) -> Response:
-        return told(error.status, error.sentence, error.headers)
-
-    @app.exception_handler(BadImage)
-    async def bad_image(request: Request, error: BadImage) -> Response:
-        what = (
-            "a smaller one" if isinstance(error, LargeImage) else "a JPEG, PNG, WebP or other image"
-        )
-        return told(422, f"{str(error).rstrip('.')}. Send {what}.")
-
-    @app.exception_handler(EngramError)
-    async def refused(request: Request, error: EngramError) -> Response:
-        return told(422, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(422, f"The request cannot be understood: {error.errors()[0]['msg']}.")
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return told(400, "The body ended before it was whole.")
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        path = shown(request.url.path, 80)
-        sentences = {
-            404: f"There is nothing at {path}; /docs lists what there is.",
-            405: f"{path} does not take {shown(request.method, 20)}; /docs lists what it takes.",
-        }
-        sentence = sentences.get(error.status_code, str(error.detail))
-        return told(error.status_code, sentence, dict(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def ours(request: Request, error: Exception) -> Response:
-        return told(500, "Something went wrong inside the service; its log says what.")
