@@ -11,9 +11,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -552,6 +552,12 @@ def cache_clear(as_json: Json = False) -> None:
     show(cache_job(clear=True), as_json)
 
 
+@cache
+def _commands() -> Callable[..., Any]:
+    """What typer makes of `app`, once a process: many a command takes less time than making it."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code: 0, 2 after a user's mistake, 1 after ours.
 
@@ -564,7 +570,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:
-        app(args=given, prog_name="engram")
+        _commands()(args=given, prog_name="engram")
     except SystemExit as stop:  # how typer ends, after help and usage errors too
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if code == 130:
