@@ -214,6 +214,12 @@ REFUSED = {
     "there is data for 'old' already": (
         "eval", ["old.safetensors", "--data", "old=colours.npz", "--data", "colours.npz"]
     ),
+    "batch is 0; it must be at least 1": (
+        "eval", ["old.safetensors", "--data", "colours.npz", "--batch", "0"]
+    ),
+    "workers is -1; it must be at least 0": (
+        "eval", ["old.safetensors", "--data", "colours.npz", "--workers", "-1"]
+    ),
     "page.html cannot be written (No such": (
         "eval", ["old.safetensors", "--data", "colours.npz", "--report", "gone/page.html"]
     ),

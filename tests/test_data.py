@@ -756,8 +756,8 @@ def test_spawned_workers_read_the_same(folder: Path) -> None:
     [
         ({"mode": "test"}, "mode is 'test'; it can be train or eval"),
         ({"augment": "flip"}, "augment is 'flip'; it can be none, inception, pad-crop"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"rank": 2, "world": 2}, "rank below world"),
+        ({"batch_size": 0}, "batch is 0; it must be at least 1"),
+        ({"rank": 2, "world": 2}, "world is 2; it must be at least 3"),
     ],
 )
 def test_a_senseless_loader_is_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -122,11 +122,12 @@ class Loader:
             raise EngramError(f"mode is {mode!r}; it can be train or eval")
         if augment not in AUGMENTATIONS:
             raise EngramError(f"augment is {augment!r}; it can be {', '.join(AUGMENTATIONS)}")
-        if batch_size < 1 or workers < 0 or seed < 0 or not 0 <= rank < world:
-            raise EngramError(
-                "batch_size must be at least 1, workers and seed at least 0 and rank below world; "
-                f"got {batch_size}, {workers}, {seed}, {rank} of {world}"
-            )
+        for what, number, least in (
+            ("batch", batch_size, 1), ("workers", workers, 0), ("seed", seed, 0), ("rank", rank, 0),
+            ("world", world, rank + 1),
+        ):  # fmt: skip
+            if number < least:
+                raise EngramError(f"{what} is {number}; it must be at least {least}")
         if transform is not None and dataset.masks is not None:
             raise EngramError("a transform of your own changes pictures but not their masks")
         self.dataset = dataset

@@ -318,6 +318,8 @@ def bench(
         if not numbers or min(numbers) < 1:
             given = ",".join(map(str, numbers))
             raise EngramError(f"{what} is {given!r}; give whole numbers from 1 on, such as 1,10.")
+    if not seconds > 0:
+        raise EngramError(f"--seconds is {seconds:g}; give a number above 0, such as 5.")
     if threads is not None:
         if threads < 1:
             raise EngramError(f"--threads is {threads}; at least one is needed.")
