@@ -35,7 +35,8 @@ def test_sigterm_finishes_what_was_accepted(bundle: Path, launch: Launch) -> Non
 
     def ask() -> None:
         files = {"image": picture()}
-        got.append(httpx.post(f"{server.url}/v1/predict", files=files, timeout=60).status_code)
+        with contextlib.suppress(httpx.ConnectError):  # it came too late to be accepted
+            got.append(httpx.post(f"{server.url}/v1/predict", files=files, timeout=60).status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -45,7 +46,7 @@ def test_sigterm_finishes_what_was_accepted(bundle: Path, launch: Launch) -> Non
     assert server.stop(signal.SIGTERM) == 0
     for thread in threads:
         thread.join()
-    assert 200 in got
+    assert set(got) == {200}
     with pytest.raises(httpx.ConnectError):
         server.get("/healthz")
 
