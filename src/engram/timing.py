@@ -50,11 +50,13 @@ def compare(
     seconds: float,
     least: int = 3,
     most: int = 25,
+    rest: float = 0,
     say: Say = lambda text: None,
 ) -> dict[Key, Timing]:
     """Time the cases in turn, round after round; ratios are to the first of them.
 
-    It takes about `seconds`, but at least `least` and at most `most` rounds.
+    It takes about `seconds`, but at least `least` and at most `most` rounds. Threads of a library
+    may spin for a while after its turn: with `rest`, so many seconds, they do not disturb the next.
     """
     for case in cases.values():
         case.run()  # warm up
@@ -63,6 +65,7 @@ def compare(
     rounds = 0
     while rounds < least or (rounds < most and time.perf_counter() - began < seconds):
         for name, case in cases.items():
+            time.sleep(rest)
             start = time.perf_counter()
             for _ in range(case.runs):
                 case.run()
