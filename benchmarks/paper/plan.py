@@ -45,9 +45,9 @@ def queue() -> list[Job]:
     jobs: list[Job] = [cached.group("fashion", "rows", 0), *through("fashion", 0, MAIN)]
     jobs += [*through("pets", 0, MAIN), cached.group("flowers", "five", 0)]
     jobs += [*through("flowers", 0, MAIN[1:2]), *concatenation.jobs()]
-    jobs += [*through("fashion", 0, MANY), cached.group("pets", "rows", 0)]
-    jobs += [*through("fashion", 0, MORE), *through("pets", 0, MANY)]
+    jobs += [cached.group("pets", "rows", 0), *through("fashion", 0, MANY)]
     jobs += [cached.group(name, "rows", seed) for seed in (1, 2) for name in ("pets", "fashion")]
+    jobs += [*through("fashion", 0, MORE), *through("pets", 0, MANY)]
     jobs += [cached.group("fashion", "crops", 0), cached.group("fashion", "gap", 0)]
     jobs += [cached.group("fashion", "views", 0), cached.group("pets", "large", *SEEDS)]
     jobs += extension.jobs()
