@@ -3,7 +3,7 @@
     python benchmarks/paper/masked.py
 
 At 224 pixels from up to 4,000 training images, at 112 from up to 1,000; all from the cache. Expect
-from 79.8 to 81.3 on fashion at 112 pixels, whatever the number of cells, and adapters above that.
+from 79.8 to 81.0 on fashion at 112 pixels, whatever the number of cells, and adapters above that.
 """
 
 from __future__ import annotations

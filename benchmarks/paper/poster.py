@@ -3,8 +3,8 @@
     python benchmarks/paper/poster.py
 
 Two rows are those of table2.py; the masked ones come from the cache, 340 processor seconds for all
-rates of fashion and 150 for those of pets. Expect on fashion masked 80.2 ± 0.3, with adapters of
-width 128 83.9; on pets masked 63.1 ± 1.1, with adapters of width 32 66.1.
+rates of fashion and 150 for those of pets. Expect on fashion masked 80.2 ± 0.2, with adapters of
+width 128 82.9 ± 1.2; on pets masked 63.5 ± 1.0, with adapters of width 32 64.0 ± 1.8.
 """
 
 from __future__ import annotations

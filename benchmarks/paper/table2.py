@@ -2,10 +2,10 @@
 
     python benchmarks/paper/table2.py
 
-Processor seconds on one core, for 4 epochs and the test: 90 to 130 a row and seed on fashion, 50 to
-75 on pets; three times that for 12 epochs. Expect, from one seed (a figure is known to one or two
-points): fashion full 83.8, head 80.3, head + class 79.5, 5 cells 81.7 (83.4 after 12 epochs); pets
-full 69.1, head 61.2, head + class 61.4, 5 cells 73.8. With 20 cells at the rate of 5 expect less.
+Processor seconds on one core for 10 epochs: 220 to 300 a row, rate and seed on fashion, 120 to 170
+on pets. Expect, from one seed (a figure is known to one or two points): fashion full 86.2, head
+80.2, head + class 79.3, 5 cells 83.4, 20 cells 83.6; pets full 73.2, head 60.9, head + class 65.0,
+5 cells 73.5.
 """
 
 from __future__ import annotations
