@@ -34,6 +34,10 @@ hypothesis.settings.load_profile("engram")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
+# A suite in the background of a shell ignores Ctrl-C, and so would the processes that tests stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that asks for the assets, so `-m "not assets"` leaves them out."""
