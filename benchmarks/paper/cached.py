@@ -174,7 +174,6 @@ CORE: tuple[dict[str, Any], ...] = (
     {"regime": "masked+adapter", "width": 32},
     {"regime": "masked+adapter", "width": 128},
 )
-LITE = tuple(row for row in CORE if row.get("cells") not in (1, 10, 20))
 GAP: tuple[dict[str, Any], ...] = (
     {"regime": "masked", "after_norm": True},
     {"regime": "masked", "head_rate": 4.0},
@@ -199,7 +198,6 @@ LARGE: tuple[dict[str, Any], ...] = (
 
 GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "rows": (112, 1_000, CORE),
-    "lite": (112, 1_000, LITE),
     "five": (112, 1_000, ({"regime": "masked"},)),
     "gap": (112, 1_000, GAP),
     "views": (112, 1_000, VIEWS),

@@ -9,9 +9,9 @@ from typing import Any
 import cached
 import concatenation
 import extension
-from runs import SEEDS, Again, First, Setting
+from runs import SEEDS, Setting, Through
 
-Job = First | Again | cached.Together | concatenation.Concatenation | extension.Extension
+Job = Through | cached.Together | concatenation.Concatenation | extension.Extension
 
 #: Rows that train through the trunk, each at the best of its rates ...
 MAIN: tuple[dict[str, Any], ...] = (
@@ -36,8 +36,7 @@ def through(name: str, seed: int, rows: Sequence[dict[str, Any]]) -> list[Job]:
     for row in rows:
         like = Setting(name, **row["like"]) if "like" in row else None
         setting = Setting(name, **{key: value for key, value in row.items() if key != "like"})
-        first = seed == SEEDS[0] and like is None
-        jobs.append(First(setting) if first else Again(setting, seed, like))
+        jobs.append(Through(setting, seed, like))
     return jobs
 
 
@@ -74,12 +73,13 @@ def queue() -> list[Job]:
 def jobs_for(settings: Sequence[Setting]) -> list[Job]:
     """What has to be done for these settings, and no more."""
     jobs: list[Job] = []
-    likes = {one.like for one in queue() if isinstance(one, Again) and one.setting in settings}
+    runs = [job for job in queue() if isinstance(job, Through)]
+    likes = {job.like for job in runs if job.setting in settings}
     for job in queue():
         if isinstance(job, cached.Together):
             wanted = tuple(one for one in job.settings if one in settings)
             jobs += [replace(job, settings=wanted)] if wanted else []
-        elif isinstance(job, First | Again):
-            wanted_too = isinstance(job, First) and job.setting in likes
-            jobs += [job] if job.setting in settings or wanted_too else []
+        elif isinstance(job, Through):
+            rate_of_others = job.chooses and job.setting in likes
+            jobs += [job] if job.setting in settings or rate_of_others else []
     return jobs

@@ -181,51 +181,13 @@ def claimed(name: str) -> Iterator[bool]:
 
 
 @dataclass(frozen=True)
-class First:
-    """The first seed at every rate; the best on validation is tested, and the rate of the others.
+class Through:
+    """One seed of a setting, tested once.
 
-    What each rate learned is kept until all were tried, so a killed run loses one rate at most.
+    The first seed tries every rate, and the best on validation counts; what each rate learned is
+    kept until then, so a killed run loses one rate at most. Other seeds take its rate, and settings
+    that are `like` another one take the rate of that.
     """
-
-    setting: Setting
-    seed: int = SEEDS[0]
-
-    @property
-    def name(self) -> str:
-        return f"{self.setting.slug}-seed{self.seed}"
-
-    def missing(self) -> list[float]:
-        if run_path(self.setting, self.seed).exists():
-            return []
-        tried = (read(rates_path(self.setting)) or {"val": {}})["val"]
-        return [lr for lr in RATES[self.setting.regime] if f"{lr:g}" not in tried] or [0.0]
-
-    def ready(self) -> bool:
-        return True
-
-    def work(self, say: Callable[[str], object]) -> None:
-        setting, path = self.setting, rates_path(self.setting)
-        for lr in filter(None, self.missing()):
-            model, about = trained(setting, lr, self.seed)
-            self.kept(lr).parent.mkdir(parents=True, exist_ok=True)
-            model.save("task", self.kept(lr))
-            record = read(path) or {**asdict(setting), "val": {}}
-            write(path, {**record, "val": {**record["val"], f"{lr:g}": [about]}})
-            say(f"lr {lr:g} val {about['accuracy']:.4f}, {about['cpu_seconds']:.0f} s")
-        best, record = chosen(setting), read(path) or {}
-        model = MemoryViT(sets.trunk(setting.pixels))
-        model.attach(self.kept(best))
-        test(setting, best, self.seed, model, record["val"][f"{best:g}"][0], say)
-        for lr in RATES[setting.regime]:
-            self.kept(lr).unlink(missing_ok=True)
-
-    def kept(self, lr: float) -> Path:
-        return engram_path(self.setting, self.seed).with_suffix(f".{lr:g}.safetensors")
-
-
-@dataclass(frozen=True)
-class Again:
-    """One seed at a rate that was chosen before, for this setting or one like it; tested once."""
 
     setting: Setting
     seed: int
@@ -235,15 +197,46 @@ class Again:
     def name(self) -> str:
         return f"{self.setting.slug}-seed{self.seed}"
 
+    @property
+    def chooses(self) -> bool:
+        return self.like is None and self.seed == SEEDS[0]
+
     def missing(self) -> list[int]:
         return [] if run_path(self.setting, self.seed).exists() else [self.seed]
 
     def ready(self) -> bool:
-        return run_path(self.like or self.setting, SEEDS[0]).exists()
+        return self.chooses or run_path(self.like or self.setting, SEEDS[0]).exists()
 
     def work(self, say: Callable[[str], object]) -> None:
-        lr = chosen(self.like or self.setting)
-        test(self.setting, lr, self.seed, *trained(self.setting, lr, self.seed), say)
+        if self.chooses:
+            lr, model, about = self._best(say)
+        else:
+            lr = chosen(self.like or self.setting)
+            model, about = trained(self.setting, lr, self.seed)
+        test(self.setting, lr, self.seed, model, about, say)
+        if self.chooses:
+            for rate in RATES[self.setting.regime]:
+                self._kept(rate).unlink(missing_ok=True)
+
+    def _best(self, say: Callable[[str], object]) -> tuple[float, MemoryViT, dict[str, Any]]:
+        """The best of all rates; those that were tried before are not tried again."""
+        setting, path = self.setting, rates_path(self.setting)
+        for lr in RATES[setting.regime]:
+            record = read(path) or {**asdict(setting), "val": {}}
+            if f"{lr:g}" in record["val"]:
+                continue
+            model, about = trained(setting, lr, self.seed)
+            self._kept(lr).parent.mkdir(parents=True, exist_ok=True)
+            model.save("task", self._kept(lr))
+            write(path, {**record, "val": {**record["val"], f"{lr:g}": [about]}})
+            say(f"lr {lr:g} val {about['accuracy']:.4f}, {about['cpu_seconds']:.0f} s")
+        best, record = chosen(setting), read(path) or {}
+        model = MemoryViT(sets.trunk(setting.pixels))
+        model.attach(self._kept(best))
+        return best, model, record["val"][f"{best:g}"][0]
+
+    def _kept(self, lr: float) -> Path:
+        return engram_path(self.setting, self.seed).with_suffix(f".{lr:g}.safetensors")
 
 
 def trained(setting: Setting, lr: float, seed: int) -> tuple[MemoryViT, dict[str, Any]]:

@@ -31,7 +31,8 @@ from engram.graphs import about, describe
 from engram.images import Preprocessing
 from engram.model import MemoryViT
 from engram.quantise import quantised
-from engram.runtime import OnnxModel, check_pixels
+from engram.runtime import BATCHES, OnnxModel, check_pixels
+from engram.runtime import compare as compare_answers
 from engram.serve.engines import OneByOne
 from engram.timing import Case, Timing, compare, machine, machine_words
 from engram.vit import ViT
@@ -72,7 +73,7 @@ def export(model: MemoryViT, folder: Path, again: bool) -> dict[str, Path]:
         print("quantising", flush=True)
         began = time.monotonic()
         assert model.trunk.preprocessing is not None
-        pixels = check_pixels(model.trunk.preprocessing, 12)
+        pixels = check_pixels(model.trunk.preprocessing, sum(BATCHES))
         proto = quantised(onnx.load(paths["onnx"]), pixels, folder)
         describe(proto, about(model, ["base", *model.tasks], int8=True))
         write_atomically(paths[INT8], proto.SerializeToString())
@@ -83,14 +84,14 @@ def export(model: MemoryViT, folder: Path, again: bool) -> dict[str, Path]:
 def check(model: MemoryViT, name: str, engine: OnnxModel) -> None:
     """Refuse a graph that answers otherwise than the model that it is measured beside."""
     assert model.trunk.preprocessing is not None
-    pixels = check_pixels(model.trunk.preprocessing, 2)
+    pixels = check_pixels(model.trunk.preprocessing, sum(BATCHES))
     with torch.inference_mode():
         expected = model(pixels)
-    found = engine.run(pixels)
-    for task, logits in expected.items():
-        off = float((found[task] - logits).norm() / logits.norm())
-        if not off <= FAR[name]:
-            raise SystemExit(f"{name} is off by {off:.2g} in {task}; make it anew with --again.")
+    for task, change in compare_answers(engine.run, pixels, expected).items():
+        if not change.relative <= FAR[name]:
+            raise SystemExit(
+                f"{name} is off by {change.relative:.2g} in {task}; make it anew with --again."
+            )
 
 
 def table(batch: int, found: dict[str, Timing]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from engram.describe import Description
 from engram.errors import EngramError
 from engram.evaluate import answers, preprocessing_of
 from engram.feeds import Progress
-from engram.files import write_atomically
+from engram.files import check_writable, write_atomically
 from engram.graphs import INPUT, KEY, OPSET, about, describe, onnx_graph, quiet, trace
 from engram.model import MemoryViT
 from engram.quantise import quantised
@@ -148,14 +147,7 @@ def check_place(path: Path, kind: str, overwrite: bool) -> None:
         raise EngramError(
             f"{path} is there already; choose another -o, or replace it with --overwrite."
         )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise EngramError(
-            f"{path} cannot be written ({error.strerror or error}); choose another -o."
-        ) from None
+    check_writable(path, other="-o", parents=True)
 
 
 def _asked(

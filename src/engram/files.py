@@ -321,17 +321,22 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     sync_folder(target.parent)
 
 
-def check_writable(path: str | Path) -> None:
-    """That a file can be written there later; if not, an EngramError now."""
+def check_writable(path: str | Path, other: str = "place", parents: bool = False) -> None:
+    """That a file can be written there later; if not, an EngramError now that asks for another.
+
+    With `parents`, folders that are missing are made.
+    """
     target = Path(os.path.realpath(path))
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if parents:
+            target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         raise EngramError(
-            f"{path} cannot be written ({error.strerror or error}); choose another place."
+            f"{path} cannot be written ({error.strerror or error}); choose another {other}."
         ) from None
 
 

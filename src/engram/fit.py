@@ -241,11 +241,11 @@ class Training:
         """One update of every learner; gives whether some process was asked to stop."""
         learners, device = self.learners, self.team.device
         lost = torch.zeros(len(learners), device=device)
+        scales = torch.tensor([one.scale for one in learners], device=device)
         for inputs, labels in item.split(self.recipe.micro_batch):
             answers = self._logits(inputs)
             labels = labels.to(device)
             each = torch.stack([one.loss(answers[one.name], labels) for one in learners])
-            scales = torch.tensor([one.scale for one in learners], device=device)
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
             lost += each.detach()
         sums = [float(len(item.labels)), float(item.failed), float(stop.asked), *lost.tolist()]

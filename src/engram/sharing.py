@@ -162,7 +162,7 @@ def pull(
     taken: dict[Path, tuple[Path, str]] = {}
     for origin, target, named in plans:
         other, also = taken.setdefault(target, (origin, named))
-        if other.read_bytes() != origin.read_bytes():
+        if other != origin and other.read_bytes() != origin.read_bytes():
             raise EngramError(
                 f"Both {also} and {named} would be {target}; pull one of them into another folder "
                 "with -o. Nothing was written."
