@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -58,16 +59,20 @@ def normed_of_every_layer(vit: ViT, pixels: Tensor) -> list[Tensor]:
     return layers
 
 
-def from_cache(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-    with torch.no_grad():
-        layers = normed_of_every_layer(model.trunk, pixels)
-    names = list(model.tasks)
-    streams = model._make_memory(names)
-    y = memory.from_normed(model.trunk, layers, streams)
-    return {
-        name: model.task(name).head(model.trunk.norm(own).mean(1))
-        for name, own in zip(names, streams.split(y), strict=True)
-    }
+def from_cache(tokens: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]:
+    def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            layers = normed_of_every_layer(model.trunk, pixels)
+        names = list(model.tasks)
+        streams = model._make_memory(names)
+        with mock.patch.object(memory, "reads_tokens", return_value=tokens):
+            y = memory.from_normed(model.trunk, layers, streams)
+        return {
+            name: model.task(name).head(model.trunk.norm(own).mean(1))
+            for name, own in zip(names, streams.split(y), strict=True)
+        }
+
+    return answer
 
 
 def without_gradients(exact: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]:
@@ -83,7 +88,8 @@ PATHS: dict[str, Callable[[MemoryViT, Tensor], dict[str, Tensor]]] = {
     "exact": without_gradients(exact=True),
     "training": lambda model, pixels: model(pixels),
     "training exactly": lambda model, pixels: model(pixels, exact=True),
-    "from the cache": from_cache,
+    "from the cache, by keys": from_cache(tokens=False),
+    "from the cache, by tokens": from_cache(tokens=True),
 }
 
 
@@ -109,12 +115,12 @@ def test_every_path_gives_the_logits_of_the_reference(
     model, pixels = make(options, nodes, torch.float64), some_pixels()
     wanted = expected(model, pixels)
     given_ = PATHS[path](model, pixels)
-    assert list(given_) == list(wanted)[path == "from the cache" :]
+    assert list(given_) == list(wanted)[path.startswith("from the cache") :]
     for name, logits in given_.items():
         torch.testing.assert_close(logits, wanted[name], **TIGHT)
 
 
-@pytest.mark.parametrize("path", ["training", "training exactly", "from the cache"])
+@pytest.mark.parametrize("path", list(PATHS)[2:])
 @settings(max_examples=20)
 @given(options=trunk_options(), nodes=graphs())
 @example(options={}, nodes=DIAMOND)

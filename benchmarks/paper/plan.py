@@ -55,15 +55,17 @@ def queue() -> list[Job]:
     jobs += [*through("pets", 0, MORE), cached.group("pets", "gap", 0)]
     jobs += [cached.group("pets", "views", 0)]
     jobs += [cached.group(name, "rows", 0) for name in ("flowers", "cifar10")]
+    jobs += [cached.group("flowers", "large", *SEEDS)]
     for seed in SEEDS[1:]:
         jobs += [*through("pets", seed, MAIN), *through("fashion", seed, MAIN)]
         jobs += [cached.group(name, "rows", seed) for name in ("flowers", "cifar10")]
-        jobs += [cached.group(name, what, seed) for what in ("gap", "views")
-                 for name in ("fashion", "pets")]  # fmt: skip
-    jobs += [*through("cifar10", 0, MAIN), *through("flowers", 0, MAIN)]
+    jobs += [cached.group("fashion", "large", *SEEDS)]
     for seed in SEEDS[1:]:
         jobs += through("pets", seed, MANY + MORE) + through("fashion", seed, MANY + MORE)
-    jobs += [cached.group(name, "large", *SEEDS) for name in ("flowers", "fashion", "cifar10")]
+    jobs += [cached.group(name, what, seed) for seed in SEEDS[1:] for what in ("gap", "views")
+             for name in ("fashion", "pets")]  # fmt: skip
+    jobs += [*through("cifar10", 0, MAIN), *through("flowers", 0, MAIN)]
+    jobs += [cached.group("cifar10", "large", *SEEDS)]
     for seed in SEEDS:
         for name in ("cifar10", "flowers"):
             jobs += through(name, seed, MAIN + MANY + MORE)

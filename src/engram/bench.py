@@ -21,6 +21,7 @@ from engram.checkpoints import load_trunk
 from engram.costs import Costs, shape_of, task_costs
 from engram.describe import Description
 from engram.errors import EngramError
+from engram.memory import reads_tokens
 from engram.model import MemoryViT
 from engram.peers import (
     Lora,
@@ -224,11 +225,12 @@ def cached_limit(size: Size, variants: int = 1) -> float:
     """The ratio of `cached_step`, if time were multiply-accumulates: `memory.from_normed`."""
     config, costs = size.trunk.config, size.task_costs()
     n, width = config.prefix + config.grid[0] * config.grid[1], config.width
-    own = costs.macs // config.depth - 2 * width * n  # of a layer, all but reading the trunk
-    folded = 2 * variants * (2 * width**2 + 2 * config.heads * n * width)  # there and back
-    unfolded = 2 * n * width**2 + 2 * variants * 2 * n * width
-    step = config.depth * (2 * variants * own + min(folded, unfolded))
-    return (step + 2 * variants * costs.head_macs) / costs.trunk_macs
+    step = 2 * variants * (costs.macs // config.depth)  # of a layer, there and back
+    if reads_tokens(size.trunk, n, variants, passes=2):
+        step += 2 * variants * 2 * (config.heads - 1) * (n + 1 + size.cells) * width
+    else:
+        step += 2 * n * width**2
+    return (config.depth * step + 2 * variants * costs.head_macs) / costs.trunk_macs
 
 
 def cached_step(size: Size, batch: int, variants: int = 1) -> Step:

@@ -73,8 +73,12 @@ class _Fixed(MemoryViT):
         masked = [n for n in names if n != "base" and self.task(n).spec.parts.masked]
         self.constants: tuple[Memory, list[str]] | None = None
         if masked:
+            closure = self._closure(masked)
             with torch.no_grad():
-                self.constants = self._make_memory(self._closure(masked)), self._closure(masked)
+                memory = self._make_memory(closure)
+                for layer, block in enumerate(self.trunk.layers):
+                    memory.keys_values(layer, block)
+            self.constants = memory, closure
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         return super().forward(pixels, self.names)

@@ -46,14 +46,6 @@ class Stream:
 # The trunk, as a task stream sees it at one layer
 
 
-class TrunkView(Protocol):
-    def scores(self, q: Tensor) -> Tensor:
-        """(b, h, s, d) -> (b, h, s, n)"""
-
-    def mix(self, weights: Tensor) -> Tensor:
-        """(b, h, s, n) -> (b, h, s, d)"""
-
-
 @dataclass(frozen=True)
 class KeysValues:
     """The trunk's keys and values, just computed."""
@@ -61,41 +53,15 @@ class KeysValues:
     k: Tensor  # (b, h, n, d)
     v: Tensor
 
-    def scores(self, q: Tensor) -> Tensor:
-        return q @ self.k.mT
-
-    def mix(self, weights: Tensor) -> Tensor:
-        return weights @ self.v
-
 
 @dataclass(frozen=True)
 class Normed:
-    """The trunk's normed tokens, as from a cache. No key or value is computed for them:
-
-    q . (W_k x + b_k) = (W_k' q) . x + q . b_k    and    sum w (W_v x + b_v) = W_v (sum w x) + b_v
-    """
+    """The trunk's normed tokens, as from a cache: no key or value is computed for them."""
 
     tokens: Tensor  # (b, n, D)
-    block: Block
 
-    def _fold(self, part: int) -> tuple[Tensor, Tensor | None]:
-        """A projection as (h, d, D) and its bias as (h, 1, d); part 1: keys, 2: values."""
-        qkv, heads, width = self.block.qkv, self.block.heads, self.tokens.shape[-1]
-        rows = slice(part * width, (part + 1) * width)
-        bias = None if qkv.bias is None else qkv.bias[rows].view(heads, 1, -1)
-        return qkv.weight[rows].view(heads, -1, width), bias
 
-    def scores(self, q: Tensor) -> Tensor:
-        weight, bias = self._fold(1)
-        folded = torch.einsum("bhsd,hdD->bhsD", q, weight)
-        scores = (folded.flatten(1, 2) @ self.tokens.mT).view(*q.shape[:3], -1)
-        return scores if bias is None else scores + (q * bias).sum(-1, keepdim=True)
-
-    def mix(self, weights: Tensor) -> Tensor:
-        weight, bias = self._fold(2)
-        mixed = (weights.flatten(1, 2) @ self.tokens).view(*weights.shape[:3], -1)
-        read = torch.einsum("bhsD,hdD->bhsd", mixed, weight)
-        return read if bias is None else read + weights.sum(-1, keepdim=True) * bias
+TrunkView = KeysValues | Normed
 
 
 # Table 1
@@ -110,10 +76,10 @@ class Watch(Protocol):
 
 
 class Memory:
-    """The task streams of a pass and all they need to read: Table 1 as indices, cells as keys.
+    """The task streams of a pass and all they need to read: Table 1 as indices, and the cells.
 
-    Cells depend on no image, so their keys and values are computed here, once for the pass (or,
-    while no parameter changes, for many passes).
+    Cells depend on no image, so their keys and values are computed once for the pass (or, while no
+    parameter changes, for many passes).
     """
 
     def __init__(self, vit: ViT, streams: Sequence[Stream]) -> None:
@@ -125,12 +91,12 @@ class Memory:
         device = self.token.device
         lengths = [len(stream.token) for stream in streams]
         self.tokens_read, tokens_missing = _table(reads, self.spans, lengths, device)  # (s, a)
-        cells_read, cells_missing = _table(reads, cells, lengths, device)  # (s, m)
+        self.cells_read, cells_missing = _table(reads, cells, lengths, device)  # (s, m)
         missing = torch.cat([tokens_missing, cells_missing], dim=1)
         self.missing = missing if bool(missing.any()) else None  # (s, a + m)
         s, a = self.tokens_read.shape
         self.reads_only_itself = a == 1 and s == len(streams)
-        self.cells = [self._keys_values(block, i, cells_read) for i, block in enumerate(vit.layers)]
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of cells, by layer
         members = [
             (span, stream.adapters)
             for span, stream in zip(self.spans, streams, strict=True)
@@ -138,16 +104,6 @@ class Memory:
         ]
         self.bank = Bank(members, s) if members else None
         self.watch: Watch | None = None
-
-    def _keys_values(self, block: Block, layer: int, read: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the cells that each class token reads: twice (h, s, m, d)."""
-        normed = [
-            stream.cells[layer] if stream.after_norm else block.norm1(stream.cells[layer])
-            for stream in self.streams
-        ]
-        k, v = block.keys_values(torch.cat(normed).unsqueeze(0))
-        k, v = F.pad(k[0], (0, 0, 0, 1)), F.pad(v[0], (0, 0, 0, 1))  # the row behind all, blank
-        return k[:, read], v[:, read]
 
     def start(self, images: int) -> Tensor:
         """The class tokens at the first layer: (b, s, D)."""
@@ -157,31 +113,87 @@ class Memory:
         """The tokens (b, s, D) of each stream: (b, k, D)."""
         return [y[:, span.start : span.stop] for span in self.spans]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, trunk: TrunkView) -> Tensor:
+    def attend(self, layer: int, block: Block, normed: Tensor, trunk: TrunkView) -> Tensor:
         """Every class token reads the trunk, the class tokens and the cells that Table 1 allows.
 
-        `q`, `k`, `v` (b, h, s, d) are of the class tokens; gives what they read, (b, s, D).
+        `normed` (b, s, D) are the class tokens behind the norm; gives what they read, (b, s, D).
         """
-        cell_k, cell_v = self.cells[layer]  # (h, s, m, d)
-        token_k, token_v = self._read_tokens(k), self._read_tokens(v)  # (b, h, s, a, d)
+        if isinstance(trunk, Normed):
+            return self._attend_tokens(layer, block, normed, trunk.tokens)
+        return self.attend_keys(layer, block, *block.project(normed), trunk)
+
+    def attend_keys(
+        self, layer: int, block: Block, q: Tensor, k: Tensor, v: Tensor, trunk: KeysValues
+    ) -> Tensor:
+        """`attend` by keys and values, as usual; `q`, `k`, `v` (b, h, s, d) are the tasks' own."""
+        cell_k, cell_v = self.keys_values(layer, block)  # (h, s, m, d)
+        token_k, token_v = self._read(k, dim=2), self._read(v, dim=2)  # (b, h, s, a, d)
         q = q * q.shape[-1] ** -0.5
-        of_trunk = trunk.scores(q)
+        of_trunk = q @ trunk.k.mT
         of_tokens = (q.unsqueeze(3) * token_k).sum(-1)
         of_cells = torch.einsum("bhsd,hsmd->bhsm", q, cell_k)
-        memory = torch.cat([of_tokens, of_cells], dim=-1)
-        if self.missing is not None:
-            memory = memory.masked_fill(self.missing, -torch.inf)
-        weights = torch.cat([of_trunk, memory], dim=-1).softmax(-1)
+        weights = self._weigh(layer, of_trunk, torch.cat([of_tokens, of_cells], dim=-1))
         lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
         to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
-        if self.watch is not None:
-            self.watch(layer, to_trunk, to_tokens, to_cells)
-        read = trunk.mix(to_trunk) + (to_tokens.unsqueeze(-1) * token_v).sum(3)
+        read = to_trunk @ trunk.v + (to_tokens.unsqueeze(-1) * token_v).sum(3)
         return merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
 
-    def _read_tokens(self, x: Tensor) -> Tensor:
-        """(b, h, s, d) -> (b, h, s, a, d)"""
-        return x.unsqueeze(3) if self.reads_only_itself else x[:, :, self.tokens_read]
+    def _attend_tokens(self, layer: int, block: Block, normed: Tensor, trunk: Tensor) -> Tensor:
+        """`attend` without any key or value, from the normed tokens and cells x themselves:
+
+            q . (W_k x + b_k) = (W_k' q) . x + q . b_k
+            sum w (W_v x + b_v) = W_v (sum w x) + b_v
+
+        The softmax does not see q . b_k, which is the same for all that a class token reads.
+        """
+        b, s, width = normed.shape
+        w_q, w_k, w_v = block.qkv.weight.view(3, block.heads, -1, width)  # each (h, d, D)
+        b_q, _, b_v = (None,) * 3 if block.qkv.bias is None else block.qkv.bias.chunk(3)
+        q = F.linear(normed, w_q.flatten(0, 1), b_q).view(b, s, block.heads, -1)
+        q = torch.einsum("bshd,hdD->bshD", q * q.shape[-1] ** -0.5, w_k).contiguous()
+        cells = F.pad(self._normed(layer, block), (0, 0, 0, 1))[self.cells_read]
+        memory = torch.cat([self._read(normed, dim=1), cells.expand(b, -1, -1, -1)], dim=2)
+        of_trunk = (q.flatten(1, 2) @ trunk.mT).view(b, s, block.heads, -1)
+        of_memory = q @ memory.mT  # (b, s, h, a + m)
+        weights = self._weigh(layer, of_trunk.transpose(1, 2), of_memory.transpose(1, 2))
+        lengths = [of_trunk.shape[-1], of_memory.shape[-1]]
+        to_trunk, to_memory = torch.split(weights.transpose(1, 2), lengths, dim=-1)
+        read = (to_memory @ memory).flatten(1, 2)
+        read = torch.baddbmm(read, to_trunk.flatten(1, 2), trunk).view(q.shape)
+        read = torch.einsum("bshD,hdD->bshd", read, w_v).flatten(2)
+        return read if b_v is None else read + b_v
+
+    def _weigh(self, layer: int, trunk: Tensor, memory: Tensor) -> Tensor:
+        """From scores of the trunk (b, h, s, n) and the memory (b, h, s, a + m) to weights."""
+        if self.missing is not None:
+            memory = memory.masked_fill(self.missing, -torch.inf)
+        weights = torch.cat([trunk, memory], dim=-1).softmax(-1)
+        if self.watch is not None:
+            lengths = [trunk.shape[-1], self.tokens_read.shape[1], self.cells_read.shape[1]]
+            self.watch(layer, *torch.split(weights, lengths, dim=-1))
+        return weights
+
+    def keys_values(self, layer: int, block: Block) -> tuple[Tensor, Tensor]:
+        """Keys and values of the cells that each class token reads: twice (h, s, m, d), kept."""
+        if layer not in self._kept:
+            k, v = block.keys_values(self._normed(layer, block).unsqueeze(0))
+            k, v = F.pad(k[0], (0, 0, 0, 1)), F.pad(v[0], (0, 0, 0, 1))  # the row behind all, blank
+            self._kept[layer] = k[:, self.cells_read], v[:, self.cells_read]
+        return self._kept[layer]
+
+    def _normed(self, layer: int, block: Block) -> Tensor:
+        """The cells of all streams behind the norm, one stream after another."""
+        cells = [
+            stream.cells[layer] if stream.after_norm else block.norm1(stream.cells[layer])
+            for stream in self.streams
+        ]
+        return torch.cat(cells)
+
+    def _read(self, x: Tensor, dim: int) -> Tensor:
+        """What each class token reads of the class tokens at `dim`: (…, s, …) -> (…, s, a, …)."""
+        if self.reads_only_itself:
+            return x.unsqueeze(dim + 1)
+        return x[(slice(None),) * dim + (self.tokens_read,)]
 
 
 def _spans(lengths: Sequence[int]) -> list[range]:
@@ -229,7 +241,7 @@ def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Te
         ) -> Tensor:
             q, k, v = block.project(normed)
             trunk = KeysValues(k[:, :, :n], v[:, :, :n])
-            read = memory.attend(layer, q[:, :, n:], k[:, :, n:], v[:, :, n:], trunk)
+            read = memory.attend_keys(layer, block, q[:, :, n:], k[:, :, n:], v[:, :, n:], trunk)
             if not wanted:
                 return read
             plain = F.scaled_dot_product_attention(q[:, :, :wanted], trunk.k, trunk.v)
@@ -259,7 +271,7 @@ class TrunkPass:
 
             def attend(block: Block, normed: Tensor, taken: list[TrunkView] = taken) -> Tensor:
                 q, k, v = block.project(normed)
-                taken.append(Normed(normed, block) if self.lean else KeysValues(k, v))
+                taken.append(Normed(normed) if self.lean else KeysValues(k, v))
                 return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
             x = block(x, attend)
@@ -268,7 +280,7 @@ class TrunkPass:
         if not self.keep:
             block = self.vit.layers[-1]
             last = block.norm1(x)
-            yield Normed(last, block) if self.lean else KeysValues(*block.keys_values(last))
+            yield Normed(last) if self.lean else KeysValues(*block.keys_values(last))
 
 
 def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
@@ -282,7 +294,7 @@ def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) ->
         def attend(
             block: Block, normed: Tensor, layer: int = layer, view: TrunkView = view
         ) -> Tensor:
-            return memory.attend(layer, *block.project(normed), view)
+            return memory.attend(layer, block, normed, view)
 
         y = block(y, attend, memory.bank.beside(layer) if memory.bank else None)
     return y
@@ -292,31 +304,38 @@ def reads_lean(vit: ViT, n: int, memory: Memory) -> bool:
     """Whether tasks that train beside a running trunk of n tokens should read it `lean`.
 
     Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
-    folding halves the memory of a step; it is done while it adds less than a twentieth of work.
+    this halves the memory of a step; it is done while it adds less than a twentieth of work.
     """
-    return 2 * _folding(vit, n, memory) < 12 * n * vit.config.width**2 / 20
+    return 2 * _in_width(vit, n, len(memory.token)) < 12 * n * vit.config.width**2 / 20
 
 
-def _folding(vit: ViT, n: int, memory: Memory) -> int:
-    """Multiply-accumulates of a layer, an image, for class tokens that read `Normed` tokens."""
+def reads_tokens(vit: ViT, n: int, s: int, passes: int) -> bool:
+    """Whether it is cheaper that s class tokens read n cached tokens as they are.
+
+    With many class tokens it is cheaper to make keys and values of the trunk, once for all.
+    """
     width = vit.config.width
-    return len(memory.token) * (2 * width**2 + 2 * vit.config.heads * n * width)
+    keys = 2 * n * width**2 + passes * s * 2 * n * width
+    return passes * _in_width(vit, n, s) < keys
+
+
+def _in_width(vit: ViT, n: int, s: int) -> int:
+    """Multiply-accumulates of a layer, an image, that every head does in the width of tokens then:
+
+    queries are taken there and what was read is taken back, and the trunk is read.
+    """
+    width = vit.config.width
+    return s * (2 * width**2 + 2 * vit.config.heads * n * width)
 
 
 def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
-    """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer.
-
-    With many class tokens it is cheaper to make keys and values once than to fold every query.
-    """
-    _, n, width = layers[0].shape
+    """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer."""
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
-    folded = passes * _folding(vit, n, memory)
-    unfolded = 2 * n * width**2 + passes * len(memory.token) * 2 * n * width
-    pairs = zip(layers, vit.layers, strict=True)
     views: Iterable[TrunkView]
-    if folded < unfolded:
-        views = (Normed(normed, block) for normed, block in pairs)
+    if reads_tokens(vit, layers[0].shape[1], len(memory.token), passes):
+        views = map(Normed, layers)
     else:
+        pairs = zip(layers, vit.layers, strict=True)
         views = (KeysValues(*block.keys_values(normed)) for normed, block in pairs)
     return beside(vit, views, memory, len(layers[0]))
 
