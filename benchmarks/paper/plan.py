@@ -10,6 +10,7 @@ import cached
 import concatenation
 import extension
 from runs import SEEDS, Setting, Through
+from sets import FIRST
 
 Job = Through | cached.Together | concatenation.Concatenation | extension.Extension
 
@@ -52,6 +53,8 @@ def queue() -> list[Job]:
     jobs += extension.jobs()
     for seed in SEEDS[1:]:
         jobs += [*through("pets", seed, MAIN[:2]), *through("fashion", seed, MAIN[:2])]
+    jobs += [cached.group(FIRST, "rows", 0), cached.group(FIRST, "views", 0)]
+    jobs += [*through(FIRST, 0, MAIN[:2]), *through(FIRST, 0, MANY)]
     jobs += [*through("pets", 0, MORE), cached.group("pets", "gap", 0)]
     jobs += [cached.group("pets", "views", 0)]
     jobs += [cached.group(name, "rows", 0) for name in ("flowers", "cifar10")]

@@ -41,6 +41,7 @@ FASHION = Path(os.environ.get("ENGRAM_FASHION_MNIST", "/usr/share/datasets/fashi
 
 PHOTOGRAPHS = ("pets", "flowers")
 SETS = ("fashion", "pets", "cifar10", "flowers")
+FIRST = "first"  # the first 1,000 of Fashion-MNIST, which trial.py chooses and tests on
 VALIDATION, TEST, SHARE, SEED = 1_000, 1_000, 0.2, 0
 CLOTHES = (
     *("t-shirt", "trouser", "pullover", "dress", "coat"),
@@ -68,6 +69,9 @@ def splits(name: str, pixels: int, images: int, raw: bool = False) -> Splits:
         train, val = split_validation(found["train"], SHARE, SEED)
         found = replace(found, train=_first(train, images), val=val)
         return found if raw else _decoded(found, pixels)
+    if name == FIRST:
+        whole, test = (_fashion(split).subset(np.arange(1_000)) for split in ("train", "test"))
+        return Splits(name, CLOTHES, train=whole, val=test, test=test, augment="pad-crop")
     if name not in SETS:
         raise EngramError(f"There is no set {name!r}; choose one of {', '.join(SETS)}.")
     read = _fashion if name == "fashion" else _cifar10

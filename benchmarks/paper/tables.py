@@ -22,6 +22,7 @@ import poster
 import table2
 import table4
 import table5
+import trial
 from plan import queue
 from runs import RECORDS, Setting, all_rates, chosen_in
 from show import markdown, tests
@@ -61,6 +62,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "extension": extension.table,
     "figure2b": figure2b.table,
     "gap": gap.table,
+    "trial": trial.table,
     "rates": rates,
     "state": state,
 }
