@@ -127,6 +127,10 @@ class Memory:
     ) -> Tensor:
         """`attend` by keys and values, as usual; `q`, `k`, `v` (b, h, s, d) are the tasks' own."""
         cell_k, cell_v = self.keys_values(layer, block)  # (h, s, m, d)
+        if len(self.token) == 1 and self.watch is None:  # nothing to hide from it
+            k = torch.cat([trunk.k, k, cell_k[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
+            v = torch.cat([trunk.v, v, cell_v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
+            return merge_heads(F.scaled_dot_product_attention(q, k, v))
         token_k, token_v = self._read(k, dim=2), self._read(v, dim=2)  # (b, h, s, a, d)
         q = q * q.shape[-1] ** -0.5
         of_trunk = q @ trunk.k.mT
