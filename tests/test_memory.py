@@ -83,10 +83,16 @@ def without_gradients(exact: bool) -> Callable[[MemoryViT, Tensor], dict[str, Te
     return answer
 
 
+def lean(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    with mock.patch("engram.model.reads_lean", return_value=True):
+        return model(pixels)
+
+
 PATHS: dict[str, Callable[[MemoryViT, Tensor], dict[str, Tensor]]] = {
     "fast": without_gradients(exact=False),
     "exact": without_gradients(exact=True),
     "training": lambda model, pixels: model(pixels),
+    "training, lean": lean,
     "training exactly": lambda model, pixels: model(pixels, exact=True),
     "from the cache, by keys": from_cache(tokens=False),
     "from the cache, by tokens": from_cache(tokens=True),

@@ -25,6 +25,7 @@ from typing import Literal, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from engram.adapters import Adapters, Bank
 from engram.vit import Attend, Block, ViT, merge_heads
@@ -59,6 +60,7 @@ class Normed:
     """The trunk's normed tokens, as from a cache: no key or value is computed for them."""
 
     tokens: Tensor  # (b, n, D)
+    lean: bool = False  # while they are read, autograd keeps nothing: it reads them again
 
 
 TrunkView = KeysValues | Normed
@@ -119,7 +121,13 @@ class Memory:
         `normed` (b, s, D) are the class tokens behind the norm; gives what they read, (b, s, D).
         """
         if isinstance(trunk, Normed):
-            return self._attend_tokens(layer, block, normed, trunk.tokens)
+            given = layer, block, normed, trunk.tokens
+            if trunk.lean:
+                read: Tensor = checkpoint(
+                    self._attend_tokens, *given, use_reentrant=False, preserve_rng_state=False
+                )
+                return read
+            return self._attend_tokens(*given)
         return self.attend_keys(layer, block, *block.project(normed), trunk)
 
     def attend_keys(
@@ -154,16 +162,16 @@ class Memory:
         w_q, w_k, w_v = block.qkv.weight.view(3, block.heads, -1, width)  # each (h, d, D)
         b_q, _, b_v = (None,) * 3 if block.qkv.bias is None else block.qkv.bias.chunk(3)
         q = F.linear(normed, w_q.flatten(0, 1), b_q).view(b, s, block.heads, -1)
-        q = torch.einsum("bshd,hdD->bshD", q * q.shape[-1] ** -0.5, w_k).contiguous()
+        q = torch.einsum("bshd,hdD->bshD", q * q.shape[-1] ** -0.5, w_k).reshape(b, -1, width)
         cells = F.pad(self._normed(layer, block), (0, 0, 0, 1))[self.cells_read]
         memory = torch.cat([self._read(normed, dim=1), cells.expand(b, -1, -1, -1)], dim=2)
-        of_trunk = (q.flatten(1, 2) @ trunk.mT).view(b, s, block.heads, -1)
-        of_memory = q @ memory.mT  # (b, s, h, a + m)
+        of_trunk = (q @ trunk.mT).view(b, s, block.heads, -1)
+        of_memory = q.view(b, s, -1, width) @ memory.mT  # (b, s, h, a + m)
         weights = self._weigh(layer, of_trunk.transpose(1, 2), of_memory.transpose(1, 2))
         lengths = [of_trunk.shape[-1], of_memory.shape[-1]]
         to_trunk, to_memory = torch.split(weights.transpose(1, 2), lengths, dim=-1)
         read = (to_memory @ memory).flatten(1, 2)
-        read = torch.baddbmm(read, to_trunk.flatten(1, 2), trunk).view(q.shape)
+        read = torch.baddbmm(read, to_trunk.flatten(1, 2), trunk).view(b, s, -1, width)
         read = torch.einsum("bshD,hdD->bshd", read, w_v).flatten(2)
         return read if b_v is None else read + b_v
 
@@ -275,7 +283,7 @@ class TrunkPass:
 
             def attend(block: Block, normed: Tensor, taken: list[TrunkView] = taken) -> Tensor:
                 q, k, v = block.project(normed)
-                taken.append(Normed(normed) if self.lean else KeysValues(k, v))
+                taken.append(Normed(normed, lean=True) if self.lean else KeysValues(k, v))
                 return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
             x = block(x, attend)
@@ -284,7 +292,7 @@ class TrunkPass:
         if not self.keep:
             block = self.vit.layers[-1]
             last = block.norm1(x)
-            yield Normed(last) if self.lean else KeysValues(*block.keys_values(last))
+            yield Normed(last, lean=True) if self.lean else KeysValues(*block.keys_values(last))
 
 
 def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
@@ -310,7 +318,7 @@ def reads_lean(vit: ViT, n: int, memory: Memory) -> bool:
     Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
     this halves the memory of a step; it is done while it adds less than a twentieth of work.
     """
-    return 2 * _in_width(vit, n, len(memory.token)) < 12 * n * vit.config.width**2 / 20
+    return 3 * _in_width(vit, n, len(memory.token)) < 12 * n * vit.config.width**2 / 20
 
 
 def reads_tokens(vit: ViT, n: int, s: int, passes: int) -> bool:
