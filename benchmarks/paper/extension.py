@@ -6,8 +6,9 @@ The first task names groups (cat or dog; kinds of clothes), the second the class
 all of the training images and from a fifth of them. Extended, it also reads the class token and the
 cells of the first (the stars of Table 1); concatenated, it does not. Both see the same images, and
 the rate of each is chosen on validation. From the cache, about a minute for each set, share and
-seed. Expect no gain on pets: 63.9 concatenated and 58.0 extended from all images, 37.8 and 38.2
-from a fifth (one seed).
+seed. Expect, concatenated and extended, 63.5 ± 1.0 and 61.0 ± 2.7 on pets, from a fifth of
+the images 37.6 ± 0.4 and 37.2 ± 1.6; on fashion 80.2 ± 0.2 and 80.3 ± 1.1, from a fifth 72.2 ± 0.5
+and 74.9 ± 1.3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 It took the first 1,000 training and the first 1,000 test images of Fashion-MNIST as they come, and
 the best rate on those test images. Here the rows are trained on the same images, once with the rate
 that is best on the test images, and once as everywhere else: other images, a rate that is chosen on
-validation images. About 400 processor seconds from the cache and 1,500 through the trunk.
+validation images. About 500 processor seconds from the cache and 1,500 through the trunk.
+Expect head 81.1, masked with 5 cells 82.4, memory 85.8, full 87.6.
 """
 
 from __future__ import annotations
