@@ -5,7 +5,7 @@
 Processor seconds on one core for 10 epochs: 220 to 300 a row, rate and seed on fashion, 120 to 170
 on pets. Expect on fashion full 85.5 ± 0.6, head 80.2 ± 0.1, 5 cells 83.4 ± 0.4, and from one seed
 (known to one or two points) head + class 79.3, 20 cells 83.6; on pets full 71.6 ± 1.5, head
-60.9 ± 0.5, 5 cells 73.7 ± 0.6, and from one seed head + class 65.0, 1 cell 71.1, 20 cells 68.1.
+60.9 ± 0.5, 5 cells 73.7 ± 0.6, head + class 64.7, and from one seed 1 cell 71.1, 20 cells 68.1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/paper/table4.py
 
 About 240 processor seconds a row, rate and seed on fashion. Expect there, from one seed: memory
-83.4, adapters 84.4, both 85.5; on pets memory 73.7, adapters 72.8, both 73.9.
+83.4, adapters 84.4, both 85.5; on pets memory 73.7, adapters 73.0, both 73.9.
 """
 
 from __future__ import annotations

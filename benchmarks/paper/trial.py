@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import Any
 
 from cached import cached_setting
+from gap import WIDE
 from runs import Setting
 from sets import FIRST
 from show import cell, markdown
 
-WIDE: dict[str, Any] = {"regime": "masked+adapter", "width": 128}
 #: What the earlier trial had, in per cent.
 ROWS: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("head", {"regime": "head"}, 80.5),

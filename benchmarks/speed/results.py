@@ -48,8 +48,8 @@ THROUGH = "engram, gradients through the trunk"
 
 _ONE_TASK = "it answers that task alone, while Engram answers base too, for one token more"
 _SMALL = (
-    "what tasks read is a second attention of some small operations, 3 % of a pass at one image, "
-    "whose fixed cost one masked attention does not have"
+    "what tasks read is a second attention, whose fixed cost one masked attention does not have "
+    "(its small operations were 3.5 % of a pass at one image)"
 )
 WHY_LOST = {
     ("separate models", 1): f"one separate model is the plain trunk; {_ONE_TASK}",

@@ -338,7 +338,8 @@ def reads_lean(vit: ViT, n: int, memory: Memory) -> bool:
     Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
     this halves the memory of a step; it is done while it adds less than a twentieth of work.
     """
-    return 3 * _in_width(vit, n, len(memory.token)) < 12 * n * vit.config.width**2 / 20
+    work = 3 * _in_width(vit, n, len(memory.token))  # forward, once more, and back
+    return work < 12 * n * vit.config.width**2 / 20
 
 
 def reads_tokens(vit: ViT, n: int, s: int, passes: int) -> bool:
