@@ -174,8 +174,9 @@ CORE: tuple[dict[str, Any], ...] = (
     {"regime": "masked+adapter", "width": 32},
     {"regime": "masked+adapter", "width": 128},
 )
+NORM: tuple[dict[str, Any], ...] = ({"regime": "masked", "after_norm": True},)
 GAP: tuple[dict[str, Any], ...] = (
-    {"regime": "masked", "after_norm": True},
+    *NORM,
     {"regime": "masked", "head_rate": 4.0},
     {"regime": "masked", "head_rate": 0.25},
     {"regime": "masked+adapter", "width": 8},
@@ -188,21 +189,16 @@ VIEWS: tuple[dict[str, Any], ...] = (
     {"regime": "masked+adapter", "width": 128, "views": 6},
 )
 CROPS: tuple[dict[str, Any], ...] = tuple({**row, "augment": "inception"} for row in VIEWS)
-LARGE: tuple[dict[str, Any], ...] = (
-    {"regime": "head"},
-    *({"regime": "masked", "cells": cells} for cells in (0, 1, 5, 20)),
-    {"regime": "masked+adapter", "width": 32},
-    {"regime": "masked+adapter", "width": 128},
-)
 
 
 GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "rows": (112, 1_000, CORE),
     "five": (112, 1_000, ({"regime": "masked"},)),
+    "norm": (112, 1_000, NORM),
     "gap": (112, 1_000, GAP),
     "views": (112, 1_000, VIEWS),
     "crops": (112, 1_000, CROPS),
-    "large": (224, 4_000, LARGE),
+    "large": (224, 4_000, CORE),
 }
 
 
