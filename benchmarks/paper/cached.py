@@ -199,13 +199,14 @@ GROUPS: Mapping[str, tuple[int, int, Sequence[dict[str, Any]]]] = {
     "views": (112, 1_000, VIEWS),
     "crops": (112, 1_000, CROPS),
     "large": (224, 4_000, CORE),
+    "large views": (224, 4_000, VIEWS[:2]),
 }
 
 
 def cached_setting(name: str, what: str = "rows", **row: Any) -> Setting:
     """A setting as the group `what` has it."""
     pixels, images, _ = GROUPS[what]
-    epochs = 10 if what == "large" else EPOCHS
+    epochs = EPOCHS if pixels == 112 else EPOCHS // 2
     common = {"pixels": pixels, "images": images, "epochs": epochs, "batch": BATCH}
     return Setting(name, **{**common, **row})
 

@@ -20,6 +20,7 @@ ROWS = (
     ("masked, no cells", {"regime": "masked", "cells": 0}),
     ("masked, 1 cell", {"regime": "masked", "cells": 1}),
     *((f"masked, {m} cells", {"regime": "masked", "cells": m}) for m in (5, 10, 20)),
+    ("masked, 5 cells, 6 views", {"regime": "masked", "views": 6}),
     ("masked + adapter 32", {"regime": "masked+adapter", "width": 32}),
     ("masked + adapter 128", {"regime": "masked+adapter", "width": 128}),
 )
@@ -30,7 +31,8 @@ def settings(name: str, what: str) -> list[Setting]:
 
 
 def jobs() -> list[Together]:
-    return [group(name, what, *SEEDS) for what in ("rows", "large") for name in SETS]
+    groups = ("rows", "views", "large", "large views")
+    return [group(name, what, *SEEDS) for what in groups for name in SETS]
 
 
 def table() -> list[str]:

@@ -65,11 +65,14 @@ def queue() -> list[Job]:
     jobs += [cached.group("fashion", "large", *SEEDS)]
     for seed in SEEDS[1:]:
         jobs += through("pets", seed, MANY + MORE) + through("fashion", seed, MANY + MORE)
-    jobs += [cached.group("cifar10", "large", *SEEDS)]
-    jobs += [cached.group(name, what, seed) for seed in SEEDS[1:] for what in ("views", "gap")
-             for name in ("pets", "fashion")]  # fmt: skip
+    jobs += [cached.group("pets", "large views", *SEEDS), cached.group("cifar10", "large", *SEEDS)]
+    jobs += [
+        cached.group(name, "views", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")
+    ]
+    jobs += [*through("flowers", 0, MAIN), *through("cifar10", 0, MAIN)]
     jobs += [cached.group(name, "norm", *SEEDS) for name in ("cifar10", "flowers")]
-    jobs += [*through("cifar10", 0, MAIN), *through("flowers", 0, MAIN)]
+    jobs += [cached.group("flowers", "views", 0), cached.group("flowers", "large views", *SEEDS)]
+    jobs += [cached.group(name, "gap", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
     for seed in SEEDS:
         for name in ("cifar10", "flowers"):
             jobs += through(name, seed, MAIN + MANY + MORE)

@@ -104,8 +104,10 @@ def page(found: Found) -> str:
             "its quartiles. Weights are random, inference runs in `inference_mode`, and all use "
             "SDPA but vit-pytorch, whose code has its own attention. Separate models, vit-pytorch "
             "and LoRA answer one task a pass and nothing for base; of their many passes only some "
-            "are run in a round, all being alike, and the time is multiplied (†). The numbers "
-            "themselves are in `measured/`.",
+            "are run in a round, all being alike, and the time is multiplied (†). Steps from "
+            "the cache at the large batch are four in a row in each round, and a step is the mean "
+            "of them, as one follows another in training. The numbers themselves are in "
+            "`measured/`.",
             "",
         ]
     )

@@ -22,8 +22,9 @@ Say = Callable[[str], object]
 class Case:
     """Something to time: `run`, called `runs` times in each round.
 
-    A row that stands for more calls than that says so in `of`: a hundred passes that are all alike
-    need not all be run, and the time is multiplied.
+    A row that stands for another number of calls says so in `of`: a hundred passes that are all
+    alike need not all be run, and the time is multiplied; of some short ones in a row, it is the
+    mean.
     """
 
     run: Callable[[], object]
