@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, cache, cli, load_trunk, random_trunk
 from engram.cache import Cache, View, contents_of
 from engram.data import Splits, load
+from engram.errors import Notice
 from engram.feeds import Cached, Pictures, choose
 from engram.images import Preprocessing, evaluation_view, normalise
 from engram.team import Team
@@ -250,12 +252,26 @@ def test_the_cache_is_used_where_it_can_be(small_trunk: Path, colours: Path) -> 
     for recipe, regime, more in (
         (auto.but(cache="off"), "masked", {}),
         (auto.but(augment="auto"), "masked", {}),
-        (auto.but(cache_gb=1e-6), "masked", {}),
         (auto, "memory", {}),
         (auto, "full", {}),
         (auto, "masked", {"transform": np.asarray}),
     ):
         assert isinstance(feed(small_trunk, splits, recipe, regime, **more), Pictures)
+    with pytest.warns(Notice, match=r"^The cache is not used: it would .* cache_gb is 1e-06\."):
+        assert isinstance(feed(small_trunk, splits, auto.but(cache_gb=1e-6)), Pictures)
+
+
+def test_a_run_says_that_its_pictures_do_not_fit_the_cache(
+    nursery: Any, small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.safetensors"
+    done = nursery.run(
+        *("fit", colours, "--task", "t", "--backbone", small_trunk, "-o", out, "--json"),
+        *("--steps", 1, "--workers", 0, "--cache-gb", 1e-6),
+    )
+    assert done.code == 0, done.stderr
+    assert re.fullmatch(r"The cache is not used: it would take .+ every epoch\.\n", done.stderr)
+    assert json.loads(done.stdout)["path"] == str(out)
 
 
 def test_a_full_disk_is_no_place_for_a_cache_unless_it_is_there_already(
@@ -263,7 +279,8 @@ def test_a_full_disk_is_no_place_for_a_cache_unless_it_is_there_already(
 ) -> None:
     splits, auto = load(colours), Recipe(workers=0)
     monkeypatch.setattr("engram.feeds.room", lambda: 1000)
-    assert isinstance(feed(small_trunk, splits, auto), Pictures)
+    with pytest.warns(Notice, match="GB are free"):
+        assert isinstance(feed(small_trunk, splits, auto), Pictures)
     with pytest.raises(EngramError, match=r"The cache cannot be used: it would take .* are free"):
         feed(small_trunk, splits, auto.but(cache="on"))
     monkeypatch.setattr("engram.feeds.room", lambda: 10**12)

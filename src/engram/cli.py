@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -24,7 +25,7 @@ from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
 from engram.flags import flags_of, numbers
 from engram.recipe import Recipe
 from engram.serve.settings import Settings
-from engram.terminal import bars, complain, show, steps
+from engram.terminal import bars, complain, notice_or_warning, show, steps
 
 app = typer.Typer(
     name="engram",
@@ -567,6 +568,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter is no error
             stream.reconfigure(errors="replace")
+    warnings.formatwarning = notice_or_warning
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:

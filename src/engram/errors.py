@@ -21,3 +21,7 @@ class EngramError(Exception):
 
 class Interrupted(EngramError):
     """The user stopped a run; what it had learned is in its checkpoint."""
+
+
+class Notice(UserWarning):
+    """What a user should know while all goes on, as a sentence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor
 from engram.batches import Loader, Transform, shuffled
 from engram.cache import Cache, View, contents_of, prefetched, room, row_bytes
 from engram.data import Dataset, Integers, Splits
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
 from engram.evaluate import preprocessing_of
 from engram.images import normalise
 from engram.model import MemoryViT
@@ -285,7 +286,7 @@ def choose(
     views = recipe.views if augment != "none" else 1
     row = row_bytes(model.trunk, preprocessing_of(model), patches)
     need = row * (len(train) * views + len(val))
-    against, cached = None, None
+    against, large, cached = None, None, None
     if any(regime.changes_trunk for regime in regimes):
         against = "the regime changes the trunk's own tokens"
     elif transform is not None:
@@ -293,13 +294,13 @@ def choose(
     elif augment != "none" and not recipe.views:
         against = f"augment is {augment}, which is random every time (give views to fix some)"
     elif need > recipe.cache_gb * 1e9:
-        against = f"it would take {need / 1e9:.2g} GB, and cache_gb is {recipe.cache_gb:g}"
+        against = large = f"it would take {need / 1e9:.2g} GB, and cache_gb is {recipe.cache_gb:g}"
     elif recipe.cache != "off":
         only_pooled = not any(regime.masked for regime in regimes)
         cached = Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled, patches)
         if any(team.gather([cached.missing() > 0.8 * room()])):
             free = f"{room() / 1e9:.2g} GB are free"
-            against = f"it would take {cached.missing() / 1e9:.2g} GB more, and {free}"
+            against = large = f"it would take {cached.missing() / 1e9:.2g} GB more, and {free}"
     if recipe.cache == "on" and against:
         raise EngramError(f"The cache cannot be used: {against}. Use cache auto or off.")
     if augment != "none" and recipe.views and (against or recipe.cache == "off"):
@@ -307,6 +308,9 @@ def choose(
             f"views is {recipe.views}, and views live in the cache, which is "
             + (f"not possible here: {against}." if against else "off.")
         )
+    if recipe.cache == "auto" and large and team.main:
+        told = f"The cache is not used: {large}. The ViT runs over all pictures in every epoch."
+        warnings.warn(told, Notice, stacklevel=2)
     if cached is None or against:
         return Pictures(model, train, val, recipe, augment, splits.flip, team, transform)
     cached.fill(progress)

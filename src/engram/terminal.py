@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from engram.errors import Notice
 
 if TYPE_CHECKING:
     from engram.describe import Description
@@ -95,3 +98,12 @@ def complain(sentence: str, as_json: bool) -> None:
         except OSError:  # it was the output that failed
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     print(sentence, file=sys.stderr)
+
+
+_usual = warnings.formatwarning
+
+
+def notice_or_warning(message: Warning | str, category: type[Warning], *where: Any) -> str:
+    """A notice is its sentence alone; other warnings also say where they come from."""
+    notice = issubclass(category, Notice)
+    return f"{message}\n" if notice else _usual(message, category, *where)

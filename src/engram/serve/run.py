@@ -7,6 +7,7 @@ import signal
 import socket
 from pathlib import Path
 
+from engram import hub
 from engram.bundles import is_bundle, unlisted
 from engram.describe import Description
 from engram.errors import EngramError
@@ -32,6 +33,11 @@ class Service:
                 f"The service needs {error.name}, which is not installed; "
                 "pip install 'engram-vit[serve]'."
             ) from None
+        if hub.is_place(folder):
+            raise EngramError(
+                f"{folder} is on the Hub, and a service keeps its tasks in a folder of its own; "
+                f"`engram pull {folder} -o FOLDER`, then serve the folder."
+            )
         if not is_bundle(folder):
             what = "is not a bundle" if folder.exists() else "does not exist, so it is not a bundle"
             engrams = folder if folder.is_file() else "FILE…"
