@@ -342,6 +342,10 @@ def test_the_commands_show_and_clear_it(
 ) -> None:
     kept = filled(small_trunk, photos)
     (own_cache / "mine.txt").write_text("not the cache's")
+    for other in ("holiday", "0" * 24):
+        (own_cache / other).mkdir()
+        (own_cache / other / "meta.json").write_text('{"camera": "x"}')
+    (kept.folder / "note.txt").write_text("not the cache's either")
     assert cli.main(["cache", "info", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["folder"] == str(own_cache)
@@ -353,5 +357,6 @@ def test_the_commands_show_and_clear_it(
     assert "16x16" in capsys.readouterr().out
     assert cli.main(["cache", "clear", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"freed": about["bytes"]}
-    assert [path.name for path in own_cache.iterdir()] == ["mine.txt"]
+    left = sorted(path.name for path in own_cache.rglob("*") if path.is_file())
+    assert left == ["meta.json", "meta.json", "mine.txt", "note.txt"]
     assert cli.main(["cache", "info"]) == 0

@@ -14,6 +14,7 @@ from PIL import Image
 
 import engram
 from engram import MemoryViT, cli, load_trunk
+from engram.errors import Notice
 from engram.recipe import Recipe
 
 Output = pytest.CaptureFixture[str]
@@ -113,6 +114,37 @@ def test_eval_measures_tasks_together_as_alone(work: Path, capsys: Output) -> No
     assert set(together["new"]) == {"accuracy", "images", "loss", "macro_f1", "ece", "unreadable"}
     assert run("eval", "old.safetensors", "--data", "colours.npz", "--split", "train") == 0
     assert "60" in capsys.readouterr().out
+
+
+def test_eval_says_that_data_without_splits_is_no_test(work: Path, capsys: Output) -> None:
+    for name in ("red", "green", "blue"):
+        (work / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16), name).save(work / "photos" / name / "0.png")
+    with pytest.warns(Notice, match=r"^photos has no splits, so all its 3 pictures .* no test\.$"):
+        assert run("eval", "old.safetensors", "--data", "photos", "--workers", 0, "--json") == 0
+    assert document(capsys)["old"]["images"] == 3
+
+
+def test_eval_finds_labels_in_the_column_that_is_named(work: Path, capsys: Output) -> None:
+    Path("table.csv").write_text("path,split,colour\nred.png,test,red\n")
+    command = ("eval", "old.safetensors", "--data", "table.csv", "--workers", 0, "--json")
+    assert run(*command) == 2
+    assert "has no column 'label'" in capsys.readouterr().err
+    assert run(*command, "--label", "colour") == 0
+    assert document(capsys)["old"]["images"] == 1
+
+
+def test_paths_may_have_an_equals_sign(work: Path, capsys: Output) -> None:
+    (work / "lr=0.1").mkdir()
+    (work / "old.safetensors").rename("lr=0.1/old.safetensors")
+    os.symlink(work / "colours.npz", "set=a.npz")
+    for number, text in enumerate(("lr=0.1/old.safetensors", "old=lr=0.1/old.safetensors")):
+        assert fit("--extends", text, out=f"{number}.safetensors") == 0
+    capsys.readouterr()
+    for text in ("set=a.npz", "old=set=a.npz"):
+        command = ("eval", "lr=0.1/old.safetensors", "--data", text, "--workers", 0, "--json")
+        assert run(*command) == 0
+        assert document(capsys)["old"]["images"] == 21
 
 
 def test_predict_prints_one_object_for_each_image(work: Path, capsys: Output) -> None:
@@ -226,12 +258,19 @@ REFUSED = {
     "folder cannot be written (it is a folder)": (
         "eval", ["old.safetensors", "--data", "colours.npz", "--report", "folder"]
     ),
+    "old.safetensors is there already and is no page": (
+        "eval", ["old.safetensors", "--data", "colours.npz", "--report", "old.safetensors"]
+    ),
+    "/dev/null cannot be written (it is no usual file)": (
+        "eval", ["old.safetensors", "--data", "colours.npz", "--report", "/dev/null"]
+    ),
     "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),
     "There is no task 'flowers'": ("eval", ["old.safetensors", "--data", "flowers=colours.npz"]),
     "has no val split": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "val"]),
     "unknown split 'any'": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "any"]),
     "gone.safetensors cannot be": ("eval", ["gone.safetensors", "--data", "colours.npz"]),
     "No engram was given": ("predict", ["red.png"]),
+    "lost.safetensors cannot be read": ("predict", ["lost.safetensors", "red.png"]),
     "No image was given": ("predict", ["old.safetensors"]),
     "ask for at least 1 class": ("predict", ["old.safetensors", "red.png", "--top-k", "0"]),
     "There is no task 'young'": ("predict", ["old.safetensors", "red.png", "--task", "young"]),

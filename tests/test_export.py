@@ -557,8 +557,8 @@ REFUSED = {
     "cannot be written (File exists)": ("-o", "colours.npz/model.onnx"),
     "int8 is for ONNX": ("-o", "model.pt2", "--int8"),
     "There is no task 'three'": ("-o", "model.onnx", "--task", "three"),
-    "--data three=colours.npz is for none of": ("-o", "m.onnx", "--data", "three=colours.npz"),
-    "--data colours.npz is for none of": ("-o", "m.onnx", "--data", "colours.npz"),
+    "There is no task 'four'": ("-o", "m.onnx", "--data", "four=colours.npz"),
+    "colours.npz: which of the tasks one, two is": ("-o", "m.onnx", "--data", "colours.npz"),
     "gone.npz does not exist": ("-o", "model.onnx", "--data", "one=gone.npz"),
 }
 

@@ -74,6 +74,8 @@ def test_an_unknown_setting_or_recipe_is_a_sentence() -> None:
 def test_flags_change_the_named_recipe_and_nothing_else() -> None:
     recipe = recipe_from("paper", {"steps": 10, "lr": None, "batch": None})
     assert recipe == RECIPES["paper"].but(steps=10)
+    assert recipe_from("paper", {"epochs": 5}).steps == 0  # else its 20,000 would count
+    assert recipe_from("paper", {"epochs": 5, "steps": 7}).steps == 7
 
 
 def test_the_rate_warms_up_linearly_and_falls_as_a_cosine() -> None:

@@ -15,10 +15,12 @@ processes computed at once is only stored twice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -293,19 +295,48 @@ def info(root: str | Path | None = None) -> list[dict[str, Any]]:
     """What lies in the cache: a dictionary for each trunk, preprocessing and view."""
     found = []
     for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
-        about = json.loads(meta.read_text())
+        if (about := _about(meta)) is None:
+            continue
         rows = sum(path.stat().st_size // _LINE for path in meta.parent.glob("*.index"))
-        size = sum(path.stat().st_size for path in meta.parent.iterdir())
+        size = sum(path.stat().st_size for path in _files(meta.parent))
         found.append({"key": meta.parent.name, "images": rows, "bytes": size, **about})
     return found
+
+
+def _about(meta: Path) -> dict[str, Any] | None:
+    """What a cache's meta.json says; None for one of somebody else's."""
+    if not re.fullmatch(r"[0-9a-f]{24}", meta.parent.name):
+        return None
+    try:
+        about = json.loads(meta.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return about if isinstance(about, dict) and "fingerprint" in about else None
+
+
+def _files(folder: Path) -> list[Path]:
+    """A cache's own files, what says what it is last."""
+    patterns = ("*.index", "*.data", ".engram-*.tmp", "meta.json")
+    return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
 def clear(root: str | Path | None = None) -> int:
     """Remove every cache and give the bytes that are free again. Nothing else is touched."""
     freed = 0
     for entry in info(root):
-        shutil.rmtree(Path(root or default_root()) / entry["key"], ignore_errors=True)
-        freed += entry["bytes"]
+        folder = Path(root or default_root()) / entry["key"]
+        for path in _files(folder):
+            try:
+                size = path.stat().st_size
+                path.unlink()
+            except OSError as error:
+                raise EngramError(
+                    f"{path} cannot be removed ({error.strerror}); {freed / 1e9:.2f} GB are free "
+                    "again, the rest is still there."
+                ) from None
+            freed += size
+        with contextlib.suppress(OSError):  # somebody put something else there
+            folder.rmdir()
     return freed
 
 

@@ -395,6 +395,7 @@ def eval_command(
         list[str], typer.Option("--data", metavar="NAME=DATA", help="A task and its data.")
     ],
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    label: Label = "",
     backbone: Backbone = None,
     batch: Annotated[int, typer.Option(help="Images at once.")] = 64,
     workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
@@ -411,8 +412,8 @@ def eval_command(
 
     with bars(as_json) as progress:
         result = eval_job(
-            sources, data, split=split, backbone=backbone, batch=batch, workers=workers,
-            skip_bad=skip_bad, report=report, progress=progress,
+            sources, data, split=split, label=label, backbone=backbone, batch=batch,
+            workers=workers, skip_bad=skip_bad, report=report, progress=progress,
         )  # fmt: skip
     show(result, as_json)
 
@@ -488,6 +489,7 @@ def export_command(
         typer.Option("--data", metavar="NAME=DATA", help="Measure a task before and after."),
     ] = None,
     split: Annotated[str, typer.Option(help="Of the data: train, val or test.")] = "test",
+    label: Label = "",
     backbone: Backbone = None,
     batch: Annotated[int, typer.Option(help="Images at once, when measuring.")] = 32,
     workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 2,
@@ -502,7 +504,7 @@ def export_command(
     with bars(as_json) as progress:
         result = export_job(
             sources, out, kind=kind, int8=int8, tasks=tasks or (), data=data or (), split=split,
-            backbone=backbone, batch=batch, workers=workers, overwrite=overwrite,
+            label=label, backbone=backbone, batch=batch, workers=workers, overwrite=overwrite,
             progress=progress,
         )  # fmt: skip
     show(result, as_json)

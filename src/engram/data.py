@@ -111,6 +111,7 @@ class Splits:
     augment: str = "inception"
     flip: bool = True
     ignored: int = 0
+    unsplit: bool = False  # the source knew no splits
     kind: str = "classification"
     legend: Legend | None = None  # of segmentation: what the values in masks mean
 
@@ -325,6 +326,7 @@ def _numbered(
         augment=source.augment,
         flip=source.flip,
         ignored=source.ignored,
+        unsplit=source.unsplit,
         kind=kind,
         legend=legend,
     )

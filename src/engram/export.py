@@ -27,6 +27,7 @@ from engram.evaluate import answers, preprocessing_of
 from engram.feeds import Progress
 from engram.files import check_writable, write_atomically
 from engram.graphs import INPUT, KEY, OPSET, about, describe, onnx_graph, quiet, trace
+from engram.jobs import data_for
 from engram.model import MemoryViT
 from engram.quantise import quantised
 from engram.runtime import (
@@ -211,6 +212,7 @@ def export_job(
     tasks: Sequence[str],
     data: Sequence[str],
     split: str,
+    label: str,
     backbone: str | None,
     batch: int,
     workers: int,
@@ -226,16 +228,17 @@ def export_job(
         raise EngramError("int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
     model = load_model(sources, backbone)
     names = model._requested(tasks or None)
-    pairs = [_data_of(text, [name for name in names if name != "base"]) for text in data]
+    own = [name for name in names if name != "base"]
+    pairs = [data_for(model, own, text, split, label) for text in data]
 
     def measure(which: MemoryViT, when: str) -> dict[str, dict[str, Any]]:
         return {
             name: answers(
-                which, spec, name,
+                which, splits, name,
                 split=split, batch=batch, workers=workers,
                 progress=partial(progress, f"{name} {when}"),
             ).metrics()
-            for name, spec in pairs
+            for name, splits in pairs
         }  # fmt: skip
 
     before = measure(model, "before")
@@ -275,19 +278,6 @@ def _format(out: Path, kind: str | None) -> str:
     if kind not in SUFFIXES:
         raise EngramError(f"There is no format {kind!r}; formats are {known}.")
     return kind
-
-
-def _data_of(text: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """NAME=DATA, or DATA alone where there is one task."""
-    name, equals, spec = text.partition("=")
-    if not equals and len(tasks) == 1:
-        return tasks[0], text
-    if not equals or name not in tasks:
-        raise EngramError(
-            f"--data {text} is for none of the exported tasks ({', '.join(tasks) or 'none'}); "
-            "write --data NAME=DATA."
-        )
-    return name, spec
 
 
 def _told(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import hashlib
 import io
 import json
@@ -303,6 +302,7 @@ def as_bytes(engram: Engram) -> bytes:
 def write_atomically(path: str | Path, data: bytes) -> None:
     """A temporary file in the same folder, fsync, rename; a failure leaves what was there."""
     target = Path(os.path.realpath(path))  # through a link, to the file it means
+    _refuse_no_file(path, target)
     temporary = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -321,15 +321,21 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     sync_folder(target.parent)
 
 
+def _refuse_no_file(path: str | Path, target: Path) -> None:
+    """A rename would put a file in the place of a folder, a pipe or a device."""
+    if target.exists() and not target.is_file():
+        what = "a folder" if target.is_dir() else "no usual file"
+        raise EngramError(f"{path} cannot be written (it is {what}); choose another place.")
+
+
 def check_writable(path: str | Path, other: str = "place", parents: bool = False) -> None:
     """That a file can be written there later; if not, an EngramError now that asks for another.
 
     With `parents`, folders that are missing are made.
     """
     target = Path(os.path.realpath(path))
+    _refuse_no_file(path, target)
     try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent):

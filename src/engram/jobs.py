@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from engram.bundles import is_bundle, load_model
 from engram.checkpoints import load_trunk
 from engram.data import Splits, load
 from engram.describe import Description
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
 from engram.evaluate import answers, predict
 from engram.feeds import Progress
 from engram.files import check_writable, is_engram, write_atomically
@@ -35,7 +36,10 @@ def recipe_from(name: str, flags: Mapping[str, Any]) -> Recipe:
     """The named recipe with the flags that were given."""
     if name not in RECIPES:
         raise EngramError(f"There is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
-    return RECIPES[name].but(**{key: value for key, value in flags.items() if value is not None})
+    given = {key: value for key, value in flags.items() if value is not None}
+    if "epochs" in given:
+        given.setdefault("steps", 0)  # else the recipe's own steps would count
+    return RECIPES[name].but(**given)
 
 
 def terms_from(
@@ -68,6 +72,38 @@ def terms_from(
     return terms
 
 
+def named(text: str, names: Collection[str] = ()) -> tuple[str, str]:
+    """NAME=REST in its two parts; no name where there is none, or the text is a path with a =."""
+    name, equals, rest = text.partition("=")
+    if not equals or (name not in names and Path(text).exists()):
+        return "", text
+    return name, rest
+
+
+def data_for(
+    model: MemoryViT, tasks: Sequence[str], text: str, split: str, label: str = ""
+) -> tuple[str, Splits]:
+    """What `--data NAME=DATA` names, loaded for one of these tasks; DATA alone if there is one."""
+    name, spec = named(text, tasks)
+    if not name and len(tasks) != 1:
+        raise EngramError(
+            f"--data {text}: which of the tasks {', '.join(tasks)} is it for? Write "
+            f"--data {next(iter(tasks), 'NAME')}={text}."
+        )
+    task = model.task(name or tasks[0])
+    if task.spec.name not in tasks:
+        raise EngramError(f"--data {text} is for none of the tasks {', '.join(tasks)}.")
+    columns = [column.strip() for column in label.split(",")] if label else None
+    splits = load(spec, split=split, like=task.spec, label=columns)
+    if splits.unsplit:
+        told = (
+            f"{spec} has no splits, so all its {len(splits[split]):,} pictures are measured; if "
+            f"{task.spec.name!r} learned from them, that is no test."
+        )
+        warnings.warn(told, Notice, stacklevel=2)
+    return task.spec.name, splits
+
+
 def _start(
     backbone: str, image_size: int | None, extends: Sequence[str]
 ) -> tuple[MemoryViT, list[str]]:
@@ -75,7 +111,7 @@ def _start(
     model = MemoryViT(load_trunk(backbone, image_size=image_size))
     names = []
     for text in extends:
-        given, _, path = text.rpartition("=")
+        given, path = named(text)
         task = model.attach(path)
         if given and given != task.spec.name:
             raise EngramError(
@@ -230,11 +266,21 @@ def _result_rows(result: Result | SweepResult, kind: Kind) -> list[tuple[str, st
     return rows
 
 
+def _check_report(path: Path) -> None:
+    """That a page can be written there, in the place of nothing but another page."""
+    check_writable(path)
+    if path.exists():
+        with open(path, "rb") as file:
+            if not file.read(15).lower().startswith(b"<!doctype html"):
+                raise EngramError(f"{path} is there already and is no page; choose another.")
+
+
 def eval_job(
     sources: Sequence[Path],
     data: Sequence[str],
     *,
     split: str,
+    label: str,
     backbone: str | None,
     batch: int,
     workers: int,
@@ -244,25 +290,18 @@ def eval_job(
 ) -> Description:
     """`engram eval`: every task on its data, all of them attached together."""
     if report is not None:
-        check_writable(report)  # before an hour of work, not after it
+        _check_report(report)  # before an hour of work, not after it
     team = Team()
     model = load_model(sources, backbone)
     pairs: list[tuple[str, Splits]] = []
     for text in data:
-        name, equals, spec = text.partition("=")
-        if not equals and len(model.tasks) > 1:
+        name, splits = data_for(model, list(model.tasks), text, split, label)
+        if name in [known for known, _ in pairs]:
             raise EngramError(
-                f"--data {text}: which of the tasks {', '.join(model.tasks)} is it for? Write "
-                f"--data {next(iter(model.tasks))}={text}."
+                f"--data {text}: there is data for {name!r} already; evaluate on one after the "
+                "other."
             )
-        task = model.task(name if equals else next(iter(model.tasks)))
-        if task.spec.name in [known for known, _ in pairs]:
-            raise EngramError(
-                f"--data {text}: there is data for {task.spec.name!r} already; evaluate on one "
-                "after the other."
-            )
-        loaded = load(spec if equals else text, split=split, like=task.spec)
-        pairs.append((task.spec.name, loaded))
+        pairs.append((name, splits))
     if not pairs:
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
     document: dict[str, Any] = {}
@@ -305,7 +344,10 @@ def predict_job(
     masks: Path | None = None,
 ) -> Description:
     """`engram predict`: engrams and bundles among the arguments answer about all the others."""
-    engrams = [path for path in sources if is_place(path) or is_bundle(path) or is_engram(path)]
+    engrams = [
+        path for path in sources
+        if is_place(path) or is_bundle(path) or is_engram(path) or path.suffix == ".safetensors"
+    ]  # fmt: skip
     images = [image for path in sources if path not in engrams for image in _images(path)]
     if not engrams and backbone is None:
         raise EngramError(

@@ -103,7 +103,14 @@ def complain(sentence: str, as_json: bool) -> None:
 _usual = warnings.formatwarning
 
 
-def notice_or_warning(message: Warning | str, category: type[Warning], *where: Any) -> str:
+def notice_or_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
     """A notice is its sentence alone; other warnings also say where they come from."""
-    notice = issubclass(category, Notice)
-    return f"{message}\n" if notice else _usual(message, category, *where)
+    if issubclass(category, Notice):
+        return f"{message}\n"
+    return _usual(message, category, filename, lineno, line)
