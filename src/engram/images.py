@@ -203,6 +203,8 @@ def _gray(image: Image.Image, brightest: int) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # Pillow turns these upright itself, and tells their upright size
+        return 1
     try:
         return int(image.getexif().get(0x0112, 1))
     except Exception:  # broken metadata does not make the picture bad
