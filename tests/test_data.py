@@ -1,6 +1,7 @@
 """Every source becomes the same thing, mistakes are sentences, batches are the same for all."""
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -115,6 +116,38 @@ def test_files_that_are_no_images_are_counted_and_ignored(folder: Path) -> None:
     (folder / ".git").mkdir()
     splits = load(folder)
     assert (len(splits["train"]), splits.ignored) == (30, 3)
+
+
+def test_hidden_folders_are_passed_over(folder: Path) -> None:
+    for hidden in (".ipynb_checkpoints", "__MACOSX"):
+        paint(folder / "red" / hidden / "000.png")
+    assert len(load(folder)["train"]) == 30
+
+
+def test_links_to_folders_are_followed_but_never_in_a_circle(folder: Path, tmp_path: Path) -> None:
+    tree(tmp_path / "elsewhere", {"red": 2})
+    (folder / "red" / "more").symlink_to(tmp_path / "elsewhere" / "red")
+    (folder / "red" / "again").symlink_to(folder / "red")
+    (folder / "red" / "all").symlink_to(folder)
+    found = [path for path in files(load(folder).train) if "/red/" in path]
+    assert len(found) == 12
+    assert found[-1] == str(folder / "red" / "more" / "001.png")
+
+
+def test_a_folder_that_cannot_be_read_is_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = paint(folder / "red" / "closed" / "a.png").parent
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:  # chmod would not stop root
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    with pytest.raises(EngramError, match=r"red/closed cannot be read \(Permission denied\)"):
+        load(folder)
 
 
 def make_folder(root: Path, *paths: str) -> Path:

@@ -190,7 +190,7 @@ def _class_folders(root: Path) -> tuple[Found, int]:
         reason = "has images but no class folders: put them into a folder per class"
         raise EngramError(f"{root} {reason if loose else 'is an empty folder'}")
     for folder in folders:
-        images, others = _images_below(folder)
+        images, others = images_below(folder)
         if not images:
             raise EngramError(f"{folder} is a class without images: add some or remove the folder")
         paths += images
@@ -200,12 +200,23 @@ def _class_folders(root: Path) -> tuple[Found, int]:
 
 
 def _subfolders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+    return sorted(p for p in root.iterdir() if p.is_dir() and not _hidden(p.name))
 
 
-def _images_below(folder: Path) -> tuple[list[str], int]:
-    """The images in a folder at any depth, sorted, and how many other files there are."""
-    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+def _hidden(name: str) -> bool:
+    """Whether a folder holds what a program left there, such as .ipynb_checkpoints, __MACOSX."""
+    return name.startswith((".", "__"))
+
+
+def images_below(folder: Path) -> tuple[list[str], int]:
+    """The images in a folder at any depth, sorted, and how many other files there are.
+
+    Hidden files are among the others; hidden folders are passed over, links to folders followed.
+    """
+    files: list[str] = []
+    for at, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
+        folders[:] = [n for n in folders if not (_hidden(n) or _leads_back(Path(at, n)))]
+        files += [os.path.join(at, name) for name in names]
     images = [
         path
         for path in files
@@ -213,6 +224,17 @@ def _images_below(folder: Path) -> tuple[list[str], int]:
         and not os.path.basename(path).startswith(".")
     ]
     return sorted(images), len(files) - len(images)
+
+
+def _unreadable(error: OSError) -> None:
+    raise EngramError(
+        f"{error.filename} cannot be read ({error.strerror}); make it readable or remove it"
+    )
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether this is a link to a folder that it lies in."""
+    return folder.is_symlink() and folder.resolve() in {up.resolve() for up in folder.parents}
 
 
 def mask_folders(root: Path, masks: Path | None) -> Source:
@@ -258,11 +280,11 @@ def _paired(images: Path, masks: Path) -> Source:
 
 def _pairs(images: Path, masks: Path) -> tuple[Found, int]:
     """Every picture with the mask of the same name (and whatever ending) in the other tree."""
-    pictures, ignored = _images_below(images)
+    pictures, ignored = images_below(images)
     if not pictures:
         raise EngramError(f"{images} has no pictures")
     there: dict[str, str] = {}
-    for path in _images_below(masks)[0]:
+    for path in images_below(masks)[0]:
         stem = os.path.splitext(os.path.relpath(path, masks))[0]
         if stem in there:
             raise EngramError(f"{there[stem]} and {path} are masks of the same picture; keep one")
