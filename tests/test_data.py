@@ -175,6 +175,10 @@ def make_folder(root: Path, *paths: str) -> Path:
             ["train/red/a.png", "val/red/a.png", "validation/red/a.png"],
             "two val splits: val and validation",
         ),
+        (
+            ["red/a.png", "blue/b.png", "test/red/c.png"],
+            "class folders beside test/, .*; put blue and red into .*/train/$",
+        ),
     ],
 )
 def test_a_wrong_folder_is_a_sentence(tmp_path: Path, paths: list[str], sentence: str) -> None:

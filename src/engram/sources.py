@@ -165,6 +165,14 @@ def folder(root: Path, names: Columns) -> Source:
         )
     inside = _subfolders(root)
     named = {path.name: path for path in inside if _split_of(path.name)}
+    beside = [path.name for path in inside if path.name not in named]
+    for name, path in named.items():
+        if set(beside) & {below.name for below in _subfolders(path)}:
+            few = " and ".join(beside) if len(beside) < 4 else f"{', '.join(beside[:3])}, …"
+            raise EngramError(
+                f"{root} has class folders beside {name}/, which has folders of the same names; "
+                f"put {few} into {root / 'train'}/"
+            )
     # Among vehicles, "train" is a class: a folder of splits has class folders in its train/.
     in_train = [p for name, p in named.items() if _split_of(name) == "train" and _subfolders(p)]
     has_splits = bool(named) and (len(named) == len(inside) or bool(in_train))
