@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from engram.errors import EngramError
+from engram.images import MASK_VALUES
 from engram.kinds import KINDS
 from engram.labels import LABELS, column
 
@@ -432,7 +433,7 @@ def _found_arrays(
         )
     rows = Arrays(_pixels(where, images), where)
     if names.masks:
-        masks = Arrays(torch.from_numpy(np.ascontiguousarray(labels)), f"{where}, mask")
+        masks = Arrays(_mask_values(where, labels), f"{where}, mask")
         return Found(rows, [None] * len(labels), masks)
     if labels.ndim == 2:
         columns = classes or [str(i) for i in range(labels.shape[1])]
@@ -477,6 +478,18 @@ def _pixels(where: str, images: npt.NDArray[Any]) -> torch.Tensor:
             )
         images = np.rint(images * (255 / top)).astype(np.uint8)
     return torch.from_numpy(np.ascontiguousarray(images))
+
+
+def _mask_values(where: str, masks: npt.NDArray[Any]) -> torch.Tensor:
+    """(N, H, W), in the 8 or 16 bits that a picture of one number a pixel can have."""
+    low, high = (masks.min(), masks.max()) if masks.size else (0, 0)
+    if masks.dtype.kind not in "biu" or not (low >= 0 and high < MASK_VALUES):
+        raise EngramError(
+            f"{where}: the masks hold {masks.dtype} values from {low} to {high}; "
+            "expected integers from 0 to 65,535"
+        )
+    dtype = np.uint8 if high < 256 else np.uint16
+    return torch.from_numpy(np.ascontiguousarray(masks, dtype=dtype))
 
 
 def digits(names: Columns) -> Source:
