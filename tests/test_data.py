@@ -1,5 +1,6 @@
 """Every source becomes the same thing, mistakes are sentences, batches are the same for all."""
 
+import io
 import json
 import os
 import pickle
@@ -346,9 +347,29 @@ def test_wrong_arrays_are_a_sentence(tmp_path: Path, arrays: dict[str, Any], sen
         load(tmp_path / "a.npz")
 
 
-def test_a_file_that_is_no_npz_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"PK not really")
-    with pytest.raises(EngramError, match=r"cannot be read as \.npz arrays"):
+def saved(save: Callable[..., None]) -> bytes:
+    file = io.BytesIO()
+    save(file, np.arange(9999))
+    return file.getvalue()
+
+
+NPZ = saved(np.savez_compressed)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"PK not really",
+        b"",
+        saved(np.save),
+        NPZ[:-99],
+        NPZ[:200] + bytes(100) + NPZ[300:],
+    ],
+    ids=["text", "empty", "npy", "truncated", "damaged"],
+)
+def test_a_file_that_is_no_npz_is_a_sentence(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(EngramError, match=r"a\.npz cannot be read as \.npz arrays: "):
         load(tmp_path / "a.npz")
 
 

@@ -390,9 +390,10 @@ TABLES = {
 def arrays(path: Path, names: Columns) -> Source:
     """An .npz file: x_train, y_train, … or train_images, train_labels, … or images, labels."""
     try:
+        zipfile.ZipFile(path).close()  # np.load takes an .npy file too, which is one array
         with np.load(path, allow_pickle=False) as file:
             held = {key.lower(): file[key] for key in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # on damaged bytes the libraries raise nearly anything
         raise EngramError(f"{path} cannot be read as .npz arrays: {error}") from error
     listed = held.get("class_names", held.get("classes"))
     classes = None if listed is None else [str(name) for name in listed]
