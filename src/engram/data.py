@@ -217,6 +217,12 @@ def load(
     given = (label,) if isinstance(label, str) else tuple(label or ())
     wanted = Columns(image, given, split_column, splits or {}, kind, classes or ())
     found = _find(text, wanted)
+    for name in given:
+        if name not in found.columns:  # folders and arrays have none to choose from
+            raise EngramError(
+                f"{text} has no column {name!r} to learn from; a label names columns of tables "
+                "and Hub datasets, so leave it out here"
+            )
     legend = None
     if wanted.masks:
         for value in (ignore, *(values or ())):
