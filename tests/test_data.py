@@ -246,8 +246,16 @@ def test_columns_and_splits_can_be_named(folder: Path) -> None:
         splits={"train": "a", "test": "b"},
     )
     assert (len(splits["train"]), len(splits["test"])) == (2, 2)
-    with pytest.raises(EngramError, match=r"has no column 'image'; it has what, photo, fold"):
+    with pytest.raises(
+        EngramError, match=r"no column 'image'; it has what, photo, fold; rename one to image or "
+    ):
         load(table)
+    with pytest.raises(EngramError, match=r"no column 'label'; .* say with --label .* which it is"):
+        load(table, image="photo")
+    with pytest.raises(
+        EngramError, match=r"column 'fold', has the splits a, b; rename them to .*train, training, "
+    ):
+        load(table, image="photo", label="what", split_column="fold")
     with pytest.raises(EngramError, match=r"has no column 'kind'; it has what, photo, fold"):
         load(table, image="photo", label="kind")
     with pytest.raises(EngramError, match="has no split 'c'; it has a, b"):
@@ -278,7 +286,8 @@ def test_a_wrong_row_is_a_sentence(folder: Path, change: dict[str, str], sentenc
     [
         ("t.csv", "", "is an empty table"),
         ("t.jsonl", "{]", "cannot be read as a table"),
-        ("t.jsonl", "[1]", "every line must be an object"),
+        ("t.jsonl", '{"path": 1}\n\n{"path": 2', r"as a table: line 3 column 11: Expecting"),
+        ("t.jsonl", "[1]", "line 1: every line must be an object"),
         ("t.parquet", "no parquet", "cannot be read as a table"),
     ],
 )
@@ -325,6 +334,15 @@ def test_arrays_have_splits_and_class_names(tmp_path: Path, keys: tuple[str, ...
     splits = load(tmp_path / "a.npz")
     assert splits.classes == ("no", "yes")
     assert splits["test"].labels.tolist() == [1, 0, 1]
+
+
+def test_names_in_arrays_may_be_bytes(tmp_path: Path) -> None:
+    x = np.zeros((3, 4, 4), np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.char.encode(["löwe", "cat", "cat"], "utf-8"))
+    assert load(tmp_path / "a.npz").classes == ("cat", "löwe")
+    names = np.array([b"no", b"yes"])
+    np.savez(tmp_path / "b.npz", x=x, y=np.array([1, 0, 1]), class_names=names)
+    assert load(tmp_path / "b.npz").classes == ("no", "yes")
 
 
 @pytest.mark.parametrize(

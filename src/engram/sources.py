@@ -148,8 +148,11 @@ def named_splits(names: Iterable[str], given: Mapping[str, str], where: str) -> 
     if not found and len(theirs) == 1:
         return {"train": theirs[0]}
     if not found:
+        shown = ", ".join(theirs[:8]) + (", …" if len(theirs) > 8 else "")
+        known = ", ".join(name for names in SPLITS.values() for name in names)
         raise EngramError(
-            f"{where} has the splits {', '.join(theirs)}; say which of them is train, val and test"
+            f"{where} has the splits {shown}; rename them to what is understood ({known}), or say "
+            "in Python with splits= which is which"
         )
     return found
 
@@ -324,7 +327,8 @@ def table(path: Path, names: Columns) -> Source:
     wanted = labels.columns(path, columns, names.labels, names.classes)
     split = column(path, columns, "split", names.split, needed=False)
     theirs = sorted({str(record.get(split)) for record in records}) if split else ["train"]
-    ours = {name: s for s, name in named_splits(theirs, names.splits, str(path)).items()}
+    where = f"{path}, column {split!r}," if split else str(path)
+    ours = {name: s for s, name in named_splits(theirs, names.splits, where).items()}
     rows: dict[str, list[tuple[str, Any]]] = {s: [] for s in ours.values()}
     missing, ignored = [], 0
     for number, record in enumerate(records, start=1):
@@ -363,10 +367,18 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    records = []
     with path.open(encoding="utf-8-sig") as file:
-        records = [json.loads(line) for line in file if line.strip()]
-    if not all(isinstance(record, dict) for record in records):
-        raise ValueError("every line must be an object with named columns")
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:  # which counts lines from here
+                raise ValueError(f"line {number} column {error.colno}: {error.msg}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"line {number}: every line must be an object with named columns")
+            records.append(record)
     return records
 
 
@@ -392,7 +404,7 @@ def arrays(path: Path, names: Columns) -> Source:
     try:
         zipfile.ZipFile(path).close()  # np.load takes an .npy file too, which is one array
         with np.load(path, allow_pickle=False) as file:
-            held = {key.lower(): file[key] for key in file.files}
+            held = {key.lower(): _text(file[key]) for key in file.files}
     except Exception as error:  # on damaged bytes the libraries raise nearly anything
         raise EngramError(f"{path} cannot be read as .npz arrays: {error}") from error
     listed = held.get("class_names", held.get("classes"))
@@ -414,6 +426,13 @@ def arrays(path: Path, names: Columns) -> Source:
             "(x_test, …), train_images and train_labels, or images and labels"
         )
     return Source(splits, classes, columns=next(iter(splits.values())).columns)
+
+
+def _text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, its bytes as text: names of classes may be either."""
+    if array.dtype.kind != "S":
+        return array
+    return np.char.decode(array, "utf-8", "backslashreplace")
 
 
 def _found_arrays(
