@@ -17,6 +17,7 @@ from engram import EngramError, MemoryViT, cli, random_trunk, save_trunk
 from engram.bundles import read_bundle
 from engram.checkpoints import load_trunk
 from engram.images import Preprocessing
+from engram.terminal import complain
 
 Output = pytest.CaptureFixture[str]
 
@@ -131,6 +132,13 @@ def test_convert(assets: Path, tmp_path: Path, capsys: Output) -> None:
     assert second["task"]["extends"] == ["a"]
     assert run(*arguments, "-o", tmp_path / "out") == 0
     assert "b.safetensors" in capsys.readouterr().out
+
+
+def test_a_mistake_is_one_line_with_the_spaces_of_a_path(capsys: Output) -> None:
+    complain("my  photos/a.png does not exist:\n\n  look elsewhere\n", as_json=True)
+    said = capsys.readouterr()
+    assert said.err == "my  photos/a.png does not exist: look elsewhere\n"
+    assert json.loads(said.out) == {"error": said.err.strip()}
 
 
 def test_the_version(capsys: Output) -> None:

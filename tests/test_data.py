@@ -1,6 +1,8 @@
 """Every source becomes the same thing, mistakes are sentences, batches are the same for all."""
 
+import io
 import json
+import os
 import pickle
 import random
 import shutil
@@ -117,6 +119,38 @@ def test_files_that_are_no_images_are_counted_and_ignored(folder: Path) -> None:
     assert (len(splits["train"]), splits.ignored) == (30, 3)
 
 
+def test_hidden_folders_are_passed_over(folder: Path) -> None:
+    for hidden in (".ipynb_checkpoints", "__MACOSX"):
+        paint(folder / "red" / hidden / "000.png")
+    assert len(load(folder)["train"]) == 30
+
+
+def test_links_to_folders_are_followed_but_never_in_a_circle(folder: Path, tmp_path: Path) -> None:
+    tree(tmp_path / "elsewhere", {"red": 2})
+    (folder / "red" / "more").symlink_to(tmp_path / "elsewhere" / "red")
+    (folder / "red" / "again").symlink_to(folder / "red")
+    (folder / "red" / "all").symlink_to(folder)
+    found = [path for path in files(load(folder).train) if "/red/" in path]
+    assert len(found) == 12
+    assert found[-1] == str(folder / "red" / "more" / "001.png")
+
+
+def test_a_folder_that_cannot_be_read_is_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = paint(folder / "red" / "closed" / "a.png").parent
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:  # chmod would not stop root
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    with pytest.raises(EngramError, match=r"red/closed cannot be read \(Permission denied\)"):
+        load(folder)
+
+
 def make_folder(root: Path, *paths: str) -> Path:
     for path in paths:
         if path.endswith("/"):
@@ -141,6 +175,10 @@ def make_folder(root: Path, *paths: str) -> Path:
         (
             ["train/red/a.png", "val/red/a.png", "validation/red/a.png"],
             "two val splits: val and validation",
+        ),
+        (
+            ["red/a.png", "blue/b.png", "test/red/c.png"],
+            "class folders beside test/, .*; put blue and red into .*/train/$",
         ),
     ],
 )
@@ -208,8 +246,16 @@ def test_columns_and_splits_can_be_named(folder: Path) -> None:
         splits={"train": "a", "test": "b"},
     )
     assert (len(splits["train"]), len(splits["test"])) == (2, 2)
-    with pytest.raises(EngramError, match=r"has no column 'image'; it has what, photo, fold"):
+    with pytest.raises(
+        EngramError, match=r"no column 'image'; it has what, photo, fold; rename one to image or "
+    ):
         load(table)
+    with pytest.raises(EngramError, match=r"no column 'label'; .* say with --label .* which it is"):
+        load(table, image="photo")
+    with pytest.raises(
+        EngramError, match=r"column 'fold', has the splits a, b; rename them to .*train, training, "
+    ):
+        load(table, image="photo", label="what", split_column="fold")
     with pytest.raises(EngramError, match=r"has no column 'kind'; it has what, photo, fold"):
         load(table, image="photo", label="kind")
     with pytest.raises(EngramError, match="has no split 'c'; it has a, b"):
@@ -240,7 +286,8 @@ def test_a_wrong_row_is_a_sentence(folder: Path, change: dict[str, str], sentenc
     [
         ("t.csv", "", "is an empty table"),
         ("t.jsonl", "{]", "cannot be read as a table"),
-        ("t.jsonl", "[1]", "every line must be an object"),
+        ("t.jsonl", '{"path": 1}\n\n{"path": 2', r"as a table: line 3 column 11: Expecting"),
+        ("t.jsonl", "[1]", "line 1: every line must be an object"),
         ("t.parquet", "no parquet", "cannot be read as a table"),
     ],
 )
@@ -289,6 +336,15 @@ def test_arrays_have_splits_and_class_names(tmp_path: Path, keys: tuple[str, ...
     assert splits["test"].labels.tolist() == [1, 0, 1]
 
 
+def test_names_in_arrays_may_be_bytes(tmp_path: Path) -> None:
+    x = np.zeros((3, 4, 4), np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.char.encode(["löwe", "cat", "cat"], "utf-8"))
+    assert load(tmp_path / "a.npz").classes == ("cat", "löwe")
+    names = np.array([b"no", b"yes"])
+    np.savez(tmp_path / "b.npz", x=x, y=np.array([1, 0, 1]), class_names=names)
+    assert load(tmp_path / "b.npz").classes == ("no", "yes")
+
+
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
@@ -309,9 +365,29 @@ def test_wrong_arrays_are_a_sentence(tmp_path: Path, arrays: dict[str, Any], sen
         load(tmp_path / "a.npz")
 
 
-def test_a_file_that_is_no_npz_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"PK not really")
-    with pytest.raises(EngramError, match=r"cannot be read as \.npz arrays"):
+def saved(save: Callable[..., None]) -> bytes:
+    file = io.BytesIO()
+    save(file, np.arange(9999))
+    return file.getvalue()
+
+
+NPZ = saved(np.savez_compressed)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"PK not really",
+        b"",
+        saved(np.save),
+        NPZ[:-99],
+        NPZ[:200] + bytes(100) + NPZ[300:],
+    ],
+    ids=["text", "empty", "npy", "truncated", "damaged"],
+)
+def test_a_file_that_is_no_npz_is_a_sentence(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(EngramError, match=r"a\.npz cannot be read as \.npz arrays: "):
         load(tmp_path / "a.npz")
 
 

@@ -94,6 +94,16 @@ def test_unreadable_images_are_counted_and_named(model: MemoryViT, photos: Path)
     assert counted["unreadable"] == skipped["unreadable"] == names
 
 
+def test_an_unreadable_image_in_two_rows_is_two_wrong_answers(
+    model: MemoryViT, photos: Path
+) -> None:
+    rows = ["red/0.png,red", "red/empty.png,red", "blue/0.png,blue", "red/empty.png,red"]
+    table = photos / "test" / "t.csv"
+    table.write_text("\n".join(["path,label", *rows]))
+    found = evaluate(model, table, "colours", workers=0)
+    assert (found["images"], len(found["unreadable"])) == (4, 2)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_workers_and_batches_change_nothing(

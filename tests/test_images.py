@@ -24,6 +24,7 @@ from engram.images import (
     Preprocessing,
     _random_box,
     evaluation_view,
+    image_size,
     normalise,
     pad_crop,
     read_image,
@@ -119,8 +120,9 @@ def test_an_animation_gives_its_first_frame() -> None:
     assert pixel(read_image(data)) == (255, 0, 0)
 
 
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_exif_orientation_is_applied(orientation: int) -> None:
+def test_the_exif_orientation_is_applied(orientation: int, format: str) -> None:
     turns = Image.Transpose
     inverse = [
         None,
@@ -136,7 +138,8 @@ def test_the_exif_orientation_is_applied(orientation: int) -> None:
     stored = upright if inverse is None else upright.transpose(inverse)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(stored, "PNG", exif=exif)
+    data = encoded(stored, format, exif=exif, **({"lossless": True} if format == "WEBP" else {}))
+    assert image_size(data) == upright.size
     assert np.array_equal(np.asarray(read_image(data)), np.asarray(upright))
     assert np.array_equal(evaluation_view(data, SMALL), evaluation_view(upright, SMALL))
 

@@ -147,3 +147,15 @@ def test_a_folder_of_classes_has_no_numbers(tmp_path: Path) -> None:
     for kind in ("multilabel", "regression"):
         with pytest.raises(EngramError, match="needs a table with columns of labels"):
             load(tmp_path, kind=kind)
+
+
+def test_a_label_that_nothing_would_read_is_a_sentence(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "photos" / name / "1.png")
+    x = np.zeros((2, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=x, labels=np.array([0, 1]))
+    for spec in (tmp_path / "photos", tmp_path / "a.npz", "digits"):
+        assert len(load(spec).classes) >= 2
+        with pytest.raises(EngramError, match=r"has no column 'nonsense' .*; .* leave it out here"):
+            load(spec, label="nonsense")

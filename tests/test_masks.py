@@ -74,13 +74,32 @@ def test_a_table_names_masks(tmp_path: Path) -> None:
         load(path, kind="segmentation")
 
 
-def test_arrays_hold_masks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+def test_arrays_hold_masks(tmp_path: Path, dtype: type[Any]) -> None:
     scenes = [scene(i) for i in range(3)]
     x, y = (np.stack(part) for part in zip(*scenes, strict=True))
-    np.savez(tmp_path / "a.npz", images=x, labels=y)
+    np.savez(tmp_path / "a.npz", images=x, labels=y.astype(dtype))
     splits = load(tmp_path / "a.npz", kind="segmentation", ignore=3)
     assert splits.classes == ("1", "2")
     assert len(splits.with_validation(0.4)["val"]) == 1
+    expected = np.where(y[0] == 3, 0, y[0])
+    assert np.array_equal(np.asarray(splits["train"].mask(0)), expected)
+
+
+@pytest.mark.parametrize(
+    ("masks", "sentence"),
+    [
+        (np.full((1, 4, 4), -1), "the masks hold int64 values from -1 to -1; expected integers"),
+        (np.full((1, 4, 4), 2**16), "int64 values from 65536 to 65536"),
+        (np.full((1, 4, 4), 0.5), "float64 values from 0.5 to 0.5"),
+    ],
+)
+def test_arrays_that_are_no_masks_are_a_sentence(
+    tmp_path: Path, masks: np.ndarray, sentence: str
+) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((1, 4, 4), np.uint8), labels=masks)
+    with pytest.raises(EngramError, match=sentence):
+        load(tmp_path / "a.npz", kind="segmentation")
 
 
 def test_a_task_says_what_masks_mean(tmp_path: Path) -> None:
@@ -160,6 +179,10 @@ def test_what_is_wrong_with_a_mask_is_a_sentence(tmp_path: Path) -> None:
             np.zeros((4, 5, 3), np.uint8),
             r"a mask needs one number a pixel \(gray, or a palette\), and this is RGB",
         ),
+        (  # a table of so many values would fill the memory
+            Image.fromarray(np.full((4, 5), 2**31 - 1, np.int32)),
+            "a mask holds values from 0 to 65,535, and this has 2147483647",
+        ),
     ):
         with pytest.raises(BadImage, match=f"m.png: {sentence}"):
             legend.read(mask, (5, 4), "m.png")
@@ -183,6 +206,9 @@ def _break(root: Path, how: str) -> None:
     elif how == "ignored":
         for path in (root / "masks").iterdir():
             Image.fromarray(np.ones((20, 24), dtype=np.uint8)).save(path)
+    elif how == "colours":
+        for path in (root / "masks").iterdir():
+            Image.fromarray(scene(1)[0]).save(path)
     elif how == "photographs":
         noise = np.arange(4096, dtype=np.uint16).reshape(64, 64)
         Image.fromarray(noise).save(root / "masks" / "1.png")
@@ -196,6 +222,9 @@ def _break(root: Path, how: str) -> None:
         ("no masks", {}, "has no folders images/ and masks/"),
         ("no pictures", {}, "images has no pictures"),
         ("ignored", {"ignore": 1}, "the masks hold nothing but 1, which is ignored"),
+        ("colours", {}, r"masks/1\.png: a mask needs one number a pixel .*, and this is RGB"),
+        ("", {"ignore": 70000}, "70000 is no value of a mask; they go from 0 to 65,535"),
+        ("", {"ignore": 3, "values": [1, -2]}, "-2 is no value of a mask"),
         ("photographs", {}, "the masks hold 4095 values, and 255 classes are the most"),
         ("", {"classes": ["a"], "ignore": 3}, r"1 names for 2 classes \(the values 1, 2 in its m"),
         ("", {"split": "val", "ignore": 3, "splits": {"val": "x"}}, ""),

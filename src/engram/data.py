@@ -18,6 +18,7 @@ from PIL import Image
 from engram import presets, sources
 from engram.errors import EngramError
 from engram.images import (
+    MASK_VALUES,
     BadImage,
     Legend,
     image_size,
@@ -217,8 +218,17 @@ def load(
     given = (label,) if isinstance(label, str) else tuple(label or ())
     wanted = Columns(image, given, split_column, splits or {}, kind, classes or ())
     found = _find(text, wanted)
+    for name in given:
+        if name not in found.columns:  # folders and arrays have none to choose from
+            raise EngramError(
+                f"{text} has no column {name!r} to learn from; a label names columns of tables "
+                "and Hub datasets, so leave it out here"
+            )
     legend = None
     if wanted.masks:
+        for value in (ignore, *(values or ())):
+            if not 0 <= value < MASK_VALUES:
+                raise EngramError(f"{value} is no value of a mask; they go from 0 to 65,535")
         legend = Legend(tuple(values or _values(text, found, ignore)), ignore)
         found.classes = [str(value) for value in legend.values]
         if classes is not None and len(classes) != len(legend.values):
@@ -280,21 +290,25 @@ def _values(name: str, source: Source, ignore: int) -> list[int]:
     masks = found.masks
     assert masks is not None
 
-    def of(row: int) -> npt.NDArray[np.bool_]:
+    def of(row: int) -> npt.NDArray[np.bool_] | BadImage:
         try:
             mask = read_mask(masks.read(row), name=masks.where(row))
-        except BadImage:  # will be told when it is to be learned from
-            return np.zeros(2**16, dtype=bool)
-        return np.bincount(mask.ravel().clip(0, 2**16 - 1), minlength=2**16) > 0
+        except BadImage as error:  # will be told when it is to be learned from
+            return error
+        return np.bincount(mask.ravel(), minlength=MASK_VALUES) > 0
 
-    seen = np.zeros(2**16, dtype=bool)
+    seen = np.zeros(MASK_VALUES, dtype=bool)
+    bad: BadImage | None = None
     with ThreadPoolExecutor(4) as pool:
         for one in pool.map(of, range(len(masks))):
-            seen |= one
+            if isinstance(one, BadImage):
+                bad = bad or one
+            else:
+                seen |= one
     seen[ignore] = False
     values = [int(value) for value in np.flatnonzero(seen)]
     if not values:
-        raise EngramError(f"{name}: the masks hold nothing but {ignore}, which is ignored")
+        raise bad or EngramError(f"{name}: the masks hold nothing but {ignore}, which is ignored")
     if len(values) > IGNORED:
         raise EngramError(
             f"{name}: the masks hold {len(values)} values, and {IGNORED} classes are the most; "

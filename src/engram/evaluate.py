@@ -105,14 +105,15 @@ def answers(
         world=team.world if team else 1,
     )
     found: list[tuple[Tensor, Tensor, Tensor]] = []
+    failed: list[str] = []  # a picture in two rows of a table is two answers
     with torch.inference_mode():
         for done, part in enumerate(loader, start=1):
             if len(part.labels):
                 pixels = normalise(part.images.to(device), preprocessing)
                 outputs = model(pixels, tasks=[task])[task]
                 found.append((*kind.keep(outputs, part.labels), part.indices))
+            failed += [dataset.where(i) for i in part.failed.tolist()]
             progress(done, len(loader))
-    failed = sorted(loader.bad)
     if team is not None:
         found, failed = team.gather(found), team.gather(failed)
     if not found:
@@ -120,7 +121,7 @@ def answers(
         found.append((torch.zeros(0, len(dataset.classes)), nothing, nothing))
     logits, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
     settled = {name: value.cpu() for name, value in model.task(task).head.settled.items()}
-    return Answers(task, dataset, logits, labels, samples, failed, settled)
+    return Answers(task, dataset, logits, labels, samples, sorted(failed), settled)
 
 
 def preprocessing_of(model: MemoryViT) -> Preprocessing:

@@ -31,6 +31,9 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 #: RGB, and the size at which Pillow itself refuses. Every camera phone stays below it.
 MAX_PIXELS = 178_956_970
 
+#: How many values a mask can hold: those of 16 bits.
+MASK_VALUES = 2**16
+
 Image.init()
 #: The formats that are opened. Pillow knows more; some of them start other programs.
 FORMATS: list[str] = [
@@ -203,6 +206,8 @@ def _gray(image: Image.Image, brightest: int) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # Pillow turns these upright itself, and tells their upright size
+        return 1
     try:
         return int(image.getexif().get(0x0112, 1))
     except Exception:  # broken metadata does not make the picture bad
@@ -358,8 +363,8 @@ def read_mask(
 ) -> npt.NDArray[np.int64]:
     """The value of every pixel (height, width) of a mask. Whatever is wrong is a BadImage.
 
-    A mask has one whole number a pixel: gray of 8 or 16 bits, black and white (0 and 1), or a
-    palette, whose numbers count and not its colours.
+    A mask has one whole number a pixel, at most 65,535: gray of 8 or 16 bits, black and white (0
+    and 1), or a palette, whose numbers count and not its colours.
     """
     with _opened(source, name, max_pixels) as image:
         if image.format == "JPEG":
@@ -369,7 +374,11 @@ def read_mask(
                 f"a mask needs one number a pixel (gray, or a palette), and this is {image.mode}"
             )
         image.load()
-        return np.asarray(_upright(image, _orientation(image))).astype(np.int64)
+        values = np.asarray(_upright(image, _orientation(image))).astype(np.int64)
+        for value in (int(values.min()), int(values.max())):
+            if not 0 <= value < MASK_VALUES:
+                raise ValueError(f"a mask holds values from 0 to 65,535, and this has {value}")
+        return values
 
 
 @dataclass(frozen=True)
@@ -390,10 +399,10 @@ class Legend:
             raise BadImage(
                 f"{name}: the mask has {width}x{height} pixels, but its picture {size[0]}x{size[1]}"
             )
-        table = np.full(max(2**16, int(found.max()) + 1), -1, dtype=np.int16)
+        table = np.full(MASK_VALUES, -1, dtype=np.int16)
         table[list(self.values)] = np.arange(1, len(self.values) + 1)
         table[self.ignore] = 0
-        classes = np.where(found < 0, -1, table[found])
+        classes = table[found]
         if (classes < 0).any():
             known = ", ".join(map(str, self.values[:8])) + (", …" if len(self.values) > 8 else "")
             raise BadImage(

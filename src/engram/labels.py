@@ -42,8 +42,12 @@ def column(
         return usual[0]
     if given is None and not needed:
         return ""
+    hint = ""
+    if given is None:
+        say = "in Python with image=" if kind == "image" else "with --label (in Python label=)"
+        hint = f"; rename one to {' or '.join(COLUMNS[kind])}, or say {say} which it is"
     raise EngramError(
-        f"{where} has no column {given or kind!r}; it has {', '.join(map(str, columns))}"
+        f"{where} has no column {given or kind!r}; it has {', '.join(map(str, columns))}{hint}"
     )
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from engram.errors import EngramError
+from engram.images import MASK_VALUES
 from engram.kinds import KINDS
 from engram.labels import LABELS, column
 
@@ -147,8 +148,11 @@ def named_splits(names: Iterable[str], given: Mapping[str, str], where: str) -> 
     if not found and len(theirs) == 1:
         return {"train": theirs[0]}
     if not found:
+        shown = ", ".join(theirs[:8]) + (", …" if len(theirs) > 8 else "")
+        known = ", ".join(name for names in SPLITS.values() for name in names)
         raise EngramError(
-            f"{where} has the splits {', '.join(theirs)}; say which of them is train, val and test"
+            f"{where} has the splits {shown}; rename them to what is understood ({known}), or say "
+            "in Python with splits= which is which"
         )
     return found
 
@@ -165,6 +169,14 @@ def folder(root: Path, names: Columns) -> Source:
         )
     inside = _subfolders(root)
     named = {path.name: path for path in inside if _split_of(path.name)}
+    beside = [path.name for path in inside if path.name not in named]
+    for name, path in named.items():
+        if set(beside) & {below.name for below in _subfolders(path)}:
+            few = " and ".join(beside) if len(beside) < 4 else f"{', '.join(beside[:3])}, …"
+            raise EngramError(
+                f"{root} has class folders beside {name}/, which has folders of the same names; "
+                f"put {few} into {root / 'train'}/"
+            )
     # Among vehicles, "train" is a class: a folder of splits has class folders in its train/.
     in_train = [p for name, p in named.items() if _split_of(name) == "train" and _subfolders(p)]
     has_splits = bool(named) and (len(named) == len(inside) or bool(in_train))
@@ -190,7 +202,7 @@ def _class_folders(root: Path) -> tuple[Found, int]:
         reason = "has images but no class folders: put them into a folder per class"
         raise EngramError(f"{root} {reason if loose else 'is an empty folder'}")
     for folder in folders:
-        images, others = _images_below(folder)
+        images, others = images_below(folder)
         if not images:
             raise EngramError(f"{folder} is a class without images: add some or remove the folder")
         paths += images
@@ -200,12 +212,23 @@ def _class_folders(root: Path) -> tuple[Found, int]:
 
 
 def _subfolders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+    return sorted(p for p in root.iterdir() if p.is_dir() and not _hidden(p.name))
 
 
-def _images_below(folder: Path) -> tuple[list[str], int]:
-    """The images in a folder at any depth, sorted, and how many other files there are."""
-    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+def _hidden(name: str) -> bool:
+    """Whether a folder holds what a program left there, such as .ipynb_checkpoints, __MACOSX."""
+    return name.startswith((".", "__"))
+
+
+def images_below(folder: Path) -> tuple[list[str], int]:
+    """The images in a folder at any depth, sorted, and how many other files there are.
+
+    Hidden files are among the others; hidden folders are passed over, links to folders followed.
+    """
+    files: list[str] = []
+    for at, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
+        folders[:] = [n for n in folders if not (_hidden(n) or _leads_back(Path(at, n)))]
+        files += [os.path.join(at, name) for name in names]
     images = [
         path
         for path in files
@@ -213,6 +236,17 @@ def _images_below(folder: Path) -> tuple[list[str], int]:
         and not os.path.basename(path).startswith(".")
     ]
     return sorted(images), len(files) - len(images)
+
+
+def _unreadable(error: OSError) -> None:
+    raise EngramError(
+        f"{error.filename} cannot be read ({error.strerror}); make it readable or remove it"
+    )
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether this is a link to a folder that it lies in."""
+    return folder.is_symlink() and folder.resolve() in {up.resolve() for up in folder.parents}
 
 
 def mask_folders(root: Path, masks: Path | None) -> Source:
@@ -258,11 +292,11 @@ def _paired(images: Path, masks: Path) -> Source:
 
 def _pairs(images: Path, masks: Path) -> tuple[Found, int]:
     """Every picture with the mask of the same name (and whatever ending) in the other tree."""
-    pictures, ignored = _images_below(images)
+    pictures, ignored = images_below(images)
     if not pictures:
         raise EngramError(f"{images} has no pictures")
     there: dict[str, str] = {}
-    for path in _images_below(masks)[0]:
+    for path in images_below(masks)[0]:
         stem = os.path.splitext(os.path.relpath(path, masks))[0]
         if stem in there:
             raise EngramError(f"{there[stem]} and {path} are masks of the same picture; keep one")
@@ -293,7 +327,8 @@ def table(path: Path, names: Columns) -> Source:
     wanted = labels.columns(path, columns, names.labels, names.classes)
     split = column(path, columns, "split", names.split, needed=False)
     theirs = sorted({str(record.get(split)) for record in records}) if split else ["train"]
-    ours = {name: s for s, name in named_splits(theirs, names.splits, str(path)).items()}
+    where = f"{path}, column {split!r}," if split else str(path)
+    ours = {name: s for s, name in named_splits(theirs, names.splits, where).items()}
     rows: dict[str, list[tuple[str, Any]]] = {s: [] for s in ours.values()}
     missing, ignored = [], 0
     for number, record in enumerate(records, start=1):
@@ -332,10 +367,18 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    records = []
     with path.open(encoding="utf-8-sig") as file:
-        records = [json.loads(line) for line in file if line.strip()]
-    if not all(isinstance(record, dict) for record in records):
-        raise ValueError("every line must be an object with named columns")
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:  # which counts lines from here
+                raise ValueError(f"line {number} column {error.colno}: {error.msg}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"line {number}: every line must be an object with named columns")
+            records.append(record)
     return records
 
 
@@ -359,9 +402,10 @@ TABLES = {
 def arrays(path: Path, names: Columns) -> Source:
     """An .npz file: x_train, y_train, … or train_images, train_labels, … or images, labels."""
     try:
+        zipfile.ZipFile(path).close()  # np.load takes an .npy file too, which is one array
         with np.load(path, allow_pickle=False) as file:
-            held = {key.lower(): file[key] for key in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+            held = {key.lower(): _text(file[key]) for key in file.files}
+    except Exception as error:  # on damaged bytes the libraries raise nearly anything
         raise EngramError(f"{path} cannot be read as .npz arrays: {error}") from error
     listed = held.get("class_names", held.get("classes"))
     classes = None if listed is None else [str(name) for name in listed]
@@ -384,6 +428,13 @@ def arrays(path: Path, names: Columns) -> Source:
     return Source(splits, classes, columns=next(iter(splits.values())).columns)
 
 
+def _text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, its bytes as text: names of classes may be either."""
+    if array.dtype.kind != "S":
+        return array
+    return np.char.decode(array, "utf-8", "backslashreplace")
+
+
 def _found_arrays(
     where: str,
     images: npt.NDArray[Any],
@@ -402,7 +453,7 @@ def _found_arrays(
         )
     rows = Arrays(_pixels(where, images), where)
     if names.masks:
-        masks = Arrays(torch.from_numpy(np.ascontiguousarray(labels)), f"{where}, mask")
+        masks = Arrays(_mask_values(where, labels), f"{where}, mask")
         return Found(rows, [None] * len(labels), masks)
     if labels.ndim == 2:
         columns = classes or [str(i) for i in range(labels.shape[1])]
@@ -447,6 +498,18 @@ def _pixels(where: str, images: npt.NDArray[Any]) -> torch.Tensor:
             )
         images = np.rint(images * (255 / top)).astype(np.uint8)
     return torch.from_numpy(np.ascontiguousarray(images))
+
+
+def _mask_values(where: str, masks: npt.NDArray[Any]) -> torch.Tensor:
+    """(N, H, W), in the 8 or 16 bits that a picture of one number a pixel can have."""
+    low, high = (masks.min(), masks.max()) if masks.size else (0, 0)
+    if masks.dtype.kind not in "biu" or not (low >= 0 and high < MASK_VALUES):
+        raise EngramError(
+            f"{where}: the masks hold {masks.dtype} values from {low} to {high}; "
+            "expected integers from 0 to 65,535"
+        )
+    dtype = np.uint8 if high < 256 else np.uint16
+    return torch.from_numpy(np.ascontiguousarray(masks, dtype=dtype))
 
 
 def digits(names: Columns) -> Source:

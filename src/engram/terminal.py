@@ -91,7 +91,8 @@ def show(result: Description, as_json: bool) -> None:
 
 def complain(sentence: str, as_json: bool) -> None:
     """A mistake: one line on stderr, and for machines a document on stdout as well."""
-    sentence = " ".join(sentence.split())
+    lines = [line.strip() for line in sentence.splitlines()]
+    sentence = " ".join(line for line in lines if line)  # spaces inside may be those of a path
     if as_json:
         try:
             print(json.dumps({"error": sentence}), flush=True)
