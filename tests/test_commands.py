@@ -152,6 +152,7 @@ def test_predict_prints_one_object_for_each_image(work: Path, capsys: Output) ->
     for name in ("b.png", "a.png"):
         Image.new("RGB", (16, 16)).save(work / "more" / name)
     (work / "more" / "notes.txt").write_text("no image")
+    (work / "more" / "._a.png").write_text("what macOS leaves beside a file")
     assert run("predict", "old.safetensors", "red.png", "more", "--top-k", 2, "--json") == 0
     said = document(capsys)
     assert [one["image"] for one in said] == ["red.png", "more/a.png", "more/b.png"]

@@ -27,7 +27,7 @@ from engram.model import MemoryViT
 from engram.recipe import RECIPES, Recipe
 from engram.report import TaskPart, answers_for_report, write_report
 from engram.runs import run_folder
-from engram.sources import SUFFIXES
+from engram.sources import images_below
 from engram.sweep import SweepResult, sweep
 from engram.team import Team
 
@@ -392,7 +392,7 @@ def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
 def _images(path: Path) -> list[str]:
     if not path.is_dir():
         return [os.fspath(path)]
-    return sorted(os.fspath(p) for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+    return images_below(path)[0]
 
 
 def cache_job(clear: bool) -> Description:
