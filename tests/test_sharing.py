@@ -122,6 +122,8 @@ def test_what_needs_no_change_goes_out_byte_for_byte(folder: Path) -> None:
         (r"C:\models\vit", "vit"),
         (r"\\server\share\vit", "vit"),
         ("file:///data/vit", "vit"),
+        ("file://server/data/vit", "vit"),
+        ("/data/models, old/vit", "vit"),
         ("here/vit", "vit"),  # is a folder right now
         ("google/vit-base-patch32-224-in21k@main", "google/vit-base-patch32-224-in21k@main"),
         ("pico", "pico"),
@@ -135,6 +137,50 @@ def test_sources_of_trunks(source: str, goes_out: str, folder: Path) -> None:
     mine = replace(mine, trunk=replace(mine.trunk, source=source))
     assert portable(mine)[0].trunk.source == goes_out
     assert portable(mine, "ann/vit")[0].trunk.source == "ann/vit"
+
+
+@pytest.mark.parametrize(
+    ("data", "goes_out"),
+    [
+        ("inaturalist2017:/home/ann/inat", "inaturalist2017:inat"),
+        ("cifar100:~/cifar", "cifar100:cifar"),
+        ("cifar100:here/photos", "cifar100:photos"),  # is a folder right now
+        ("hf:here/photos", "hf:photos"),
+        ("hf:/home/ann/photos", "hf:photos"),
+        ("hf:../photos", "hf:photos"),
+        (r"hf:C:\Users\ann\photos", "hf:photos"),
+        ("/home/ann/secret, client/roses", "roses"),
+        ("/home/ann/secret /roses", "roses"),
+        ("/home/ann/pictures::/home/ann/masks", "pictures::masks"),
+        ("/home/ann/client::old/roses", "roses"),
+        ("cifar100", "cifar100"),
+        ("hf:ann/photos:small", "hf:ann/photos:small"),
+        ("cifar100:ann/photos", "cifar100:ann/photos"),
+    ],
+)
+def test_names_of_data(data: str, goes_out: str, folder: Path) -> None:
+    (folder / "here" / "photos").mkdir(parents=True)
+    mine = replace(read_engram("roses.safetensors"), recipe={"data": data})
+    write_engram("mine.safetensors", mine)
+    planned = push("mine.safetensors", "ann/roses", dry_run=True)
+    assert planned.engrams[0].recipe["data"] == goes_out
+    for private in ("/home", "Users", "client", "here/", "~"):
+        assert private not in planned.card
+
+
+@pytest.mark.parametrize(
+    ("note", "goes_out"),
+    [
+        ("trained on file:///home/ann/photos, twice", "trained on photos, twice"),
+        ("file://server/home/ann/a and b", "a and b"),
+        ("data:/home/ann/a; out='/home/ann/b'", "data:a; out='b'"),
+        ("https://a.org/b http://h:8080/x s3://bucket/key", None),
+        ("hf:ann/photos:small, and/or 1/2", None),
+    ],
+)
+def test_paths_in_sentences(note: str, goes_out: str | None, folder: Path) -> None:
+    mine = replace(read_engram("roses.safetensors"), recipe={"note": note})
+    assert portable(mine)[0].recipe["note"] == (goes_out or note)
 
 
 def test_a_class_that_looks_like_a_path_is_warned_of(folder: Path) -> None:
