@@ -145,20 +145,33 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
 def update_bundle(old: Bundle, new: Bundle) -> None:
     """Write what `plus` or `minus` made of a bundle: new files, the manifest, each atomically.
 
-    A crash leaves one of the two bundles, and perhaps a file that it does not list.
+    A crash leaves one of the two bundles, and perhaps a file that it does not list. A file of a
+    new engram's name that is not listed is somebody's own, unless it is that engram already.
     """
     if _read_manifest(old.folder) != old.manifest():
         raise EngramError(
             f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
             "as it is; read the bundle again."
         )
-    for engram in new.engrams:
-        if engram not in old.engrams:
-            files.write_engram(new.folder / _file(engram), engram)
+    added = {_file(e): files.as_bytes(e) for e in new.engrams if e not in old.engrams}
+    for name in added.keys() - {_file(e) for e in old.engrams}:
+        if (old.folder / name).exists() and not _holds(old.folder / name, added[name]):
+            raise EngramError(
+                f"Another {name} lies in {old.folder} but is not in the bundle; move it away. "
+                "Nothing was changed."
+            )
+    for name, data in added.items():
+        files.write_atomically(new.folder / name, data)
     _write_manifest(new)
     for gone in {_file(e) for e in old.engrams} - {_file(e) for e in new.engrams}:
         with contextlib.suppress(OSError):  # the manifest does not list it any more
             (new.folder / gone).unlink()
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return path.read_bytes() == data
+    return False
 
 
 def unlisted(bundle: Bundle) -> list[str]:
