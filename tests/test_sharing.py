@@ -347,6 +347,22 @@ def test_attach_and_commands_take_the_hub(folder: Path, capsys: Output) -> None:
     assert "roses" in capsys.readouterr().out
 
 
+def test_attach_takes_a_bundle_of_one(folder: Path) -> None:
+    in_cache(folder, "flowers.safetensors", repo="ann/flowers")
+    in_cache(folder, "flowers.safetensors", "roses.safetensors")
+    compose(["flowers.safetensors"], "one")
+    compose(["flowers.safetensors", "roses.safetensors"], "two")
+    model = MemoryViT(engram.load_trunk("secret-project/our-vit"))
+    for one in ("hf:ann/flowers", "one", folder / "one"):
+        assert model.attach(one).spec.name == "flowers"
+        model.detach("flowers")
+    for several in ("hf:ann/garden", "two"):
+        with pytest.raises(EngramError, match=f"{several} is a bundle of 2 .*bundles.load_model"):
+            model.attach(several)
+        assert model.attach(f"{several}/flowers.safetensors").spec.name == "flowers"
+        model.detach("flowers")
+
+
 def test_a_pulled_engram_asks_for_its_trunk(folder: Path) -> None:
     in_cache(folder, "flowers.safetensors")
     with pytest.raises(EngramError, match="'our-vit' as its trunk; say with --backbone"):

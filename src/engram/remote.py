@@ -69,6 +69,22 @@ def local(source: Source) -> Path:
     return folder / names[0]
 
 
+def one_engram(source: Source) -> Path:
+    """The file of an engram; of a bundle, on the Hub or here, the only one that it lists."""
+    path = local(source)
+    if not (path / MANIFEST).is_file():
+        return path
+    names = sorted(_told(path))
+    if len(names) == 1:
+        return path / names[0]
+    where = os.fspath(source).rstrip("/")
+    such = f", such as {where}/{names[0]} (there are {shown(', '.join(names))})" if names else ""
+    raise EngramError(
+        f"{where} is a bundle of {len(names)} engrams; name the file of one{such}, or load all of "
+        "them with engram.bundles.load_model."
+    )
+
+
 def find(source: Source, *, revision: str | None = None) -> list[Found]:
     """The engrams in a Hub repository (`hf:owner/name`), or in a local folder or bundle.
 
