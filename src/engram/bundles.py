@@ -1,7 +1,8 @@
 """Bundles: a folder of engrams that fit together on one trunk, and models made from them.
 
 `bundle.json` lists the engrams, parents first, each with its content hash. A bundle is written
-beside its place and renamed into it, so that a crash leaves what was there or all of the new one.
+beside its place and renamed into it: what is at its place is whole. Where it replaces another, that
+one is renamed away first; a process killed between the two leaves both beside the empty place.
 """
 
 from __future__ import annotations
@@ -204,17 +205,23 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def put_folder(new: Path, folder: Path) -> None:
-    """Rename a folder into its place; what was there comes back if that fails."""
+    """Rename a folder into its place; what was there comes back if that fails or is interrupted.
+
+    A process that is killed between the two renames leaves the old one as .engram-….old.
+    """
     old = new.with_suffix(".old")
-    replaced = folder.is_dir() and any(folder.iterdir())
-    if replaced:
-        os.rename(folder, old)
     try:
+        if folder.is_dir() and any(folder.iterdir()):
+            os.rename(folder, old)
         os.rename(new, folder)
-    except OSError:
-        if replaced:
-            with contextlib.suppress(OSError):
+    except BaseException:  # Ctrl-C, too, and wherever it came
+        if old.exists() and not folder.exists():
+            try:
                 os.rename(old, folder)
+            except OSError:
+                raise EngramError(
+                    f"{folder} could not be replaced, and what was there is now {old}; rename it."
+                ) from None
         raise
     files.sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
