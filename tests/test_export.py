@@ -31,7 +31,7 @@ from engram import (
 )
 from engram.bundles import load_model
 from engram.export import Export, OnnxModel, check_pixels, export_onnx, export_torch
-from engram.images import INTERPOLATIONS, Preprocessing, evaluation_view, normalise
+from engram.images import FORMATS, INTERPOLATIONS, Preprocessing, evaluation_view, normalise
 
 Output = pytest.CaptureFixture[str]
 
@@ -409,6 +409,13 @@ def test_the_script_reads_pictures_as_engram_does(tmp_path: Path) -> None:
     for path in paths:
         seen = standalone.view(*standalone.read(path, how.to_dict()), how.to_dict())
         assert np.array_equal(seen, evaluation_view(path, how)), path.name
+
+
+def test_the_script_starts_no_other_program_for_a_picture(tmp_path: Path) -> None:
+    assert [name for name in standalone.FORMATS if name in Image.OPEN] == FORMATS
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png", "EPS")  # Pillow runs Ghostscript for it
+    with pytest.raises(standalone.Unusable, match="cannot identify image file"):
+        standalone.read(tmp_path / "x.png", Preprocessing((8, 8), None).to_dict())
 
 
 ALONE = """

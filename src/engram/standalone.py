@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 MODEL = "model.onnx"
+#: What Pillow may open. It knows more, and for some of them it starts other programs.
+FORMATS = ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,7 +46,9 @@ def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, i
             except ImportError:
                 pixels = read_ppm(path)
             else:
-                with Image.open(path) as image:
+                Image.init()
+                known = [name for name in FORMATS if name in Image.OPEN]
+                with Image.open(path, formats=known) as image:
                     return decode(image, preprocessing)
     except Unusable:
         raise
