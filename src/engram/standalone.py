@@ -103,10 +103,15 @@ def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int,
     image.load()
     if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits or of floats
         brightest = 1 if image.mode == "F" else 65535
-        gray = np.asarray(image, np.float64)
-        if not (gray.min() >= 0 and gray.max() <= brightest):
-            raise Unusable(f"gray values from {gray.min():g} to {gray.max():g}")
-        pixels = np.stack([np.rint(gray * (255 / brightest)).astype(np.uint8)] * 3, axis=-1)
+        values = np.asarray(image)
+        if not (values.min() >= 0 and values.max() <= brightest):
+            raise Unusable(f"gray values from {values.min():g} to {values.max():g}")
+        gray = np.empty(values.shape, np.uint8)
+        part = 2**16  # at a time: doubles of all pixels would take 8 bytes for each
+        for start in range(0, values.size, part):
+            some = values.reshape(-1)[start : start + part].astype(np.float64)
+            gray.reshape(-1)[start : start + part] = np.rint(some * (255 / brightest))
+        pixels = np.stack([gray] * 3, axis=-1)
     elif image.has_transparency_data:
         from PIL import Image
 
