@@ -492,6 +492,8 @@ def test_somebody_elses_script_is_left_alone(tmp_path: Path) -> None:
     assert "MODEL = 'a.onnx'" in (tmp_path / "predict.py").read_text()
     assert export._write_script(tmp_path / "b.onnx") is not None  # its own is replaced
     assert "MODEL = 'b.onnx'" in (tmp_path / "predict.py").read_text()
+    (tmp_path / "folder" / "predict.py").mkdir(parents=True)
+    assert export._write_script(tmp_path / "folder" / "model.onnx") is None
 
 
 # The command

@@ -243,6 +243,14 @@ def test_a_card_survives_odd_names(folder: Path) -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 6  # five columns
 
 
+def test_a_card_takes_numbers_of_any_size(folder: Path) -> None:
+    metrics = {"test": {"accuracy": 0.91, "pixels": 10**400, "other": -(10**12)}}
+    write_engram("big.safetensors", replace(read_engram("roses.safetensors"), metrics=metrics))
+    card = push("big.safetensors", "ann/roses", dry_run=True).card
+    assert "| test | 0.91 | 1000000" in card
+    assert "-1e+12 |" in card
+
+
 @pytest.mark.parametrize("regime", ["head", "full", "memory"])
 def test_the_card_of_other_regimes_says_what_they_are(regime: str, folder: Path) -> None:
     model = MemoryViT(random_trunk(width=16, heads=2, depth=1))
