@@ -384,6 +384,19 @@ def test_the_script_makes_the_same_pixels_as_engram(case: int) -> None:
     assert np.array_equal(standalone.normalise(seen[None], how.to_dict()), pixels.numpy())
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(301, 3), (300, 3), (950, 2), (150, 1), (3, 301)])
+@pytest.mark.parametrize("resize", [None, 28])
+def test_the_script_sees_very_long_pictures_as_pillow_does(
+    shape: tuple[int, int], method: str, resize: int | None
+) -> None:
+    """One that is more than 100 times as high as it is wide is resized in another order."""
+    how = Preprocessing((24, 16), resize, method)
+    picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    seen = standalone.view(picture, (shape[1], shape[0]), how.to_dict())
+    assert np.array_equal(seen, evaluation_view(picture, how))
+
+
 def pictures(folder: Path) -> list[Path]:
     """One of every sort that is read in its own way."""
     rng = np.random.default_rng(0)

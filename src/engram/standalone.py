@@ -144,8 +144,13 @@ def view(pixels: Array, size: tuple[int, int], preprocessing: dict[str, Any]) ->
     right, bottom = min(right * x, pixels.shape[1]), min(bottom * y, pixels.shape[0])
     high, wide = preprocessing["size"]
     method = preprocessing["interpolation"]
-    across = resample(pixels.swapaxes(0, 1), left * x, right, wide, method).swapaxes(0, 1)
-    return resample(across, top * y, bottom, high, method)
+
+    def across(rows: Array) -> Array:
+        return resample(rows.swapaxes(0, 1), left * x, right, wide, method).swapaxes(0, 1)
+
+    if pixels.shape[0] > 100 * pixels.shape[1] and high < pixels.shape[0]:  # Pillow's own rule
+        return across(resample(pixels, top * y, bottom, high, method))
+    return resample(across(pixels), top * y, bottom, high, method)
 
 
 def box(width: int, height: int, preprocessing: dict[str, Any]) -> tuple[float, ...]:
