@@ -204,6 +204,47 @@ def test_a_failure_keeps_the_old_bundle(
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".engram")]
 
 
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("done", [False, True])
+def test_an_interrupted_compose_leaves_a_whole_bundle(
+    step: int, done: bool, paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at either rename, before it or behind it."""
+    out = compose([paths["a"]], tmp_path / "out").folder
+    rename, count = os.rename, 0
+
+    def interrupted(source: Path, target: Path) -> None:
+        nonlocal count
+        count += 1
+        if count != step or done:
+            rename(source, target)
+        if count == step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compose([paths["b"]], out)
+    expected = "b" if (step, done) == (2, True) else "a"
+    assert [e.spec.name for e in read_bundle(out).engrams] == [expected]
+
+
+def test_a_bundle_that_cannot_be_put_back_is_named(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = compose([paths["a"]], tmp_path / "out").folder
+    rename = os.rename
+
+    def only_away(source: Path, target: Path) -> None:
+        if target == out:
+            raise OSError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", only_away)
+    assert "what was there is now" in refusal([paths["b"]], out)
+    (kept,) = tmp_path.glob(".engram-*")
+    assert [e.spec.name for e in read_bundle(kept).engrams] == ["a"]
+
+
 def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
     paths: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -12,9 +12,10 @@ from PIL import Image
 from sklearn import metrics as sk
 
 import engram
-from engram import EngramError, MemoryViT, evaluate, load_trunk
+from engram import EngramError, MemoryViT, evaluate, load_trunk, random_trunk
 from engram.data import load
 from engram.evaluate import classification_metrics, predict
+from engram.vit import HeadConfig
 
 
 def answers(images: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,6 +147,17 @@ def test_predict_gives_the_top_classes_of_every_task(model: MemoryViT, photos: P
     assert predict(model, images, tasks=["more"])[0]["tasks"].keys() == {"more"}
     with pytest.raises(EngramError, match="ask for at least 1 class"):
         predict(model, images, top_k=0)
+
+
+def test_an_embedding_is_not_told_as_classes(photos: Path) -> None:
+    model = MemoryViT(random_trunk(head=HeadConfig(0)))
+    image = photos / "test" / "red" / "0.png"
+    with pytest.raises(EngramError, match="has no classes, so there is no 'base' to tell of"):
+        predict(model, [image])
+    model.add_task("colours", ["red", "green", "blue"])
+    assert list(predict(model, [image])[0]["tasks"]) == ["colours"]
+    with pytest.raises(EngramError, match="ask for tasks"):
+        predict(model, [image], tasks=["colours", "base"])
 
 
 def test_probabilities_are_those_of_the_logits(model: MemoryViT, photos: Path) -> None:

@@ -31,7 +31,7 @@ from engram import (
 )
 from engram.bundles import load_model
 from engram.export import Export, OnnxModel, check_pixels, export_onnx, export_torch
-from engram.images import INTERPOLATIONS, Preprocessing, evaluation_view, normalise
+from engram.images import FORMATS, INTERPOLATIONS, Preprocessing, evaluation_view, normalise
 
 Output = pytest.CaptureFixture[str]
 
@@ -384,6 +384,19 @@ def test_the_script_makes_the_same_pixels_as_engram(case: int) -> None:
     assert np.array_equal(standalone.normalise(seen[None], how.to_dict()), pixels.numpy())
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(301, 3), (300, 3), (950, 2), (150, 1), (3, 301)])
+@pytest.mark.parametrize("resize", [None, 28])
+def test_the_script_sees_very_long_pictures_as_pillow_does(
+    shape: tuple[int, int], method: str, resize: int | None
+) -> None:
+    """One that is more than 100 times as high as it is wide is resized in another order."""
+    how = Preprocessing((24, 16), resize, method)
+    picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    seen = standalone.view(picture, (shape[1], shape[0]), how.to_dict())
+    assert np.array_equal(seen, evaluation_view(picture, how))
+
+
 def pictures(folder: Path) -> list[Path]:
     """One of every sort that is read in its own way."""
     rng = np.random.default_rng(0)
@@ -409,6 +422,13 @@ def test_the_script_reads_pictures_as_engram_does(tmp_path: Path) -> None:
     for path in paths:
         seen = standalone.view(*standalone.read(path, how.to_dict()), how.to_dict())
         assert np.array_equal(seen, evaluation_view(path, how)), path.name
+
+
+def test_the_script_starts_no_other_program_for_a_picture(tmp_path: Path) -> None:
+    assert [name for name in standalone.FORMATS if name in Image.OPEN] == FORMATS
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png", "EPS")  # Pillow runs Ghostscript for it
+    with pytest.raises(standalone.Unusable, match="cannot identify image file"):
+        standalone.read(tmp_path / "x.png", Preprocessing((8, 8), None).to_dict())
 
 
 ALONE = """
@@ -485,6 +505,8 @@ def test_somebody_elses_script_is_left_alone(tmp_path: Path) -> None:
     assert "MODEL = 'a.onnx'" in (tmp_path / "predict.py").read_text()
     assert export._write_script(tmp_path / "b.onnx") is not None  # its own is replaced
     assert "MODEL = 'b.onnx'" in (tmp_path / "predict.py").read_text()
+    (tmp_path / "folder" / "predict.py").mkdir(parents=True)
+    assert export._write_script(tmp_path / "folder" / "model.onnx") is None
 
 
 # The command

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
 
+from engram import standalone
 from engram.errors import EngramError
 from engram.images import (
     MAX_PIXELS,
@@ -84,6 +86,24 @@ def test_sixteen_bit_gray_is_scaled_not_clipped() -> None:
 def test_a_pgm_of_sixteen_bits_is_scaled_too() -> None:
     pgm = b"P5 2 1 65535\n" + struct.pack(">2H", 0, 32896)
     assert pixel(read_image(pgm), 1) == (128, 128, 128)
+
+
+@pytest.mark.parametrize("kind", ["<u2", ">u2", "<i4", "<f4"])
+def test_deep_gray_is_the_same_in_parts_and_takes_little_memory(kind: str) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (300, 700)).astype(kind)
+    values.flat[:65536] = np.arange(65536)  # every value there is
+    brightest = 1 if kind == "<f4" else 65535
+    values = (values / (65535 / brightest)).astype(kind)
+    modes = {"<u2": "I;16", ">u2": "I;16B", "<i4": "I", "<f4": "F"}
+    image = Image.frombytes(modes[kind], (700, 300), values.tobytes())
+    expected = np.rint(values.astype(np.float64) * (255 / brightest)).astype(np.uint8)
+    for read in (read_image, lambda i: standalone.decode(i, SQUASH.to_dict())[0]):
+        tracemalloc.start()
+        found = np.asarray(read(image))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert np.array_equal(found, np.stack([expected] * 3, axis=-1))
+        assert peak < 16 * values.size, peak / values.size  # bytes a pixel
 
 
 def test_float_gray_outside_zero_to_one_is_refused() -> None:

@@ -12,7 +12,7 @@ from tests.hubs import cached
 
 import engram
 from engram import EngramError, MemoryViT, random_trunk
-from engram.files import as_bytes, read_engram
+from engram.files import as_bytes, read_engram, write_engram
 from engram.hub import Place, place_of
 from engram.remote import find, local
 from engram.sharing import push
@@ -91,12 +91,20 @@ def test_a_content_that_was_asked_for_is_checked(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["README.md", "bundle.json"])
-def test_a_file_that_is_not_what_its_repository_lists_is_refused(cache: Path, where: str) -> None:
+@pytest.mark.parametrize("other", ["none", "exchanged with it"])
+def test_a_file_that_is_not_what_its_repository_lists_is_refused(
+    cache: Path, where: str, other: str
+) -> None:
     sent = files("flowers")
     changed = replace(read_engram("flowers.safetensors"), recipe={})
     changed.tensors["head.bias"].add_(1)
     sent["flowers.safetensors"] = as_bytes(changed)
-    del sent["bundle.json" if where == "README.md" else "README.md"]
+    left = "bundle.json" if where == "README.md" else "README.md"
+    if other == "none":
+        del sent[left]
+    else:
+        write_engram("changed.safetensors", changed)
+        sent[left] = push("changed.safetensors", "ann/garden", dry_run=True).files[left]
     cached(cache, "ann/garden", sent)
     with pytest.raises(EngramError, match="its card or manifest lists") as refused:
         local("hf:ann/garden/flowers.safetensors")

@@ -122,6 +122,8 @@ def test_what_needs_no_change_goes_out_byte_for_byte(folder: Path) -> None:
         (r"C:\models\vit", "vit"),
         (r"\\server\share\vit", "vit"),
         ("file:///data/vit", "vit"),
+        ("file://server/data/vit", "vit"),
+        ("/data/models, old/vit", "vit"),
         ("here/vit", "vit"),  # is a folder right now
         ("google/vit-base-patch32-224-in21k@main", "google/vit-base-patch32-224-in21k@main"),
         ("pico", "pico"),
@@ -135,6 +137,50 @@ def test_sources_of_trunks(source: str, goes_out: str, folder: Path) -> None:
     mine = replace(mine, trunk=replace(mine.trunk, source=source))
     assert portable(mine)[0].trunk.source == goes_out
     assert portable(mine, "ann/vit")[0].trunk.source == "ann/vit"
+
+
+@pytest.mark.parametrize(
+    ("data", "goes_out"),
+    [
+        ("inaturalist2017:/home/ann/inat", "inaturalist2017:inat"),
+        ("cifar100:~/cifar", "cifar100:cifar"),
+        ("cifar100:here/photos", "cifar100:photos"),  # is a folder right now
+        ("hf:here/photos", "hf:photos"),
+        ("hf:/home/ann/photos", "hf:photos"),
+        ("hf:../photos", "hf:photos"),
+        (r"hf:C:\Users\ann\photos", "hf:photos"),
+        ("/home/ann/secret, client/roses", "roses"),
+        ("/home/ann/secret /roses", "roses"),
+        ("/home/ann/pictures::/home/ann/masks", "pictures::masks"),
+        ("/home/ann/client::old/roses", "roses"),
+        ("cifar100", "cifar100"),
+        ("hf:ann/photos:small", "hf:ann/photos:small"),
+        ("cifar100:ann/photos", "cifar100:ann/photos"),
+    ],
+)
+def test_names_of_data(data: str, goes_out: str, folder: Path) -> None:
+    (folder / "here" / "photos").mkdir(parents=True)
+    mine = replace(read_engram("roses.safetensors"), recipe={"data": data})
+    write_engram("mine.safetensors", mine)
+    planned = push("mine.safetensors", "ann/roses", dry_run=True)
+    assert planned.engrams[0].recipe["data"] == goes_out
+    for private in ("/home", "Users", "client", "here/", "~"):
+        assert private not in planned.card
+
+
+@pytest.mark.parametrize(
+    ("note", "goes_out"),
+    [
+        ("trained on file:///home/ann/photos, twice", "trained on photos, twice"),
+        ("file://server/home/ann/a and b", "a and b"),
+        ("data:/home/ann/a; out='/home/ann/b'", "data:a; out='b'"),
+        ("https://a.org/b http://h:8080/x s3://bucket/key", None),
+        ("hf:ann/photos:small, and/or 1/2", None),
+    ],
+)
+def test_paths_in_sentences(note: str, goes_out: str | None, folder: Path) -> None:
+    mine = replace(read_engram("roses.safetensors"), recipe={"note": note})
+    assert portable(mine)[0].recipe["note"] == (goes_out or note)
 
 
 def test_a_class_that_looks_like_a_path_is_warned_of(folder: Path) -> None:
@@ -195,6 +241,14 @@ def test_a_card_survives_odd_names(folder: Path) -> None:
     assert "<script>" not in planned.card
     row = next(line for line in planned.card.splitlines() if line.startswith("| odd"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 6  # five columns
+
+
+def test_a_card_takes_numbers_of_any_size(folder: Path) -> None:
+    metrics = {"test": {"accuracy": 0.91, "pixels": 10**400, "other": -(10**12)}}
+    write_engram("big.safetensors", replace(read_engram("roses.safetensors"), metrics=metrics))
+    card = push("big.safetensors", "ann/roses", dry_run=True).card
+    assert "| test | 0.91 | 1000000" in card
+    assert "-1e+12 |" in card
 
 
 @pytest.mark.parametrize("regime", ["head", "full", "memory"])
@@ -299,6 +353,22 @@ def test_attach_and_commands_take_the_hub(folder: Path, capsys: Output) -> None:
     assert run("inspect", "hf:ann/garden/roses.safetensors") == 0
     assert run("compose", "hf:ann/garden", "-o", "composed") == 0
     assert "roses" in capsys.readouterr().out
+
+
+def test_attach_takes_a_bundle_of_one(folder: Path) -> None:
+    in_cache(folder, "flowers.safetensors", repo="ann/flowers")
+    in_cache(folder, "flowers.safetensors", "roses.safetensors")
+    compose(["flowers.safetensors"], "one")
+    compose(["flowers.safetensors", "roses.safetensors"], "two")
+    model = MemoryViT(engram.load_trunk("secret-project/our-vit"))
+    for one in ("hf:ann/flowers", "one", folder / "one"):
+        assert model.attach(one).spec.name == "flowers"
+        model.detach("flowers")
+    for several in ("hf:ann/garden", "two"):
+        with pytest.raises(EngramError, match=f"{several} is a bundle of 2 .*bundles.load_model"):
+            model.attach(several)
+        assert model.attach(f"{several}/flowers.safetensors").spec.name == "flowers"
+        model.detach("flowers")
 
 
 def test_a_pulled_engram_asks_for_its_trunk(folder: Path) -> None:

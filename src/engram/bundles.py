@@ -1,7 +1,8 @@
 """Bundles: a folder of engrams that fit together on one trunk, and models made from them.
 
 `bundle.json` lists the engrams, parents first, each with its content hash. A bundle is written
-beside its place and renamed into it, so that a crash leaves what was there or all of the new one.
+beside its place and renamed into it: what is at its place is whole. Where it replaces another, that
+one is renamed away first; a process killed between the two leaves both beside the empty place.
 """
 
 from __future__ import annotations
@@ -145,20 +146,33 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
 def update_bundle(old: Bundle, new: Bundle) -> None:
     """Write what `plus` or `minus` made of a bundle: new files, the manifest, each atomically.
 
-    A crash leaves one of the two bundles, and perhaps a file that it does not list.
+    A crash leaves one of the two bundles, and perhaps a file that it does not list. A file of a
+    new engram's name that is not listed is somebody's own, unless it is that engram already.
     """
     if _read_manifest(old.folder) != old.manifest():
         raise EngramError(
             f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
             "as it is; read the bundle again."
         )
-    for engram in new.engrams:
-        if engram not in old.engrams:
-            files.write_engram(new.folder / _file(engram), engram)
+    added = {_file(e): files.as_bytes(e) for e in new.engrams if e not in old.engrams}
+    for name in added.keys() - {_file(e) for e in old.engrams}:
+        if (old.folder / name).exists() and not _holds(old.folder / name, added[name]):
+            raise EngramError(
+                f"Another {name} lies in {old.folder} but is not in the bundle; move it away. "
+                "Nothing was changed."
+            )
+    for name, data in added.items():
+        files.write_atomically(new.folder / name, data)
     _write_manifest(new)
     for gone in {_file(e) for e in old.engrams} - {_file(e) for e in new.engrams}:
         with contextlib.suppress(OSError):  # the manifest does not list it any more
             (new.folder / gone).unlink()
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return path.read_bytes() == data
+    return False
 
 
 def unlisted(bundle: Bundle) -> list[str]:
@@ -191,17 +205,23 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def put_folder(new: Path, folder: Path) -> None:
-    """Rename a folder into its place; what was there comes back if that fails."""
+    """Rename a folder into its place; what was there comes back if that fails or is interrupted.
+
+    A process that is killed between the two renames leaves the old one as .engram-….old.
+    """
     old = new.with_suffix(".old")
-    replaced = folder.is_dir() and any(folder.iterdir())
-    if replaced:
-        os.rename(folder, old)
     try:
+        if folder.is_dir() and any(folder.iterdir()):
+            os.rename(folder, old)
         os.rename(new, folder)
-    except OSError:
-        if replaced:
-            with contextlib.suppress(OSError):
+    except BaseException:  # Ctrl-C, too, and wherever it came
+        if old.exists() and not folder.exists():
+            try:
                 os.rename(old, folder)
+            except OSError:
+                raise EngramError(
+                    f"{folder} could not be replaced, and what was there is now {old}; rename it."
+                ) from None
         raise
     files.sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)

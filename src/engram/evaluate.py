@@ -163,12 +163,21 @@ def predict(
 ) -> list[dict[str, Any]]:
     """For each picture, {"image", "tasks": {name: [{"class", "probability"}, …]}} of every task.
 
-    What is told in place of the list depends on the kind of task: see `kinds.py`. A picture that
-    cannot be read has "error", a sentence, instead of "tasks". Under torchrun every process takes
-    its share and all get the same answer.
+    What is told in place of the list depends on the kind of task: see `kinds.py`. `base` is told
+    of where the trunk has classes, not where its head gives an embedding. A picture that cannot be
+    read has "error", a sentence, instead of "tasks". Under torchrun every process takes its share
+    and all get the same answer.
     """
     if top_k < 1:
         raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
+    head = model.trunk.config.head
+    if head is not None and not head.classes:
+        tasks = (list(model.tasks) or ["base"]) if tasks is None else tasks
+        if "base" in list(tasks):
+            raise EngramError(
+                f"The trunk {model.trunk.source} has no classes, so there is no 'base' to tell of; "
+                "ask for tasks. Its embedding is model(pixels)['base']."
+            )
     team = team or Team()
     preprocessing = preprocessing_of(model)
     device = team.device

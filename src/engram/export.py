@@ -190,9 +190,11 @@ def _refuse(path: Path, changes: Mapping[str, Change], int8: bool) -> None:
 
 
 def _write_script(path: Path) -> Path | None:
-    """Put predict.py beside an ONNX file, unless somebody else's file has that name."""
+    """Put predict.py beside an ONNX file, unless somebody else's file or folder has that name."""
     text = Path(standalone.__file__).read_text(encoding="utf-8")
     script = path.with_name("predict.py")
+    if script.exists() and not script.is_file():
+        return None
     if script.exists():
         first = text.splitlines()[0]
         with open(script, encoding="utf-8", errors="replace") as file:
@@ -322,7 +324,7 @@ def _told(
     ]
     if made.format == "onnx":
         rows.append(
-            ("script", str(made.script or "predict.py is another file, and was left alone"))
+            ("script", str(made.script or "predict.py is not engram's, and was left alone"))
         )
     if made.int8 and not before:
         rows.append(("accuracy", "not measured; give --data NAME=DATA to see what int8 costs"))

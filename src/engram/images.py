@@ -197,12 +197,17 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _gray(image: Image.Image, brightest: int) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
+    values = np.asarray(image)
     if not (values.min() >= 0 and values.max() <= brightest):
         raise ValueError(
             f"gray values from {values.min():g} to {values.max():g}; expected 0 to {brightest}"
         )
-    return Image.fromarray(np.rint(values * (255 / brightest)).astype(np.uint8)).convert("RGB")
+    gray = np.empty(values.shape, np.uint8)
+    part = 2**16  # at a time: doubles of all pixels would take 8 bytes for each
+    for start in range(0, values.size, part):
+        some = values.reshape(-1)[start : start + part].astype(np.float64)
+        gray.reshape(-1)[start : start + part] = np.rint(some * (255 / brightest))
+    return Image.fromarray(gray).convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:

@@ -25,7 +25,7 @@ from engram.memory import (
     together,
 )
 from engram.regimes import REGIMES, Task, TaskSpec, class_names
-from engram.remote import local
+from engram.remote import one_engram
 from engram.vit import ViT, version
 
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept
@@ -158,9 +158,12 @@ class MemoryViT(nn.Module):
     def attach(self, source: str | Path | files.Engram) -> Task:
         """Attach an engram, after every check; its parents must be attached already.
 
-        `hf:owner/name/FILE` is one on the Hub; `@revision` and `#content` pin it.
+        `hf:owner/name/FILE` is one on the Hub; `@revision` and `#content` pin it. Where there is
+        only one, the repository or the bundle's folder is enough.
         """
-        engram = source if isinstance(source, files.Engram) else files.read_engram(local(source))
+        if not isinstance(source, files.Engram):
+            source = files.read_engram(one_engram(source))
+        engram = source
         engram.check_trunk(files.describe_trunk(self.trunk), self.trunk.preprocessing)
         self._check_place(engram.spec)
         for parent, content in engram.parents.items():

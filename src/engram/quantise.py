@@ -19,7 +19,7 @@ OUTLIER = 50
 
 
 def quantised(proto: Any, pixels: Tensor, folder: Path) -> Any:
-    """The same ONNX model with whole numbers in the products whose weights are the trunk's.
+    """The same ONNX model with whole numbers in the products of tokens and weights.
 
     The model that is given is used up. `folder` is where there is room for it on disk meanwhile;
     without such room there is an OSError.
@@ -65,9 +65,10 @@ def _unshare(proto: Any) -> None:
 
 
 def _products(proto: Any) -> list[str]:
-    """The nodes that multiply tokens by a weight of the trunk: nearly all the work there is.
+    """The nodes that multiply tokens by a weight: the trunk's, and those of heads of masks.
 
-    Heads and adapters stay as they are: they take no time, and rounding them would cost accuracy.
+    These are nearly all the work there is. Heads that read one token a picture, and adapters, stay
+    as they are: they take no time, and rounding them would cost accuracy.
     """
     matrices = {one.name for one in proto.graph.initializer if len(one.dims) == 2}
     return [

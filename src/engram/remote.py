@@ -69,6 +69,22 @@ def local(source: Source) -> Path:
     return folder / names[0]
 
 
+def one_engram(source: Source) -> Path:
+    """The file of an engram; of a bundle, on the Hub or here, the only one that it lists."""
+    path = local(source)
+    if not (path / MANIFEST).is_file():
+        return path
+    names = sorted(_told(path))
+    if len(names) == 1:
+        return path / names[0]
+    where = os.fspath(source).rstrip("/")
+    such = f", such as {where}/{names[0]} (there are {shown(', '.join(names))})" if names else ""
+    raise EngramError(
+        f"{where} is a bundle of {len(names)} engrams; name the file of one{such}, or load all of "
+        "them with engram.bundles.load_model."
+    )
+
+
 def find(source: Source, *, revision: str | None = None) -> list[Found]:
     """The engrams in a Hub repository (`hf:owner/name`), or in a local folder or bundle.
 
@@ -119,12 +135,12 @@ def fetch_engrams(place: Place) -> tuple[Path, list[str]]:
             "one file."
         )
     for name in names:
-        _verify(folder / name, name, place, told.get(name))
+        _verify(folder / name, name, place, told.get(name, set()))
     return folder, names
 
 
-def _verify(path: Path, name: str, place: Place, told: str | None) -> None:
-    """The file is whole, and is what the user, or else the card or the manifest, says it is."""
+def _verify(path: Path, name: str, place: Place, told: set[str]) -> None:
+    """The file is whole, and is what the user, or else the card and the manifest, say it is."""
     try:
         content = read_engram(path).content
     except EngramError as error:
@@ -138,29 +154,33 @@ def _verify(path: Path, name: str, place: Place, told: str | None) -> None:
             f"not {place.content[:12]}, which you asked for; it was changed since, or is another "
             "one. Ask for the revision that had it."
         )
-    if place.content is None and told not in (None, content):
+    others = sorted(told - {content})
+    if place.content is None and others:
         raise EngramError(
             f"{name} of {place.repo} has the content {content[:12]}, but its card or manifest "
-            f"lists {shown(str(told)[:12])}: one of the two was changed without the other. If you "
-            f"want the file as it is, say so: {replace(place, file=name)}#{content[:12]}."
+            f"lists {shown(' and '.join(other[:12] for other in others))}: one was changed without "
+            f"the other. If you want the file as it is, say so: {replace(place, file=name)}"
+            f"#{content[:12]}."
         )
 
 
-def _told(folder: Path) -> dict[str, str]:
-    """File -> content, as the manifest and the card list them; what they garble is left out."""
+def _told(folder: Path) -> dict[str, set[str]]:
+    """File -> contents that the manifest and the card list for it; what they garble is left out."""
     entries: list[Any] = []
     for name, read in ((MANIFEST, _read_json), (CARD, metadata_load)):
         if (folder / name).is_file():
             with suppress(Exception):  # the owner may write anything; a difference is a finding
                 entries += (read(folder / name) or {}).get(LISTED) or []
     pairs = [(e.get("file"), e.get("content")) for e in entries if isinstance(e, Mapping)]
-    return {
-        file: content
-        for file, content in pairs
-        if isinstance(file, str)
-        and re.fullmatch(r"[\w][\w.-]*\.safetensors", file)
-        and isinstance(content, str)
-    }
+    told: dict[str, set[str]] = {}
+    for file, content in pairs:
+        if (
+            isinstance(file, str)
+            and re.fullmatch(r"[\w][\w.-]*\.safetensors", file)
+            and isinstance(content, str)
+        ):
+            told.setdefault(file, set()).add(content)
+    return told
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from engram.cards import card_of, file_of, hub_id
 from engram.describe import Description
 from engram.errors import EngramError
 from engram.files import Engram, as_bytes, few, read_engram, shown, write_atomically
+from engram.presets import PRESETS
 from engram.remote import CARD, MANIFEST, Found, Source, fetch_engrams, find, local
 
 
@@ -205,7 +206,10 @@ def _put(origin: Path, target: Path, named: str) -> Pulled:
 # What stays here
 
 _ROOTED = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
-_PATH = re.compile(rf"(?:file://)?(?<![\w.:/\\~-]){_ROOTED}(?=[^\s/])[^\s,;'\"<>|()]*")
+_FILE = r"file://[^\s/\\]*"  # perhaps with a machine's name
+# Inside a sentence; a ":" may stand before it, as in hf:/data, but not https:/ or 8080/.
+_PATH = re.compile(rf"(?:{_FILE}|(?<![\w./\\~-])){_ROOTED}(?=[^\s/])[^\s,;'\"<>|()]*")
+_KIND = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # of data, before a Hub id or a path
 
 
 def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
@@ -216,7 +220,7 @@ def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[
     """
     name, said = engram.spec.name, list[str]()
     source = engram.trunk.source
-    at = backbone or (_last(source) if _is_local(source) else source)
+    at = backbone or _short(source, whole=True)
     if at != source:
         said.append(f"{name}: the trunk's source {shown(source)} goes out as {shown(at)}")
 
@@ -230,7 +234,7 @@ def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[
             return [cut(item, where) for item in value]
         if not isinstance(value, str):
             return value
-        short = _last(value) if _is_local(value) else _PATH.sub(lambda m: _last(m[0]), value)
+        short = _short(value, whole=where == "recipe.data")
         if short != value:
             said.append(f"{name}: {where} {shown(value)} goes out as {shown(short)}")
         return short
@@ -241,9 +245,22 @@ def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[
     return replace(engram, trunk=trunk, metrics=metrics, recipe=recipe), said
 
 
-def _is_local(text: str) -> bool:
+def _short(text: str, whole: bool) -> str:
+    """A text with the last parts of its paths alone; `whole` if it is no sentence about them."""
+    parts = text.split("::")  # a folder of pictures and one of masks
+    if whole and all(_is_local(part, whole) for part in parts):
+        return "::".join(map(_last, parts))
+    kind = _KIND.match(text)
+    before, rest = (kind[0], text[kind.end() :]) if kind else ("", text)
+    if _is_local(rest, whole):
+        return before + _last(rest)
+    return before + _PATH.sub(lambda found: _last(found[0]), rest)
+
+
+def _is_local(text: str, whole: bool = False) -> bool:
     """Whether a text is a path of this machine: rooted, out of this folder, or there right now."""
-    if re.match(rf"(?:file://)?{_ROOTED}|\.\.?[\\/]", text) and not re.search(r"\s/|,", text):
+    rooted = re.match(rf"(?:{_FILE})?{_ROOTED}|\.\.?[\\/]", text)
+    if rooted and (whole or not re.search(r"\s/|,", text)):
         return True
     if "/" not in text and "\\" not in text:
         return False

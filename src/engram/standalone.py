@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 MODEL = "model.onnx"
+#: What Pillow may open. It knows more, and for some of them it starts other programs.
+FORMATS = ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,7 +46,9 @@ def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, i
             except ImportError:
                 pixels = read_ppm(path)
             else:
-                with Image.open(path) as image:
+                Image.init()
+                known = [name for name in FORMATS if name in Image.OPEN]
+                with Image.open(path, formats=known) as image:
                     return decode(image, preprocessing)
     except Unusable:
         raise
@@ -99,10 +103,15 @@ def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int,
     image.load()
     if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits or of floats
         brightest = 1 if image.mode == "F" else 65535
-        gray = np.asarray(image, np.float64)
-        if not (gray.min() >= 0 and gray.max() <= brightest):
-            raise Unusable(f"gray values from {gray.min():g} to {gray.max():g}")
-        pixels = np.stack([np.rint(gray * (255 / brightest)).astype(np.uint8)] * 3, axis=-1)
+        values = np.asarray(image)
+        if not (values.min() >= 0 and values.max() <= brightest):
+            raise Unusable(f"gray values from {values.min():g} to {values.max():g}")
+        gray = np.empty(values.shape, np.uint8)
+        part = 2**16  # at a time: doubles of all pixels would take 8 bytes for each
+        for start in range(0, values.size, part):
+            some = values.reshape(-1)[start : start + part].astype(np.float64)
+            gray.reshape(-1)[start : start + part] = np.rint(some * (255 / brightest))
+        pixels = np.stack([gray] * 3, axis=-1)
     elif image.has_transparency_data:
         from PIL import Image
 
@@ -135,8 +144,13 @@ def view(pixels: Array, size: tuple[int, int], preprocessing: dict[str, Any]) ->
     right, bottom = min(right * x, pixels.shape[1]), min(bottom * y, pixels.shape[0])
     high, wide = preprocessing["size"]
     method = preprocessing["interpolation"]
-    across = resample(pixels.swapaxes(0, 1), left * x, right, wide, method).swapaxes(0, 1)
-    return resample(across, top * y, bottom, high, method)
+
+    def across(rows: Array) -> Array:
+        return resample(rows.swapaxes(0, 1), left * x, right, wide, method).swapaxes(0, 1)
+
+    if pixels.shape[0] > 100 * pixels.shape[1] and high < pixels.shape[0]:  # Pillow's own rule
+        return across(resample(pixels, top * y, bottom, high, method))
+    return resample(across(pixels), top * y, bottom, high, method)
 
 
 def box(width: int, height: int, preprocessing: dict[str, Any]) -> tuple[float, ...]:

@@ -144,6 +144,20 @@ def test_a_bundle_that_somebody_else_changed_is_left_alone(
     assert [e.spec.name for e in read_bundle(opened.bundle).engrams] == ["first", "second", "third"]
 
 
+def test_a_file_that_is_not_in_the_bundle_is_left_alone(
+    client: TestClient, opened: Opened, world: World
+) -> None:
+    somebodys = opened.bundle / "third.safetensors"
+    somebodys.write_bytes(b"somebody's own")
+    response = put(client, world, "third")
+    assert response.status_code == 503
+    assert "Another third.safetensors lies in" in response.json()["error"]
+    assert somebodys.read_bytes() == b"somebody's own"
+    assert names(client) == ["first", "second"]
+    somebodys.write_bytes(world.engrams["third"].read_bytes())  # as a crash may leave it
+    assert put(client, world, "third").status_code == 201
+
+
 def test_a_folder_that_cannot_be_written_changes_nothing(
     client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
