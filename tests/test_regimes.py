@@ -365,3 +365,12 @@ def test_a_refused_training_leaves_everything_as_it_was() -> None:
     with pytest.raises(EngramError):
         train_only(model, "task")
     assert [parameter.requires_grad for parameter in model.parameters()] == before
+
+
+# Names of classes
+
+
+def test_a_class_that_no_answer_could_name_is_refused() -> None:
+    """A folder named in Latin-1, as Python reads it."""
+    with pytest.raises(EngramError, match=r"the class 'caf\\udce9' is no text in UTF-8.*rename"):
+        TaskSpec("t", ("tea", "caf\udce9"))
