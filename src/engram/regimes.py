@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -100,7 +101,7 @@ class TaskSpec:
                 "its folder, or what else it is named after."
             )
         if len(set(self.classes)) < len(self.classes):
-            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            twice = Counter(self.classes).most_common(1)[0][0]
             refuse(f"the {noun} {twice!r} is there twice; every {noun} needs a name of its own.")
         for what in ("cells", "tokens", "adapter_width"):
             least, value = int(what != "cells"), getattr(self, what)
