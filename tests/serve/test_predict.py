@@ -17,7 +17,7 @@ from engram.looks import looks
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
-from engram.serve.schemas import TaskAnswer
+from engram.serve.schemas import NoAnswer, TaskAnswer
 from engram.serve.settings import Settings
 
 from .conftest import AUTH, Opened, World, picture
@@ -98,6 +98,17 @@ def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World)
     assert {one["colour"] for one in areas["classes"] if one["share"]} == {
         "#" + bytes(colour).hex() for colour in colours
     }
+
+
+def test_a_task_that_is_not_finite_silences_no_other(client: TestClient, world: World) -> None:
+    data = world.engrams["wild"].read_bytes()
+    assert client.put("/v1/tasks/wild", content=data, headers=AUTH).status_code == 201
+    (image,) = ask(client, picture())
+    assert image["tasks"].keys() == {"base", "first", "second", "wild"}
+    wild = image["tasks"].pop("wild")
+    NoAnswer.model_validate(wild)
+    assert wild["error"].startswith("'wild' has numbers that are not finite for this image")
+    assert all(said["answer"] for said in image["tasks"].values())
 
 
 def test_where_a_task_looked(client: TestClient, world: World) -> None:
