@@ -103,6 +103,12 @@ def test_images_of_a_request_are_counted(opened: Opened) -> None:
     assert "may have 2 images" in told(client, 422, json={"images": coded})
 
 
+def test_a_number_of_many_digits_is_refused(client: TestClient) -> None:
+    sentence = told(client, 422, files={"image": picture()}, data={"top_k": "9" * 5000})
+    assert sentence.startswith("The form has a fault at 'top_k'")
+    assert len(sentence) < 250
+
+
 def test_a_name_that_tries_something_stays_text(client: TestClient) -> None:
     name = "../../<script>\n\x1b[31m" + "x" * 500
     sentence = told(client, 422, files={"image": (name, b"nonsense")})

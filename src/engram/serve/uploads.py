@@ -136,7 +136,9 @@ async def _from_fields(form: FormData) -> Asked:
         elif field in options:
             raise Problem(422, f"The field {shown(field, 40)!r} is there twice.")
         else:
-            options[field] = int(value) if field == "top_k" and value.isdecimal() else value
+            # Python refuses to read thousands of digits; the limit is far below them
+            number = field == "top_k" and value.isdecimal() and len(value) < 100
+            options[field] = int(value) if number else value
     if not pictures:
         raise Problem(422, "There is no image; send at least one file in the field image.")
     try:
