@@ -8,8 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from engram.bundles import read_bundle
+from engram.serve.run import Service
+from engram.serve.settings import Settings
 
-from .conftest import AUTH, Opened, World, picture
+from .conftest import AUTH, TOKEN, Opened, World, picture
 
 
 def names(client: TestClient) -> list[str]:
@@ -74,6 +76,12 @@ def test_only_with_the_token(client: TestClient, world: World, token: str | None
         assert response.status_code == 401, response.text
         assert response.headers["www-authenticate"] == "Bearer"
     assert names(client) == ["first", "second"]
+
+
+def test_a_token_from_a_file_ends_in_a_newline(bundle: Path) -> None:
+    service = Service(bundle, Settings(port=0), token=f"{TOKEN}\n")
+    with service.socket, TestClient(service.app) as client:
+        assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
 
 
 def test_without_a_token_nothing_changes(opened: Opened, world: World) -> None:
