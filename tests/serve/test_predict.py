@@ -13,6 +13,7 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from engram.files import Engram
 from engram.looks import looks
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
@@ -151,6 +152,17 @@ def test_tasks_are_told(client: TestClient) -> None:
     assert detail["class_names"] == [f"second <b>{i}</b>" for i in range(3)]
     assert detail["metrics"] == {"accuracy": 0.5}
     assert client.get("/v1/tasks/nobody").status_code == 404
+
+
+def test_telling_tasks_hashes_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep all other requests waiting."""
+
+    def never(self: Engram) -> str:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(Engram, "content", property(never))
+    told = client.get("/v1/tasks").json()["tasks"]
+    assert client.get("/v1/tasks/second").json()["content"] == told[1]["content"]
 
 
 def test_health_readiness_and_numbers(client: TestClient) -> None:

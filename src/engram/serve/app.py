@@ -173,7 +173,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         responses=_told(404, 422),
     )
     async def task(name: str) -> Response:
-        return JSONResponse(task_detail(catalogue.now.engram(name)))
+        return JSONResponse(task_detail(catalogue.now, name))
 
     @app.put(
         "/v1/tasks/{name}",
@@ -196,7 +196,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         body = read_body(request, settings.max_engram, deadline)
         data = b"".join([piece async for piece in body])
         snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
-        return JSONResponse(task_detail(snapshot.engram(name)), 201 if new else 200)
+        return JSONResponse(task_detail(snapshot, name), 201 if new else 200)
 
     @app.delete(
         "/v1/tasks/{name}",

@@ -10,7 +10,7 @@ from engram.serve.catalogue import Snapshot
 from engram.serve.schemas import TaskInfo
 
 
-def task_info(engram: Engram) -> dict[str, Any]:
+def task_info(snapshot: Snapshot, engram: Engram) -> dict[str, Any]:
     """One task, as the list has it."""
     spec = engram.spec
     known = {
@@ -21,17 +21,18 @@ def task_info(engram: Engram) -> dict[str, Any]:
         "cells": spec.cells if spec.parts.cells else 0,
         "extends": list(spec.extends),
         "parameters": engram.parameters,
-        "content": engram.content,
+        "content": snapshot.contents[spec.name],
         "metrics": engram.header()["metrics"],
     }
     assert known.keys() == TaskInfo.model_fields.keys()
     return known
 
 
-def task_detail(engram: Engram) -> dict[str, Any]:
+def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """One task, with its classes and how it was made."""
+    engram = snapshot.engram(name)
     return {
-        **task_info(engram),
+        **task_info(snapshot, engram),
         "class_names": list(engram.spec.classes),
         "created": engram.created,
         "library": engram.library,
@@ -54,7 +55,7 @@ def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any
             "image_size": list(snapshot.preprocessing.size),
             "layers": trunk.config.depth,
         },
-        "tasks": [task_info(engram) for engram in snapshot.bundle.engrams],
+        "tasks": [task_info(snapshot, engram) for engram in snapshot.bundle.engrams],
         "engine": engine,
         "attaching": attaching,
     }
