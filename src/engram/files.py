@@ -217,6 +217,11 @@ def shown(text: str, most: int = 120) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def without_folder(source: str) -> str:
+    """The last part of a path: where it lies on this machine is nobody else's business."""
+    return os.path.basename(source.rstrip("/")) if os.path.isabs(source) else source
+
+
 def _show(preprocessing: Preprocessing | None) -> str:
     return "none" if preprocessing is None else json.dumps(preprocessing.to_dict())
 

@@ -21,6 +21,7 @@ from engram.regimes import NAME
 from engram.serve.engines import Engine, make_engine
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
+from engram.sharing import portable
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,11 @@ class Snapshot:
     def tag(self) -> str:
         """Changes with the tasks, and with nothing else."""
         return hashlib.sha256(",".join(self.contents.values()).encode()).hexdigest()[:16]
+
+    @cached_property
+    def told(self) -> Mapping[str, Engram]:
+        """The engrams as others may see them: without paths of this machine."""
+        return {engram.spec.name: portable(engram)[0] for engram in self.bundle.engrams}
 
     def engram(self, name: str) -> Engram:
         for engram in self.bundle.engrams:
