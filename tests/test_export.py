@@ -202,6 +202,13 @@ def test_no_path_of_this_machine_is_in_a_file(made: Made) -> None:
         assert str(Path(torch.__file__).parent).encode() not in data
 
 
+def test_a_file_names_its_trunk_without_the_folder() -> None:
+    model = new_model()
+    for source, told in (("/home/ann/private/vit", "vit"), ("owner/vit", "owner/vit")):
+        model.trunk.source = source
+        assert graphs.about(model, ["base"])["trunk"]["source"] == told
+
+
 def test_the_model_is_left_as_it_was(made: Made) -> None:
     model = new_model()
     assert model.trunk.config.image_size == made.model.trunk.config.image_size == (16, 16)

@@ -387,6 +387,17 @@ def test_metrics_that_json_lacks_are_saved_as_null(trunk: ViT, path: Path) -> No
     assert read_engram(path).metrics == {"loss": None, "when": "x", "each": [1.5, None]}
 
 
+def test_names_of_files_that_are_no_text_are_spelled_out(trunk: ViT, path: Path) -> None:
+    trunk.source = "/caf\udce9/vit"  # as os.fsdecode has a folder that was named in Latin-1
+    model = MemoryViT(trunk)
+    model.attach(path)
+    model.save("a", path, metrics={"caf\udce9": 1}, recipe={"data": Path("caf\udce9")})
+    saved = read_engram(path)
+    assert saved.trunk.source == "/caf\\udce9/vit"
+    assert saved.metrics == {"caf\\udce9": 1}
+    assert saved.recipe == {"data": "caf\\udce9"}
+
+
 # 1,000 damaged engrams
 
 
@@ -712,6 +723,18 @@ def test_a_damaged_engram_in_a_real_process(
     assert done.code == 2
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("field", ["metrics", "recipe", "trunk", "task"])
+def test_a_header_that_utf8_cannot_hold_is_damaged(field: str, path: Path) -> None:
+    outer, body = split(path.read_bytes())
+    header = json.loads(outer["__metadata__"]["engram"])
+    other = {"trunk": {"source": "\udce9"}, "task": {"classes": ["a", "b", "\udce9"]}}
+    header[field] |= other.get(field, {"x": ["\udce9"]})
+    header = with_content(header, path.read_bytes())
+    path.write_bytes(joined(sealed(outer, header), body))
+    with pytest.raises(EngramError, match="damaged: its header holds what is no text in UTF-8"):
+        read_engram(path)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -365,3 +366,19 @@ def test_a_refused_training_leaves_everything_as_it_was() -> None:
     with pytest.raises(EngramError):
         train_only(model, "task")
     assert [parameter.requires_grad for parameter in model.parameters()] == before
+
+
+# Names of classes
+
+
+def test_a_class_that_no_answer_could_name_is_refused() -> None:
+    """A folder named in Latin-1, as Python reads it."""
+    with pytest.raises(EngramError, match=r"the class 'caf\\udce9' is no text in UTF-8.*rename"):
+        TaskSpec("t", ("tea", "caf\udce9"))
+
+
+def test_many_classes_are_looked_through_once() -> None:
+    started = time.process_time()
+    with pytest.raises(EngramError, match="the class '29999' is there twice"):
+        TaskSpec("t", (*map(str, range(30_000)), "29999"))
+    assert time.process_time() - started < 1

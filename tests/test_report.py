@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -223,6 +224,27 @@ def test_looks_are_the_attention_of_the_first_layer_by_hand() -> None:
     assert float(seen.shares[0, 3]) == pytest.approx(float(weights[:, -3:].sum(1).mean()), abs=1e-6)
 
 
+UPDATES = [("memory", "propagate"), ("memory+adapter", "add")]
+
+
+@pytest.mark.parametrize(("regime", "update"), [*((name, "fresh") for name in REGIMES), *UPDATES])
+def test_looking_is_the_pass_that_answers(regime: str, update: str) -> None:
+    model, pixels = model_with(["a", "b"], regime=regime, update=update), torch.rand(1, 3, 32, 32)
+    task = model.task("t")
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    given: list[torch.Tensor] = []
+    for block in (task.trunk or model.trunk).layers:
+        block.qkv.register_forward_hook(lambda module, inputs, output: given.append(inputs[0]))
+    with torch.inference_mode():
+        model(pixels, tasks=["t"])
+    answering, given[:] = given[:], []
+    looks(model, "t", pixels)
+    for one, other in zip(given, answering, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
 def test_a_class_token_that_learned_nothing_looks_as_the_trunks_own() -> None:
     pixels = torch.rand(2, 3, 32, 32)
     model = model_with(["a", "b"], regime="class")
@@ -246,7 +268,28 @@ def test_looking_leaves_no_trace() -> None:
         looks(model, "base", pixels)
         after = model(pixels)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not any(block.qkv._forward_hooks for block in model.trunk.layers)
+
+
+def test_looking_is_blind_to_other_models_on_the_same_trunk() -> None:
+    model, pixels = model_with(["a", "b"]), torch.rand(1, 3, 32, 32)
+    alone = looks(model, "base", pixels)
+    other, done = MemoryViT(model.trunk), threading.Event()
+    other.add_task("other", 2)
+
+    def run() -> None:  # another number of images, as when a task is tried before it is attached
+        while not done.is_set():
+            with torch.inference_mode():
+                other(torch.rand(3, 3, 32, 32))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(100):
+            seen = looks(model, "base", pixels)
+            assert torch.allclose(seen.patches, alone.patches, atol=1e-6)
+    finally:
+        done.set()
+        thread.join()
 
 
 # The commands

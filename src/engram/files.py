@@ -95,7 +95,11 @@ class Engram:
             "format": FORMAT,
             "task": spec,
             "parents": dict(self.parents),
-            "trunk": {**asdict(self.trunk), "image_size": list(self.trunk.image_size)},
+            "trunk": {
+                **asdict(self.trunk),
+                "image_size": list(self.trunk.image_size),
+                "source": _text(self.trunk.source),
+            },
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
             "metrics": _json_safe(self.metrics),
             "recipe": _json_safe(self.recipe),
@@ -212,6 +216,11 @@ def shown(text: str, most: int = 120) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def without_folder(source: str) -> str:
+    """The last part of a path: where it lies on this machine is nobody else's business."""
+    return os.path.basename(source.rstrip("/")) if os.path.isabs(source) else source
+
+
 def _show(preprocessing: Preprocessing | None) -> str:
     return "none" if preprocessing is None else json.dumps(preprocessing.to_dict())
 
@@ -219,12 +228,17 @@ def _show(preprocessing: Preprocessing | None) -> str:
 def _json_safe(value: Any) -> Any:
     """Numbers that JSON lacks (NaN, infinity) become null; paths and tuples become texts, lists."""
     if isinstance(value, Mapping):
-        return {str(key): _json_safe(item) for key, item in value.items()}
+        return {_text(str(key)): _json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json_safe(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int)) else _text(str(value))
+
+
+def _text(value: str) -> str:
+    """What UTF-8 cannot hold, as the bytes of a file's name may be, is spelled out."""
+    return value.encode(errors="backslashreplace").decode()
 
 
 def expected_shapes(spec: TaskSpec, trunk: TrunkInfo) -> dict[str, tuple[int, ...]]:
@@ -446,6 +460,10 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise _damaged(path, "its header is not the JSON of an engram") from None
     if type(version) is not int or _deeper_than(_MOST_DEPTH, header):
         raise _damaged(path, "its header names no format, or nests too deeply")
+    try:
+        json.dumps(header, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # it could neither be printed nor sent anywhere
+        raise _damaged(path, "its header holds what is no text in UTF-8") from None
     if version != FORMAT:
         raise EngramError(
             f"{path} has the format {shown(str(version))}, and this version of engram reads format "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.evaluate import preprocessing_of
+from engram.files import without_folder
 from engram.memory import Memory
 from engram.model import MemoryViT
 from engram.vit import ViT
@@ -53,7 +54,10 @@ def about(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[st
         "library": f"engram-vit {__version__}",
         "precision": "int8" if int8 else "float32",
         "preprocessing": preprocessing_of(model).to_dict(),
-        "trunk": {"source": model.trunk.source, "fingerprint": model.trunk.fingerprint},
+        "trunk": {
+            "source": without_folder(model.trunk.source),
+            "fingerprint": model.trunk.fingerprint,
+        },
         "tasks": tasks,
     }
 

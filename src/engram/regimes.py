@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -93,8 +94,14 @@ class TaskSpec:
             refuse(f"it has no {nouns}; give how many there are, or their names.")
         if count < self.does.least:
             refuse(f"{self.kind} needs at least {self.does.least} {nouns}, not {count}.")
+        garbled = next((name for name in self.classes if not _is_text(name)), None)
+        if garbled is not None:
+            refuse(
+                f"the {noun} {garbled!r} is no text in UTF-8, so no answer could name it; rename "
+                "its folder, or what else it is named after."
+            )
         if len(set(self.classes)) < len(self.classes):
-            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            twice = Counter(self.classes).most_common(1)[0][0]
             refuse(f"the {noun} {twice!r} is there twice; every {noun} needs a name of its own.")
         for what in ("cells", "tokens", "adapter_width"):
             least, value = int(what != "cells"), getattr(self, what)
@@ -193,6 +200,15 @@ class Task(nn.Module):
         """What the task's file holds: all that was trained, and what the head found in the data."""
         settled = {f"head.{name}": value for name, value in self.head.settled.items()}
         return {name: t.detach() for name, t in (*self.named_parameters(), *settled.items())}
+
+
+def _is_text(name: str) -> bool:
+    """Not of bytes that are no UTF-8, which file names can be and Python keeps as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:

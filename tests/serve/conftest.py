@@ -28,6 +28,7 @@ from engram.model import MemoryViT
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
 from engram.serve.settings import Settings
+from engram.vit import ViT
 
 if TYPE_CHECKING:
     from tests.conftest import Nursery, Running
@@ -61,6 +62,18 @@ def picture(seed: int = 0, width: int = 24, height: int = 20, kind: str = "PNG")
     return file.getvalue()
 
 
+def wild(trunk: ViT, folder: Path) -> Path:
+    """A task that answers to the grey picture it is tried with, and overflows for others."""
+    model = MemoryViT(trunk).eval()
+    head = model.add_task("wild", ["age"], kind="regression").head
+    grey = torch.zeros(1, 3, *trunk.config.image_size)
+    with torch.inference_mode():
+        head.weight.normal_().mul_(1e3)
+        head.bias.sub_(model(grey, tasks=["wild"])["wild"][0])
+        head.settled["std"].fill_(3e37)
+    return model.save("wild", folder / "wild.safetensors")
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> World:
     folder = tmp_path_factory.mktemp("world")
@@ -78,6 +91,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> World:
         task = model.add_task(kind, ["one", "two", "three"], kind=kind)
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths[kind] = model.save(kind, folder / f"{kind}.safetensors")
+    paths["wild"] = wild(model.trunk, folder)
     stranger = MemoryViT(engram.random_trunk(image_size=16, patch=4, width=32, depth=1, heads=2))
     stranger.add_task("stranger", 3)
     paths["stranger"] = stranger.save("stranger", folder / "stranger.safetensors")

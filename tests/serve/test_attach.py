@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
 from engram.bundles import read_bundle
+from engram.files import as_bytes, read_engram
+from engram.serve.run import Service
+from engram.serve.settings import Settings
 
-from .conftest import AUTH, Opened, World, picture
+from .conftest import AUTH, TOKEN, Opened, World, picture
 
 
 def names(client: TestClient) -> list[str]:
@@ -74,6 +78,26 @@ def test_only_with_the_token(client: TestClient, world: World, token: str | None
         assert response.status_code == 401, response.text
         assert response.headers["www-authenticate"] == "Bearer"
     assert names(client) == ["first", "second"]
+
+
+def test_a_token_from_a_file_ends_in_a_newline(bundle: Path) -> None:
+    service = Service(bundle, Settings(port=0), token=f"{TOKEN}\n")
+    with service.socket, TestClient(service.app) as client:
+        assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
+
+
+def test_paths_of_this_machine_are_told_nobody(client: TestClient, world: World) -> None:
+    recipe = {"data": "/home/ann/private/photos", "lr": 0.1}
+    metrics = {"accuracy": 0.5, "from": "/home/ann/private/test.csv"}
+    engram = replace(read_engram(world.engrams["third"]), recipe=recipe, metrics=metrics)
+    put = client.put("/v1/tasks/third", content=as_bytes(engram), headers=AUTH)
+    assert put.status_code == 201
+    assert put.json()["recipe"] == {"data": "photos", "lr": 0.1}
+    assert put.json()["content"] == engram.content
+    for path in ("/v1/tasks", "/v1/tasks/third"):
+        answer = client.get(path).text
+        assert "test.csv" in answer
+        assert "private" not in answer
 
 
 def test_without_a_token_nothing_changes(opened: Opened, world: World) -> None:

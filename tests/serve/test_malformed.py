@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import importlib.util
 import io
+import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +17,10 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+
+from engram.serve.app import create_app
+from engram.serve.catalogue import Catalogue
+from engram.serve.settings import Settings
 
 from .conftest import Launch, Opened, Server, World, picture
 
@@ -81,6 +87,46 @@ def test_a_body_is_counted_while_it_is_read(opened: Opened) -> None:
     assert client.post("/v1/predict", files={"image": picture()}).status_code == 200
 
 
+def test_bodies_are_counted_together(bundle: Path) -> None:
+    """One that is sent in part and then kept waiting is memory, too."""
+    body = json.dumps({"images": [base64.b64encode(picture()).decode()]}).encode()
+    settings = Settings(max_body=len(body), max_bodies=2 * len(body) - 2)
+    app = create_app(Catalogue(bundle, settings), settings)
+
+    async def talk() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield body[:-1]
+            begun.set()
+            await go_on.wait()
+            yield body[-1:]
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+
+            async def post(content: bytes | AsyncIterator[bytes]) -> httpx.Response:
+                headers = {"Content-Type": "application/json"}
+                return await client.post("/v1/predict", content=content, headers=headers)
+
+            first = asyncio.create_task(post(slowly()))
+            await begun.wait()
+            refused = await post(body)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert f"have {settings.max_bodies:,} bytes together" in refused.json()["error"]
+            go_on.set()
+            assert (await first).status_code == 200
+            for _ in range(3):  # all are given back
+                assert (await post(body)).status_code == 200
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            await talk()
+
+    asyncio.run(run())
+
+
 def test_pixels_are_counted_before_they_are_decoded(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +147,12 @@ def test_images_of_a_request_are_counted(opened: Opened) -> None:
     assert "may have 2 images" in told(client, 422, files=files)
     coded = [base64.b64encode(picture(i)).decode() for i in range(3)]
     assert "may have 2 images" in told(client, 422, json={"images": coded})
+
+
+def test_a_number_of_many_digits_is_refused(client: TestClient) -> None:
+    sentence = told(client, 422, files={"image": picture()}, data={"top_k": "9" * 5000})
+    assert sentence.startswith("The form has a fault at 'top_k'")
+    assert len(sentence) < 250
 
 
 def test_a_name_that_tries_something_stays_text(client: TestClient) -> None:

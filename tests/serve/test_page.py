@@ -164,6 +164,19 @@ def test_a_mask_lies_over_the_picture_and_numbers_are_told(
         httpx.delete(f"{service.url}/v1/tasks/{kind}", headers=AUTH, timeout=60)
 
 
+def test_a_task_that_is_not_finite_says_so_on_its_card(
+    seen: Seen, service: Server, world: World
+) -> None:
+    url, data = f"{service.url}/v1/tasks/wild", world.engrams["wild"].read_bytes()
+    assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    seen.upload(picture())
+    seen.page.locator("[data-task='wild']", has_text="not finite for this image").wait_for()
+    seen.answer("first").first.wait_for()
+    assert not seen.page.locator("#problem").is_visible()
+    assert seen.said == []
+    httpx.delete(url, headers=AUTH, timeout=60)
+
+
 def test_a_task_is_switched_off_and_on(seen: Seen) -> None:
     seen.upload(picture())
     seen.answer("first").first.wait_for()

@@ -13,11 +13,12 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from engram.files import Engram
 from engram.looks import looks
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
-from engram.serve.schemas import TaskAnswer
+from engram.serve.schemas import NoAnswer, TaskAnswer
 from engram.serve.settings import Settings
 
 from .conftest import AUTH, Opened, World, picture
@@ -100,6 +101,17 @@ def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World)
     }
 
 
+def test_a_task_that_is_not_finite_silences_no_other(client: TestClient, world: World) -> None:
+    data = world.engrams["wild"].read_bytes()
+    assert client.put("/v1/tasks/wild", content=data, headers=AUTH).status_code == 201
+    (image,) = ask(client, picture())
+    assert image["tasks"].keys() == {"base", "first", "second", "wild"}
+    wild = image["tasks"].pop("wild")
+    NoAnswer.model_validate(wild)
+    assert wild["error"].startswith("'wild' has numbers that are not finite for this image")
+    assert all(said["answer"] for said in image["tasks"].values())
+
+
 def test_where_a_task_looked(client: TestClient, world: World) -> None:
     data = picture(3, width=40, height=20)
     (image,) = ask(client, data, looks="second")
@@ -140,6 +152,17 @@ def test_tasks_are_told(client: TestClient) -> None:
     assert detail["class_names"] == [f"second <b>{i}</b>" for i in range(3)]
     assert detail["metrics"] == {"accuracy": 0.5}
     assert client.get("/v1/tasks/nobody").status_code == 404
+
+
+def test_telling_tasks_hashes_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep all other requests waiting."""
+
+    def never(self: Engram) -> str:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(Engram, "content", property(never))
+    told = client.get("/v1/tasks").json()["tasks"]
+    assert client.get("/v1/tasks/second").json()["content"] == told[1]["content"]
 
 
 def test_health_readiness_and_numbers(client: TestClient) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engram.errors import EngramError
 from engram.images import palette
 from engram.kinds import KINDS
 from engram.looks import PARTS, looks
@@ -16,16 +17,23 @@ from engram.serve.catalogue import Snapshot
 def answer(
     snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
 ) -> dict[str, dict[str, Any]]:
-    """By task, its kind and what it says about one image, from its output of the model."""
-    said = {}
+    """By task, its kind and what it says about one image, from its output of the model.
+
+    One whose output is not finite, which JSON cannot hold, gets an error: the others answer.
+    """
+    said: dict[str, dict[str, Any]] = {}
     for name, output in outputs.items():
-        kind = KINDS["classification"]
+        kind = KINDS["classification"] if name == "base" else snapshot.model.task(name).kind
+        if not bool(output.isfinite().all()):
+            problem = f"{name!r} has numbers that are not finite for this image; train it again."
+            said[name] = {"kind": kind.name, "error": problem}
+            continue
         if name == "base":
             labels = snapshot.model.trunk.labels or tuple(str(i) for i in range(len(output)))
             told = kind.answer(output, labels, {}, top_k)
         else:
             task = snapshot.model.task(name)
-            kind, told = task.kind, task.answer(output, top_k)
+            told = task.answer(output, top_k)
             if kind.per_pixel:
                 told["classes"] = _coloured(told["classes"], task.spec.classes)
         said[name] = {"kind": kind.name, "answer": told}
@@ -43,6 +51,8 @@ def _coloured(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> list[di
 def look(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:
     """Where the class token of a task looked in one image (1, 3, h, w), layer by layer."""
     seen = looks(snapshot.model, name, pixels)
+    if not bool(seen.shares.isfinite().all()):
+        raise EngramError(f"{name!r} looks with numbers that are not finite; train it again.")
     patches = seen.patches[0]  # (l, rows, columns)
     return {
         "task": name,

@@ -40,7 +40,7 @@ from engram.serve.schemas import (
     TaskList,
 )
 from engram.serve.settings import Settings
-from engram.serve.uploads import Asked, read_asked, read_body
+from engram.serve.uploads import Asked, Bodies, read_asked, read_body
 
 _DECODERS = 2  # threads
 _PAGE = {
@@ -83,7 +83,7 @@ def _at_most(images: int, model: type[AskForm | AskJson], field: str) -> dict[st
 
 def create_app(catalogue: Catalogue, settings: Settings, token: str | None = None) -> FastAPI:
     """The service as an ASGI application; tasks come and go only with a token."""
-    numbers = Numbers()
+    numbers, bodies = Numbers(), Bodies(settings.max_bodies)
     decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="engram-decode")
 
     @asynccontextmanager
@@ -136,20 +136,21 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         batcher: Batcher = request.app.state.batcher
         deadline = asyncio.get_running_loop().time() + settings.timeout
         batcher.check_room()
-        asked = await read_asked(request, settings, deadline)
-        snapshot = catalogue.now
-        names = list(dict.fromkeys(asked.options.tasks or snapshot.names))
-        for name in (*names, asked.options.looks or names[0]):
-            if name not in snapshot.names:
-                snapshot.engram(name)
-        try:
-            async with asyncio.timeout_at(deadline):
-                with batcher.room(len(asked.pictures)):
-                    images = await _answer(batcher, decoders, snapshot, asked, names, settings)
-        except TimeoutError:
-            raise Problem(
-                503, "There was no answer in time; try again in a few seconds.", retry=5
-            ) from None
+        with bodies.one() as take:
+            asked = await read_asked(request, settings, deadline, take)
+            snapshot = catalogue.now
+            names = list(dict.fromkeys(asked.options.tasks or snapshot.names))
+            for name in (*names, asked.options.looks or names[0]):
+                if name not in snapshot.names:
+                    snapshot.engram(name)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    with batcher.room(len(asked.pictures)):
+                        images = await _answer(batcher, decoders, snapshot, asked, names, settings)
+            except TimeoutError:
+                raise Problem(
+                    503, "There was no answer in time; try again in a few seconds.", retry=5
+                ) from None
         for name in names:
             numbers.answers.labels(name).inc(len(images))
         return JSONResponse({"images": images})
@@ -173,7 +174,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         responses=_told(404, 422),
     )
     async def task(name: str) -> Response:
-        return JSONResponse(task_detail(catalogue.now.engram(name)))
+        return JSONResponse(task_detail(catalogue.now, name))
 
     @app.put(
         "/v1/tasks/{name}",
@@ -196,7 +197,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         body = read_body(request, settings.max_engram, deadline)
         data = b"".join([piece async for piece in body])
         snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
-        return JSONResponse(task_detail(snapshot.engram(name)), 201 if new else 200)
+        return JSONResponse(task_detail(snapshot, name), 201 if new else 200)
 
     @app.delete(
         "/v1/tasks/{name}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from engram.regimes import NAME
 from engram.serve.engines import Engine, make_engine
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
+from engram.sharing import portable
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class Snapshot:
     bundle: Bundle
     model: MemoryViT
     engine: Engine
+    contents: Mapping[str, str]  # by task; hashing all tensors is too slow for the event loop
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -44,8 +46,12 @@ class Snapshot:
     @cached_property
     def tag(self) -> str:
         """Changes with the tasks, and with nothing else."""
-        contents = ",".join(engram.content for engram in self.bundle.engrams)
-        return hashlib.sha256(contents.encode()).hexdigest()[:16]
+        return hashlib.sha256(",".join(self.contents.values()).encode()).hexdigest()[:16]
+
+    @cached_property
+    def told(self) -> Mapping[str, Engram]:
+        """The engrams as others may see them: without paths of this machine."""
+        return {engram.spec.name: portable(engram)[0] for engram in self.bundle.engrams}
 
     def engram(self, name: str) -> Engram:
         for engram in self.bundle.engrams:
@@ -87,7 +93,7 @@ class Catalogue:
             )
         with self._lock:
             if name in self.now.model.tasks:
-                if self.now.engram(name).content == engram.content:
+                if self.now.contents[name] == engram.content:
                     return self.now, False
                 raise Problem(
                     409, f"Another {name!r} is attached already; delete it first, then put this."
@@ -120,7 +126,8 @@ class Catalogue:
     def _snapshot(self, bundle: Bundle, model: MemoryViT) -> Snapshot:
         """With an engine that has answered once: what fails, fails before anybody asks."""
         engine = make_engine(model.eval(), self.settings.engine, self.settings.threads)
-        snapshot = Snapshot(bundle, model, engine)
+        contents = {engram.spec.name: engram.content for engram in bundle.engrams}
+        snapshot = Snapshot(bundle, model, engine, contents)
         grey = torch.zeros(1, 3, *snapshot.preprocessing.size)
         for name, logits in engine.run(grey, snapshot.names).items():
             if not bool(logits.isfinite().all()):

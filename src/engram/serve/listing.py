@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from engram.files import Engram
+from engram.files import without_folder
 from engram.serve.catalogue import Snapshot
 from engram.serve.schemas import TaskInfo
 
 
-def task_info(engram: Engram) -> dict[str, Any]:
+def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """One task, as the list has it."""
+    engram = snapshot.told[name]
     spec = engram.spec
     known = {
         "name": spec.name,
@@ -21,21 +21,23 @@ def task_info(engram: Engram) -> dict[str, Any]:
         "cells": spec.cells if spec.parts.cells else 0,
         "extends": list(spec.extends),
         "parameters": engram.parameters,
-        "content": engram.content,
-        "metrics": engram.header()["metrics"],
+        "content": snapshot.contents[name],
+        "metrics": engram.metrics,
     }
     assert known.keys() == TaskInfo.model_fields.keys()
     return known
 
 
-def task_detail(engram: Engram) -> dict[str, Any]:
+def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """One task, with its classes and how it was made."""
+    snapshot.engram(name)  # a Problem if there is none
+    engram = snapshot.told[name]
     return {
-        **task_info(engram),
+        **task_info(snapshot, name),
         "class_names": list(engram.spec.classes),
         "created": engram.created,
         "library": engram.library,
-        "recipe": engram.header()["recipe"],
+        "recipe": engram.recipe,
     }
 
 
@@ -46,15 +48,13 @@ def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any
     return {
         "tag": snapshot.tag,
         "trunk": {
-            "source": os.path.basename(trunk.source.rstrip("/"))
-            if os.path.isabs(trunk.source)  # where it lies on this machine is nobody's business
-            else trunk.source,
+            "source": without_folder(trunk.source),
             "fingerprint": trunk.fingerprint,
             "classes": head.classes if head is not None and head.classes else None,
             "image_size": list(snapshot.preprocessing.size),
             "layers": trunk.config.depth,
         },
-        "tasks": [task_info(engram) for engram in snapshot.bundle.engrams],
+        "tasks": [task_info(snapshot, name) for name in snapshot.told],
         "engine": engine,
         "attaching": attaching,
     }

@@ -44,7 +44,8 @@ class Service:
             raise EngramError(
                 f"{folder} {what}; `engram compose {engrams} -o FOLDER` makes one from engrams."
             )
-        if token is not None and (not token.strip() or not token.isascii()):
+        token = None if token is None else token.strip()  # a mounted secret ends in a newline
+        if token is not None and (not token or not token.isascii()):
             raise EngramError("The token is blank or has letters beyond ASCII; choose another.")
         self.settings, self.token = settings, token
         self.socket = _listen(settings)  # first: a port in use is known before a model is loaded

@@ -91,6 +91,13 @@ class TaskAnswer(BaseModel):
     answer: list[LikelyClass] | list[Label] | list[Number] | Mask
 
 
+class NoAnswer(BaseModel):
+    """Of a task whose numbers are not finite; the others answer."""
+
+    kind: str
+    error: Annotated[str, Field(description="A sentence: what is wrong and what to do")]
+
+
 class LayerLook(BaseModel):
     shares: Annotated[list[float], Field(description="Of each part; they add up to 1")]
     patches: Annotated[list[list[float]], Field(description="Of each patch, row by row")]
@@ -109,7 +116,7 @@ class ImageAnswer(BaseModel):
     view: Annotated[
         list[float], Field(description="Left, top, right, bottom of what was seen, in pixels")
     ]
-    tasks: dict[str, TaskAnswer]
+    tasks: dict[str, TaskAnswer | NoAnswer]
     looks: Look | None = None
 
 

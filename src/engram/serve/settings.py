@@ -28,6 +28,7 @@ class Settings:
     queue: int = _setting(256, "images that may wait; more are told to come back later", 1)
     max_images: int = _setting(32, "images in a request", 1)
     max_body: int = _setting(64_000_000, "bytes of a request", 1)
+    max_bodies: int = _setting(256_000_000, "bytes of all requests that wait for answers", 1)
     max_pixels: int = _setting(50_000_000, "pixels of an image, known from its header", 1)
     max_engram: int = _setting(256_000_000, "bytes of an engram that is attached", 1)
     timeout: float = _setting(30.0, "seconds for a request", 0.1)
@@ -52,4 +53,9 @@ class Settings:
             raise EngramError(
                 f"max_images is {self.max_images}, but only {self.queue} images may wait; make "
                 "the queue at least as long."
+            )
+        if self.max_body > self.max_bodies:
+            raise EngramError(
+                f"max_body is {self.max_body}, but all requests together may have "
+                f"{self.max_bodies} bytes; make max_bodies at least as large."
             )

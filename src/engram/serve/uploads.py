@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from engram.serve.problems import Problem
 from engram.serve.schemas import Ask, AskJson
 from engram.serve.settings import Settings
 
+Take = Callable[[int], None]  # so many bytes more, or a Problem
+
 _LINGER = 2.0  # seconds to let a client finish what will not be read, so that it reads the answer
 
 
@@ -30,8 +33,39 @@ class Asked:
     options: Ask
 
 
-async def read_body(request: Request, most: int, deadline: float) -> AsyncGenerator[bytes, None]:
-    """The body, piece by piece; too much of it, or too slow, is a Problem."""
+class Bodies:
+    """Counts the bytes of all requests of this moment: with many, each below its limit is much."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.bytes = most, 0
+
+    @contextmanager
+    def one(self) -> Iterator[Take]:
+        """Counts what one request brings until it is over."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            if self.bytes + size > self.most:
+                raise Problem(
+                    503,
+                    f"The requests of this moment have {self.most:,} bytes together, which is the "
+                    "limit here; try again in a second.",
+                    retry=1,
+                )
+            self.bytes += size
+            mine += size
+
+        try:
+            yield take
+        finally:
+            self.bytes -= mine
+
+
+async def read_body(
+    request: Request, most: int, deadline: float, take: Take = lambda size: None
+) -> AsyncGenerator[bytes, None]:
+    """The body, piece by piece; too much of it, or too slow, is a Problem. `take` counts it."""
     declared = request.headers.get("content-length", "")
     stream = request.stream()
     seen = 0
@@ -45,11 +79,15 @@ async def read_body(request: Request, most: int, deadline: float) -> AsyncGenera
             seen += len(piece)
             too_much = seen > most
             if not too_much:
+                take(len(piece))
                 yield piece
     except TimeoutError:
         raise Problem(
             408, "The body did not arrive in time; send it faster, or send less."
         ) from None
+    except Problem:
+        await _discard(stream, most)
+        raise
     await _discard(stream, most)
     raise Problem(413, f"The body has more than {most:,} bytes, which is the limit here.")
 
@@ -65,10 +103,10 @@ async def _discard(stream: AsyncIterator[bytes], most: int) -> None:
         return
 
 
-async def read_asked(request: Request, settings: Settings, deadline: float) -> Asked:
+async def read_asked(request: Request, settings: Settings, deadline: float, take: Take) -> Asked:
     """Pictures and options from a multipart form, or from JSON with the pictures in base64."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = read_body(request, settings.max_body, deadline)
+    body = read_body(request, settings.max_body, deadline, take)
     if kind == "multipart/form-data":
         asked = await _from_form(request, body, settings)
     elif kind == "application/json":
@@ -136,7 +174,9 @@ async def _from_fields(form: FormData) -> Asked:
         elif field in options:
             raise Problem(422, f"The field {shown(field, 40)!r} is there twice.")
         else:
-            options[field] = int(value) if field == "top_k" and value.isdecimal() else value
+            # Python refuses to read thousands of digits; the limit is far below them
+            number = field == "top_k" and value.isdecimal() and len(value) < 100
+            options[field] = int(value) if number else value
     if not pictures:
         raise Problem(422, "There is no image; send at least one file in the field image.")
     try:

@@ -198,7 +198,7 @@ const lines = {
 };
 
 function spoken(said) {
-  if (!said) return "no answer";
+  if (!said || said.error) return "no answer";
   const told = lines[said.kind](said.answer);
   const best = said.kind === "regression" ? told : said.kind === "multilabel" ? told.filter((one) => one.first) : told.slice(0, 1);
   return best.map((one) => `${one.label} ${one.text}`).join(", ") || "none";
@@ -241,7 +241,8 @@ function card(name, task, fresh) {
   node.classList.toggle("fresh", fresh);
   node.classList.toggle("chosen", state.look === name && !by("look").hidden);
   const answer = on && state.image?.tasks[name];
-  if (answer) node.append(shown(name, answer));
+  if (answer?.error) node.append(make("p", { className: "quiet", textContent: answer.error }));
+  else if (answer) node.append(shown(name, answer));
   return node;
 }
 
@@ -313,7 +314,7 @@ function showLook() {
   by("look").dataset.task = task;
   by("look-title").textContent = `Where ${task} looked`;
   const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
-  const drawn = state.image.tasks[task]?.kind === "segmentation";
+  const drawn = Boolean(state.image.tasks[task]?.answer?.mask);
   if (drawn) by("look-title").textContent = `What ${task} drew, and where it looked`;
   by("look-words").textContent = drawn
     ? `A class for every pixel; a layer shows where its class tokens looked. On average they read ${percent(cells)} from their cells.`
@@ -361,7 +362,7 @@ function heat() {
   const { layers } = state.image.looks;
   const chosen = Number(by("layer").value);
   const said = state.image.tasks[state.image.looks.task];
-  const masked = said?.kind === "segmentation" && !chosen; // a mask first, its layers when asked for
+  const masked = Boolean(said?.answer?.mask) && !chosen; // a mask first, its layers when asked for
   by("layer-name").textContent = chosen ? `Layer ${chosen}` : masked ? "Mask" : "All layers";
   by("mask").hidden = !masked;
   if (masked) by("mask").src = said.answer.mask;
