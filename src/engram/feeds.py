@@ -55,6 +55,7 @@ class Feed(Protocol):
 
     about: str
     per_epoch: int  # steps
+    contents: str  # a hash of all pictures' bytes, "" where they were not read for one
 
     @property
     def bad(self) -> dict[str, str]:
@@ -77,6 +78,7 @@ class Pictures:
     """Pictures are decoded and go through the trunk, every time."""
 
     about = "through the trunk"
+    contents = ""
 
     def __init__(
         self,
@@ -156,6 +158,8 @@ class Cached:
         self.per_epoch = _steps(len(train), recipe.batch)
         self.bad: dict[str, str] = {}
         self._train_contents, self._val_contents = contents_of(train), contents_of(val)
+        both = [*self._train_contents, *self._val_contents]
+        self.contents = sha256("\n".join(both).encode()).hexdigest()
         preprocessing = preprocessing_of(model)
         self._plain = Cache(model.trunk, preprocessing, patches=patches)
         if augment == "none":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engram.batches import Transform
-from engram.data import Splits, load
+from engram.data import Dataset, Integers, Splits, load
 from engram.errors import EngramError, Interrupted
 from engram.evaluate import evaluate
 from engram.feeds import Feed, Item, Progress, choose, silent
@@ -27,6 +27,7 @@ from engram.model import MemoryViT
 from engram.recipe import Recipe
 from engram.regimes import TaskSpec, train_only
 from engram.runs import Run
+from engram.sources import Arrays, Files, Rows
 from engram.team import Stop, Team, dtype_for, stoppable
 
 
@@ -393,23 +394,58 @@ def _share(team: Team, parameters: Sequence[Tensor], told: list[float]) -> list[
     return told
 
 
+# What a run is a run of
+
+
+def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a recipe, or of what an engram tells of it, decides how a run ends."""
+    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers", "data"}
+    if recipe.get("patience"):  # then the evaluations decide when to stop
+        free.remove("evaluations")
+    return {key: value for key, value in recipe.items() if key not in free}
+
+
 def _identity(
     model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe, feed: Feed
 ) -> str:
     """What a run is a run of: a checkpoint of another one is refused."""
-    train = splits["train"]
-    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
-    if recipe.patience:  # then the evaluations decide when to stop
-        free.remove("evaluations")
     decides: dict[str, Any] = {
         "trunk": model.trunk.fingerprint,
         "tasks": [
             (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
         ],
-        "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
+        "recipe": decisive(recipe.to_dict()),
         "feed": feed.about,
-        "data": [splits.name, len(train), train.labels.tolist(), len(splits["val"])],
+        "data": [_samples(splits["train"]), _samples(splits["val"]), feed.contents],
     }
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
+
+
+def _samples(dataset: Dataset) -> list[Any]:
+    """What a split holds, as far as that is known without reading every file."""
+    masks = [] if dataset.masks is None else _names(dataset.masks, dataset.order)
+    return [dataset.labels.tolist(), _names(dataset.rows, dataset.order), masks]
+
+
+def _names(rows: Rows, order: Integers) -> list[Any]:
+    """Names and sizes of files, without the folder they share: a dataset may have been moved.
+
+    Of arrays the content is told, of all else the numbers of the rows.
+    """
+    if isinstance(rows, Arrays):
+        pixels = rows.pixels.contiguous().flatten().view(torch.uint8)
+        return [hashlib.sha256(pixels.numpy().data).hexdigest(), *order.tolist()]
+    if not isinstance(rows, Files):
+        return list(order.tolist())
+    paths = [os.path.abspath(path) for path in rows.paths]
+    shared = os.path.commonpath(paths)
+    return [(paths[row].removeprefix(shared), _size(paths[row])) for row in order]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:  # it will be listed as unreadable
+        return -1
