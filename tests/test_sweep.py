@@ -194,6 +194,7 @@ def test_a_parent_is_read_and_left_alone(model: MemoryViT, splits: Splits) -> No
         ({"lrs": [float("nan")]}, "lr is nan; it must be"),
         ({"weight_decays": [-1.0]}, "weight_decay is -1.0; it must be a number, at least 0"),
         ({"cells": [-1]}, "cells is -1; it must be a whole number"),
+        ({"cells": []}, "cells is an empty list; give at least one number"),
         ({"seeds": 0}, "seeds is 0; at least one is needed"),
         ({"regime": "some"}, "There is no regime 'some'; choose one of masked"),
     ],
@@ -203,3 +204,26 @@ def test_a_grid_that_makes_no_sense_is_a_sentence(
 ) -> None:
     with pytest.raises(EngramError, match=expected):
         sweep(model, "t", splits, QUICK, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("parent", {"extends": ["parent"]}, "A task 'parent' is attached already"),
+        ("parent", {}, "A task 'parent' is attached already"),
+        ("base", {}, "'base' cannot name a task"),
+        ("t" * 65, {}, "cannot name a task: use 1 to 64"),
+        ("t", {"regime": "memory"}, "cannot share a pass"),
+    ],
+)
+def test_a_task_that_the_model_will_not_take_is_refused_before_training(
+    name: str, settings: dict[str, Any], expected: str, model: MemoryViT, splits: Splits
+) -> None:
+    model.add_task("parent", 4, 2, seed=5)
+
+    def never(what: str, done: int, total: int, note: str = "") -> None:
+        raise AssertionError(what)
+
+    with pytest.raises(EngramError, match=expected):
+        sweep(model, name, splits, QUICK, lrs=[0.01], progress=never, **settings)
+    assert list(model.tasks) == ["parent"]

@@ -133,6 +133,8 @@ def sweep(
         raise EngramError(f"There is no regime {regime!r}; choose one of {', '.join(REGIMES)}.")
     if seeds < 1:
         raise EngramError(f"seeds is {seeds}; at least one is needed.")
+    if not cells:
+        raise EngramError("cells is an empty list; give at least one number, such as 5.")
     if refit and whole.val is not None:
         raise EngramError(
             "refit uses the validation images that were taken from the training data, but "
@@ -154,6 +156,7 @@ def sweep(
         Variant(Setting(*point), recipe.seed + seed) for point in grid for seed in range(seeds)
     ]
     scratch = _Scratch(model, name, splits, recipe, task, team)
+    scratch.try_out(variants)
     began = time.perf_counter()
     run = Run(Path(out), team, overwrite) if out is not None else None
     with run or contextlib.nullcontext():
@@ -223,6 +226,12 @@ class _Scratch:
     recipe: Recipe
     task: Mapping[str, Any]
     team: Team
+
+    def try_out(self, variants: Sequence[Variant]) -> None:
+        """See that the model takes the task by its own name: now, not after an hour."""
+        for variant in {variant.setting.cells: variant for variant in variants}.values():
+            self._add(self.model, self.name, variant)
+            self.model.detach(self.name)
 
     def together(
         self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
