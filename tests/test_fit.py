@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,20 @@ def test_bad_files_are_listed_and_left_out(
         engram.fit(model, "colours", splits, recipe.but(max_bad=0.05))
     with pytest.raises(EngramError, match=r"\(1\.0%\) allows\. The first: .*\.png: "):
         engram.fit(model, "colours", splits, Recipe(steps=30, workers=0, cache=cache))
+
+
+def test_a_bad_file_is_listed_though_its_name_is_no_utf8(
+    small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    bad = photos / "train" / "light" / os.fsdecode(b"caf\xe9.png")
+    try:
+        bad.write_bytes(b"")
+    except OSError:
+        pytest.skip("this disk takes no such name")
+    splits = load(photos)
+    recipe = QUICK.but(steps=2, max_bad=0.1)
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=tmp_path / "c")
+    assert r"caf\udce9.png: " in (tmp_path / "c.run" / "unreadable.txt").read_text()
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])

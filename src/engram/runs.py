@@ -107,7 +107,8 @@ class Run:
             self._writer.add_scalar(key, value, history[-1]["step"])
 
     def write(self, name: str, text: str) -> None:
-        write_atomically(self.folder / name, text.encode())
+        # A file's name may be any bytes: what is no UTF-8 is a surrogate in a str.
+        write_atomically(self.folder / name, text.encode(errors="backslashreplace"))
 
     def finish(self, history: Sequence[Mapping[str, float]]) -> None:
         """The engram is written: draw the history and let the checkpoint go."""
