@@ -335,6 +335,21 @@ def test_a_bad_file_is_listed_though_its_name_is_no_utf8(
     assert r"caf\udce9.png: " in (tmp_path / "c.run" / "unreadable.txt").read_text()
 
 
+def test_a_new_run_keeps_nothing_of_the_one_it_replaces(
+    small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    out, folder = tmp_path / "c.safetensors", tmp_path / "c.run"
+    folder.mkdir()
+    older = ("unreadable.txt", "sweep.csv", "sweep.png", "report.html", "notes.txt")
+    for name in older:
+        (folder / name).write_text("of an older run")
+    splits = load(photos)
+    recipe = QUICK.but(steps=2)
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)
+    assert [name for name in older if (folder / name).exists()] == ["notes.txt"]
+    assert (folder / "history.csv").exists()
+
+
 @pytest.mark.parametrize("cache", ["on", "off"])
 def test_a_broken_validation_split_shows_before_the_first_step(
     cache: str, small_trunk: Path, photos: Path

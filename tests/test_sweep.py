@@ -156,6 +156,18 @@ def test_regimes_that_change_the_trunk_run_one_by_one(
     assert not list((tmp_path / "m.run").glob("variant-*"))
 
 
+@pytest.mark.parametrize("regime", ["masked", "class"])
+def test_a_sweep_keeps_no_history_of_a_fit_that_it_replaces(
+    regime: str, model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    (tmp_path / "t.run").mkdir()
+    history = tmp_path / "t.run" / "history.csv"
+    history.write_text("of the fit")
+    recipe, out = QUICK.but(steps=1, evaluations=1), tmp_path / "t.safetensors"
+    sweep(model, "t", splits, recipe, lrs=[0.01], out=out, overwrite=True, regime=regime)
+    assert not history.exists() or "of the fit" not in history.read_text()
+
+
 def test_an_interrupted_sweep_goes_on(model: MemoryViT, splits: Splits, tmp_path: Path) -> None:
     recipe = QUICK.but(checkpoint_seconds=0)
     grid = {"lrs": [0.001, 0.01], "cells": [1, 2]}

@@ -58,16 +58,27 @@ class Run:
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint.safetensors"
 
-    def begin(self, identity: str, resume: bool) -> dict[str, Any] | None:
-        """The state to go on from, or None to begin anew."""
-        if not self.checkpoint.exists():
-            return None
-        if not resume and not self.overwrite:
+    def goes_on(self, interrupted: bool, resume: bool) -> bool:
+        """Whether to go on with what was interrupted; if not, an older run's files are removed.
+
+        An interrupted run is only given up with `overwrite`, else it is an EngramError.
+        """
+        if interrupted and not resume and not self.overwrite:
             raise EngramError(
                 f"{self.folder} holds an interrupted run; go on with --resume, or begin anew with "
                 "--overwrite."
             )
-        if not resume:
+        if interrupted and resume:
+            return True
+        if self.team.main:
+            for pattern in ("unreadable.txt", "history.*", "sweep.*", "report.html"):
+                for path in filter(Path.is_file, self.folder.glob(pattern)):
+                    path.unlink()
+        return False
+
+    def begin(self, identity: str, resume: bool) -> dict[str, Any] | None:
+        """The state to go on from, or None to begin anew."""
+        if not self.goes_on(self.checkpoint.exists(), resume):
             return None
         try:
             with safetensors.safe_open(self.checkpoint, "pt") as file:

@@ -255,6 +255,8 @@ class _Scratch:
     ) -> list[_Score]:
         """Each by itself; those that an interrupted sweep finished are not trained again."""
         scores = []
+        if run is not None:
+            resume = run.goes_on(resume, resume)
         for i, variant in enumerate(variants):
             out = None if run is None else run.folder / f"variant-{i}.safetensors"
             scratch = self._fresh()
