@@ -334,7 +334,7 @@ class Training:
         images = len(self.splits["train"]) + len(self.splits["val"])
         reasons = sorted(self.unreadable.values())
         if self.run is not None and self.team.main and len(reasons) > known:
-            self.run.write("unreadable.txt", "".join(f"{reason}\n" for reason in reasons))
+            self.run.list_unreadable(self.unreadable)
         if len(reasons) > self.recipe.max_bad * images:
             raise EngramError(
                 f"{len(reasons)} of {images} images cannot be read, more than max_bad "

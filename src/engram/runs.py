@@ -121,6 +121,11 @@ class Run:
         # A file's name may be any bytes: what is no UTF-8 is a surrogate in a str.
         write_atomically(self.folder / name, text.encode(errors="backslashreplace"))
 
+    def list_unreadable(self, unreadable: Mapping[str, str]) -> None:
+        """Write why pictures could not be read, a line for each."""
+        lines = (f"{reason}\n" for reason in sorted(unreadable.values()))
+        self.write("unreadable.txt", "".join(lines))
+
     def finish(self, history: Sequence[Mapping[str, float]]) -> None:
         """The engram is written: draw the history and let the checkpoint go."""
         from engram.plots import draw_history
