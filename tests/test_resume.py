@@ -244,6 +244,20 @@ def test_other_pictures_under_the_same_names_are_other_data(
         go(small_trunk, photos, out, cache=cache, resume=True)
 
 
+@pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])
+def test_a_run_says_that_it_went_another_way_through_the_cache(
+    first: str, then: str, small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    """With cache auto the room on the disk decides, which may be another a day later."""
+    out = tmp_path / "out.safetensors"
+    go(small_trunk, photos, out, stop=3, cache=first)
+    with pytest.raises(EngramError, match=rf"; go on with --resume --cache {first}, or"):
+        go(small_trunk, photos, out, cache=then, resume=True)
+    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+        go(small_trunk, photos, out, cache=then, lr=0.5, resume=True)
+    assert go(small_trunk, photos, out, cache=first, resume=True) == 4
+
+
 @pytest.mark.parametrize("cache", ["on", "off"])
 def test_a_renamed_picture_is_other_data(
     cache: str, small_trunk: Path, photos: Path, tmp_path: Path

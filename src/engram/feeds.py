@@ -53,9 +53,9 @@ class Item:
 class Feed(Protocol):
     """Batches that depend on the seed and the epoch alone, and the logits they lead to."""
 
-    about: str
-    per_epoch: int  # steps
+    cache: str  # on or off: what it would be with that setting
     contents: str  # a hash of all pictures' bytes, "" where they were not read for one
+    per_epoch: int  # steps
 
     @property
     def bad(self) -> dict[str, str]:
@@ -77,7 +77,7 @@ def _steps(images: int, batch: int) -> int:
 class Pictures:
     """Pictures are decoded and go through the trunk, every time."""
 
-    about = "through the trunk"
+    cache = "off"
     contents = ""
 
     def __init__(
@@ -138,7 +138,7 @@ class Pictures:
 class Cached:
     """The trunk runs once for every picture (and view); from then on its tokens are read."""
 
-    about = "from the cache"
+    cache = "on"
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from engram.batches import Transform
 from engram.data import Dataset, Integers, Splits, load
 from engram.errors import EngramError, Interrupted
 from engram.evaluate import evaluate
-from engram.feeds import Feed, Item, Progress, choose, silent
+from engram.feeds import Item, Progress, choose, silent
 from engram.images import Legend
 from engram.learner import Learner
 from engram.model import MemoryViT
@@ -184,7 +184,8 @@ class Training:
         self.feed = choose(model, self.names, splits, recipe, team, transform, progress)
         self.steps = recipe.steps or recipe.epochs * self.feed.per_epoch
         self.every = max(1, self.steps // recipe.evaluations)
-        self.identity = _identity(model, learners, splits, recipe, self.feed)
+        self.identity = _identity(model, learners, splits, recipe)
+        self.fed = [self.feed.cache, self.feed.contents]
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
         self.history: list[dict[str, float]] = []
@@ -199,7 +200,7 @@ class Training:
 
     def begin(self, resume: bool) -> None:
         """Take up an interrupted run, and try a validation: what is wrong should show now."""
-        state = None if self.run is None else self.run.begin(self.identity, resume)
+        state = None if self.run is None else self.run.begin(self.identity, self.fed, resume)
         if state is not None:
             self._restore(state)
         self._refuse_bad()
@@ -354,6 +355,7 @@ class Training:
             {**tensors, "losses": self.losses},
             {
                 "identity": self.identity,
+                "feed": self.fed,
                 "step": self.step,
                 "seconds": self.spent + time.perf_counter() - self.began,
                 "history": self.history,
@@ -405,9 +407,7 @@ def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in recipe.items() if key not in free}
 
 
-def _identity(
-    model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe, feed: Feed
-) -> str:
+def _identity(model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe) -> str:
     """What a run is a run of: a checkpoint of another one is refused."""
     decides: dict[str, Any] = {
         "trunk": model.trunk.fingerprint,
@@ -415,8 +415,7 @@ def _identity(
             (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
         ],
         "recipe": decisive(recipe.to_dict()),
-        "feed": feed.about,
-        "data": [_samples(splits["train"]), _samples(splits["val"]), feed.contents],
+        "data": [_samples(splits["train"]), _samples(splits["val"])],
     }
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]

@@ -76,8 +76,12 @@ class Run:
                     path.unlink()
         return False
 
-    def begin(self, identity: str, resume: bool) -> dict[str, Any] | None:
-        """The state to go on from, or None to begin anew."""
+    def begin(self, identity: str, feed: list[str], resume: bool) -> dict[str, Any] | None:
+        """The state to go on from, or None to begin anew; that of another run is an EngramError.
+
+        `feed` is the cache, on or off, and a hash of what is in it. The disk's room may decide that,
+        so what to do about it is told.
+        """
         if not self.goes_on(self.checkpoint.exists(), resume):
             return None
         try:
@@ -89,7 +93,15 @@ class Run:
                 f"The checkpoint {self.checkpoint} cannot be read ({error}); begin "
                 "anew with --overwrite."
             ) from None
-        if state["identity"] != identity:
+        was = state.get("feed", feed)
+        if state["identity"] == identity and was[0] != feed[0]:
+            how = {"on": "with the cache", "off": "without the cache"}
+            raise EngramError(
+                f"The run in {self.folder} ran {how[was[0]]}, and this one would run "
+                f"{how[feed[0]]}; go on with --resume --cache {was[0]}, or begin anew with "
+                "--overwrite."
+            )
+        if (state["identity"], was) != (identity, feed):
             raise EngramError(
                 f"The run in {self.folder} was of other settings, data or trunk; repeat its "
                 "command with --resume, or begin anew with --overwrite."
