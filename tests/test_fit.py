@@ -21,6 +21,7 @@ from engram.data import Splits, load
 from engram.learner import Learner
 from engram.recipe import RECIPES
 from engram.regimes import REGIMES
+from engram.sweep import sweep
 from engram.team import dtype_for
 
 CPU = torch.device("cpu")
@@ -257,6 +258,19 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     assert lines[0] == "step,epoch,loss,lr,val_loss,val_accuracy"
     assert [line.split(",")[0] for line in lines[1:]] == ["2", "4"]
     assert Image.open(run / "history.png").width > 500
+
+
+def test_a_plot_that_cannot_be_written_fails_no_run(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    splits, out = load(colours), tmp_path / "c.safetensors"
+    for name in ("history.png", "sweep.png"):
+        (tmp_path / "c.run" / name).mkdir(parents=True)  # no file can be written there
+    recipe = QUICK.but(steps=2)
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)
+    assert out.exists()
+    model = MemoryViT(load_trunk(small_trunk))
+    assert sweep(model, "t", splits, recipe, out=out, overwrite=True).path == out
 
 
 def test_the_test_split_is_asked_for_before_training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -79,8 +80,8 @@ class Run:
     def begin(self, identity: str, feed: list[str], resume: bool) -> dict[str, Any] | None:
         """The state to go on from, or None to begin anew; that of another run is an EngramError.
 
-        `feed` is the cache, on or off, and a hash of what is in it. The disk's room may decide that,
-        so what to do about it is told.
+        `feed` is the cache, on or off, and a hash of what is in it. The room on the disk may decide
+        on that, so what to do about it is told.
         """
         if not self.goes_on(self.checkpoint.exists(), resume):
             return None
@@ -142,5 +143,6 @@ class Run:
         """The engram is written: draw the history and let the checkpoint go."""
         from engram.plots import draw_history
 
-        draw_history(history, self.folder / "history.png")
+        with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
+            draw_history(history, self.folder / "history.png")
         self.checkpoint.unlink(missing_ok=True)

@@ -189,7 +189,8 @@ def sweep(
             final = recipe.but(lr=best.lr, weight_decay=best.weight_decay, seed=variant.seed)
             model.save(name, run.out, metrics=metrics, recipe=told(final, splits))
             run.write("sweep.csv", _csv(settings))
-            draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
+            with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
+                draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
             run.finish([])
             scratch.clear(run)
     return SweepResult(
