@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from engram.data import Splits, load
 from engram.learner import Learner
 from engram.recipe import RECIPES
 from engram.regimes import REGIMES
+from engram.sweep import sweep
 from engram.team import dtype_for
 
 CPU = torch.device("cpu")
@@ -258,6 +260,19 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     assert Image.open(run / "history.png").width > 500
 
 
+def test_a_plot_that_cannot_be_written_fails_no_run(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    splits, out = load(colours), tmp_path / "c.safetensors"
+    for name in ("history.png", "sweep.png"):
+        (tmp_path / "c.run" / name).mkdir(parents=True)  # no file can be written there
+    recipe = QUICK.but(steps=2)
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)
+    assert out.exists()
+    model = MemoryViT(load_trunk(small_trunk))
+    assert sweep(model, "t", splits, recipe, out=out, overwrite=True).path == out
+
+
 def test_the_test_split_is_asked_for_before_training(
     small_trunk: Path, tmp_path: Path, colours: Path
 ) -> None:
@@ -318,6 +333,35 @@ def test_bad_files_are_listed_and_left_out(
         engram.fit(model, "colours", splits, recipe.but(max_bad=0.05))
     with pytest.raises(EngramError, match=r"\(1\.0%\) allows\. The first: .*\.png: "):
         engram.fit(model, "colours", splits, Recipe(steps=30, workers=0, cache=cache))
+
+
+def test_a_bad_file_is_listed_though_its_name_is_no_utf8(
+    small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    bad = photos / "train" / "light" / os.fsdecode(b"caf\xe9.png")
+    try:
+        bad.write_bytes(b"")
+    except OSError:
+        pytest.skip("this disk takes no such name")
+    splits = load(photos)
+    recipe = QUICK.but(steps=2, max_bad=0.1)
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=tmp_path / "c")
+    assert r"caf\udce9.png: " in (tmp_path / "c.run" / "unreadable.txt").read_text()
+
+
+def test_a_new_run_keeps_nothing_of_the_one_it_replaces(
+    small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    out, folder = tmp_path / "c.safetensors", tmp_path / "c.run"
+    folder.mkdir()
+    older = ("unreadable.txt", "sweep.csv", "sweep.png", "report.html", "notes.txt")
+    for name in older:
+        (folder / name).write_text("of an older run")
+    splits = load(photos)
+    recipe = QUICK.but(steps=2)
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)
+    assert [name for name in older if (folder / name).exists()] == ["notes.txt"]
+    assert (folder / "history.csv").exists()
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])

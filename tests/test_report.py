@@ -1,6 +1,7 @@
 """The report: whole, escaped, bounded, and made by fit, sweep and eval."""
 
 import json
+import os
 import re
 import threading
 from collections.abc import Sequence
@@ -102,6 +103,13 @@ def test_what_users_name_is_escaped(tmp_path: Path) -> None:
     assert "<b>bold" not in html
     assert "onerror=alert(1)>" not in html
     assert "a &amp; b" in html
+
+
+def test_names_that_are_no_utf8_are_shown_as_they_can_be(tmp_path: Path) -> None:
+    classes = [os.fsdecode(b"caf\xe9"), "tea"]
+    model = model_with(classes)
+    html, _ = page(tmp_path / "r.html", model, answers(model, dataset(classes, 8), "t"))
+    assert "caf\\udce9" in html
 
 
 def test_many_classes_and_pictures_make_no_large_page(tmp_path: Path) -> None:

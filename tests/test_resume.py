@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,6 +23,7 @@ from torch import Tensor
 import engram
 from engram.data import load
 from engram.errors import EngramError
+from engram.fit import _samples
 
 CACHED = ("--cache", "on", "--workers", "0")
 #: Decoded and augmented anew in every epoch, the average is kept, and patience picks the best.
@@ -190,3 +194,100 @@ def test_a_damaged_checkpoint_is_refused(small_trunk: Path, colours: Path, tmp_p
     out = tmp_path / "out.safetensors"
     assert engram.fit(model, "colours", splits, recipe, out=out, overwrite=True).path == out
     assert torch.equal(model.task("colours").head.weight, tensors(out)["head.weight"])
+
+
+# A checkpoint is of one run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of twelve pictures each; no file has the size of another."""
+    rng = np.random.default_rng(0)
+    for i in range(24):
+        folder = tmp_path / "photos" / ("rose", "tulip")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 255, (16, 16 + i, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i // 2}.png")
+    return tmp_path / "photos"
+
+
+def go(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any) -> int:
+    """Fit, perhaps until a step is done; gives the steps that it took."""
+    splits = load(data)
+    model = engram.MemoryViT(engram.load_trunk(trunk))
+    model.add_task("t", splits.classes, seed=0)
+    resume = settings.pop("resume", False)
+    recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0).but(**settings)
+    steps: list[int] = []
+
+    def progress(what: str, done: int, total: int, note: str = "") -> None:
+        if what == "training":
+            steps.append(done)
+            if done == stop:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
+        engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=progress)
+    return len(steps)
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_other_pictures_under_the_same_names_are_other_data(
+    cache: str, small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.safetensors"
+    go(small_trunk, photos, out, stop=3, cache=cache)
+    (photos / "rose").rename(photos / "was rose")
+    (photos / "tulip").rename(photos / "rose")
+    (photos / "was rose").rename(photos / "tulip")
+    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+        go(small_trunk, photos, out, cache=cache, resume=True)
+
+
+@pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])
+def test_a_run_says_that_it_went_another_way_through_the_cache(
+    first: str, then: str, small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    """With cache auto the room on the disk decides, which may be another a day later."""
+    out = tmp_path / "out.safetensors"
+    go(small_trunk, photos, out, stop=3, cache=first)
+    with pytest.raises(EngramError, match=rf"; go on with --resume --cache {first}, or"):
+        go(small_trunk, photos, out, cache=then, resume=True)
+    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+        go(small_trunk, photos, out, cache=then, lr=0.5, resume=True)
+    assert go(small_trunk, photos, out, cache=first, resume=True) == 4
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_a_renamed_picture_is_other_data(
+    cache: str, small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.safetensors"
+    go(small_trunk, photos, out, stop=3, cache=cache)
+    (photos / "rose" / "0.png").rename(photos / "rose" / "00.png")
+    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+        go(small_trunk, photos, out, cache=cache, resume=True)
+
+
+def test_data_that_was_moved_is_the_same_data(
+    small_trunk: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.safetensors"
+    monkeypatch.chdir(tmp_path)
+    go(small_trunk, "photos", out, stop=3)
+    moved = tmp_path / "elsewhere" / "flowers"
+    moved.parent.mkdir()
+    photos.rename(moved)
+    assert go(small_trunk, moved, out, resume=True) == 4  # the third was not in a checkpoint yet
+
+
+def test_masks_of_other_names_or_sizes_are_other_data(tmp_path: Path) -> None:
+    for i in range(4):
+        for folder in ("images", "masks"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.new("L", (16 + 8 * i, 16), i % 2).save(tmp_path / folder / f"{i}.png")
+    before = _samples(load(tmp_path, kind="segmentation")["train"])
+    assert before == _samples(load(tmp_path, kind="segmentation")["train"])
+    first, last = (tmp_path / "masks" / f"{i}.png" for i in (0, 3))
+    first.write_bytes(last.read_bytes())
+    assert before != _samples(load(tmp_path, kind="segmentation")["train"])

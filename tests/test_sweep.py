@@ -65,7 +65,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     ]
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
     scratch = _Scratch(model, "t", whole, recipe, task, Team())
-    scores = scratch.together(variants, None, False, silent)
+    scores, _ = scratch.together(variants, None, False, silent)
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
         own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
@@ -141,19 +141,62 @@ def test_regimes_that_change_the_trunk_run_one_by_one(
     with pytest.raises(KeyboardInterrupt):
         sweep(model, "t", splits, recipe, out=out, progress=stop, regime="memory", **settings)
     assert list(model.tasks) == []
-    with pytest.raises(EngramError, match="is there already"):
+    with pytest.raises(EngramError, match="holds an interrupted run; go on with --resume"):
         sweep(model, "t", splits, recipe, out=out, regime="memory", **settings)
     with pytest.raises(EngramError, match="was trained with other settings"):
         sweep(model, "t", splits, recipe, out=out, resume=True, regime="memory", lrs=[0.1, 0.003])
     stopped, count = -1, 0
+    steered = recipe.but(workers=1, cache_gb=1.0, max_bad=0.5)  # which decides nothing
     result = sweep(
-        model, "t", splits, recipe, out=out, resume=True, progress=stop, regime="memory", **settings
-    )
+        model, "t", splits, steered,
+        out=out, resume=True, progress=stop, regime="memory", **settings,
+    )  # fmt: skip
     assert count == 10  # nothing of the first, and what the second lacked
     assert result.best.lr == 0.003
     expected = alone(model, splits, recipe.but(lr=0.003), 2, regime="memory")
     assert torch.equal(expected.task("t").head.weight, model.task("t").head.weight)
     assert not list((tmp_path / "m.run").glob("variant-*"))
+
+
+@pytest.mark.parametrize("regime", ["masked", "class"])
+def test_a_sweep_lists_what_cannot_be_read(regime: str, model: MemoryViT, tmp_path: Path) -> None:
+    for i in range(8):
+        folder = tmp_path / "photos" / ("light", "dark")[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 30 * i).save(folder / f"{i}.png")
+    bad = tmp_path / "photos" / "dark" / "3.png"
+    bad.write_bytes(b"broken")
+    steps = 0
+
+    def stop(what: str, done: int, total: int, note: str = "") -> None:
+        nonlocal steps
+        steps += what == "training"
+        if steps == 5:  # of the second variant, if they are trained one after the other
+            raise KeyboardInterrupt
+
+    recipe = QUICK.but(steps=4, max_bad=0.2)
+    out = tmp_path / "t.safetensors"
+    given = {"lrs": [0.001, 0.01], "out": out, "regime": regime}
+    if regime == "class":
+        with pytest.raises(KeyboardInterrupt):
+            sweep(model, "t", load(tmp_path / "photos"), recipe, progress=stop, **given)
+    result = sweep(model, "t", load(tmp_path / "photos"), recipe, resume=True, **given)
+    assert list(result.unreadable) == [str(bad)]
+    listed = (tmp_path / "t.run" / "unreadable.txt").read_text()
+    assert listed == f"{result.unreadable[str(bad)]}\n"
+    assert not list((tmp_path / "t.run").glob("variant-*"))
+
+
+@pytest.mark.parametrize("regime", ["masked", "class"])
+def test_a_sweep_keeps_no_history_of_a_fit_that_it_replaces(
+    regime: str, model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    (tmp_path / "t.run").mkdir()
+    history = tmp_path / "t.run" / "history.csv"
+    history.write_text("of the fit")
+    recipe, out = QUICK.but(steps=1, evaluations=1), tmp_path / "t.safetensors"
+    sweep(model, "t", splits, recipe, lrs=[0.01], out=out, overwrite=True, regime=regime)
+    assert not history.exists() or "of the fit" not in history.read_text()
 
 
 def test_an_interrupted_sweep_goes_on(model: MemoryViT, splits: Splits, tmp_path: Path) -> None:
@@ -194,6 +237,7 @@ def test_a_parent_is_read_and_left_alone(model: MemoryViT, splits: Splits) -> No
         ({"lrs": [float("nan")]}, "lr is nan; it must be"),
         ({"weight_decays": [-1.0]}, "weight_decay is -1.0; it must be a number, at least 0"),
         ({"cells": [-1]}, "cells is -1; it must be a whole number"),
+        ({"cells": []}, "cells is an empty list; give at least one number"),
         ({"seeds": 0}, "seeds is 0; at least one is needed"),
         ({"regime": "some"}, "There is no regime 'some'; choose one of masked"),
     ],
@@ -203,3 +247,26 @@ def test_a_grid_that_makes_no_sense_is_a_sentence(
 ) -> None:
     with pytest.raises(EngramError, match=expected):
         sweep(model, "t", splits, QUICK, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("parent", {"extends": ["parent"]}, "A task 'parent' is attached already"),
+        ("parent", {}, "A task 'parent' is attached already"),
+        ("base", {}, "'base' cannot name a task"),
+        ("t" * 65, {}, "cannot name a task: use 1 to 64"),
+        ("t", {"regime": "memory"}, "cannot share a pass"),
+    ],
+)
+def test_a_task_that_the_model_will_not_take_is_refused_before_training(
+    name: str, settings: dict[str, Any], expected: str, model: MemoryViT, splits: Splits
+) -> None:
+    model.add_task("parent", 4, 2, seed=5)
+
+    def never(what: str, done: int, total: int, note: str = "") -> None:
+        raise AssertionError(what)
+
+    with pytest.raises(EngramError, match=expected):
+        sweep(model, name, splits, QUICK, lrs=[0.01], progress=never, **settings)
+    assert list(model.tasks) == ["parent"]

@@ -53,7 +53,8 @@ class Item:
 class Feed(Protocol):
     """Batches that depend on the seed and the epoch alone, and the logits they lead to."""
 
-    about: str
+    cache: str  # on or off: what it would be with that setting
+    contents: str  # a hash of all pictures' bytes, "" where they were not read for one
     per_epoch: int  # steps
 
     @property
@@ -76,7 +77,8 @@ def _steps(images: int, batch: int) -> int:
 class Pictures:
     """Pictures are decoded and go through the trunk, every time."""
 
-    about = "through the trunk"
+    cache = "off"
+    contents = ""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Pictures:
 class Cached:
     """The trunk runs once for every picture (and view); from then on its tokens are read."""
 
-    about = "from the cache"
+    cache = "on"
 
     def __init__(
         self,
@@ -156,6 +158,8 @@ class Cached:
         self.per_epoch = _steps(len(train), recipe.batch)
         self.bad: dict[str, str] = {}
         self._train_contents, self._val_contents = contents_of(train), contents_of(val)
+        both = [*self._train_contents, *self._val_contents]
+        self.contents = sha256("\n".join(both).encode()).hexdigest()
         preprocessing = preprocessing_of(model)
         self._plain = Cache(model.trunk, preprocessing, patches=patches)
         if augment == "none":

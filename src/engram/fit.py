@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 from engram.batches import Transform
-from engram.data import Splits, load
+from engram.data import Dataset, Integers, Splits, load
 from engram.errors import EngramError, Interrupted
 from engram.evaluate import evaluate
-from engram.feeds import Feed, Item, Progress, choose, silent
+from engram.feeds import Item, Progress, choose, silent
 from engram.images import Legend
 from engram.learner import Learner
 from engram.model import MemoryViT
 from engram.recipe import Recipe
 from engram.regimes import TaskSpec, train_only
 from engram.runs import Run
+from engram.sources import Arrays, Files, Rows
 from engram.team import Stop, Team, dtype_for, stoppable
 
 
@@ -183,7 +184,8 @@ class Training:
         self.feed = choose(model, self.names, splits, recipe, team, transform, progress)
         self.steps = recipe.steps or recipe.epochs * self.feed.per_epoch
         self.every = max(1, self.steps // recipe.evaluations)
-        self.identity = _identity(model, learners, splits, recipe, self.feed)
+        self.identity = _identity(model, learners, splits, recipe)
+        self.fed = [self.feed.cache, self.feed.contents]
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
         self.history: list[dict[str, float]] = []
@@ -198,7 +200,7 @@ class Training:
 
     def begin(self, resume: bool) -> None:
         """Take up an interrupted run, and try a validation: what is wrong should show now."""
-        state = None if self.run is None else self.run.begin(self.identity, resume)
+        state = None if self.run is None else self.run.begin(self.identity, self.fed, resume)
         if state is not None:
             self._restore(state)
         self._refuse_bad()
@@ -333,7 +335,7 @@ class Training:
         images = len(self.splits["train"]) + len(self.splits["val"])
         reasons = sorted(self.unreadable.values())
         if self.run is not None and self.team.main and len(reasons) > known:
-            self.run.write("unreadable.txt", "".join(f"{reason}\n" for reason in reasons))
+            self.run.list_unreadable(self.unreadable)
         if len(reasons) > self.recipe.max_bad * images:
             raise EngramError(
                 f"{len(reasons)} of {images} images cannot be read, more than max_bad "
@@ -353,6 +355,7 @@ class Training:
             {**tensors, "losses": self.losses},
             {
                 "identity": self.identity,
+                "feed": self.fed,
                 "step": self.step,
                 "seconds": self.spent + time.perf_counter() - self.began,
                 "history": self.history,
@@ -393,23 +396,55 @@ def _share(team: Team, parameters: Sequence[Tensor], told: list[float]) -> list[
     return told
 
 
-def _identity(
-    model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe, feed: Feed
-) -> str:
-    """What a run is a run of: a checkpoint of another one is refused."""
-    train = splits["train"]
-    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
-    if recipe.patience:  # then the evaluations decide when to stop
+# What a run is a run of
+
+
+def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a recipe, or of what an engram tells of it, decides how a run ends."""
+    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers", "data"}
+    if recipe.get("patience"):  # then the evaluations decide when to stop
         free.remove("evaluations")
+    return {key: value for key, value in recipe.items() if key not in free}
+
+
+def _identity(model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe) -> str:
+    """What a run is a run of: a checkpoint of another one is refused."""
     decides: dict[str, Any] = {
         "trunk": model.trunk.fingerprint,
         "tasks": [
             (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
         ],
-        "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
-        "feed": feed.about,
-        "data": [splits.name, len(train), train.labels.tolist(), len(splits["val"])],
+        "recipe": decisive(recipe.to_dict()),
+        "data": [_samples(splits["train"]), _samples(splits["val"])],
     }
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
+
+
+def _samples(dataset: Dataset) -> list[Any]:
+    """What a split holds, as far as that is known without reading every file."""
+    masks = [] if dataset.masks is None else _names(dataset.masks, dataset.order)
+    return [dataset.labels.tolist(), _names(dataset.rows, dataset.order), masks]
+
+
+def _names(rows: Rows, order: Integers) -> list[Any]:
+    """Names and sizes of files, without the folder they share: a dataset may have been moved.
+
+    Of arrays the content is told, of all else the numbers of the rows.
+    """
+    if isinstance(rows, Arrays):
+        pixels = rows.pixels.contiguous().flatten().view(torch.uint8)
+        return [hashlib.sha256(pixels.numpy().data).hexdigest(), *order.tolist()]
+    if not isinstance(rows, Files):
+        return list(order.tolist())
+    paths = [os.path.abspath(path) for path in rows.paths]
+    shared = os.path.commonpath(paths)
+    return [(paths[row].removeprefix(shared), _size(paths[row])) for row in order]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:  # it will be listed as unreadable
+        return -1

@@ -105,7 +105,8 @@ def write_report(
         f"{escape(source)}, fingerprint {model.trunk.fingerprint[:12]}.</p></footer>"
         "</body></html>\n"
     )
-    write_atomically(path, html.encode())
+    # A file's name may be any bytes: what is no UTF-8 is a surrogate in a str.
+    write_atomically(path, html.encode(errors="backslashreplace"))
     return Path(path)
 
 

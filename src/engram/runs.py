@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -58,16 +59,31 @@ class Run:
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint.safetensors"
 
-    def begin(self, identity: str, resume: bool) -> dict[str, Any] | None:
-        """The state to go on from, or None to begin anew."""
-        if not self.checkpoint.exists():
-            return None
-        if not resume and not self.overwrite:
+    def goes_on(self, interrupted: bool, resume: bool) -> bool:
+        """Whether to go on with what was interrupted; if not, an older run's files are removed.
+
+        An interrupted run is only given up with `overwrite`, else it is an EngramError.
+        """
+        if interrupted and not resume and not self.overwrite:
             raise EngramError(
                 f"{self.folder} holds an interrupted run; go on with --resume, or begin anew with "
                 "--overwrite."
             )
-        if not resume:
+        if interrupted and resume:
+            return True
+        if self.team.main:
+            for pattern in ("unreadable.txt", "history.*", "sweep.*", "report.html"):
+                for path in filter(Path.is_file, self.folder.glob(pattern)):
+                    path.unlink()
+        return False
+
+    def begin(self, identity: str, feed: list[str], resume: bool) -> dict[str, Any] | None:
+        """The state to go on from, or None to begin anew; that of another run is an EngramError.
+
+        `feed` is the cache, on or off, and a hash of what is in it. The room on the disk may decide
+        on that, so what to do about it is told.
+        """
+        if not self.goes_on(self.checkpoint.exists(), resume):
             return None
         try:
             with safetensors.safe_open(self.checkpoint, "pt") as file:
@@ -78,7 +94,15 @@ class Run:
                 f"The checkpoint {self.checkpoint} cannot be read ({error}); begin "
                 "anew with --overwrite."
             ) from None
-        if state["identity"] != identity:
+        was = state.get("feed", feed)
+        if state["identity"] == identity and was[0] != feed[0]:
+            how = {"on": "with the cache", "off": "without the cache"}
+            raise EngramError(
+                f"The run in {self.folder} ran {how[was[0]]}, and this one would run "
+                f"{how[feed[0]]}; go on with --resume --cache {was[0]}, or begin anew with "
+                "--overwrite."
+            )
+        if (state["identity"], was) != (identity, feed):
             raise EngramError(
                 f"The run in {self.folder} was of other settings, data or trunk; repeat its "
                 "command with --resume, or begin anew with --overwrite."
@@ -107,11 +131,18 @@ class Run:
             self._writer.add_scalar(key, value, history[-1]["step"])
 
     def write(self, name: str, text: str) -> None:
-        write_atomically(self.folder / name, text.encode())
+        # A file's name may be any bytes: what is no UTF-8 is a surrogate in a str.
+        write_atomically(self.folder / name, text.encode(errors="backslashreplace"))
+
+    def list_unreadable(self, unreadable: Mapping[str, str]) -> None:
+        """Write why pictures could not be read, a line for each."""
+        lines = (f"{reason}\n" for reason in sorted(unreadable.values()))
+        self.write("unreadable.txt", "".join(lines))
 
     def finish(self, history: Sequence[Mapping[str, float]]) -> None:
         """The engram is written: draw the history and let the checkpoint go."""
         from engram.plots import draw_history
 
-        draw_history(history, self.folder / "history.png")
+        with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
+            draw_history(history, self.folder / "history.png")
         self.checkpoint.unlink(missing_ok=True)

@@ -11,13 +11,14 @@ import contextlib
 import csv
 import io
 import itertools
+import json
 import math
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from engram.errors import EngramError
 from engram.evaluate import evaluate
 from engram.feeds import Progress, silent
 from engram.files import Engram, read_engram
-from engram.fit import fit, told, train
+from engram.fit import decisive, fit, told, train
 from engram.kinds import KINDS
 from engram.learner import Learner
 from engram.model import MemoryViT
@@ -35,6 +36,9 @@ from engram.recipe import Recipe, learning_rate
 from engram.regimes import REGIMES
 from engram.runs import Run
 from engram.team import Team
+
+#: In the run's folder: what the variants that are done could not read, for those who resume.
+_UNREADABLE = "variant-unreadable.json"
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class SweepResult:
     seconds: float
     metrics: dict[str, dict[str, Any]]
     path: Path | None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -133,6 +138,8 @@ def sweep(
         raise EngramError(f"There is no regime {regime!r}; choose one of {', '.join(REGIMES)}.")
     if seeds < 1:
         raise EngramError(f"seeds is {seeds}; at least one is needed.")
+    if not cells:
+        raise EngramError("cells is an empty list; give at least one number, such as 5.")
     if refit and whole.val is not None:
         raise EngramError(
             "refit uses the validation images that were taken from the training data, but "
@@ -154,13 +161,14 @@ def sweep(
         Variant(Setting(*point), recipe.seed + seed) for point in grid for seed in range(seeds)
     ]
     scratch = _Scratch(model, name, splits, recipe, task, team)
+    scratch.try_out(variants)
     began = time.perf_counter()
     run = Run(Path(out), team, overwrite) if out is not None else None
     with run or contextlib.nullcontext():
         if REGIMES[regime].changes_trunk:
-            scores = scratch.one_by_one(variants, run, resume, progress)
+            scores, unreadable = scratch.one_by_one(variants, run, resume, progress)
         else:
-            scores = scratch.together(variants, run, resume, progress)
+            scores, unreadable = scratch.together(variants, run, resume, progress)
         settings = _by_setting(variants, [score.score for score in scores], splits.kind)
         best = max(settings, key=lambda setting: setting.mean)
         of_best = [
@@ -181,7 +189,8 @@ def sweep(
             final = recipe.but(lr=best.lr, weight_decay=best.weight_decay, seed=variant.seed)
             model.save(name, run.out, metrics=metrics, recipe=told(final, splits))
             run.write("sweep.csv", _csv(settings))
-            draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
+            with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
+                draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
             run.finish([])
             scratch.clear(run)
     return SweepResult(
@@ -194,6 +203,7 @@ def sweep(
         time.perf_counter() - began,
         metrics,
         None if run is None else run.out,
+        unreadable,
     )
 
 
@@ -224,10 +234,16 @@ class _Scratch:
     task: Mapping[str, Any]
     team: Team
 
+    def try_out(self, variants: Sequence[Variant]) -> None:
+        """See that the model takes the task by its own name: now, not after an hour."""
+        for variant in {variant.setting.cells: variant for variant in variants}.values():
+            self._add(self.model, self.name, variant)
+            self.model.detach(self.name)
+
     def together(
         self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
-    ) -> list[_Score]:
-        """All as streams of one pass."""
+    ) -> tuple[list[_Score], dict[str, str]]:
+        """All as streams of one pass; gives the pictures that could not be read, too."""
         scratch = self._fresh()
         learners = []
         for i, variant in enumerate(variants):
@@ -235,17 +251,28 @@ class _Scratch:
             self._add(scratch, called, variant)
             decay = variant.setting.weight_decay
             learners.append(Learner(scratch, called, self.recipe, variant.setting.lr, decay))
-        train(
+        _, unreadable = train(
             scratch, learners, self.splits, self.recipe,
             run=run, resume=resume, team=self.team, progress=progress,
         )  # fmt: skip
-        return [_Score(o.metrics, scratch.engram(o.name).renamed(self.name)) for o in learners]
+        scores = [_Score(o.metrics, scratch.engram(o.name).renamed(self.name)) for o in learners]
+        return scores, unreadable
 
     def one_by_one(
         self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
-    ) -> list[_Score]:
+    ) -> tuple[list[_Score], dict[str, str]]:
         """Each by itself; those that an interrupted sweep finished are not trained again."""
-        scores = []
+        scores: list[_Score] = []
+        unreadable: dict[str, str] = {}
+        if run is not None:
+            begun = any(run.folder.glob("variant-*.safetensors"))
+            begun = begun or any(run.folder.glob("variant-*/checkpoint.safetensors"))
+            resume = run.goes_on(begun, resume)
+            if resume and (run.folder / _UNREADABLE).exists():
+                unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
+            if not resume and self.team.main:
+                self.clear(run)
+            self.team.wait()  # what is cleared is not to be what another process begins
         for i, variant in enumerate(variants):
             out = None if run is None else run.folder / f"variant-{i}.safetensors"
             scratch = self._fresh()
@@ -253,8 +280,9 @@ class _Scratch:
             recipe = self._recipe(variant)
             if out is not None and out.exists() and resume:
                 engram = read_engram(out)
-                spec = scratch.task(self.name).spec
-                if (engram.spec, engram.recipe) != (spec, told(recipe, self.splits)):
+                wanted = decisive(told(recipe, self.splits))
+                was = decisive(engram.recipe or {})
+                if (engram.spec, was) != (scratch.task(self.name).spec, wanted):
                     raise EngramError(
                         f"{out} was trained with other settings; repeat the command of that sweep "
                         "with --resume, or begin anew with --overwrite."
@@ -267,7 +295,11 @@ class _Scratch:
                 out=out, resume=resume, overwrite=anew, team=self.team, progress=progress,
             )  # fmt: skip
             scores.append(_Score(dict(result.metrics["val"]), scratch.engram(self.name)))
-        return scores
+            unreadable |= result.unreadable
+            if run is not None and self.team.main and unreadable:
+                run.list_unreadable(unreadable)
+                run.write(_UNREADABLE, json.dumps(unreadable))
+        return scores, unreadable
 
     def again(self, variant: Variant, splits: Splits, progress: Progress) -> Engram:
         """One variant once more, on other splits."""
