@@ -201,6 +201,15 @@ def test_sweep_prints_every_setting_and_the_best(work: Path, capsys: Output) -> 
     assert "best" in table
 
 
+def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> None:
+    command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
+    assert run(*command, "--lr", 0.01, "--refit", "-o", "new.safetensors") == 0
+    page = (work / "new.run" / "report.html").read_text()
+    assert "what follows is about pictures that it has learned" in page
+    assert "train accuracy" in page
+    assert "val accuracy" not in page
+
+
 def test_eval_counts_bad_files_unless_told_otherwise(work: Path, capsys: Output) -> None:
     rng = np.random.default_rng(0)
     for name in ("red", "green", "blue"):

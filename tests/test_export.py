@@ -413,6 +413,7 @@ def pictures(folder: Path) -> list[Path]:
     turned[0x0112] = 6
     photo.save(folder / "large.jpg")
     photo.resize((90, 60)).save(folder / "turned.jpg", exif=turned.tobytes())
+    photo.resize((90, 60)).save(folder / "turned.tiff", tiffinfo={0x0112: 6})
     Image.fromarray(noise).save(folder / "colour.ppm")
     Image.fromarray(noise[..., 0]).save(folder / "gray.pgm")
     alpha = np.concatenate([noise, noise[..., :1]], axis=2)
@@ -425,7 +426,7 @@ def pictures(folder: Path) -> list[Path]:
 def test_the_script_reads_pictures_as_engram_does(tmp_path: Path) -> None:
     how = Preprocessing((24, 16), 28)
     paths = pictures(tmp_path)
-    assert len(paths) == 7
+    assert len(paths) == 8
     for path in paths:
         seen = standalone.view(*standalone.read(path, how.to_dict()), how.to_dict())
         assert np.array_equal(seen, evaluation_view(path, how)), path.name

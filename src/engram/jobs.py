@@ -208,22 +208,35 @@ def sweep_job(
         for setting in result.settings
     )
     columns = ("lr", "cells", "weight decay", f"validation {kind.title}", "")
-    report = _report_beside(model, result, splits, recipe) if team.main else ""
+    report = _report_beside(model, result, splits, recipe, refit) if team.main else ""
     rows = [*_result_rows(result, kind), ("report", report)]
     return Description({**result.to_dict(), "report": report}, rows, columns, table)
 
 
 def _report_beside(
-    model: MemoryViT, result: Result | SweepResult, splits: Splits, recipe: Recipe
+    model: MemoryViT,
+    result: Result | SweepResult,
+    splits: Splits,
+    recipe: Recipe,
+    refit: bool = False,
 ) -> str:
     """Write the page into the run's folder and give its path, or say why there is none.
 
-    It is about the test split if that was evaluated, else about validation.
+    It is about the test split if that was evaluated, else about validation, which after a refit
+    are pictures that the task has learned.
     """
     assert result.path is not None
     folder = run_folder(result.path)
     split = "test" if "test" in result.metrics else "val"
     dataset = splits.with_validation(recipe.val_share, recipe.data_seed)[split]
+    lead = f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}."
+    if refit and split == "val":
+        dataset, kind = dataset.subset(range(len(dataset)), "train"), KINDS[splits.kind]
+        before = kind.shown(result.metrics["val"][kind.score])
+        lead += (
+            " It was trained once more with the validation images, so what follows is about "
+            f"pictures that it has learned; before that, its validation {kind.title} was {before}."
+        )
     settings = [] if isinstance(result, Result) else [one.to_dict() for one in result.settings]
     try:
         said = answers_for_report(model, dataset, result.task)
@@ -233,7 +246,7 @@ def _report_beside(
             model,
             [part],
             title=f"{result.task}: what it learned",
-            lead=f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}.",
+            lead=lead,
         )
     except EngramError as error:  # the engram is written, and that is what was asked for
         return f"not written: {error}"
@@ -261,7 +274,7 @@ def _result_rows(result: Result | SweepResult, kind: Kind) -> list[tuple[str, st
         if metrics.get("deviation"):
             spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))
-    if isinstance(result, Result) and result.unreadable:
+    if result.unreadable:
         rows.append(("unreadable", f"{len(result.unreadable)} images, listed beside the engram"))
     return rows
 

@@ -91,7 +91,8 @@ def read_ppm(path: Path) -> Array:
 def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, int]]:
     """What Pillow opened, upright and as RGB; a large JPEG at a fraction of its size."""
     try:
-        orientation = int(image.getexif().get(0x0112, 1))
+        turned_by_pillow = image.format == "TIFF"  # those it turns upright itself
+        orientation = 1 if turned_by_pillow else int(image.getexif().get(0x0112, 1))
     except Exception:  # broken metadata does not make the picture bad
         orientation = 1
     width, height = image.size[::-1] if orientation >= 5 else image.size
