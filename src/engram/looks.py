@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from engram.adapters import Bank
 from engram.errors import EngramError
 from engram.memory import together
 from engram.model import MemoryViT
 from engram.regimes import Task
-from engram.vit import Block, ViT, merge_heads
+from engram.vit import ViT
 
 #: What a class token can read. The shares of `Looks` are in this order and add up to 1.
 PARTS = (
@@ -80,41 +78,22 @@ def _masked(model: MemoryViT, task: Task, pixels: Tensor) -> tuple[Tensor, Tenso
 def _plain(
     model: MemoryViT, trunk: ViT, task: Task | None, pixels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same where all tokens read each other: of token 0, in the pass of `_answer_alone`.
+    """The same where all tokens read each other: of token 0, in a pass of its own.
 
-    The pass is its own, without hooks: other models share the trunk, and may run at this moment.
+    Without hooks on the trunk: other models share it, and may run at this moment.
     """
     prefix = trunk.config.prefix + (not trunk.config.class_token)  # an added one comes first
-    x = trunk.embed(pixels, None if task is None else task.class_token)
-    n, bank, cells, update = x.shape[1], None, None, "fresh"
-    if task is not None and task.adapters is not None:
-        bank = Bank([(range(1), task.adapters)], 1)
-    if task is not None and task.cells is not None:
-        others = [t.cells for t in model.tasks.values() if t is not task and t.cells is not None]
-        cells, update = torch.cat([task.cells, *others], 1), task.spec.update
+    n = prefix + (pixels.shape[-2] // trunk.config.patch) * (pixels.shape[-1] // trunk.config.patch)
     patches: list[Tensor] = []
     shares: list[Tensor] = []
 
-    def attend(block: Block, normed: Tensor) -> Tensor:
-        layer = len(patches)
-        q, k, v = block.project(normed)
-        if cells is not None and update == "fresh":
-            cell_k, cell_v = block.keys_values(block.norm1(cells[layer]).unsqueeze(0))
-            k = torch.cat([k, cell_k.expand(len(k), -1, -1, -1)], dim=2)
-            v = torch.cat([v, cell_v.expand(len(v), -1, -1, -1)], dim=2)
-        scores = q[:, :, :1] @ k.mT * q.shape[-1] ** -0.5
-        weights = scores.softmax(-1).mean(1)[:, 0]  # (b, n + m)
+    def watch(weights: Tensor) -> None:
+        weights = weights.mean(1)  # (b, n + m)
         patches.append(weights[:, prefix:n])
         read = (weights[:, prefix:n], weights[:, 1:prefix], weights[:, :1], weights[:, n:])
         shares.append(
             torch.stack([*(part.sum(1) for part in read), weights.new_zeros(len(weights))], 1)
         )
-        return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
-    for layer, block in enumerate(trunk.layers):
-        if cells is not None and update != "fresh" and layer == 0:
-            x = torch.cat([x, cells[0].expand(len(x), -1, -1)], dim=1)
-        elif cells is not None and update == "add":
-            x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
-        x = block(x, attend, bank.beside(layer) if bank else None)
+    model.tokens_alone(task, pixels, watch)
     return torch.stack(patches, 1), torch.stack(shares, 1)

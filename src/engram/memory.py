@@ -18,7 +18,7 @@ Axes, beside those of vit.py (b images, n trunk tokens, h heads, d, D, l layers)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -374,35 +374,40 @@ def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
 
 
 def full_attention(
-    vit: ViT, x: Tensor, cells: Tensor, update: Update = "fresh", bank: Bank | None = None
+    vit: ViT,
+    x: Tensor,
+    cells: Tensor,
+    update: Update = "fresh",
+    bank: Bank | None = None,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Every token reads the cells (l, m, D): best for one task, and the old outputs change.
 
     The paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where
     the first layer's cells are ordinary tokens from there on, and `add`, where every layer adds
-    its own learned cells to the propagated ones. The cells are dropped at the end.
+    its own learned cells to the propagated ones. The cells are dropped at the end. `watch` is
+    shown the weights (b, h, n + m) of token 0 at each layer.
     """
     n = x.shape[1]
     for layer, block in enumerate(vit.layers):
-        beside = bank.beside(layer) if bank else None
-        if update == "fresh":
-            x = block(x, _reads_cells(cells[layer]), beside)
-            continue
-        if layer == 0:
+        if update != "fresh" and layer == 0:
             x = torch.cat([x, cells[0].expand(x.shape[0], -1, -1)], dim=1)
         elif update == "add":
             x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
-        x = block(x, beside=beside)
+        fresh = cells[layer] if update == "fresh" else None
+        x = block(x, _reads_cells(fresh, watch), bank.beside(layer) if bank else None)
     return x[:, :n]
 
 
-def _reads_cells(cells: Tensor) -> Attend:
+def _reads_cells(cells: Tensor | None, watch: Callable[[Tensor], None] | None) -> Attend:
     def attend(block: Block, normed: Tensor) -> Tensor:
         q, k, v = block.project(normed)
-        if len(cells):
+        if cells is not None and len(cells):
             cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
             k = torch.cat([k, cell_k.expand(k.shape[0], -1, -1, -1)], dim=2)
             v = torch.cat([v, cell_v.expand(v.shape[0], -1, -1, -1)], dim=2)
+        if watch is not None:
+            watch((q[:, :, 0:1] @ k.mT * q.shape[-1] ** -0.5).softmax(-1).squeeze(2))
         return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
     return attend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -323,23 +323,33 @@ class MemoryViT(nn.Module):
         """A task that changes the trunk's own tokens."""
         task = self.task(name)
         trunk = self.trunk if task.trunk is None else task.trunk
-        x = trunk.embed(pixels, task.class_token)
-        bank = Bank([(range(1), task.adapters)], 1) if task.adapters is not None else None
-        if task.cells is None:
-            for layer, block in enumerate(trunk.layers):
-                x = block(x, beside=bank.beside(layer) if bank else None)
-        else:
-            others = [
-                t.cells for t in self._tasks.values() if t is not task and t.cells is not None
-            ]
-            x = full_attention(
-                trunk, x, torch.cat([task.cells, *others], 1), task.spec.update, bank
-            )
-        tokens = trunk.norm(x)
+        tokens = trunk.norm(self.tokens_alone(task, pixels))
         pooled = tokens[:, 0] if task.class_token is not None else trunk.pool(tokens)
         size = (pixels.shape[-2], pixels.shape[-1])
         patches = self._patches(trunk, tokens, size) if task.kind.per_pixel else None
         return task.head.read(pooled, patches)
+
+    def tokens_alone(
+        self, task: Task | None, pixels: Tensor, watch: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """The last layer's tokens where all tokens read each other: of such a task, or of none.
+
+        `watch` is shown what token 0 reads, as by `full_attention`.
+        """
+        if task is None:
+            x = self.trunk.embed(pixels)
+            return full_attention(self.trunk, x, self._no_cells(x), watch=watch)
+        trunk = self.trunk if task.trunk is None else task.trunk
+        x = trunk.embed(pixels, task.class_token)
+        bank = Bank([(range(1), task.adapters)], 1) if task.adapters is not None else None
+        cells = self._no_cells(x)
+        if task.cells is not None:
+            others = [t.cells for t in self._tasks.values() if t is not task]
+            cells = torch.cat([task.cells, *(o for o in others if o is not None)], 1)
+        return full_attention(trunk, x, cells, task.spec.update, bank, watch)
+
+    def _no_cells(self, x: Tensor) -> Tensor:
+        return x.new_empty(self.trunk.config.depth, 0, x.shape[-1])
 
     def _trunk_tokens_needed(self, names: Sequence[str], n: int) -> int:
         """How many of the trunk's last tokens the answers of base and heads are made from."""
