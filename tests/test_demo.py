@@ -103,6 +103,7 @@ def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch: pytest.Mo
     quick(monkeypatch)
     run_demo(tmp_path / "demo")
     (tmp_path / "demo" / "report.html").write_text("old")
+    (tmp_path / "demo" / ".DS_Store").touch()  # of somebody who looked at it
     run_demo(tmp_path / "demo")
     assert (tmp_path / "demo" / "report.html").read_text() == "new"
     (tmp_path / "demo" / "notes.txt").write_text("mine")
@@ -119,6 +120,15 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, results: str | Non
     with pytest.raises(EngramError, match="choose another one with --out"):
         run_demo(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_folder_one_stands_in_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--out", "."]) == 2
+    assert "is the folder you are in and cannot be replaced; choose" in capsys.readouterr().err
+    assert main(["demo", "--seed", "-1"]) == 2
 
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

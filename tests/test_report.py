@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -106,9 +107,9 @@ def test_what_users_name_is_escaped(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_utf8_are_shown_as_they_can_be(tmp_path: Path) -> None:
-    classes = [os.fsdecode(b"caf\xe9"), "tea"]
-    model = model_with(classes)
-    html, _ = page(tmp_path / "r.html", model, answers(model, dataset(classes, 8), "t"))
+    model = model_with(["a", "b"])
+    drinks = replace(dataset(["a", "b"], 8), name=os.fsdecode(b"caf\xe9"))
+    html, _ = page(tmp_path / "r.html", model, answers(model, drinks, "t"))
     assert "caf\\udce9" in html
 
 

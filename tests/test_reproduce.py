@@ -90,3 +90,10 @@ def test_an_unknown_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
 def test_adapters_have_as_many_parameters_as_table_4_counts() -> None:
     width, depth = 768, 12
     assert 4 * width * depth * Row("adapter").width == 737_280
+
+
+def test_help_tells_the_defaults_of_the_papers_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "[20000]" in said
+    assert "[sgd]" in said

@@ -40,7 +40,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    out: Path = arguments.out
+    look = ROOT / "build" / "speed"  # which is to leave the figures alone
+    out: Path = arguments.out or (HERE if arguments.plan == "full" else look)
     kept = out / "measured"
     kept.mkdir(parents=True, exist_ok=True)
     if not arguments.write:
@@ -110,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="leave out sections that are there")
     add("--write", action="store_true", help="measure nothing")
     add("--threads", type=int, help="of torch, if not its own choice")
-    add("--out", type=Path, default=HERE, help="where RESULTS.md goes")
+    add("--out", type=Path, help="where RESULTS.md goes: here; of a quick run, build/speed")
     return parser
 
 

@@ -51,6 +51,7 @@ class Size:
     classes: int = 10
     seconds: float = 5.0  # for each table
     least: int = 3  # rounds, whatever they take
+    most: int = 25
     passes: int = 3  # at most, of a peer that needs one for each task
 
     def model(self, tasks: int, regime: str = "masked", cells: int | None = None) -> MemoryViT:
@@ -72,7 +73,7 @@ class Size:
         return task_costs(shape_of(self.trunk), self.model(1, regime).task("task0").spec)
 
     def compare(self, cases: Mapping[Key, Case], say: Say) -> dict[Key, Timing]:
-        return compare(cases, seconds=self.seconds, least=self.least, say=say)
+        return compare(cases, seconds=self.seconds, least=self.least, most=self.most, say=say)
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ def bench(
             raise EngramError(f"--threads is {threads}; at least one is needed.")
         torch.set_num_threads(threads)
     trunk = shaped(shape) if shape else load_trunk(backbone or "pico")
-    size = Size(trunk, cells=cells, seconds=seconds)
+    size = Size(trunk, cells=cells, seconds=seconds, most=100_000)
     found = {"forward": forward(size, tasks, batches, say)}
     found["training"] = [row for batch in batches for row in training(size, batch, say)]
     about = machine()

@@ -188,6 +188,7 @@ def _write_manifest(bundle: Bundle) -> None:
 
 def _check_replaceable(folder: Path) -> None:
     """Only a bundle is replaced, and nothing is deleted that is not part of it."""
+    check_renamable(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -202,6 +203,13 @@ def _check_replaceable(folder: Path) -> None:
             f"The folder {folder} {what} ({shown(', '.join(sorted(there - known)[:3]))}), and "
             "would be replaced; choose another folder, or move those files away."
         )
+
+
+def check_renamable(folder: Path) -> None:
+    """That a folder can be put in this one's place: no shell stands in it, no disk hangs on it."""
+    if folder.exists() and (os.path.samefile(folder, ".") or os.path.ismount(folder)):
+        what = "the folder you are in" if os.path.samefile(folder, ".") else "where a disk begins"
+        raise EngramError(f"{folder} is {what} and cannot be replaced; choose one inside it.")
 
 
 def put_folder(new: Path, folder: Path) -> None:

@@ -23,7 +23,7 @@ import typer
 from engram import __version__
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
 from engram.flags import flags_of, numbers
-from engram.recipe import Recipe
+from engram.recipe import RECIPES, Recipe
 from engram.serve.settings import Settings
 from engram.terminal import bars, complain, notice_or_warning, show, steps
 
@@ -198,7 +198,7 @@ def list_command(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Of the scenes and the first weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the scenes and the first weights.")] = 0,
     as_json: Json = False,
 ) -> None:
     """See it: three tasks learned on one small ViT, composed, and put to the proof."""
@@ -349,7 +349,7 @@ def sweep_command(
 
 
 @app.command(name="reproduce")
-@flags_of(Recipe)
+@flags_of(Recipe, RECIPES["paper"])
 def reproduce_command(
     dataset: Annotated[
         str, typer.Option("--dataset", metavar="DATA", help="A preset such as cifar100, or data.")

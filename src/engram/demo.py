@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from engram.bundles import put_folder
+from engram.bundles import check_renamable, put_folder
 from engram.errors import EngramError, Interrupted
 from engram.feeds import Progress, silent
 from engram.files import write_atomically
@@ -25,6 +25,7 @@ from engram.tour import WHAT, Size, Tour
 
 RESULTS = "results.json"
 
+_DROSS = (".DS_Store", "Thumbs.db", "desktop.ini")  # what looking at a folder leaves in it
 _NEEDED, _FULL = 1_000_000_000, 20_000_000  # bytes free: to begin with, and what counts as none
 
 
@@ -75,11 +76,12 @@ def run_demo(
 
 def check_replaceable(folder: Path) -> None:
     """Only an earlier demo is replaced, and nothing is deleted that is not part of it."""
+    check_renamable(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
         raise EngramError(f"{folder} is a file; give --out the path of a folder for the demo.")
-    there = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name not in _DROSS}
     known: set[str] = set()
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))

@@ -257,6 +257,10 @@ def _scatters(said: Answers) -> str:
         for c, name in enumerate(said.dataset.classes[:6])
     )
     note = "A point for each picture; on the dashed line the answer is right."
+    if len(said.labels) > MOST_POINTS:
+        note += f" The first {MOST_POINTS:,} of {len(said.labels):,} pictures."
+    if len(said.dataset.classes) > 6:
+        note += f" The first 6 of {len(said.dataset.classes):,} numbers."
     return paragraph(note, quiet=True) + f'<div class="charts">{plots}</div>'
 
 
@@ -275,6 +279,8 @@ def _number_table(said: Answers) -> str:
         for c, name in enumerate(said.dataset.classes[: 2 * MOST_CLASSES])
     ]
     note = "Errors are in the units of the labels."
+    if len(rows) < len(said.dataset.classes):
+        note += f" The first {len(rows)} of {len(said.dataset.classes):,} numbers."
     columns = ("number", "R²", "mean absolute error", "RMSE", "mean error", "labels")
     return table(columns, rows, note)
 
@@ -358,6 +364,8 @@ def _masks(model: MemoryViT, said: Answers) -> str:
         f"The {len(worst)} worst pictures, and {len(chosen) - len(worst)} from the next to the "
         "best. Where the true mask is gray, pixels are ignored."
     )
+    if len(classes) > MOST_CLASSES:
+        note += f" Colours are told of the first {MOST_CLASSES} of {len(classes)} classes."
     colours = (f"rgb({r} {g} {b})" for r, g, b in palette(len(classes)).tolist())
     return (
         paragraph(note, quiet=True)

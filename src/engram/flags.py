@@ -14,8 +14,13 @@ from engram.errors import EngramError
 Number = TypeVar("Number", int, float)
 
 
-def flags_of(settings_class: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every setting of a dataclass that it has not itself, as `flags`."""
+def flags_of(
+    settings_class: type, defaults: Any = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for every setting of a dataclass that it has not itself, as `flags`.
+
+    The help shows the settings' own defaults, or those of the instance `defaults`.
+    """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         own = signature(command)
@@ -31,9 +36,10 @@ def flags_of(settings_class: type) -> Callable[[Callable[..., None]], Callable[.
             about, choices = item.metadata["about"], item.metadata["choices"]
             text = f"{about[0].upper()}{about[1:]}"
             text += f" ({', '.join(choices)})" if choices else ""
+            default = item.default if defaults is None else getattr(defaults, item.name)
             flag = typer.Option(
                 f"--{item.name.replace('_', '-')}",
-                help=f"{text} [{item.default}]",
+                help=f"{text} [{default}]",
                 show_default=False,
             )
             hint = Annotated[kind | None, flag]  # type: ignore[valid-type]

@@ -240,6 +240,9 @@ def _report_beside(
     settings = [] if isinstance(result, Result) else [one.to_dict() for one in result.settings]
     try:
         said = answers_for_report(model, dataset, result.task)
+        if len(said.dataset) < len(dataset):
+            some, all_of = f"{len(said.dataset):,}", f"{len(dataset):,}"
+            lead += f" The page is about {some} of the {all_of} pictures, chosen by chance."
         part = TaskPart(said, _history(folder / "history.csv"), settings)
         page = write_report(
             folder / "report.html",

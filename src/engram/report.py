@@ -140,9 +140,10 @@ def _task_section(model: MemoryViT, part: TaskPart) -> Section:
         told.append(("extends", ", ".join(task.spec.extends)))
     if said.failed:
         told.append(("unreadable", f"{len(said.failed):,}"))
+    names = [f"\u2068{name}\u2069" for name in task.spec.classes]  # whichever way they are written
     html = paragraph(
         f"Data: {said.dataset.name}, {said.dataset.split} split. {kind.name.capitalize()}, "
-        f"{few(task.spec.classes, 12, kind.nouns)}."
+        f"{few(names, 12, kind.nouns)}."
     ) + facts(told)
     if part.settings:
         html += block(

@@ -11,6 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from engram import MemoryViT, load_trunk, random_trunk, save_trunk
+from engram.bundles import compose
+from engram.files import as_bytes, read_engram
+from engram.images import Preprocessing
+
 from .conftest import AUTH, Launch, Server, World, picture
 
 SIZES = {"desktop": (1280, 900), "phone": (360, 780)}
@@ -175,6 +180,44 @@ def test_a_task_that_is_not_finite_says_so_on_its_card(
     assert not seen.page.locator("#problem").is_visible()
     assert seen.said == []
     httpx.delete(url, headers=AUTH, timeout=60)
+
+
+def test_a_task_that_is_replaced_answers_anew(seen: Seen, service: Server, world: World) -> None:
+    url, old = f"{service.url}/v1/tasks/third", world.engrams["third"].read_bytes()
+    assert httpx.put(url, content=old, headers=AUTH, timeout=60).status_code == 201
+    seen.upload(picture())
+    seen.answer("third").first.wait_for()
+    new = as_bytes(read_engram(world.engrams["regression"]).renamed("third"))
+    seen.page.route("**/v1/tasks", lambda route: route.abort())  # both happen between two polls
+    assert httpx.delete(url, headers=AUTH, timeout=60).status_code == 204
+    assert httpx.put(url, content=new, headers=AUTH, timeout=60).status_code == 201
+    seen.page.unroute("**/v1/tasks")
+    seen.answer("third").filter(has_text="two").wait_for()
+    assert seen.answer("third").locator("span").all_inner_texts() == ["one", "two", "three"]
+    httpx.delete(url, headers=AUTH, timeout=60)
+
+
+def test_a_task_that_looks_nowhere_leaves_the_answers_alone(
+    browser: Any, launch: Launch, tmp_path: Path
+) -> None:
+    trunk = random_trunk(image_size=16, patch=4, width=32, depth=2, heads=2, class_token=False)
+    trunk.preprocessing = Preprocessing((16, 16), None)
+    save_trunk(trunk, tmp_path / "vit")
+    model = MemoryViT(load_trunk(tmp_path / "vit"))
+    model.add_task("plain", ["a", "b"], regime="head")
+    model.save("plain", tmp_path / "plain.safetensors")
+    compose([tmp_path / "plain.safetensors"], tmp_path / "bundle")
+    server = launch(tmp_path / "bundle")
+    seen = Seen(browser, server.url)
+    seen.upload(picture())
+    seen.answer("plain").first.click()
+    seen.page.locator("#problem", has_text="looks nowhere").wait_for()
+    seen.upload(picture(2), "b.png")
+    seen.page.locator("#caption", has_text="b.png, ").wait_for()
+    seen.answer("plain").first.wait_for()
+    assert not seen.page.locator("#problem").is_visible()
+    seen.close()
+    server.stop(signal.SIGKILL)
 
 
 def test_a_task_is_switched_off_and_on(seen: Seen) -> None:

@@ -53,12 +53,12 @@ async function refresh() {
       tell("");
     }
     if (!got || got.body.tag === state.list?.tag) return;
-    const before = state.list && new Set(state.list.tasks.map((task) => task.name));
+    const before = state.list && new Map(state.list.tasks.map((task) => [task.name, task.content]));
     state.list = got.body;
     state.etag = got.etag;
-    const now = state.list.tasks.map((task) => task.name);
-    const come = before ? now.filter((name) => !before.has(name)) : [];
-    const gone = before ? [...before].filter((name) => !now.includes(name)) : [];
+    const now = new Map(state.list.tasks.map((task) => [task.name, task.content]));
+    const come = before ? [...now.keys()].filter((name) => before.get(name) !== now.get(name)) : [];
+    const gone = before ? [...before.keys()].filter((name) => !now.has(name)) : [];
     if (gone.includes(state.look)) stopLooking();
     about();
     cards(new Set(come));
@@ -106,6 +106,10 @@ async function ask() {
     if (!state.look) say(`Answered. ${first.join("; ")}.`);
   } catch (problem) {
     if (question !== state.asked) return;
+    if (form.has("looks")) {
+      stopLooking(); // perhaps it looks nowhere: the answers do not depend on it
+      if (!state.image) await ask();
+    }
     tell(problem.message);
     say("");
     if (/^There is no task/.test(problem.message)) await refresh();
