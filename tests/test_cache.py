@@ -88,6 +88,37 @@ def test_learning_from_the_cache_is_learning_from_the_trunk(
         assert (cached[name] - plain[name]).abs().max().item() <= 5e-4 * moved, name
 
 
+def test_tensors_that_are_read_in_another_way_have_another_cache(small_trunk: Path) -> None:
+    ways = [{}, {"heads": 1}, {"activation": "quick_gelu"}]
+    trunks = [load_trunk(small_trunk, **way) for way in ways]
+    assert len({trunk.fingerprint for trunk in trunks}) == 1
+    assert len({Cache(trunk, Preprocessing((16, 16), None)).folder for trunk in trunks}) == 3
+
+
+def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
+    small_trunk: Path, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (16, 16), dtype=np.uint8)
+    for folder, pixels in (("images", np.repeat(values[..., None] * 255, 3, 2)), ("masks", values)):
+        (tmp_path / folder).mkdir()
+        for i in range(6):
+            Image.fromarray(pixels).save(tmp_path / folder / f"{i}.png")
+    splits = load(tmp_path, kind="segmentation")
+    model = MemoryViT(load_trunk(small_trunk))
+    model.add_task("t", **splits.task)
+    recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
+    made = choose(model, ["t"], splits.with_validation(), recipe, Team())
+    [item] = made.epoch(0, 0)
+    whole = Pictures(
+        model, made.train, made.val, recipe, "inception", splits.flip, Team(), None
+    )  # fmt: skip
+    [plain] = whole.epoch(0, 0)
+    assert torch.equal(item.labels, plain.labels)
+    kept = made._views[0]
+    rows = kept._rows(plain.inputs)
+    assert torch.equal(item.inputs, rows)
+
+
 def test_logits_from_the_cache_are_the_models(small_trunk: Path, photos: Path) -> None:
     kept = filled(small_trunk, photos)
     model = MemoryViT(kept.trunk)

@@ -228,6 +228,10 @@ def test_numbers_are_answered_in_the_units_of_the_labels() -> None:
     assert task.answer(output) == [{"name": "age", "value": 20.0}, {"name": "height", "value": 100}]
     assert task.head.settled["std"].tolist() == [10.0, 1.0]  # what does not vary stays itself
     assert task.kind.words(task.answer(output)) == "age 20, height 100"
+    years = np.stack([np.full(300_000, 37.3), np.arange(300_000) % 11 + 1995.0], 1)
+    task.kind.prepare(task.head, years.astype(np.float32))
+    assert task.head.settled["mean"].tolist() == pytest.approx([37.3, 2000.0], rel=1e-5)
+    assert task.head.settled["std"].tolist() == pytest.approx([1.0, 10**0.5], rel=1e-4)
 
 
 def test_a_mask_is_answered_as_a_picture_of_its_classes() -> None:

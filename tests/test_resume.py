@@ -214,8 +214,9 @@ def photos(tmp_path: Path) -> Path:
 def go(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any) -> int:
     """Fit, perhaps until a step is done; gives the steps that it took."""
     splits = load(data)
-    model = engram.MemoryViT(engram.load_trunk(trunk))
-    model.add_task("t", splits.classes, seed=0)
+    model = engram.MemoryViT(engram.load_trunk(trunk, **settings.pop("read", {})))
+    model.add_task("parent", 2, seed=settings.pop("parent", 0))
+    model.add_task("t", splits.classes, extends=["parent"], seed=0)
     resume = settings.pop("resume", False)
     recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0).but(**settings)
     steps: list[int] = []
@@ -242,6 +243,21 @@ def test_other_pictures_under_the_same_names_are_other_data(
     (photos / "was rose").rename(photos / "tulip")
     with pytest.raises(EngramError, match="was of other settings, data or trunk"):
         go(small_trunk, photos, out, cache=cache, resume=True)
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+@pytest.mark.parametrize(
+    "change",
+    [{"read": {"image_size": 32}}, {"read": {"activation": "quick_gelu"}}, {"parent": 1}],
+    ids=["size", "activation", "parent"],
+)
+def test_another_trunk_or_parent_is_another_run(
+    change: dict[str, Any], cache: str, small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.safetensors"
+    go(small_trunk, photos, out, stop=3, cache=cache)
+    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+        go(small_trunk, photos, out, cache=cache, resume=True, **change)
 
 
 @pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])

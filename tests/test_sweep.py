@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,18 @@ def test_deviation_is_over_seeds() -> None:
     assert Setting(0.1, 5, 0.0, (0.5,)).deviation == 0.0
 
 
-def test_refit_learns_from_the_validation_images_too(model: MemoryViT, splits: Splits) -> None:
-    result = sweep(model, "t", splits, QUICK, lrs=[0.01], cells=[2], refit=True)
+def test_a_rate_that_diverges_is_named(model: MemoryViT, splits: Splits) -> None:
+    recipe = QUICK.but(optimizer="sgd", clip=0, warmup=0)
+    with pytest.raises(EngramError, match=r"with a learning rate of 1e\+30; use a lower one"):
+        sweep(model, "t", splits, recipe, lrs=[0.001, 1e30, 0.01], cells=[2])
+
+
+def test_refit_learns_from_the_validation_images_too(
+    model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.safetensors"
+    result = sweep(model, "t", splits, QUICK, lrs=[0.01], cells=[2], refit=True, out=out)
+    assert engram.inspect(out).recipe["train_images"] == len(splits["train"])
     assert result.metrics["val"]["images"] == 6
     whole = MemoryViT(model.trunk)
     whole.add_task("t", splits.classes, 2, seed=0)
@@ -145,6 +156,9 @@ def test_regimes_that_change_the_trunk_run_one_by_one(
         sweep(model, "t", splits, recipe, out=out, regime="memory", **settings)
     with pytest.raises(EngramError, match="was trained with other settings"):
         sweep(model, "t", splits, recipe, out=out, resume=True, regime="memory", lrs=[0.1, 0.003])
+    other = replace(splits, train=replace(splits["train"], labels=splits["train"].labels[::-1]))
+    with pytest.raises(EngramError, match="was trained with other settings, data or trunk"):
+        sweep(model, "t", other, recipe, out=out, resume=True, regime="memory", **settings)
     stopped, count = -1, 0
     steered = recipe.but(workers=1, cache_gb=1.0, max_bad=0.5)  # which decides nothing
     result = sweep(

@@ -106,6 +106,8 @@ class Cache:
             "format": FORMAT,
             "trunk": trunk.source,
             "fingerprint": trunk.fingerprint,
+            "heads": config.heads,  # this and the next: the same tensors can be read in many ways
+            "activation": config.activation,
             "antialias": config.antialias,
             "preprocessing": preprocessing.to_dict(),
             "view": vars(view),

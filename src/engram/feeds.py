@@ -165,6 +165,11 @@ class Cached:
         if augment == "none":
             self._views = [self._plain]
         else:
+            if train.masks is not None:  # pictures with the same bytes have views of their own
+                self._train_contents = [
+                    content and sha256(f"{i} {content}".encode()).hexdigest()
+                    for i, content in enumerate(self._train_contents)
+                ]
             of = sha256("".join(self._train_contents).encode()).hexdigest()
             self._views = [
                 Cache(

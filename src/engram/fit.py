@@ -19,7 +19,7 @@ from torch import Tensor
 from engram.batches import Transform
 from engram.data import Dataset, Integers, Splits, load
 from engram.errors import EngramError, Interrupted
-from engram.evaluate import evaluate
+from engram.evaluate import evaluate, preprocessing_of
 from engram.feeds import Item, Progress, choose, silent
 from engram.images import Legend
 from engram.learner import Learner
@@ -184,7 +184,7 @@ class Training:
         self.feed = choose(model, self.names, splits, recipe, team, transform, progress)
         self.steps = recipe.steps or recipe.epochs * self.feed.per_epoch
         self.every = max(1, self.steps // recipe.evaluations)
-        self.identity = _identity(model, learners, splits, recipe)
+        self.identity = identity_of(model, learners, splits, recipe)
         self.fed = [self.feed.cache, self.feed.contents]
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
@@ -274,9 +274,10 @@ class Training:
     def _evaluate(self) -> None:
         """Validate and log; the losses of the history are those since the last time."""
         if not bool(self.losses.isfinite().all()):
+            lost = int(self.losses.isfinite().int().argmin())
             raise EngramError(
                 f"The loss is not finite at step {self.step} with a learning rate of "
-                f"{self.learners[0].lr:g}; use a lower one."
+                f"{self.learners[lost].lr:g}; use a lower one."
             )
         self._validate()
         self.history.append(self._line())
@@ -399,22 +400,23 @@ def _share(team: Team, parameters: Sequence[Tensor], told: list[float]) -> list[
 # What a run is a run of
 
 
-def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a recipe, or of what an engram tells of it, decides how a run ends."""
-    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers", "data"}
-    if recipe.get("patience"):  # then the evaluations decide when to stop
-        free.remove("evaluations")
-    return {key: value for key, value in recipe.items() if key not in free}
-
-
-def _identity(model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe) -> str:
+def identity_of(
+    model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe
+) -> str:
     """What a run is a run of: a checkpoint of another one is refused."""
+    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
+    if recipe.patience:  # then the evaluations decide when to stop
+        free.remove("evaluations")
+    config, preprocessing = model.trunk.config, preprocessing_of(model)
+    parents = {parent for one in learners for parent in one.task.spec.extends}
     decides: dict[str, Any] = {
-        "trunk": model.trunk.fingerprint,
+        "trunk": [model.trunk.fingerprint, config.heads, config.activation, config.antialias],
+        "preprocessing": preprocessing.to_dict(),
+        "parents": {name: model.engram(name).content for name in sorted(parents)},
         "tasks": [
             (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
         ],
-        "recipe": decisive(recipe.to_dict()),
+        "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
         "data": [_samples(splits["train"]), _samples(splits["val"])],
     }
     if splits.legend is not None:

@@ -279,9 +279,10 @@ class Regression(Kind):
         return NumberHead(width, classes, mlp, self.settled)
 
     def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
-        std = labels.std(0)
+        labels = labels.astype(np.float64)  # a million single ones do not add up
+        std = np.where(labels.max(0) > labels.min(0), labels.std(0), 1.0)
         head.settled["mean"].copy_(torch.from_numpy(labels.mean(0)))
-        head.settled["std"].copy_(torch.from_numpy(np.where(std > 0, std, 1.0)))
+        head.settled["std"].copy_(torch.from_numpy(std))
 
     def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
         """Squared errors of the standardised numbers, averaged over the numbers."""

@@ -27,7 +27,7 @@ from engram.errors import EngramError
 from engram.evaluate import evaluate
 from engram.feeds import Progress, silent
 from engram.files import Engram, read_engram
-from engram.fit import decisive, fit, told, train
+from engram.fit import fit, identity_of, told, train
 from engram.kinds import KINDS
 from engram.learner import Learner
 from engram.model import MemoryViT
@@ -187,7 +187,8 @@ def sweep(
             metrics["test"] = evaluate(model, splits, name, workers=recipe.workers, team=team)
         if run is not None and team.main:
             final = recipe.but(lr=best.lr, weight_decay=best.weight_decay, seed=variant.seed)
-            model.save(name, run.out, metrics=metrics, recipe=told(final, splits))
+            learned = replace(splits, train=whole.train) if refit else splits
+            model.save(name, run.out, metrics=metrics, recipe=told(final, learned))
             run.write("sweep.csv", _csv(settings))
             with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
                 draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
@@ -278,15 +279,20 @@ class _Scratch:
             scratch = self._fresh()
             self._add(scratch, self.name, variant)
             recipe = self._recipe(variant)
+            learner = Learner(scratch, self.name, recipe)
+            identity = identity_of(scratch, [learner], self.splits, recipe)
+            if run is not None and out is not None:
+                known = run.folder / f"variant-{i}.identity"
+                was = known.read_text() if known.exists() else ""
+                if resume and was != identity and (was or out.exists()):
+                    raise EngramError(
+                        f"{out} was trained with other settings, data or trunk; repeat the command "
+                        "of that sweep with --resume, or begin anew with --overwrite."
+                    )
+                if self.team.main:
+                    run.write(known.name, identity)
             if out is not None and out.exists() and resume:
                 engram = read_engram(out)
-                wanted = decisive(told(recipe, self.splits))
-                was = decisive(engram.recipe or {})
-                if (engram.spec, was) != (scratch.task(self.name).spec, wanted):
-                    raise EngramError(
-                        f"{out} was trained with other settings; repeat the command of that sweep "
-                        "with --resume, or begin anew with --overwrite."
-                    )
                 scores.append(_Score(dict(engram.metrics["val"]), engram))
                 continue
             anew = resume or run is None or run.overwrite
