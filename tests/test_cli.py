@@ -115,7 +115,7 @@ def test_inspect_a_trunk(folder: Path, capsys: Output) -> None:
 def test_what_a_file_says_cannot_write_to_the_terminal(folder: Path, capsys: Output) -> None:
     model = MemoryViT(load_trunk("trunk"))
     model.trunk.source = "evil\x1b[2J\nsource"
-    model.add_task("t", classes=["\x1b]0;title\x07", "\ud800"])
+    model.add_task("t", classes=["\x1b]0;title\x07", "\u202e"])
     model.save("t", "t.safetensors")
     assert run("inspect", "t.safetensors") == 0
     assert run("inspect", "t.safetensors", "--json") == 0

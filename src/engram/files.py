@@ -337,8 +337,8 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 def _refuse_no_file(path: str | Path, target: Path) -> None:
     """A rename would put a file in the place of a folder, a pipe or a device."""
-    if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "no usual file"
+    if os.path.exists(target) and not os.path.isfile(target):  # which take any name
+        what = "a folder" if os.path.isdir(target) else "no usual file"
         raise EngramError(f"{path} cannot be written (it is {what}); choose another place.")
 
 
