@@ -3,9 +3,9 @@
     python benchmarks/paper/table2.py
 
 Processor seconds on one core for 10 epochs: 220 to 300 a row, rate and seed on fashion, 120 to 170
-on pets. Expect on fashion full 85.5 ± 0.6, head 80.2 ± 0.1, 5 cells 83.4 ± 0.4, and from one seed
-(known to one or two points) head + class 79.3, 20 cells 83.6; on pets full 71.6 ± 1.5, head
-60.9 ± 0.5, 5 cells 73.7 ± 0.6, head + class 64.7, and from one seed 1 cell 71.1, 20 cells 68.1.
+on pets. Expect on fashion full 85.5 ± 0.6, head 80.2 ± 0.1, head + class 79.5 ± 0.3, with 1 cell
+82.0 ± 1.2, 5 cells 83.4 ± 0.4, 20 cells 83.1 ± 1.5; on pets full 71.6 ± 1.5, head 60.9 ± 0.5,
+head + class 64.6 ± 0.4, 1 cell 71.1 ± 0.3, 5 cells 73.7 ± 0.6, 20 cells 68.8 ± 2.3.
 """
 
 from __future__ import annotations
