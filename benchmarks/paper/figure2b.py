@@ -6,7 +6,7 @@ The first three with every token reading the cells. Cells that join before the l
 paper) against behind it (the public re-implementations) in the masked regime, from the cache.
 About 230 processor seconds a row and seed on fashion. Expect there fresh 83.4 ± 0.4, propagated
 80.9 ± 0.3, with an addition 81.1 ± 0.3, and on pets 73.7 ± 0.6, 67.1 ± 0.2 and 67.3 ± 0.5; before
-and behind the norm no difference (80.2 ± 0.2 and 80.4, 63.5 ± 1.0 and 63.5).
+and behind the norm no difference (80.2 ± 0.2 and 80.2 ± 0.2, 63.5 ± 1.0 and 63.2 ± 0.4).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Adapters on the task's own stream (their width and place), cached augmented views, and the head's
 learning rate beside that of the rest; with what each costs a task. About 200 processor seconds for
 the variations and 190 for the views of fashion. Expect adapters to be worth one to three points
-there, most beside the MLP, and random crops to cost some; on pets six views to be worth six points.
+there, and random crops to cost some; on pets six views to be worth five points.
 """
 
 from __future__ import annotations

@@ -69,10 +69,10 @@ def queue() -> list[Job]:
     jobs += [
         cached.group(name, "views", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")
     ]
+    jobs += [cached.group(name, "gap", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
     jobs += [*through("flowers", 0, MAIN), *through("cifar10", 0, MAIN)]
     jobs += [cached.group(name, "norm", *SEEDS) for name in ("cifar10", "flowers")]
     jobs += [cached.group("flowers", "views", 0), cached.group("flowers", "large views", *SEEDS)]
-    jobs += [cached.group(name, "gap", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
     for seed in SEEDS:
         for name in ("cifar10", "flowers"):
             jobs += through(name, seed, MAIN + MANY + MORE)
