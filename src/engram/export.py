@@ -193,9 +193,9 @@ def _write_script(path: Path) -> Path | None:
     """Put predict.py beside an ONNX file, unless somebody else's file or folder has that name."""
     text = Path(standalone.__file__).read_text(encoding="utf-8")
     script = path.with_name("predict.py")
-    if script.exists() and not script.is_file():
-        return None
     if script.exists():
+        if not script.is_file():
+            return None
         first = text.splitlines()[0]
         with open(script, encoding="utf-8", errors="replace") as file:
             if file.readline().rstrip("\n") != first:

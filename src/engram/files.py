@@ -98,7 +98,7 @@ class Engram:
             "trunk": {
                 **asdict(self.trunk),
                 "image_size": list(self.trunk.image_size),
-                "source": _text(self.trunk.source),
+                "source": utf8(self.trunk.source).decode(),
             },
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
             "metrics": _json_safe(self.metrics),
@@ -228,17 +228,17 @@ def _show(preprocessing: Preprocessing | None) -> str:
 def _json_safe(value: Any) -> Any:
     """Numbers that JSON lacks (NaN, infinity) become null; paths and tuples become texts, lists."""
     if isinstance(value, Mapping):
-        return {_text(str(key)): _json_safe(item) for key, item in value.items()}
+        return {utf8(str(key)).decode(): _json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json_safe(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int)) else _text(str(value))
+    return value if value is None or isinstance(value, (bool, int)) else utf8(str(value)).decode()
 
 
-def _text(value: str) -> str:
-    """What UTF-8 cannot hold, as the bytes of a file's name may be, is spelled out."""
-    return value.encode(errors="backslashreplace").decode()
+def utf8(text: str) -> bytes:
+    """A file's name may be any bytes: what is no UTF-8, a surrogate in a str, is spelled out."""
+    return text.encode(errors="backslashreplace")
 
 
 def expected_shapes(spec: TaskSpec, trunk: TrunkInfo) -> dict[str, tuple[int, ...]]:

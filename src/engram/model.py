@@ -336,20 +336,17 @@ class MemoryViT(nn.Module):
 
         `watch` is shown what token 0 reads, as by `full_attention`.
         """
+        config = self.trunk.config
+        cells = self.trunk.position.new_empty(config.depth, 0, config.width)
         if task is None:
-            x = self.trunk.embed(pixels)
-            return full_attention(self.trunk, x, self._no_cells(x), watch=watch)
+            return full_attention(self.trunk, self.trunk.embed(pixels), cells, watch=watch)
         trunk = self.trunk if task.trunk is None else task.trunk
         x = trunk.embed(pixels, task.class_token)
         bank = Bank([(range(1), task.adapters)], 1) if task.adapters is not None else None
-        cells = self._no_cells(x)
         if task.cells is not None:
             others = [t.cells for t in self._tasks.values() if t is not task]
             cells = torch.cat([task.cells, *(o for o in others if o is not None)], 1)
         return full_attention(trunk, x, cells, task.spec.update, bank, watch)
-
-    def _no_cells(self, x: Tensor) -> Tensor:
-        return x.new_empty(self.trunk.config.depth, 0, x.shape[-1])
 
     def _trunk_tokens_needed(self, names: Sequence[str], n: int) -> int:
         """How many of the trunk's last tokens the answers of base and heads are made from."""

@@ -26,7 +26,7 @@ from engram.costs import Costs, shape_of, task_costs
 from engram.data import Dataset
 from engram.errors import EngramError
 from engram.evaluate import Answers, answers, preprocessing_of
-from engram.files import few, write_atomically
+from engram.files import few, utf8, write_atomically
 from engram.findings import FINDINGS, MOST_CLASSES, examples, view_of
 from engram.images import Pixels, normalise
 from engram.kinds import Kind
@@ -105,8 +105,7 @@ def write_report(
         f"{escape(source)}, fingerprint {model.trunk.fingerprint[:12]}.</p></footer>"
         "</body></html>\n"
     )
-    # A file's name may be any bytes: what is no UTF-8 is a surrogate in a str.
-    write_atomically(path, html.encode(errors="backslashreplace"))
+    write_atomically(path, utf8(html))
     return Path(path)
 
 

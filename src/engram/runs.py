@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.files import write_atomically
+from engram.files import utf8, write_atomically
 from engram.team import Team
 
 
@@ -131,8 +131,7 @@ class Run:
             self._writer.add_scalar(key, value, history[-1]["step"])
 
     def write(self, name: str, text: str) -> None:
-        # A file's name may be any bytes: what is no UTF-8 is a surrogate in a str.
-        write_atomically(self.folder / name, text.encode(errors="backslashreplace"))
+        write_atomically(self.folder / name, utf8(text))
 
     def list_unreadable(self, unreadable: Mapping[str, str]) -> None:
         """Write why pictures could not be read, a line for each."""
