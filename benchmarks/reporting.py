@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engram.files import write_atomically
-from engram.timing import machine, machine_words
+from engram.experiments.timing import machine, machine_words
+from engram.store.engram import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 import engram
-from engram.evaluate import preprocessing_of
-from engram.files import write_atomically
-from engram.images import evaluation_view, normalise
+from engram.images.images import evaluation_view, normalise
+from engram.inference.evaluate import preprocessing_of
+from engram.store.engram import write_atomically
 from photographs import ASSETS, TRUNK, run
 from reporting import report
 

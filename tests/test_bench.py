@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from engram import MemoryViT, random_trunk
-from engram.bench import PLAIN, Size, bench, cached_step, shaped, steps
-from engram.cli import main
-from engram.costs import shape_of, trunk_macs
+from engram.cli.main import main
 from engram.errors import EngramError
-from engram.peers import Lora, Separate, Straightforward, VitPytorch, installed
-from engram.timing import Case, compare, exponent, quartiles
+from engram.experiments.bench import PLAIN, Size, bench, cached_step, shaped, steps
+from engram.experiments.peers import Lora, Separate, Straightforward, VitPytorch, installed
+from engram.experiments.timing import Case, compare, exponent, quartiles
+from engram.tasks.costs import shape_of, trunk_macs
 from engram.vit import ViT
 
 
@@ -179,7 +179,7 @@ def test_the_document_has_what_it_promises(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_long_loops_are_measured_in_part_and_say_so(trunk: ViT) -> None:
-    from engram.bench import forward
+    from engram.experiments.bench import forward
 
     rows = forward(Size(trunk, seconds=0, least=1, passes=2), tasks=[5], batches=[1])
     notes = {row.what: row.note for row in rows}

@@ -11,10 +11,11 @@ from random import Random
 import pytest
 import torch
 
-from engram import EngramError, MemoryViT, files, random_trunk, save_trunk
-from engram.bundles import MANIFEST, compose, gather, is_bundle, load_model, read_bundle
-from engram.checkpoints import load_trunk
-from engram.images import Preprocessing
+from engram import EngramError, MemoryViT, random_trunk, save_trunk
+from engram.images.images import Preprocessing
+from engram.store import engram as files
+from engram.store.bundles import MANIFEST, compose, gather, is_bundle, load_model, read_bundle
+from engram.trunks.load import load_trunk
 from engram.vit import ViT
 
 SMALL = {"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2}

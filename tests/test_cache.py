@@ -16,13 +16,15 @@ from PIL import Image
 from torch import Tensor
 
 import engram
-from engram import EngramError, MemoryViT, Recipe, cache, cli, load_trunk, random_trunk
-from engram.cache import Cache, View, contents_of
-from engram.data import Splits, load
+from engram import EngramError, MemoryViT, Recipe, load_trunk, random_trunk
+from engram.cli import main as cli
+from engram.data.datasets import Splits, load
 from engram.errors import Notice
-from engram.feeds import Cached, Pictures, choose
-from engram.images import Preprocessing, evaluation_view, normalise
-from engram.team import Team
+from engram.images.images import Preprocessing, evaluation_view, normalise
+from engram.train import cache
+from engram.train.cache import Cache, View, contents_of
+from engram.train.feeds import Cached, Pictures, choose
+from engram.util.processes import Team
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
 
@@ -309,14 +311,14 @@ def test_a_full_disk_is_no_place_for_a_cache_unless_it_is_there_already(
     small_trunk: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits, auto = load(colours), Recipe(workers=0)
-    monkeypatch.setattr("engram.feeds.room", lambda: 1000)
+    monkeypatch.setattr("engram.train.feeds.room", lambda: 1000)
     with pytest.warns(Notice, match="GB are free"):
         assert isinstance(feed(small_trunk, splits, auto), Pictures)
     with pytest.raises(EngramError, match=r"The cache cannot be used: it would take .* are free"):
         feed(small_trunk, splits, auto.but(cache="on"))
-    monkeypatch.setattr("engram.feeds.room", lambda: 10**12)
+    monkeypatch.setattr("engram.train.feeds.room", lambda: 10**12)
     assert isinstance(feed(small_trunk, splits, auto), Cached)
-    monkeypatch.setattr("engram.feeds.room", lambda: 1000)
+    monkeypatch.setattr("engram.train.feeds.room", lambda: 1000)
     assert isinstance(feed(small_trunk, splits, auto), Cached)
 
 

@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import engram
-from engram import EngramError, ViT, checkpoints, hub, load_trunk, random_trunk, save_trunk
-from engram.images import Preprocessing
+from engram import EngramError, ViT, load_trunk, random_trunk, save_trunk
+from engram.images.images import Preprocessing
+from engram.trunks import load as checkpoints
+from engram.util import hub
 from engram.vit import HeadConfig
 
 SIZE = {"image_size": 32, "patch_size": 8}

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import engram
-from engram import EngramError, MemoryViT, cli, random_trunk, save_trunk
-from engram.bundles import read_bundle
-from engram.checkpoints import load_trunk
-from engram.images import Preprocessing
-from engram.terminal import complain
+from engram import EngramError, MemoryViT, random_trunk, save_trunk
+from engram.cli import main as cli
+from engram.cli.terminal import complain
+from engram.images.images import Preprocessing
+from engram.store.bundles import read_bundle
+from engram.trunks.load import load_trunk
 
 Output = pytest.CaptureFixture[str]
 
@@ -188,7 +189,7 @@ def test_our_own_mistake_asks_for_a_report(
     def broken(source: str) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("engram.describe.describe", broken)
+    monkeypatch.setattr("engram.store.describe.describe", broken)
     assert run("inspect", "flowers.safetensors") == 1
     err = capsys.readouterr().err
     assert "RuntimeError: two lines" in err
@@ -203,7 +204,7 @@ def test_stopping_is_quiet(folder: Path, capsys: Output, monkeypatch: pytest.Mon
     def stopped(source: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("engram.describe.describe", stopped)
+    monkeypatch.setattr("engram.store.describe.describe", stopped)
     assert run("inspect", "flowers.safetensors") == 130
     assert capsys.readouterr().err == "Stopped.\n"
 
@@ -211,7 +212,7 @@ def test_stopping_is_quiet(folder: Path, capsys: Output, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_real_process_that_tidies_up(number: int, tmp_path: Path) -> None:
     code = (
-        "import sys, time, engram.describe as d; from engram.cli import main\n"
+        "import sys, time, engram.describe as d; from engram.cli.main import main\n"
         "def wait(source):\n"
         "    print('ready', flush=True)\n"
         "    try: time.sleep(60)\n"
@@ -237,7 +238,7 @@ def test_a_signal_stops_a_real_process_that_tidies_up(number: int, tmp_path: Pat
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
-        "import sys; from engram.cli import main; main(['--help'])\n"
+        "import sys; from engram.cli.main import main; main(['--help'])\n"
         "print(*sys.modules.keys() & {'torch', 'numpy', 'PIL', 'safetensors'}, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -273,7 +274,7 @@ def test_an_output_that_fails_is_no_traceback(folder: Path) -> None:
 
 def test_the_public_names_are_themselves_whatever_was_imported() -> None:
     code = (
-        "import engram.files, engram.model, engram\n"
+        "import engram.store.engram, engram.model, engram\n"
         "assert callable(engram.inspect) and engram.inspect is engram.files.read_engram\n"
         "assert set(engram.__all__) <= set(dir(engram))\n"
         "for name in engram.__all__: assert callable(getattr(engram, name)), name\n"

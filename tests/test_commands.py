@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 import engram
-from engram import MemoryViT, cli, load_trunk
+from engram import MemoryViT, load_trunk
+from engram.cli import main as cli
 from engram.errors import Notice
-from engram.recipe import Recipe
+from engram.train.recipe import Recipe
 
 Output = pytest.CaptureFixture[str]
 QUICK = ("--steps", "6", "--batch", "16", "--workers", "0", "--evaluations", "1")

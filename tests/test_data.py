@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from engram.batches import Batch, Loader
-from engram.data import Dataset, Splits, load, split_validation
+from engram.data.datasets import Dataset, Splits, load, split_validation
+from engram.data.loader import Batch, Loader
+from engram.data.presets import PRESETS
+from engram.data.sources import Arrays
 from engram.errors import EngramError
-from engram.images import BadImage, Preprocessing, evaluation_view, read_image
-from engram.presets import PRESETS
-from engram.sources import Arrays
+from engram.images.images import BadImage, Preprocessing, evaluation_view, read_image
 
 TINY = Preprocessing(size=(8, 8), resize=8)
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}

@@ -13,13 +13,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from engram import cache, demo
-from engram.bundles import load_model
-from engram.checkpoints import load_trunk
-from engram.cli import main
-from engram.demo import run_demo
+from engram.cli.main import main
 from engram.errors import EngramError, Interrupted
-from engram.tour import WHAT, Size, Tour
+from engram.experiments import demo_folder as demo
+from engram.experiments.demo import WHAT, Size, Tour
+from engram.experiments.demo_folder import run_demo
+from engram.store.bundles import load_model
+from engram.train import cache
+from engram.trunks.load import load_trunk
 
 TINY = Size(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)
 

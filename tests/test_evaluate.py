@@ -13,8 +13,8 @@ from sklearn import metrics as sk
 
 import engram
 from engram import EngramError, MemoryViT, evaluate, load_trunk, random_trunk
-from engram.data import load
-from engram.evaluate import classification_metrics, predict
+from engram.data.datasets import load
+from engram.inference.evaluate import classification_metrics, predict
 from engram.vit import HeadConfig
 
 
@@ -161,7 +161,7 @@ def test_an_embedding_is_not_told_as_classes(photos: Path) -> None:
 
 
 def test_probabilities_are_those_of_the_logits(model: MemoryViT, photos: Path) -> None:
-    from engram.images import evaluation_view, normalise
+    from engram.images.images import evaluation_view, normalise
 
     assert model.trunk.preprocessing is not None
     path = photos / "test" / "green" / "2.png"

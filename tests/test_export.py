@@ -17,21 +17,13 @@ from PIL import Image
 from tests.strategies import scatter
 
 import engram
-from engram import (
-    EngramError,
-    MemoryViT,
-    cli,
-    export,
-    graphs,
-    load_trunk,
-    quantise,
-    random_trunk,
-    save_trunk,
-    standalone,
-)
-from engram.bundles import load_model
-from engram.export import Export, OnnxModel, check_pixels, export_onnx, export_torch
-from engram.images import FORMATS, INTERPOLATIONS, Preprocessing, evaluation_view, normalise
+from engram import EngramError, MemoryViT, load_trunk, random_trunk, save_trunk
+from engram.cli import main as cli
+from engram.export import graphs, quantise, standalone
+from engram.export import write as export
+from engram.export.write import Export, OnnxModel, check_pixels, export_onnx, export_torch
+from engram.images.images import FORMATS, INTERPOLATIONS, Preprocessing, evaluation_view, normalise
+from engram.store.bundles import load_model
 
 Output = pytest.CaptureFixture[str]
 

@@ -22,11 +22,13 @@ import torch
 from safetensors import safe_open
 
 import engram as package
-from engram import EngramError, MemoryViT, cli, files, random_trunk
-from engram.costs import shape_of
-from engram.files import Engram, TrunkInfo, read_engram, write_atomically, write_engram
-from engram.images import Preprocessing
-from engram.regimes import REGIMES, Task, TaskSpec
+from engram import EngramError, MemoryViT, random_trunk
+from engram.cli import main as cli
+from engram.images.images import Preprocessing
+from engram.store import engram as files
+from engram.store.engram import Engram, TrunkInfo, read_engram, write_atomically, write_engram
+from engram.tasks.costs import shape_of
+from engram.tasks.regimes import REGIMES, Task, TaskSpec
 from engram.vit import ViT, ViTConfig
 
 PREPROCESSING = Preprocessing((16, 16), None)
@@ -285,7 +287,7 @@ def test_a_killed_writer_leaves_a_whole_file(path: Path, tmp_path: Path) -> None
 def test_a_killed_process_that_saves_leaves_a_whole_file(path: Path) -> None:
     code = (
         "import sys, engram\n"
-        "from engram.files import read_engram, write_engram\n"
+        "from engram.store.engram import read_engram, write_engram\n"
         "e = read_engram(sys.argv[1]); print('ready', flush=True)\n"
         "while True: write_engram(sys.argv[1], e)"
     )

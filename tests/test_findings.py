@@ -12,15 +12,15 @@ import torch
 from tests.test_report import Checker
 
 import engram
-from engram.data import Dataset
-from engram.evaluate import Answers, answers
-from engram.findings import FINDINGS, MOST_MASKS, painted
-from engram.images import Legend, palette
-from engram.kinds import KINDS
+from engram.data.datasets import Dataset
+from engram.data.sources import Arrays
+from engram.images.images import Legend, palette
+from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
-from engram.pieces import chart, scatter, ticks
-from engram.report import TaskPart, write_report
-from engram.sources import Arrays
+from engram.report.findings import FINDINGS, MOST_MASKS, painted
+from engram.report.page import TaskPart, write_report
+from engram.report.pieces import chart, scatter, ticks
+from engram.tasks.kinds import KINDS
 
 NAMES = ("<script>alert(1)</script>", "a & b", "c" * 90)
 BLOCKS = {

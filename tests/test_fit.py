@@ -17,12 +17,12 @@ from torch import Tensor
 
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
-from engram.data import Splits, load
-from engram.learner import Learner
-from engram.recipe import RECIPES
-from engram.regimes import REGIMES
-from engram.sweep import sweep
-from engram.team import dtype_for
+from engram.data.datasets import Splits, load
+from engram.tasks.regimes import REGIMES
+from engram.train.learner import Learner
+from engram.train.recipe import RECIPES
+from engram.train.sweep import sweep
+from engram.util.processes import dtype_for
 
 CPU = torch.device("cpu")
 QUICK = Recipe(steps=30, batch=16, evaluations=2, workers=0)
@@ -415,7 +415,7 @@ def test_a_cpu_that_dies_of_bf16_is_a_sentence_with_a_probe_made_to_fail(
     monkeypatch: pytest.MonkeyPatch, small_trunk: Path, colours: Path
 ) -> None:
     dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)  # {0}"
-    monkeypatch.setattr(sys.modules["engram.team"], "_PROBE", dies)
+    monkeypatch.setattr(sys.modules["engram.util.processes"], "_PROBE", dies)
     splits = load(colours)
     model = start(small_trunk, splits)
     with pytest.raises(EngramError, match=r"cannot run it \(a trial ended with signal 4\); use"):

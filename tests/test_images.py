@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
 
-from engram import standalone
 from engram.errors import EngramError
-from engram.images import (
+from engram.export import standalone
+from engram.images.images import (
     MAX_PIXELS,
     BadImage,
     Preprocessing,

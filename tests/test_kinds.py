@@ -16,16 +16,17 @@ import torch
 from PIL import Image
 
 import engram
-from engram import EngramError, MemoryViT, Recipe, cli, random_trunk
-from engram.costs import shape_of, task_costs
-from engram.data import Splits, load
-from engram.evaluate import answers
-from engram.files import read_engram, write_engram
-from engram.images import Preprocessing
-from engram.kinds import IGNORED, KINDS
+from engram import EngramError, MemoryViT, Recipe, random_trunk
+from engram.cli import main as cli
+from engram.data.datasets import Splits, load
+from engram.images.images import Preprocessing
+from engram.inference.evaluate import answers
 from engram.memory import TrunkPass, beside
-from engram.metrics import best_thresholds
-from engram.regimes import REGIMES, Task
+from engram.store.engram import read_engram, write_engram
+from engram.tasks.costs import shape_of, task_costs
+from engram.tasks.kinds import IGNORED, KINDS
+from engram.tasks.metrics import best_thresholds
+from engram.tasks.regimes import REGIMES, Task
 from engram.vit import ViT
 
 SHAPES = {

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from engram import EngramError
-from engram.data import load
-from engram.regimes import TaskSpec
+from engram.data.datasets import load
+from engram.tasks.regimes import TaskSpec
 
 
 @pytest.fixture(autouse=True)

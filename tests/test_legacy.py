@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engram import EngramError
-from engram.bundles import load_model
-from engram.files import read_engram
-from engram.legacy import convert
+from engram.store.bundles import load_model
+from engram.store.engram import read_engram
+from engram.store.legacy import convert
 
 WIDTH, DEPTH, PATCHES, CELLS, CLASSES = 16, 2, 4, (3, 0, 2), (5, 4, 6)
 State = dict[str, Tensor]

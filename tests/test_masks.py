@@ -10,10 +10,17 @@ import torch
 from PIL import Image
 
 from engram import EngramError
-from engram.batches import Loader
-from engram.data import load
-from engram.images import BadImage, Legend, Preprocessing, mask_view, read_mask, training_view
-from engram.regimes import TaskSpec
+from engram.data.datasets import load
+from engram.data.loader import Loader
+from engram.images.images import (
+    BadImage,
+    Legend,
+    Preprocessing,
+    mask_view,
+    read_mask,
+    training_view,
+)
+from engram.tasks.regimes import TaskSpec
 
 PREPROCESSING = Preprocessing((16, 16), None)
 

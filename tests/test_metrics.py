@@ -12,7 +12,7 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
-from engram.metrics import (
+from engram.tasks.metrics import (
     average_precision,
     best_thresholds,
     intersection_over_union,

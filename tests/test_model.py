@@ -25,7 +25,7 @@ from tests.strategies import (
 from torch import Tensor, nn
 
 from engram import EngramError, MemoryViT, random_trunk
-from engram.regimes import train_only
+from engram.tasks.regimes import train_only
 from engram.vit import Block, HeadConfig, tensors_hash
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}

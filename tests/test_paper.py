@@ -20,7 +20,7 @@ import sys
 sys.path.insert(0, {paper!r})
 import sets
 from engram import load_trunk
-from engram.data import load
+from engram.data.datasets import load
 
 data = load({data!r}).with_validation(0.2)
 sets.TRUNK = sets.Path({trunk!r})

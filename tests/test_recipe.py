@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engram import EngramError, Recipe, cli
-from engram.jobs import recipe_from
-from engram.recipe import RATES, RECIPES, learning_rate
-from engram.regimes import REGIMES
+from engram import EngramError, Recipe
+from engram.cli import main as cli
+from engram.cli.jobs import recipe_from
+from engram.tasks.regimes import REGIMES
+from engram.train.recipe import RATES, RECIPES, learning_rate
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "training.md"
 

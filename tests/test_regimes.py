@@ -15,7 +15,7 @@ from tests.strategies import scatter, some_pixels, tiny_trunk, trunk_options
 from torch import nn
 
 from engram import EngramError, MemoryViT, ViT
-from engram.regimes import REGIMES, Task, TaskSpec, train_only
+from engram.tasks.regimes import REGIMES, Task, TaskSpec, train_only
 from engram.vit import ViTConfig
 
 HEAD = ["head.weight", "head.bias"]

@@ -14,18 +14,18 @@ import pytest
 import torch
 
 import engram
-from engram.cli import main
-from engram.costs import shape_of, task_costs
-from engram.data import Dataset
+from engram.cli.main import main
+from engram.data.datasets import Dataset
+from engram.data.sources import Arrays
 from engram.errors import EngramError
-from engram.evaluate import Answers, answers
-from engram.findings import MOST_CLASSES
-from engram.looks import PARTS, looks
+from engram.inference.attention import PARTS, looks
+from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
-from engram.pieces import chart, ticks
-from engram.regimes import REGIMES
-from engram.report import MOST_IMAGES, TaskPart, answers_for_report, costs_of, write_report
-from engram.sources import Arrays
+from engram.report.findings import MOST_CLASSES
+from engram.report.page import MOST_IMAGES, TaskPart, answers_for_report, costs_of, write_report
+from engram.report.pieces import chart, ticks
+from engram.tasks.costs import shape_of, task_costs
+from engram.tasks.regimes import REGIMES
 
 HISTORY = [
     {"step": s, "loss": 2 / s, "val_loss": 3 / s, "val_accuracy": 1 - 1 / s} for s in (1, 5, 9)
@@ -358,7 +358,7 @@ def test_a_report_that_fails_costs_no_engram(
     def full(*_: object, **__: object) -> None:
         raise EngramError("The disk is full.")
 
-    monkeypatch.setattr("engram.jobs.write_report", full)
+    monkeypatch.setattr("engram.cli.jobs.write_report", full)
     command = "fit data.npz --task t --backbone trunk --epochs 1 --workers 0 -o t.safetensors"
     assert main(command.split()) == 0
     assert "not written: The disk is full." in capsys.readouterr().out

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import engram
-from engram.data import Dataset
-from engram.evaluate import answers
+from engram.data.datasets import Dataset
+from engram.data.sources import Arrays
+from engram.inference.evaluate import answers
 from engram.model import MemoryViT
-from engram.report import TaskPart, write_report
-from engram.sources import Arrays
+from engram.report.page import TaskPart, write_report
 
 BLOCKS = ("curves", "confusion", "classes", "mistakes", "looks", "reads")
 SIZES = {"desktop": (1200, 900), "phone": (360, 780)}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from engram import EngramError, cli
-from engram.recipe import RECIPES
-from engram.reproduce import PAPER, TABLES, Row, plan, reproduce
+from engram import EngramError
+from engram.cli import main as cli
+from engram.experiments.reproduce import PAPER, TABLES, Row, plan, reproduce
+from engram.train.recipe import RECIPES
 
 QUICK = RECIPES["paper"].but(steps=4, batch=16, evaluations=1, workers=0, augment="none")
 

@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import engram
-from engram.data import load
+from engram.data.datasets import load
 from engram.errors import EngramError
-from engram.fit import _samples
+from engram.train.fit import _samples
 
 CACHED = ("--cache", "on", "--workers", "0")
 #: Decoded and augmented anew in every epoch, the average is kept, and patience picks the best.

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from engram.data.scenes import COUNTS, QUESTIONS, SHAPES, draw_scenes, scene_splits
 from engram.errors import EngramError
-from engram.scenes import COUNTS, QUESTIONS, SHAPES, draw_scenes, scene_splits
 
 
 def test_the_same_seed_draws_the_same_scenes() -> None:

@@ -14,11 +14,12 @@ from huggingface_hub.repocard import metadata_load
 from tests.hubs import LocalHub, ask, cached
 
 import engram
-from engram import EngramError, MemoryViT, cli, random_trunk, save_trunk
-from engram.bundles import compose, load_model, read_bundle
-from engram.files import as_bytes, read_engram, write_engram
-from engram.images import Preprocessing
-from engram.sharing import portable, pull, push
+from engram import EngramError, MemoryViT, random_trunk, save_trunk
+from engram.cli import main as cli
+from engram.images.images import Preprocessing
+from engram.store.bundles import compose, load_model, read_bundle
+from engram.store.engram import as_bytes, read_engram, write_engram
+from engram.store.sharing import portable, pull, push
 
 Output = pytest.CaptureFixture[str]
 
@@ -388,8 +389,8 @@ def test_the_real_client_pushes_to_and_pulls_from_a_local_server(folder: Path) -
         ).files
         script = """
 import engram
-from engram.sharing import push, pull
-from engram.remote import find
+from engram.store.sharing import push, pull
+from engram.store.remote import find
 first = push(["flowers.safetensors", "roses.safetensors"], "ann/garden", private=True)
 pulled = pull("hf:ann/garden", "back")
 found = [f.source for f in find("hf:ann/garden")]

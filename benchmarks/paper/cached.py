@@ -16,13 +16,13 @@ import sets
 import torch
 from runs import SEEDS, Setting, chosen, described, engram_path, rates_path, run_path, write
 
-from engram.evaluate import classification_metrics
-from engram.feeds import choose
-from engram.fit import train
-from engram.learner import Learner
+from engram.inference.evaluate import classification_metrics
 from engram.model import MemoryViT
-from engram.regimes import REGIMES
-from engram.team import Team
+from engram.tasks.regimes import REGIMES
+from engram.train.feeds import choose
+from engram.train.fit import train
+from engram.train.learner import Learner
+from engram.util.processes import Team
 
 EPOCHS, BATCH = 20, 64
 MASKED = (3e-4, 1e-3, 3e-3)

@@ -22,12 +22,12 @@ from cached import BATCH
 from cached import EPOCHS as CACHED_EPOCHS
 from runs import RECORDS, SEEDS, Setting, engram_path, read, write
 
-from engram.batches import Loader
-from engram.data import Dataset
-from engram.evaluate import preprocessing_of
-from engram.files import read_engram
-from engram.images import normalise
+from engram.data.datasets import Dataset
+from engram.data.loader import Loader
+from engram.images.images import normalise
+from engram.inference.evaluate import preprocessing_of
 from engram.model import MemoryViT
+from engram.store.engram import read_engram
 
 ORDER = {
     "fashion": ("fashion", "pets", "flowers"),

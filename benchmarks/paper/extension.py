@@ -26,14 +26,14 @@ from cached import BATCH, EPOCHS, MASKED, silent
 from runs import RECORDS, SEEDS, read, write
 from show import mean_and_spread
 
-from engram.data import Dataset, Splits
-from engram.evaluate import classification_metrics
-from engram.feeds import choose
-from engram.fit import train
-from engram.learner import Learner
+from engram.data.datasets import Dataset, Splits
+from engram.inference.evaluate import classification_metrics
 from engram.model import MemoryViT
-from engram.recipe import Recipe
-from engram.team import Team
+from engram.train.feeds import choose
+from engram.train.fit import train
+from engram.train.learner import Learner
+from engram.train.recipe import Recipe
+from engram.util.processes import Team
 
 PIXELS, IMAGES, FIRST_RATE = 112, 1_000, 1e-3
 CATS = ("abyssinian", "bengal", "birman", "bombay", "british", "egyptian", "maine", "persian",

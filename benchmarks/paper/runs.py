@@ -22,11 +22,11 @@ from typing import Any
 import sets
 from torch import Tensor
 
-from engram.evaluate import evaluate
-from engram.fit import fit
+from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
-from engram.recipe import Recipe
-from engram.regimes import REGIMES
+from engram.tasks.regimes import REGIMES
+from engram.train.fit import fit
+from engram.train.recipe import Recipe
 
 RECORDS = Path(os.environ.get("ENGRAM_PAPER_RECORDS", Path(__file__).parent / "records"))
 EPOCHS, BATCH = 10, 32  # through the trunk

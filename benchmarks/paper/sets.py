@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engram.checkpoints import load_trunk
-from engram.costs import Shape, shape_of
-from engram.data import Dataset, Splits, load, split_validation
+from engram.data.datasets import Dataset, Splits, load, split_validation
+from engram.data.sources import Arrays
 from engram.errors import EngramError
-from engram.files import write_atomically
-from engram.images import Preprocessing, evaluation_view
-from engram.sources import Arrays
+from engram.images.images import Preprocessing, evaluation_view
+from engram.store.engram import write_atomically
+from engram.tasks.costs import Shape, shape_of
+from engram.trunks.load import load_trunk
 from engram.vit import ViT, ViTConfig
 
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from show import markdown
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from engram.costs import shape_of, task_costs, trunk_macs
+from engram.experiments.timing import Case, compare
 from engram.model import MemoryViT
-from engram.regimes import TaskSpec, class_names
-from engram.timing import Case, compare
+from engram.tasks.costs import shape_of, task_costs, trunk_macs
+from engram.tasks.regimes import TaskSpec, class_names
 from engram.vit import HeadConfig, ViT, ViTConfig
 
 REGIMES = ("full", "head", "class", "memory", "masked", "masked+adapter", "adapter",

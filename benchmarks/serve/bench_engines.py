@@ -24,17 +24,17 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from engram.bench import shaped
-from engram.export import export_onnx
-from engram.files import write_atomically
-from engram.graphs import about, describe
-from engram.images import Preprocessing
+from engram.experiments.bench import shaped
+from engram.experiments.timing import Case, Timing, compare, machine, machine_words
+from engram.export.graphs import about, describe
+from engram.export.quantise import quantised
+from engram.export.runtime import BATCHES, OnnxModel, check_pixels
+from engram.export.runtime import compare as compare_answers
+from engram.export.write import export_onnx
+from engram.images.images import Preprocessing
 from engram.model import MemoryViT
-from engram.quantise import quantised
-from engram.runtime import BATCHES, OnnxModel, check_pixels
-from engram.runtime import compare as compare_answers
 from engram.serve.engines import OneByOne
-from engram.timing import Case, Timing, compare, machine, machine_words
+from engram.store.engram import write_atomically
 from engram.vit import ViT
 
 HERE = Path(__file__).resolve().parent

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.bundles import load_model
-from engram.evaluate import preprocessing_of
-from engram.export import OnnxModel, export_onnx
-from engram.images import evaluation_view, normalise
+from engram.export.write import OnnxModel, export_onnx
+from engram.images.images import evaluation_view, normalise
+from engram.inference.evaluate import preprocessing_of
+from engram.store.bundles import load_model
 
 BATCH = 16
 

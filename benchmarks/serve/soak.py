@@ -37,10 +37,10 @@ from malformed import Answered, Malformed, form, malformed
 from PIL import Image
 
 import engram
-from engram.bundles import compose, read_bundle
-from engram.images import evaluation_view, normalise
+from engram.experiments.timing import machine, machine_words
+from engram.images.images import evaluation_view, normalise
 from engram.model import MemoryViT
-from engram.timing import machine, machine_words
+from engram.store.bundles import compose, read_bundle
 
 HERE = Path(__file__).resolve().parent
 TOKEN = "soak"

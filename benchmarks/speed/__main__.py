@@ -25,8 +25,8 @@ import torch
 from benchmarks.speed import plots, results, scale
 from benchmarks.speed.measure import SECTIONS
 from benchmarks.speed.plan import PLANS, Plan
-from engram.files import write_atomically
-from engram.timing import machine
+from engram.experiments.timing import machine
+from engram.store.engram import write_atomically
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.speed.plan import Plan, trunk_of
-from engram.bench import PLAIN, Size
-from engram.costs import shape_of, task_costs, trunk_macs
-from engram.timing import Case, Say, Timing, exponent
+from engram.experiments.bench import PLAIN, Size
+from engram.experiments.timing import Case, Say, Timing, exponent
+from engram.tasks.costs import shape_of, task_costs, trunk_macs
 
 LAST = 3  # points of the second slope, where the part that grows weighs most
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, trunk_of
-from engram.bench import (
+from engram.experiments.bench import (
     PLAIN,
     Size,
     cached_limit,
@@ -27,10 +27,10 @@ from engram.bench import (
     steps,
     training,
 )
-from engram.cache import row_bytes
-from engram.images import Preprocessing, evaluation_view
-from engram.peers import RANK, Lora, VitPytorch, installed
-from engram.timing import Case, Say, Timing, compare
+from engram.experiments.peers import RANK, Lora, VitPytorch, installed
+from engram.experiments.timing import Case, Say, Timing, compare
+from engram.images.images import Preprocessing, evaluation_view
+from engram.train.cache import row_bytes
 
 Document = dict[str, Any]
 

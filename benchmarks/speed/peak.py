@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.speed.plan import PLANS, trunk_of
-from engram.bench import Size, steps
+from engram.experiments.bench import Size, steps
 
 
 def peak(plan_name: str, what: str) -> int:

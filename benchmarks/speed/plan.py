@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from engram.bench import Size, shaped
+from engram.experiments.bench import Size, shaped
 from engram.vit import ViT, random_trunk
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.speed.results import Found, pick
-from engram.bench import PLAIN
+from engram.experiments.bench import PLAIN
 
 COLOURS = {
     "engram": "#4063d8",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engram.bench import PLAIN
-from engram.timing import machine_words
+from engram.experiments.bench import PLAIN
+from engram.experiments.timing import machine_words
 
 Found = Mapping[str, Mapping[str, Any]]
 Row = Mapping[str, Any]

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engram.checkpoints import load_trunk, save_trunk
     from engram.errors import EngramError
-    from engram.evaluate import evaluate, predict
-    from engram.files import read_engram as inspect
-    from engram.fit import fit
+    from engram.inference.evaluate import evaluate, predict
     from engram.model import MemoryViT
-    from engram.objects import from_timm, from_transformers
-    from engram.recipe import Recipe
-    from engram.remote import find as list  # noqa: F401
-    from engram.sharing import pull, push
-    from engram.sweep import sweep
+    from engram.store.engram import read_engram as inspect
+    from engram.store.remote import find as list  # noqa: F401
+    from engram.store.sharing import pull, push
+    from engram.train.fit import fit
+    from engram.train.recipe import Recipe
+    from engram.train.sweep import sweep
+    from engram.trunks.load import load_trunk, save_trunk
+    from engram.trunks.objects import from_timm, from_transformers
     from engram.vit import ViT, random_trunk
 
 __version__ = "0.1.0"
@@ -48,31 +46,22 @@ __all__ = [
 _HOMES = {
     "EngramError": ("errors", "EngramError"),
     "MemoryViT": ("model", "MemoryViT"),
-    "Recipe": ("recipe", "Recipe"),
+    "Recipe": ("train.recipe", "Recipe"),
     "ViT": ("vit", "ViT"),
-    "evaluate": ("evaluate", "evaluate"),
-    "fit": ("fit", "fit"),
-    "from_timm": ("objects", "from_timm"),
-    "from_transformers": ("objects", "from_transformers"),
-    "inspect": ("files", "read_engram"),
-    "list": ("remote", "find"),  # not in __all__: `import *` must not hide Python's own
-    "load_trunk": ("checkpoints", "load_trunk"),
-    "predict": ("evaluate", "predict"),
-    "pull": ("sharing", "pull"),
-    "push": ("sharing", "push"),
+    "evaluate": ("inference.evaluate", "evaluate"),
+    "fit": ("train.fit", "fit"),
+    "from_timm": ("trunks.objects", "from_timm"),
+    "from_transformers": ("trunks.objects", "from_transformers"),
+    "inspect": ("store.engram", "read_engram"),
+    "list": ("store.remote", "find"),  # not in __all__: `import *` must not hide Python's own
+    "load_trunk": ("trunks.load", "load_trunk"),
+    "predict": ("inference.evaluate", "predict"),
+    "pull": ("store.sharing", "pull"),
+    "push": ("store.sharing", "push"),
     "random_trunk": ("vit", "random_trunk"),
-    "save_trunk": ("checkpoints", "save_trunk"),
-    "sweep": ("sweep", "sweep"),
+    "save_trunk": ("trunks.load", "save_trunk"),
+    "sweep": ("train.sweep", "sweep"),
 }
-
-
-class _Package(ModuleType):
-    """Importing the module `fit` must not hide the function `fit`: a public name stays itself."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):
-            value = getattr(value, _HOMES[name][1])
-        super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> Any:
@@ -86,6 +75,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> Sequence[str]:
     return sorted({*globals(), *_HOMES})
-
-
-sys.modules[__name__].__class__ = _Package

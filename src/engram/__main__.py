@@ -8,7 +8,7 @@ import sys
 def main() -> int:
     """The command, from its first import on: Ctrl-C while they last is no traceback."""
     try:
-        from engram.cli import main as command
+        from engram.cli.main import main as command
 
         return command()
     except KeyboardInterrupt:

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram import files
 from engram.adapters import Bank
 from engram.errors import EngramError
-from engram.kinds import IGNORED, KINDS, Patches
 from engram.memory import (
     Memory,
     Stream,
@@ -24,8 +22,10 @@ from engram.memory import (
     reads_lean,
     together,
 )
-from engram.regimes import REGIMES, Task, TaskSpec, class_names
-from engram.remote import one_engram
+from engram.store import engram as files
+from engram.store.remote import one_engram
+from engram.tasks.kinds import IGNORED, KINDS, Patches
+from engram.tasks.regimes import REGIMES, Task, TaskSpec, class_names
 from engram.vit import ViT, version
 
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept

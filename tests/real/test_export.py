@@ -9,7 +9,7 @@ from pathlib import Path
 
 import engram
 from engram import MemoryViT, load_trunk
-from engram.export import export_onnx
+from engram.export.write import export_onnx
 
 
 def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path: Path) -> None:

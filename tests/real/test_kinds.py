@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import engram
-from engram import cli
-from engram.evaluate import preprocessing_of
-from engram.images import evaluation_view, normalise
+from engram.cli import main as cli
+from engram.images.images import evaluation_view, normalise
+from engram.inference.evaluate import preprocessing_of
 
 CLASSES, TRAIN, TEST = 5, 8, 4
 

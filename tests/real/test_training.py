@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import engram
-from engram import cli
+from engram.cli import main as cli
 
 CLASSES, TRAIN, TEST = 5, 12, 6
 

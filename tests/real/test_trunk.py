@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engram import ViT, from_transformers, load_trunk
-from engram.images import Preprocessing, evaluation_view, normalise
+from engram.images.images import Preprocessing, evaluation_view, normalise
 
 
 @pytest.fixture(scope="module")

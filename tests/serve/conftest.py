@@ -22,12 +22,12 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import engram
-from engram.bundles import compose
-from engram.images import evaluation_view, normalise
+from engram.images.images import evaluation_view, normalise
 from engram.model import MemoryViT
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
 from engram.serve.settings import Settings
+from engram.store.bundles import compose
 from engram.vit import ViT
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import torch
 from fastapi.testclient import TestClient
 
 import engram
-from engram.bundles import compose
-from engram.checkpoints import save_trunk
 from engram.errors import EngramError
-from engram.images import Preprocessing, evaluation_view, normalise
+from engram.images.images import Preprocessing, evaluation_view, normalise
 from engram.model import MemoryViT
 from engram.serve.settings import Settings
+from engram.store.bundles import compose
+from engram.trunks.load import save_trunk
 
 from .conftest import AUTH, Opened, picture
 

@@ -13,13 +13,13 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from engram.files import Engram
-from engram.looks import looks
+from engram.inference.attention import looks
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
 from engram.serve.schemas import NoAnswer, TaskAnswer
 from engram.serve.settings import Settings
+from engram.store.engram import Engram
 
 from .conftest import AUTH, Opened, World, picture
 
@@ -118,7 +118,7 @@ def test_where_a_task_looked(client: TestClient, world: World) -> None:
     preprocessing = world.model.trunk.preprocessing
     assert preprocessing is not None
     assert (image["width"], image["height"], image["view"]) == (40, 20, [0, 0, 40, 20])
-    from engram.images import evaluation_view, normalise
+    from engram.images.images import evaluation_view, normalise
 
     view = torch.from_numpy(evaluation_view(data, preprocessing))
     seen = looks(world.model, "second", normalise(view[None], preprocessing))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from engram.bundles import read_bundle, update_bundle
-from engram.files import read_engram
+from engram.store.bundles import read_bundle, update_bundle
+from engram.store.engram import read_engram
 
 from .conftest import AUTH, Launch, Server, World, picture
 

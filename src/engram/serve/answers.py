@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.images import palette
-from engram.kinds import KINDS
-from engram.looks import PARTS, looks
+from engram.images.images import palette
+from engram.inference.attention import PARTS, looks
 from engram.serve.catalogue import Snapshot
+from engram.tasks.kinds import KINDS
 
 
 def answer(

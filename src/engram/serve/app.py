@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from torch import Tensor
 
 from engram import __version__
-from engram.images import (
+from engram.images.images import (
     evaluation_box,
     evaluation_view,
     image_size,

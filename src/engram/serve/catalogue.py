@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 
-from engram.bundles import Bundle, load_model, read_bundle, update_bundle
 from engram.errors import EngramError
-from engram.evaluate import preprocessing_of
-from engram.files import Engram, parse_engram
-from engram.images import Preprocessing
+from engram.images.images import Preprocessing
+from engram.inference.evaluate import preprocessing_of
 from engram.model import MemoryViT
-from engram.regimes import NAME
 from engram.serve.engines import Engine, make_engine
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
-from engram.sharing import portable
+from engram.store.bundles import Bundle, load_model, read_bundle, update_bundle
+from engram.store.engram import Engram, parse_engram
+from engram.store.sharing import portable
+from engram.tasks.regimes import NAME
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def make_engine(model: MemoryViT, kind: str, threads: int = 0) -> Engine:
         if threads:
             torch.set_num_threads(threads)
         return TorchEngine(model)
-    from engram.export import OnnxModel, export_onnx
+    from engram.export.write import OnnxModel, export_onnx
 
     with tempfile.TemporaryDirectory(prefix="engram-") as folder:
         path = Path(folder) / "model.onnx"

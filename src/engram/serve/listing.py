@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engram.files import without_folder
 from engram.serve.catalogue import Snapshot
 from engram.serve.schemas import TaskInfo
+from engram.store.engram import without_folder
 
 
 def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:

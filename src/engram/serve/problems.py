@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from engram.errors import EngramError
-from engram.files import shown
-from engram.images import BadImage, LargeImage
+from engram.images.images import BadImage, LargeImage
+from engram.store.engram import shown
 
 
 class Problem(Exception):

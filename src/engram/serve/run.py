@@ -7,11 +7,11 @@ import signal
 import socket
 from pathlib import Path
 
-from engram import hub
-from engram.bundles import is_bundle, unlisted
-from engram.describe import Description
 from engram.errors import EngramError
 from engram.serve.settings import Settings
+from engram.store.bundles import is_bundle, unlisted
+from engram.store.describe import Description
+from engram.util import hub
 
 
 class Service:

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from engram.files import shown
 from engram.serve.problems import Problem
 from engram.serve.schemas import Ask, AskJson
 from engram.serve.settings import Settings
+from engram.store.engram import shown
 
 Take = Callable[[int], None]  # so many bytes more, or a Problem
 

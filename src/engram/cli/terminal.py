@@ -1,0 +1,117 @@
+"""How results, progress and mistakes reach people and machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from engram.errors import Notice
+
+if TYPE_CHECKING:
+    from engram.store.describe import Description
+
+
+@contextmanager
+def bars(as_json: bool) -> Iterator[Any]:
+    """Progress bars on a terminal; silence for machines."""
+    if as_json or not sys.stderr.isatty() or not is_first():
+        yield lambda what, done, total, note="": None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        Left(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        known: dict[str, Any] = {}
+
+        def progress(what: str, done: int, total: int, note: str = "") -> None:
+            if what not in known:
+                known[what] = shown.add_task(what, total=total, rate="", note="")
+            speed = shown.tasks[shown.task_ids.index(known[what])].speed
+            rate = f"{speed:.1f}/s" if speed else ""
+            shown.update(known[what], completed=done, total=total, note=note, rate=rate)
+
+        yield progress
+
+
+@contextmanager
+def steps(as_json: bool) -> Iterator[Callable[[str], object]]:
+    """What is being done now, on a terminal; silence for machines."""
+    if as_json or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(text)
+
+
+def is_first() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def show(result: Description, as_json: bool) -> None:
+    """The result: a JSON document for machines, or rows and a table for people."""
+    if not is_first():
+        return
+    if as_json:
+        print(json.dumps(result.document, indent=2), flush=True)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    width = None if sys.stdout.isatty() else 1000  # in a file nothing has to be cut
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    wide = max((len(label) for label, _ in result.rows), default=0)
+    for label, text in result.rows:
+        console.print(f"{label:{wide}}  {text}", soft_wrap=True)
+    if result.table:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for title in result.columns:
+            table.add_column(title, overflow="fold")
+        for cells in result.table:
+            table.add_row(*cells)
+        console.print(table)
+
+
+def complain(sentence: str, as_json: bool) -> None:
+    """A mistake: one line on stderr, and for machines a document on stdout as well."""
+    lines = [line.strip() for line in sentence.splitlines()]
+    sentence = " ".join(line for line in lines if line)  # spaces inside may be those of a path
+    if as_json:
+        try:
+            print(json.dumps({"error": sentence}), flush=True)
+        except OSError:  # it was the output that failed
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    print(sentence, file=sys.stderr)
+
+
+_usual = warnings.formatwarning
+
+
+def notice_or_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A notice is its sentence alone; other warnings also say where they come from."""
+    if issubclass(category, Notice):
+        return f"{message}\n"
+    return _usual(message, category, filename, lineno, line)

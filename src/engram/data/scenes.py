@@ -1,0 +1,168 @@
+"""Coloured shapes on textured backgrounds, drawn from a seed: two questions about one picture.
+
+Every scene shows one to four copies of one shape in one colour. *Which shape* and *how many* are
+asked about the same pictures; neither answer tells anything about the other, because every shape
+comes in every number equally often.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw
+
+from engram.data.datasets import Dataset, Splits
+from engram.data.sources import Arrays
+from engram.errors import EngramError
+
+SHAPES = ("circle", "cross", "square", "star", "triangle")
+COUNTS = ("one", "two", "three", "four")
+QUESTIONS = {"shape": SHAPES, "count": COUNTS}
+
+_FINE = 4  # shapes are drawn this much larger and then reduced, so that their edges are smooth
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """Pictures, uint8 (N, size, size, 3), and the number of each one's answer by question."""
+
+    pixels: npt.NDArray[np.uint8]
+    answers: dict[str, npt.NDArray[np.int64]]
+
+
+def draw_scenes(number: int, seed: int = 0, size: int = 32) -> Scenes:
+    """`number` scenes. Scene i depends on the seed, the size and i alone, not on `number`."""
+    if number < 1 or size < 16:
+        raise EngramError(
+            f"{number} scenes of {size} pixels cannot be drawn; ask for at least 1 of 16 pixels."
+        )
+    kinds = len(SHAPES) * len(COUNTS)
+    order = np.concatenate(  # every shape in every number once, before any comes again
+        [
+            np.random.default_rng([seed, turn]).permutation(kinds)
+            for turn in range(-(-number // kinds))
+        ]
+    )[:number]
+    shapes, counts = order // len(COUNTS), order % len(COUNTS)
+    pixels = [
+        _scene(np.random.default_rng([seed, 1, i]), SHAPES[shape], count + 1, size)
+        for i, (shape, count) in enumerate(zip(shapes.tolist(), counts.tolist(), strict=True))
+    ]
+    return Scenes(np.stack(pixels), {"shape": shapes, "count": counts})
+
+
+def scene_splits(
+    question: str, *, train: int, val: int, test: int, seed: int = 0, size: int = 32
+) -> Splits:
+    """Scenes with the answers to one question, "shape" or "count", as data to train on.
+
+    The same numbers and seed give the same pictures for both questions.
+    """
+    if question not in QUESTIONS:
+        raise EngramError(f"There is no question {question!r} about scenes; ask shape or count.")
+
+    def split(name: str, number: int, of: int) -> Dataset:
+        scenes = draw_scenes(number, 3 * seed + of, size)
+        rows = Arrays(torch.from_numpy(scenes.pixels), f"scenes/{name}")
+        labels, order = scenes.answers[question], np.arange(number)
+        return Dataset("scenes", name, QUESTIONS[question], labels, rows, order)
+
+    return Splits(
+        "scenes",
+        QUESTIONS[question],
+        split("train", train, 0),
+        split("val", val, 1),
+        split("test", test, 2),
+        augment="pad-crop",
+    )
+
+
+def _scene(rng: np.random.Generator, shape: str, count: int, size: int) -> npt.NDArray[np.uint8]:
+    back, front = _colours(rng)
+    texture = _texture(rng, size)
+    background = np.clip(back + 45 * texture[..., None] * rng.uniform(0.4, 1, 3), 0, 255)
+    mask = Image.new("L", (size * _FINE, size * _FINE))
+    pencil = ImageDraw.Draw(mask)
+    for centre, radius in _places(rng, count, size):
+        outline = _outline(shape, rng.uniform(0, 2 * math.pi))
+        x, y = centre
+        pencil.polygon(
+            [(_FINE * (x + radius * a), _FINE * (y + radius * b)) for a, b in outline], fill=255
+        )
+    cover = np.asarray(mask.resize((size, size), Image.Resampling.BOX), np.float64)[..., None] / 255
+    shaded = np.clip(front + rng.normal(0, 6, (size, size, 1)), 0, 255)
+    return np.rint(cover * shaded + (1 - cover) * background).astype(np.uint8)
+
+
+def _colours(rng: np.random.Generator) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of the background and of the shapes: any two that are easily told apart."""
+    while True:
+        back, front = rng.uniform(20, 235, (2, 3))
+        if np.linalg.norm(back - front) > 150:
+            return back, front
+
+
+def _texture(rng: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
+    """Stripes, waves, a slope or coarse noise, from about -1 to 1, with fine grain on top."""
+    y, x = np.mgrid[:size, :size] / size
+    angle, phase = rng.uniform(0, 2 * math.pi, 2)
+    along = x * math.cos(angle) + y * math.sin(angle)
+    across = y * math.cos(angle) - x * math.sin(angle)
+    waves = 2 * math.pi * rng.uniform(1, 5)
+    kind = rng.integers(4)
+    if kind == 0:
+        base = np.sin(waves * along + phase)
+    elif kind == 1:
+        base = np.sin(waves * along + phase) * np.sin(waves * across)
+    elif kind == 2:
+        base = 2 * along - along.mean() * 2
+    else:
+        coarse = Image.fromarray(rng.uniform(-1, 1, (6, 6)).astype(np.float32))
+        base = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), np.float64)
+    return np.asarray(base + rng.normal(0, 0.15, (size, size)))
+
+
+def _places(rng: np.random.Generator, count: int, size: int) -> list[tuple[Point, float]]:
+    """Centres and radii of shapes that neither touch each other nor leave the picture."""
+    while True:
+        placed: list[tuple[Point, float]] = []
+        for _ in range(40):
+            radius = size * rng.uniform(0.16, 0.21)
+            x, y = rng.uniform(radius, size - radius, 2).tolist()
+            if all(math.dist((x, y), at) > radius + other + 1 for at, other in placed):
+                placed.append(((x, y), radius))
+            if len(placed) == count:
+                return placed
+
+
+def _outline(shape: str, turn: float) -> list[Point]:
+    """The corners of a shape within the unit circle."""
+
+    def ring(radii: list[float]) -> list[Point]:
+        step = 2 * math.pi / len(radii)
+        return [
+            (r * math.cos(turn + i * step), r * math.sin(turn + i * step))
+            for i, r in enumerate(radii)
+        ]
+
+    if shape == "circle":
+        return ring([0.85] * 40)
+    if shape == "square":
+        return ring([1.0] * 4)
+    if shape == "triangle":
+        return ring([1.0] * 3)
+    if shape == "star":
+        return ring([1.0, 0.4] * 5)
+    arm, wide = 1.0, 0.28  # a cross: the corners of two bars
+    corners = [(arm, wide), (wide, wide), (wide, arm)]
+    points = []
+    for quarter in range(4):
+        c, s = math.cos(turn + quarter * math.pi / 2), math.sin(turn + quarter * math.pi / 2)
+        points += [(c * a - s * b, s * a + c * b) for a, b in corners]
+    return points

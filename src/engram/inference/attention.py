@@ -1,0 +1,99 @@
+"""Where a class token looks: what it reads at every layer, of the picture and of its cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.memory import together
+from engram.model import MemoryViT
+from engram.tasks.regimes import Task
+from engram.vit import ViT
+
+#: What a class token can read. The shares of `Looks` are in this order and add up to 1.
+PARTS = (
+    "the picture's patches",
+    "the ViT's own class token",
+    "itself",
+    "its cells",
+    "the tasks it extends",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Attention of one task's class token, averaged over heads (and over its class tokens)."""
+
+    patches: Tensor  # (b, l, rows, columns)
+    shares: Tensor  # (l, len(PARTS)), averaged over the images
+
+
+@torch.inference_mode()
+def looks(model: MemoryViT, name: str, pixels: Tensor) -> Looks:
+    """What the class token of a task, or of the trunk ("base"), reads of these images.
+
+    An EngramError where the answer comes from no class token but from an average over patches.
+    """
+    task = None if name == "base" else model.task(name)
+    trunk = model.trunk if task is None or task.trunk is None else task.trunk
+    masked = task is not None and task.spec.parts.masked
+    if not masked and not trunk.config.class_token and (task is None or task.class_token is None):
+        raise EngramError(f"{name!r} has no class token on this trunk, so it looks nowhere.")
+    if task is not None and masked:
+        to_patches, shares = _masked(model, task, pixels)
+    else:
+        to_patches, shares = _plain(model, trunk, task, pixels)
+    patch = trunk.config.patch
+    rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
+    return Looks(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0))
+
+
+def _masked(model: MemoryViT, task: Task, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """(b, l, patches) and shares (b, l, parts), as `Memory.attend` weighs them."""
+    memory = model.memory([task.spec.name])
+    own = memory.spans[-1]  # all that is read comes before it, so its rows have no padding
+    prefix, cells = model.trunk.config.prefix, task.spec.cells
+    patches, shares = [], []
+
+    def watch(layer: int, to_trunk: Tensor, to_tokens: Tensor, to_cells: Tensor) -> None:
+        trunk, tokens, kept = (
+            part.mean(1)[:, own.start : own.stop].mean(1)
+            for part in (to_trunk, to_tokens, to_cells)
+        )
+        patches.append(trunk[:, prefix:])
+        old_tokens, itself = tokens[:, : -len(own)], tokens[:, -len(own) :]
+        old_cells, its_cells = torch.split(kept, [kept.shape[1] - cells, cells], dim=1)
+        read = (trunk[:, prefix:], trunk[:, :prefix], itself, its_cells)
+        extended = old_tokens.sum(1) + old_cells.sum(1)
+        shares.append(torch.stack([*(part.sum(1) for part in read), extended], dim=1))
+
+    memory.watch = watch
+    together(model.trunk, model.trunk.embed(pixels), memory, keep=0)
+    return torch.stack(patches, 1), torch.stack(shares, 1)
+
+
+def _plain(
+    model: MemoryViT, trunk: ViT, task: Task | None, pixels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same where all tokens read each other: of token 0, in a pass of its own.
+
+    Without hooks on the trunk: other models share it, and may run at this moment.
+    """
+    prefix = trunk.config.prefix + (not trunk.config.class_token)  # an added one comes first
+    n = prefix + (pixels.shape[-2] // trunk.config.patch) * (pixels.shape[-1] // trunk.config.patch)
+    patches: list[Tensor] = []
+    shares: list[Tensor] = []
+
+    def watch(weights: Tensor) -> None:
+        weights = weights.mean(1)  # (b, n + m)
+        patches.append(weights[:, prefix:n])
+        read = (weights[:, prefix:n], weights[:, 1:prefix], weights[:, :1], weights[:, n:])
+        shares.append(
+            torch.stack([*(part.sum(1) for part in read), weights.new_zeros(len(weights))], 1)
+        )
+
+    model.tokens_alone(task, pixels, watch)
+    return torch.stack(patches, 1), torch.stack(shares, 1)

@@ -1,0 +1,415 @@
+"""Engrams that travel: what a push sends and keeps back, and where a pull puts what it got."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from engram.data.presets import PRESETS
+from engram.errors import EngramError
+from engram.store.bundles import Bundle, gather, is_bundle
+from engram.store.cards import card_of, file_of, hub_id
+from engram.store.describe import Description
+from engram.store.engram import Engram, as_bytes, few, read_engram, shown, write_atomically
+from engram.store.remote import CARD, MANIFEST, Found, Source, fetch_engrams, find, local
+from engram.util import hub
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a push sends, byte for byte, and after it has gone where it is."""
+
+    repo: str
+    revision: str | None
+    private: bool | None
+    message: str
+    engrams: tuple[Engram, ...]
+    files: Mapping[str, bytes]  # by their names in the repository, the card among them
+    changed: tuple[str, ...]  # what is other than in the user's own files, a sentence each
+    warnings: tuple[str, ...]
+    url: str = ""
+    commit: str = ""  # empty after a dry run
+
+    @property
+    def card(self) -> str:
+        return self.files[CARD].decode()
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """One file that a pull wrote, or found to be there already."""
+
+    path: Path
+    source: str
+    task: str
+    content: str
+    bytes: int
+    new: bool
+
+
+def push(
+    sources: Source | Sequence[Source],
+    to: str,
+    *,
+    dry_run: bool = False,
+    revision: str | None = None,
+    private: bool | None = None,
+    license: str | None = None,
+    backbone: str | None = None,
+    message: str | None = None,
+    replace: bool = False,
+) -> Push:
+    """Send engrams or a bundle to the Hub repository `to` (owner/name), with a card, in one commit.
+
+    A repository holds one engram, or several that fit together. Paths of this machine stay here:
+    in what is sent they are cut to their last part, which changes no content hash. `backbone` is
+    the Hub id of the trunk, where the engrams know it by a path. With `dry_run` nothing is sent,
+    and neither a network nor a token is needed.
+    """
+    place = hub.place_of(to if hub.is_place(to) else f"{hub.PREFIX}{to}", revision)
+    if place.file or place.content:
+        raise EngramError(f"{to} names a file; give the repository alone, as in {place.repo}.")
+    if backbone is not None and hub_id(backbone) is None:
+        raise EngramError(
+            f"--backbone is {backbone!r}; give the Hub id (owner/name) under which others find "
+            "the trunk."
+        )
+    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    engrams, bundle = _collect(given)
+    changed: list[str] = []
+    warnings = [w for engram in engrams for w in _unchangeable(engram)]
+    files: dict[str, bytes] = {}
+    outgoing = []
+    for engram in engrams:
+        cleaned, cuts = portable(engram, backbone)
+        assert cleaned.content == engram.content  # what was cut decides no answer
+        changed += cuts
+        files[file_of(engram)] = as_bytes(cleaned)
+        outgoing.append(cleaned)
+    if bundle:
+        manifest = Bundle(Path(), tuple(outgoing)).manifest()
+        files[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode()
+    facts = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
+    files[CARD] = card_of(place.repo, outgoing, facts, bundle=bundle, license=license).encode()
+    names = ", ".join(engram.spec.name for engram in engrams)
+    planned = Push(
+        place.repo, place.revision, private, message or f"Push {names}", tuple(outgoing), files,
+        tuple(dict.fromkeys(changed)), tuple(warnings),
+    )  # fmt: skip
+    return planned if dry_run else _send(planned, replace)
+
+
+def _send(planned: Push, replace_others: bool) -> Push:
+    sent = hub.upload(
+        planned.repo,
+        planned.files,
+        message=planned.message,
+        revision=planned.revision,
+        private=planned.private,
+        replace=replace_others,
+    )
+    return replace(planned, url=sent.url, commit=sent.commit)
+
+
+def _collect(sources: Sequence[Source]) -> tuple[tuple[Engram, ...], bool]:
+    """The engrams, and whether they are a bundle: all but one whose parents lie elsewhere."""
+    paths = [local(source) for source in sources]
+    if len(paths) == 1 and not is_bundle(paths[0]):
+        if paths[0].is_dir():
+            raise EngramError(
+                f"{paths[0]} is a folder but no bundle; give engrams, or make a bundle of them "
+                "with `engram compose`."
+            )
+        engram = read_engram(paths[0])
+        return (engram,), not engram.parents
+    return gather(paths), True
+
+
+def pull(
+    sources: Source | Sequence[Source],
+    out: Source | None = None,
+    *,
+    revision: str | None = None,
+    overwrite: bool = False,
+) -> list[Pulled]:
+    """Fetch engrams (`hf:owner/name/FILE`) or whole repositories, verify them, and put them into
+    the folder `out`: by default this one, or for a repository one of its name.
+
+    What is there byte for byte is left alone; another file of that name is only replaced with
+    `overwrite`.
+    """
+    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    plans: list[tuple[Path, Path, str]] = []  # from, to, how it is named
+    for source in given:
+        if not hub.is_place(source):
+            raise EngramError(f"{os.fspath(source)!r} is not on the Hub; write hf:owner/name.")
+        place = hub.place_of(source, revision)
+        cached, names = fetch_engrams(place)
+        folder = Path(out) if out is not None else Path()
+        if place.file is None:
+            folder = folder if out is not None else Path(place.repo.partition("/")[2])
+            if (cached / MANIFEST).is_file():
+                names = [*names, MANIFEST]
+        for name in names:
+            named = str(hub.Place(place.repo, cached.name, name))
+            plans.append((cached / name, folder / Path(name).name, named))
+    taken: dict[Path, tuple[Path, str]] = {}
+    for origin, target, named in plans:
+        other, also = taken.setdefault(target, (origin, named))
+        if other != origin and other.read_bytes() != origin.read_bytes():
+            raise EngramError(
+                f"Both {also} and {named} would be {target}; pull one of them into another folder "
+                "with -o. Nothing was written."
+            )
+        if target.is_dir():
+            raise EngramError(f"{target} is a folder; give another one with -o.")
+        if not overwrite and target.exists() and target.read_bytes() != origin.read_bytes():
+            raise EngramError(
+                f"{target} exists already and is another file{_how_other(origin, target)}; give "
+                "another folder with -o, or --overwrite to replace it. Nothing was written."
+            )
+    return [_put(*plan) for plan in plans]
+
+
+def _how_other(origin: Path, target: Path) -> str:
+    """An engram may be the same task and yet another file: before a push, its paths are whole."""
+    with contextlib.suppress(EngramError):
+        if read_engram(origin).content == read_engram(target).content:
+            return ", with the same content but another header"
+    return ""
+
+
+def _put(origin: Path, target: Path, named: str) -> Pulled:
+    data = origin.read_bytes()
+    new = not target.exists() or target.read_bytes() != data
+    if new:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngramError(
+                f"The folder {target.parent} cannot be made ({error.strerror or error})."
+            ) from None
+        write_atomically(target, data)
+    if target.name == MANIFEST:
+        return Pulled(target, named, "", "", len(data), new)
+    engram = read_engram(target)
+    return Pulled(target, named, engram.spec.name, engram.content, len(data), new)
+
+
+# What stays here
+
+_ROOTED = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
+_FILE = r"file://[^\s/\\]*"  # perhaps with a machine's name
+# Inside a sentence; a ":" may stand before it, as in hf:/data, but not https:/ or 8080/.
+_PATH = re.compile(rf"(?:{_FILE}|(?<![\w./\\~-])){_ROOTED}(?=[^\s/])[^\s,;'\"<>|()]*")
+_KIND = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # of data, before a Hub id or a path
+
+
+def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
+    """The engram without paths of this machine, and a sentence for every change.
+
+    Only the trunk's source, the recipe and the metrics can hold one, and none of them is part of
+    what `content` covers.
+    """
+    name, said = engram.spec.name, list[str]()
+    source = engram.trunk.source
+    at = backbone or _short(source, whole=True)
+    if at != source:
+        said.append(f"{name}: the trunk's source {shown(source)} goes out as {shown(at)}")
+
+    def cut(value: Any, where: str) -> Any:
+        if isinstance(value, Mapping):
+            return {cut(key, where): cut(item, f"{where}.{key}") for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            if where.endswith(".unreadable"):
+                said.append(f"{name}: {where} goes out as a number, without the names of pictures")
+                return len(value)
+            return [cut(item, where) for item in value]
+        if not isinstance(value, str):
+            return value
+        short = _short(value, whole=where == "recipe.data")
+        if short != value:
+            said.append(f"{name}: {where} {shown(value)} goes out as {shown(short)}")
+        return short
+
+    header = engram.header()
+    metrics, recipe = cut(header["metrics"], "metrics"), cut(header["recipe"], "recipe")
+    trunk = replace(engram.trunk, source=at)
+    return replace(engram, trunk=trunk, metrics=metrics, recipe=recipe), said
+
+
+def _short(text: str, whole: bool) -> str:
+    """A text with the last parts of its paths alone; `whole` if it is no sentence about them."""
+    parts = text.split("::")  # a folder of pictures and one of masks
+    if whole and all(_is_local(part, whole) for part in parts):
+        return "::".join(map(_last, parts))
+    kind = _KIND.match(text)
+    before, rest = (kind[0], text[kind.end() :]) if kind else ("", text)
+    if _is_local(rest, whole):
+        return before + _last(rest)
+    return before + _PATH.sub(lambda found: _last(found[0]), rest)
+
+
+def _is_local(text: str, whole: bool = False) -> bool:
+    """Whether a text is a path of this machine: rooted, out of this folder, or there right now."""
+    rooted = re.match(rf"(?:{_FILE})?{_ROOTED}|\.\.?[\\/]", text)
+    if rooted and (whole or not re.search(r"\s/|,", text)):
+        return True
+    if "/" not in text and "\\" not in text:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        return Path(text).exists()
+    return False
+
+
+def _last(text: str) -> str:
+    """The last part of a path, whichever system wrote it."""
+    return PureWindowsPath(text.removeprefix("file://").rstrip("/\\")).name or "a path"
+
+
+def _unchangeable(engram: Engram) -> list[str]:
+    """Texts that look like paths, but are part of what the content hash covers."""
+    return [
+        f"{engram.spec.name}: the class {shown(name)} looks like a path of this machine and goes "
+        "out as it is, because class names are part of the engram"
+        for name in engram.spec.classes
+        if _is_local(name)
+    ][:3]
+
+
+# In words
+
+
+def describe_push(done: Push, dry_run: bool) -> Description:
+    at = f"{done.repo} at {done.revision}" if done.revision else done.repo
+    facts = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in done.files.items()
+    }
+    contents = {file_of(engram): engram.content for engram in done.engrams}
+    headers = {file_of(engram): engram.header() for engram in done.engrams}
+    document = {
+        "what": "push",
+        "dry_run": dry_run,
+        "repo": done.repo,
+        "revision": done.revision,
+        "private": done.private,
+        "message": done.message,
+        "url": done.url or None,
+        "commit": done.commit or None,
+        "files": [{"file": n, **fact, "content": contents.get(n)} for n, fact in facts.items()],
+        "headers": headers,
+        "changed": list(done.changed),
+        "warnings": list(done.warnings),
+        "card": done.card,
+    }
+    rows = [
+        ("would go to" if dry_run else "went to", at),
+        *([("url", done.url), ("commit", done.commit)] if done.commit else []),
+        ("message", done.message),
+        *[("changed", text) for text in done.changed],
+        *[("warning", text) for text in done.warnings],
+    ]
+    if dry_run:
+        rows += [
+            (f"{file} says", _says(engram))
+            for file, engram in zip(headers, done.engrams, strict=True)
+        ]
+        rows.append((CARD, "\n\n" + done.card))
+    table = tuple(
+        (name, f"{fact['bytes']:,}", str(fact["sha256"]), contents.get(name, ""))
+        for name, fact in facts.items()
+    )
+    return Description(document, rows, ("file", "bytes", "sha256", "content"), table)
+
+
+def _says(engram: Engram) -> str:
+    """The header, but for shapes and hashes; all of it is in the JSON document."""
+    header = engram.header()
+    said = {
+        "task": engram.spec.name,
+        "classes": few(engram.spec.classes, 12, engram.spec.does.nouns),
+    }
+    said |= {"trunk": engram.trunk.source}
+    said |= {key: header[key] for key in ("metrics", "recipe", "created", "library")}
+    return json.dumps(said)
+
+
+def describe_pull(done: Sequence[Pulled]) -> Description:
+    document = {
+        "what": "pull",
+        "files": [
+            {
+                "file": str(one.path),
+                "source": one.source,
+                "task": one.task or None,
+                "content": one.content or None,
+                "bytes": one.bytes,
+                "new": one.new,
+            }
+            for one in done
+        ],
+    }
+    table = tuple(
+        (
+            str(one.path),
+            one.task,
+            f"{one.bytes:,}",
+            one.content[:12],
+            one.source,
+            "" if one.new else "was there",
+        )
+        for one in done
+    )
+    return Description(document, [], ("file", "task", "bytes", "content", "from", ""), table)
+
+
+def describe_found(source: str, found: Sequence[Found]) -> Description:
+    document = {
+        "what": "list",
+        "source": source,
+        "engrams": [
+            {
+                "source": one.source,
+                "task": one.task,
+                "kind": one.engram.spec.kind,
+                "classes": len(one.engram.spec.classes),
+                "regime": one.engram.spec.regime,
+                "extends": list(one.engram.spec.extends),
+                "trunk": one.engram.trunk.source,
+                "fingerprint": one.engram.trunk.fingerprint,
+                "metrics": one.engram.header()["metrics"],
+                "content": one.content,
+                "bytes": one.bytes,
+            }
+            for one in found
+        ],
+    }
+    table = tuple(
+        (
+            one.task,
+            f"{len(one.engram.spec.classes):,}",
+            one.engram.spec.regime,
+            ", ".join(one.engram.spec.extends) or "-",
+            shown(one.engram.trunk.source, 60),
+            f"{one.bytes:,}",
+            one.content[:12],
+            one.source,
+        )
+        for one in found
+    )
+    columns = ("task", "classes", "regime", "extends", "trunk", "bytes", "content", "source")
+    rows = [] if found else [("engrams", f"none in {source}")]
+    return Description(document, rows, columns, table)
+
+
+def list_job(source: str, revision: str | None) -> Description:
+    """`engram list`."""
+    return describe_found(source, find(source, revision=revision))

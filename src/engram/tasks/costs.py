@@ -1,0 +1,162 @@
+"""What a task costs: parameters, and multiply-accumulates (MACs) an image beside the plain trunk.
+
+Counted from shapes alone: matrix products, the patch embedding and attention; norms, softmax and
+activations are left out, as is usual. A layer costs a token its projections and its MLP (12 D^2
+where the MLP is 4 D wide) and 2 D for every key it reads. So, with 5 cells:
+
+                      B/32                    B/16
+    plain trunk       4,408 MMAC              17,563 MMAC
+    masked task          86.0 (2.0 %)             88.7 (0.5 %)    one more token
+    memory                4.6                     18.2            every token reads 5 more keys
+
+The paper's Table 5 has "about 25M FLOPs" for memory with 5 cells and does not say what it counted;
+twice the MACs above would be 9.2 or 36.3. Where a pass needs less than all of the trunk's last
+tokens, the code skips the rest; that saving is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engram.errors import EngramError
+from engram.tasks.regimes import TaskSpec
+from engram.vit import ViT, ViTConfig
+
+_MOST = 10**12  # of anything; what a file claims is not believed beyond
+
+
+@dataclass(frozen=True)
+class Shape:
+    """As much of a trunk as costs depend on. Numbers that no trunk has are an EngramError."""
+
+    image_size: tuple[int, int]
+    patch: int
+    width: int
+    depth: int
+    mlp_width: int
+    activation: str
+    class_token: bool
+    prefix: int  # tokens before the first patch, the class token among them
+    parameters: int  # without the original head
+
+    def __post_init__(self) -> None:
+        height, width = self.image_size
+        for name, least in (("patch", 1), ("width", 1), ("depth", 1), ("mlp_width", 1),
+                            ("prefix", 0), ("parameters", 0)):  # fmt: skip
+            if not least <= getattr(self, name) <= _MOST:
+                raise EngramError(f"No trunk has the {name} {getattr(self, name)}.")
+        if not self.patch <= min(height, width) <= max(height, width) <= _MOST:
+            raise EngramError(
+                f"No trunk with patches of {self.patch} pixels takes images of {height} x {width}."
+            )
+
+
+def shape_of(trunk: ViT | ViTConfig) -> Shape:
+    if isinstance(trunk, ViTConfig):
+        with torch.device("meta"):  # no memory and no random numbers
+            trunk = ViT(trunk)
+    config = trunk.config
+    return Shape(
+        image_size=config.image_size,
+        patch=config.patch,
+        width=config.width,
+        depth=config.depth,
+        mlp_width=config.mlp_width,
+        activation=config.activation,
+        class_token=config.class_token,
+        prefix=config.prefix,
+        parameters=sum(p.numel() for n, p in trunk.named_parameters() if n[:5] != "head."),
+    )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a task adds to a trunk. MACs are those of one image, beyond one plain pass."""
+
+    parameters: int  # without the head
+    head_parameters: int
+    macs: int  # without the head
+    head_macs: int
+    once: int  # MACs for the keys and values of the cells: once a pass, however many images
+    own_pass: bool  # shares no pass with base or other tasks, so a plain pass comes on top
+    trunk_macs: int  # of the plain pass
+
+    @property
+    def share(self) -> float:
+        """What the task adds, as a part of the plain pass."""
+        return (self.macs + self.head_macs) / self.trunk_macs
+
+
+def trunk_macs(trunk: Shape, image_size: tuple[int, int] | None = None) -> int:
+    """MACs of the plain trunk for one image, without its head."""
+    rows, columns = _grid(trunk, image_size)
+    embedding = rows * columns * 3 * trunk.patch**2 * trunk.width
+    return embedding + _layers(trunk, rows * columns + trunk.prefix)
+
+
+def task_costs(
+    trunk: Shape,
+    spec: TaskSpec,
+    ancestors: Sequence[TaskSpec] = (),
+    image_size: tuple[int, int] | None = None,
+) -> Costs:
+    """What a task costs beside the trunk; `ancestors` are all the tasks it reads."""
+    parts, width, depth = spec.parts, trunk.width, trunk.depth
+    rows, columns = _grid(trunk, image_size)
+    n = rows * columns + trunk.prefix
+    classes = len(spec.classes)
+    cells = spec.cells if parts.cells else 0
+    adapters = 4 * width * spec.adapter_width * depth if parts.adapters else 0
+
+    parameters = adapters
+    if parts.token:
+        parameters += spec.tokens * width
+    if parts.cells:
+        parameters += (1 if spec.update == "propagate" else depth) * cells * width
+    if parts.trunk:
+        parameters += trunk.parameters
+    head = spec.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
+
+    once = 2 * cells * width**2 * depth
+    if parts.masked:
+        read = n + sum(task.tokens + task.cells for task in (spec, *ancestors))
+        macs = spec.tokens * (depth * (_token(trunk) + 2 * width * read) + adapters)
+    else:
+        tokens = n + (parts.token and not trunk.class_token)
+        if spec.update == "fresh":
+            macs = _layers(trunk, tokens) + 2 * width * tokens * cells * depth
+        else:  # Figure 2b: the cells are tokens like the others
+            tokens, once = tokens + cells, 0
+            macs = _layers(trunk, tokens)
+        macs += tokens * adapters - _layers(trunk, n)
+    return Costs(
+        parameters=parameters,
+        head_parameters=sum(math.prod(shape) for shape in head.values()),
+        macs=macs,
+        head_macs=spec.does.head_macs(
+            width, classes, rows * columns, mlp=parts.mlp, masked=parts.masked
+        ),
+        once=once,
+        own_pass=parts.changes_trunk,
+        trunk_macs=trunk_macs(trunk, image_size),
+    )
+
+
+def _grid(trunk: Shape, image_size: tuple[int, int] | None) -> tuple[int, int]:
+    height, width = image_size or trunk.image_size
+    return height // trunk.patch, width // trunk.patch
+
+
+def _token(trunk: Shape) -> int:
+    """What one layer costs one token, attention left out."""
+    gates = 2 if trunk.activation == "swiglu" else 1
+    return 4 * trunk.width**2 + (gates + 1) * trunk.width * trunk.mlp_width
+
+
+def _layers(trunk: Shape, tokens: int) -> int:
+    """All layers, for tokens that all read each other."""
+    return trunk.depth * (tokens * _token(trunk) + 2 * tokens**2 * trunk.width)

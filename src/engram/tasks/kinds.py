@@ -1,0 +1,374 @@
+"""The kinds of task: what is learned from, what is answered, and how good an answer is.
+
+    classification   one class a picture          multilabel     any number of classes a picture
+    regression       numbers                      segmentation   one class a pixel
+
+Everything that differs between them is here, as one `Kind` each in `KINDS`; other modules ask the
+kind and never look at its name. What a model gives for a picture (`model(pixels)[task]`), the
+*output*, is
+
+    classification, multilabel   logits (classes)
+    regression                   the numbers, in the units of the labels
+    segmentation                 logits (classes, height, width), at the size of the pixels
+
+and `Kind.answer` turns the output of one picture into what people and programs are told.
+"""
+
+from __future__ import annotations
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.images.images import mask_png
+from engram.tasks import metrics
+
+IGNORED = 255  # in a batch of masks: a pixel that counts nowhere
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+#: What a head found in the data instead of training it: "thresholds", or "mean" and "std".
+Settled = Mapping[str, Tensor]
+
+
+# Heads
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The last layer's patch tokens after the final norm, and the size that answers have."""
+
+    tokens: Tensor  # (b, rows * columns, D)
+    grid: tuple[int, int]
+    size: tuple[int, int]  # height, width
+
+
+class TaskHead(nn.Linear):
+    """A linear or MLP classifier that starts at zero."""
+
+    def __init__(self, width: int, classes: int, mlp: bool, settled: Sequence[str] = ()) -> None:
+        super().__init__(width, classes)
+        self.hidden = nn.Linear(width, width) if mlp else None
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        self._settled = tuple(settled)
+        for name in settled:
+            self.register_buffer(name, torch.full((classes,), FIRST[name]))
+
+    @property
+    def settled(self) -> dict[str, Tensor]:
+        """What was found in the data instead of trained, by name: (classes) each."""
+        return {name: getattr(self, name) for name in self._settled}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.hidden is not None:
+            x = F.gelu(self.hidden(x))
+        return super().forward(x)
+
+    def read(self, own: Tensor, patches: Patches | None) -> Tensor:
+        """The output, from the task's own tokens (b, k, D) or the pooled one (b, D)."""
+        output: Tensor = self(own.mean(1) if own.ndim == 3 else own)
+        return output
+
+
+FIRST = {"thresholds": 0.5, "mean": 0.0, "std": 1.0}
+
+
+class NumberHead(TaskHead):
+    """Learns numbers of mean 0 and variance 1, and answers in the units of the labels."""
+
+    mean: Tensor
+    std: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.std + self.mean
+
+
+class MaskHead(TaskHead):
+    """One mask a class: a vector for each class, times every patch, upsampled bilinearly.
+
+    In the masked regimes the vector is the class's own token, projected, beside a constant one:
+    it differs from picture to picture. In the others it is the constant one alone, a linear head
+    on the patches.
+    """
+
+    def __init__(self, width: int, classes: int, mlp: bool, masked: bool) -> None:
+        super().__init__(width, classes, mlp)
+        self.project = nn.Linear(width, width, bias=False) if masked else None
+        if self.project is not None:
+            nn.init.zeros_(self.project.weight)
+
+    def read(self, own: Tensor, patches: Patches | None) -> Tensor:
+        assert patches is not None
+        scores = self(patches.tokens)  # (b, patches, classes)
+        if self.project is not None:
+            scores = scores + patches.tokens @ self.project(own).mT
+        field = scores.mT.unflatten(2, patches.grid)
+        return F.interpolate(field, patches.size, mode="bilinear", align_corners=False)
+
+
+# Kinds
+
+
+class Kind(ABC):
+    """One kind of task; there is one object of each, in `KINDS`."""
+
+    name: str
+    nouns = ("class", "classes")  # what a task has `len(classes)` of
+    columns: tuple[str, ...]  # its metrics in the order of tables, the one that chooses first
+    title: str  # what that one is called in a sentence
+    least = 1  # classes
+    settled: tuple[str, ...] = ()  # tensors of the head that are found, not trained
+    per_pixel = False  # read from the trunk's patches: labels are masks
+
+    def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
+        return TaskHead(width, classes, mlp, self.settled)
+
+    def head_shapes(
+        self, width: int, classes: int, *, mlp: bool, masked: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """The trained tensors of `head`, by name."""
+        shapes: dict[str, tuple[int, ...]] = {"weight": (classes, width), "bias": (classes,)}
+        if mlp:
+            shapes |= {"hidden.weight": (width, width), "hidden.bias": (width,)}
+        return shapes
+
+    def head_macs(self, width: int, classes: int, patches: int, *, mlp: bool, masked: bool) -> int:
+        """Multiply-accumulates of `head` for one picture."""
+        return width * classes + (width * width if mlp else 0)
+
+    def tokens(self, classes: int, masked: bool) -> int:
+        """How many class tokens a task has."""
+        return 1
+
+    @property
+    def score(self) -> str:
+        """The metric that chooses between epochs, settings and seeds: more is better."""
+        return self.columns[0]
+
+    def shown(self, score: float) -> str:
+        """The score for people."""
+        return f"{score:.4f}"
+
+    # Learning
+
+    def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:  # noqa: B027
+        """Before training: take from the training labels what has to be known of them."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+        """The sum over images: what several processes and parts of a batch add up to."""
+
+    def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
+        """After training: take from the answers on the validation split what is found there."""
+
+    # Judging
+
+    def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What metrics need of a batch, one row a picture, on the CPU."""
+        return outputs.float().cpu(), labels
+
+    @abstractmethod
+    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+        """How good the answers are, from what `keep` kept.
+
+        `unreadable` pictures count as wrong answers in classification; where there is no such
+        thing as a wrong answer, they are left out.
+        """
+
+    # Answering
+
+    @abstractmethod
+    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+        """What to tell about one picture, from its output: values that JSON can hold.
+
+        A service calls this for each row of `model(pixels)[name]`, with the task's class names
+        and `task.head.settled` (`Task.answer` does so), and sends the result as it is. An export
+        keeps the kind's name, the class names and the settled numbers beside its model, and calls
+        the same with the outputs that the exported model gives.
+        """
+
+    @abstractmethod
+    def words(self, answer: Any) -> str:
+        """An answer in a line for people."""
+
+
+class Classification(Kind):
+    name = "classification"
+    columns = ("accuracy", "top5", "macro_f1", "ece", "loss")
+    title = "accuracy"
+
+    def shown(self, score: float) -> str:
+        return f"{score:.2%}"
+
+    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+        return F.cross_entropy(outputs.float(), labels, reduction="sum", label_smoothing=smoothing)
+
+    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.classification_metrics(kept, unreadable)
+
+    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+        """The `top_k` likeliest: [{"class", "probability"}, …]."""
+        best = output.float().softmax(-1).topk(min(top_k, len(names)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"class": names[i], "probability": round(p, 6)} for i, p in pairs]
+
+    def words(self, answer: Any) -> str:
+        return ", ".join(f"{one['class']} {one['probability']:.1%}" for one in answer)
+
+
+class Multilabel(Kind):
+    name = "multilabel"
+    columns = ("map", "macro_f1", "micro_f1", "loss")
+    title = "mean average precision"
+    settled = ("thresholds",)
+
+    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+        """Of every class by itself, averaged over the classes."""
+        target = labels.float() * (1 - smoothing) + 0.5 * smoothing
+        lost = F.binary_cross_entropy_with_logits(outputs.float(), target, reduction="none")
+        return lost.mean(1).sum()
+
+    def settle(self, head: TaskHead, kept: Pairs) -> None:
+        pairs = list(kept)
+        if pairs:
+            logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            head.settled["thresholds"].copy_(metrics.best_thresholds(logits, labels))
+
+    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.multilabel_metrics(kept, settled["thresholds"].float().cpu())
+
+    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+        """[{"class", "probability", "threshold", "present"}, …], the likeliest first.
+
+        All that are present, that is reach their threshold; and others up to `top_k` in all.
+        """
+        probability = output.float().sigmoid()
+        thresholds = settled["thresholds"].to(probability)
+        rows = [
+            {
+                "class": names[i],
+                "probability": round(float(probability[i]), 6),
+                "threshold": round(float(thresholds[i]), 6),
+                "present": bool(probability[i] >= thresholds[i]),
+            }
+            for i in probability.argsort(descending=True).tolist()
+        ]
+        return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
+
+    def words(self, answer: Any) -> str:
+        told = [f"{one['class']} {one['probability']:.1%}" for one in answer if one["present"]]
+        return ", ".join(told) or "none"
+
+
+class Regression(Kind):
+    name = "regression"
+    nouns = ("number", "numbers")
+    columns = ("r2", "mae", "rmse", "loss")
+    title = "R²"
+    settled = ("mean", "std")
+
+    def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
+        return NumberHead(width, classes, mlp, self.settled)
+
+    def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
+        labels = labels.astype(np.float64)  # a million single ones do not add up
+        std = np.where(labels.max(0) > labels.min(0), labels.std(0), 1.0)
+        head.settled["mean"].copy_(torch.from_numpy(labels.mean(0)))
+        head.settled["std"].copy_(torch.from_numpy(std))
+
+    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+        """Squared errors of the standardised numbers, averaged over the numbers."""
+        error = (outputs.float() - labels.float()) / head.settled["std"].float()
+        return error.square().mean(1).sum()
+
+    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.regression_metrics(kept, settled["std"].double().cpu())
+
+    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+        """[{"name", "value"}, …], all of them, in the units of the labels."""
+        values = output.float().tolist()
+        return [{"name": n, "value": float(f"{v:.6g}")} for n, v in zip(names, values, strict=True)]
+
+    def words(self, answer: Any) -> str:
+        return ", ".join(f"{one['name']} {one['value']:.5g}" for one in answer)
+
+
+class Segmentation(Kind):
+    name = "segmentation"
+    columns = ("miou", "pixel_accuracy", "loss")
+    title = "mean IoU"
+    least = 2
+    per_pixel = True
+
+    def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
+        return MaskHead(width, classes, mlp, masked)
+
+    def head_shapes(
+        self, width: int, classes: int, *, mlp: bool, masked: bool
+    ) -> dict[str, tuple[int, ...]]:
+        shapes = super().head_shapes(width, classes, mlp=mlp, masked=masked)
+        return shapes | ({"project.weight": (width, width)} if masked else {})
+
+    def head_macs(self, width: int, classes: int, patches: int, *, mlp: bool, masked: bool) -> int:
+        linear = super().head_macs(width, classes, patches, mlp=mlp, masked=masked)
+        tokens = classes * width * (width + patches) if masked else 0
+        return patches * linear + tokens
+
+    def tokens(self, classes: int, masked: bool) -> int:
+        return classes if masked else 1
+
+    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+        return self._losses(outputs, labels, smoothing).sum()
+
+    def _losses(self, outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Of each picture: the mean over its pixels that count; 0 where none does."""
+        lost = F.cross_entropy(
+            outputs.float(), labels.long(), ignore_index=IGNORED, reduction="none",
+            label_smoothing=smoothing,
+        )  # fmt: skip
+        return lost.flatten(1).sum(1) / (labels != IGNORED).flatten(1).sum(1).clamp(min=1)
+
+    def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """`metrics.pixel_counts` and the loss of each picture; the masks themselves are let go."""
+        labels = labels.to(outputs.device)
+        counts = metrics.pixel_counts(outputs.argmax(1), labels, outputs.shape[1], IGNORED)
+        return counts, self._losses(outputs, labels).cpu()
+
+    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.segmentation_metrics(kept)
+
+    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+        """{"classes": [{"class", "share"}, …], "size": [height, width], "mask": a data: URL}.
+
+        The mask is a PNG with a palette: a pixel's number is its class, in the order of the
+        task's classes. It covers what the trunk saw of the picture: the evaluation view.
+        `top_k` classes are listed, those with most pixels first.
+        """
+        classes = output.argmax(0)
+        counts = torch.bincount(classes.flatten(), minlength=len(names))
+        best = counts.argsort(descending=True, stable=True)[:top_k].tolist()
+        png = mask_png(classes.to("cpu", torch.uint8).numpy(), len(names))
+        return {
+            "classes": [
+                {"class": names[i], "share": round(float(counts[i]) / classes.numel(), 6)}
+                for i in best
+            ],
+            "size": list(classes.shape),
+            "mask": f"data:image/png;base64,{base64.b64encode(png).decode()}",
+        }
+
+    def words(self, answer: Any) -> str:
+        return ", ".join(f"{one['class']} {one['share']:.1%}" for one in answer["classes"])
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind for kind in (Classification(), Multilabel(), Regression(), Segmentation())
+}

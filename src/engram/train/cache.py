@@ -1,0 +1,350 @@
+"""What the trunk's layers feed to tasks, stored once, read every epoch.
+
+The trunk never depends on a task, so what a task reads of an image (the normed tokens of every
+layer, and the pooled last one for heads) is the same in every epoch and for every task. A cache
+is a folder for one trunk, preprocessing and kind of view, shared by all tasks:
+
+    meta.json              what it is for
+    <writer>.data          rows of half-precision numbers, one row an image
+    <writer>.index         a line for each row: the SHA-256 of the image's content
+
+Every process appends to files of its own, and a row's line is written after the row has reached
+the disk. So a crash loses at most the last batch, nothing has to be locked, and an image that two
+processes computed at once is only stored twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.data.datasets import Dataset
+from engram.data.loader import Loader
+from engram.errors import EngramError
+from engram.images.images import BadImage, Preprocessing, normalise
+from engram.memory import Normed, TrunkPass
+from engram.store.engram import write_atomically
+from engram.tasks.kinds import Patches
+from engram.vit import ViT
+
+FORMAT = 1
+_LINE = 65  # a SHA-256 in hex and a newline
+
+
+def default_root() -> Path:
+    """$ENGRAM_CACHE, or ~/.cache/engram."""
+    given = os.environ.get("ENGRAM_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "engram"
+
+
+@dataclass(frozen=True)
+class View:
+    """Which pixels of a picture are meant: the evaluation view, or one fixed augmented view."""
+
+    augment: str = "none"
+    flip: bool = False
+    min_area: float = 0.0
+    seed: int = 0
+    number: int = 0  # of the view
+    of: str = ""  # the dataset's hash: augmentation depends on a sample's place in it
+
+
+def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
+    rows, columns = (side // trunk.config.patch for side in preprocessing.size)
+    return trunk.config.prefix + rows * columns
+
+
+def _rows_of(trunk: ViT, preprocessing: Preprocessing, patches: bool) -> int:
+    """The tokens that are kept of an image."""
+    n, depth = _tokens(trunk, preprocessing), trunk.config.depth
+    return depth * n + (n - trunk.config.prefix if patches else 0) + 1
+
+
+def row_bytes(trunk: ViT, preprocessing: Preprocessing, patches: bool = False) -> int:
+    """The disk that one image takes, with the last layer's patches or without."""
+    return _rows_of(trunk, preprocessing, patches) * trunk.config.width * 2
+
+
+class Cache:
+    """The stored rows for one trunk, preprocessing and view.
+
+    With `patches` a row also has the last layer's patch tokens after the final norm, for tasks
+    that answer for every pixel; such rows are kept apart from the others.
+    """
+
+    def __init__(
+        self,
+        trunk: ViT,
+        preprocessing: Preprocessing,
+        view: View | None = None,
+        root: str | Path | None = None,
+        patches: bool = False,
+    ) -> None:
+        view = view or View()
+        self.trunk, self.preprocessing, self.view = trunk, preprocessing, view
+        config = trunk.config
+        self.tokens = _tokens(trunk, preprocessing)
+        self.patches = self.tokens - config.prefix if patches else 0
+        self.shape = (_rows_of(trunk, preprocessing, patches), config.width)
+        self.row_bytes = row_bytes(trunk, preprocessing, patches)
+        meta = {
+            "format": FORMAT,
+            "trunk": trunk.source,
+            "fingerprint": trunk.fingerprint,
+            "heads": config.heads,  # this and the next: the same tensors can be read in many ways
+            "activation": config.activation,
+            "antialias": config.antialias,
+            "preprocessing": preprocessing.to_dict(),
+            "view": vars(view),
+            "row_bytes": self.row_bytes,
+        }
+        if patches:
+            meta["patches"] = self.patches
+        identity = {k: v for k, v in meta.items() if k != "trunk"}
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+        self.folder = Path(root or default_root()) / key
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngramError(
+                f"The cache folder {self.folder} cannot be made ({error.strerror}); set "
+                "ENGRAM_CACHE to a folder that can be written, or turn the cache off."
+            ) from None
+        if not (self.folder / "meta.json").exists():
+            write_atomically(self.folder / "meta.json", json.dumps(meta, indent=1).encode())
+        self._maps: dict[str, mmap.mmap] = {}
+        self._where: dict[str, tuple[str, int]] = {}
+        self.refresh()
+
+    # Reading
+
+    def refresh(self) -> None:
+        """See what other processes have written."""
+        for index in sorted(self.folder.glob("*.index")):
+            lines = index.read_bytes()
+            data = index.with_suffix(".data")
+            stored = data.stat().st_size // self.row_bytes if data.exists() else 0
+            for row in range(min(len(lines) // _LINE, stored)):
+                line = lines[row * _LINE : (row + 1) * _LINE]
+                self._where.setdefault(line[:-1].decode("ascii", "replace"), (index.stem, row))
+
+    def __contains__(self, content: str) -> bool:
+        return content in self._where
+
+    def read(self, contents: Sequence[str], only_pooled: bool = False) -> Tensor:
+        """Rows (b, l * n + 1, D) in half precision, with the last patches before the last token.
+
+        `only_pooled` leaves out what the layers feed to tasks: (b, 1, D), the pooled token, and the
+        patches if there are any. Nothing is kept: the mapped pages are let go again.
+        """
+        tokens = self.patches + 1 if only_pooled else self.shape[0]
+        batch = np.empty((len(contents), tokens, self.shape[1]), dtype=np.float16)
+        flat = batch.reshape(len(contents), -1)
+        for i, content in enumerate(contents):
+            writer, row = self._where[content]
+            end = (row + 1) * self.row_bytes
+            mapped = self._map(writer, end)
+            flat[i] = np.frombuffer(mapped, np.float16, flat.shape[1], end - 2 * flat.shape[1])
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+        return torch.from_numpy(batch)
+
+    def split(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The normed tokens (b, n, D) of every layer and the pooled last one (b, D), in fp32."""
+        n, end = self.tokens, rows.shape[1] - 1 - self.patches
+        return [rows[:, i : i + n].float() for i in range(0, end, n)], rows[:, -1].float()
+
+    def patches_of(self, rows: Tensor) -> Patches | None:
+        """The last layer's patches in fp32, if they are kept."""
+        if not self.patches:
+            return None
+        size, patch = self.preprocessing.size, self.trunk.config.patch
+        tokens = rows[:, -1 - self.patches : -1].float()
+        return Patches(tokens, (size[0] // patch, size[1] // patch), size)
+
+    def _map(self, writer: str, end: int) -> mmap.mmap:
+        if writer not in self._maps or len(self._maps[writer]) < end:
+            with open(self.folder / f"{writer}.data", "rb") as file:
+                self._maps[writer] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[writer]
+
+    # Writing
+
+    def fill(
+        self,
+        dataset: Dataset,
+        contents: Sequence[str],
+        *,
+        batch: int = 32,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        progress: Callable[[int], object] = lambda images: None,
+    ) -> dict[str, str]:
+        """Store what is missing of a dataset; `contents` are its samples' hashes, "" for bad ones.
+
+        Gives the pictures that could not be read, by name. What was stored before a crash or an
+        interruption is not computed again. Process `rank` of `world` takes its share, which the
+        contents alone decide: what others write meanwhile leaves no picture to nobody.
+        """
+        seen: set[str] = set()
+        missing = []
+        for i, content in enumerate(contents):
+            if content and content not in self._where and content not in seen:
+                seen.add(content)
+                if int(content[:8], 16) % world == rank:
+                    missing.append(i)
+        if not missing:
+            return {}
+        view, loader = self.view, self.loader(dataset, workers, batch)
+        writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        try:
+            with (
+                open(self.folder / f"{writer}.data", "ab") as data,
+                open(self.folder / f"{writer}.index", "ab") as index,
+            ):
+                for found in loader.epoch(view.number, samples=missing):
+                    if len(found.indices):
+                        data.write(self._rows(found.images).numpy().data)
+                        data.flush()
+                        os.fsync(data.fileno())
+                        names = (contents[i] for i in found.indices.tolist())
+                        index.write("".join(f"{name}\n" for name in names).encode())
+                        index.flush()
+                    progress(len(found.indices) + len(found.failed))
+        except OSError as error:
+            raise EngramError(
+                f"The cache in {self.folder} cannot be written ({error.strerror}); free some "
+                "space (`engram cache clear`), set ENGRAM_CACHE to another disk, or turn the "
+                "cache off. What it holds stays usable."
+            ) from None
+        self.refresh()
+        return loader.bad
+
+    def loader(
+        self, dataset: Dataset, workers: int = 0, batch: int = 32, only: str = "images"
+    ) -> Loader:
+        """Reads a dataset's pictures, or `only` their masks, as this cache's view shows them."""
+        view = self.view
+        return Loader(
+            dataset,
+            self.preprocessing,
+            batch,
+            mode="train" if view.augment != "none" else "eval",
+            augment=view.augment,
+            flip=view.flip,
+            min_area=view.min_area,
+            seed=view.seed,
+            workers=workers,
+            only=only,
+        )
+
+    @torch.inference_mode()
+    def _rows(self, images: Tensor) -> Tensor:
+        """(b, H, W, 3) as loaded -> what `read` gives."""
+        device = self.trunk.position.device
+        pixels = normalise(images.to(device), self.preprocessing)
+        trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)
+        layers = [view.tokens for view in trunk if isinstance(view, Normed)]
+        last = self.trunk.norm(trunk.tokens)
+        patches = last[:, self.tokens - self.patches :]
+        pooled = self.trunk.pool(last)
+        return torch.cat([*layers, patches, pooled.unsqueeze(1)], dim=1).half().cpu()
+
+
+def contents_of(dataset: Dataset) -> list[str]:
+    """The SHA-256 of every sample's content, "" where it cannot be read."""
+
+    def one(i: int) -> str:
+        try:
+            return dataset.sample_hash(i)
+        except BadImage:
+            return ""
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(one, range(len(dataset))))
+
+
+def prefetched(make: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
+    """The same items, made in a thread up to `ahead` before they are wanted."""
+    with ThreadPoolExecutor(1) as pool:
+        done = object()
+        waiting = [pool.submit(next, make, done) for _ in range(ahead)]
+        while (item := waiting.pop(0).result()) is not done:
+            waiting.append(pool.submit(next, make, done))
+            yield item
+
+
+# `engram cache`
+
+
+def info(root: str | Path | None = None) -> list[dict[str, Any]]:
+    """What lies in the cache: a dictionary for each trunk, preprocessing and view."""
+    found = []
+    for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
+        if (about := _about(meta)) is None:
+            continue
+        rows = sum(path.stat().st_size // _LINE for path in meta.parent.glob("*.index"))
+        size = sum(path.stat().st_size for path in _files(meta.parent))
+        found.append({"key": meta.parent.name, "images": rows, "bytes": size, **about})
+    return found
+
+
+def _about(meta: Path) -> dict[str, Any] | None:
+    """What a cache's meta.json says; None for one of somebody else's."""
+    if not re.fullmatch(r"[0-9a-f]{24}", meta.parent.name):
+        return None
+    try:
+        about = json.loads(meta.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return about if isinstance(about, dict) and "fingerprint" in about else None
+
+
+def _files(folder: Path) -> list[Path]:
+    """A cache's own files, what says what it is last."""
+    patterns = ("*.index", "*.data", ".engram-*.tmp", "meta.json")
+    return [path for pattern in patterns for path in folder.glob(pattern)]
+
+
+def clear(root: str | Path | None = None) -> int:
+    """Remove every cache and give the bytes that are free again. Nothing else is touched."""
+    freed = 0
+    for entry in info(root):
+        folder = Path(root or default_root()) / entry["key"]
+        for path in _files(folder):
+            try:
+                size = path.stat().st_size
+                path.unlink()
+            except OSError as error:
+                raise EngramError(
+                    f"{path} cannot be removed ({error.strerror}); {freed / 1e9:.2f} GB are free "
+                    "again, the rest is still there."
+                ) from None
+            freed += size
+        with contextlib.suppress(OSError):  # somebody put something else there
+            folder.rmdir()
+    return freed
+
+
+def room(root: str | Path | None = None) -> int:
+    """Bytes free on the cache's disk."""
+    folder = Path(root or default_root())
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,159 @@
+"""One task in training: how it is updated, judged and kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.model import MemoryViT
+from engram.train.recipe import Recipe, learning_rate
+
+
+class Learner:
+    """One task in training: its optimiser, its learning rate, the averages and bests it keeps."""
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        name: str,
+        recipe: Recipe,
+        lr: float = 0.0,
+        decay: float | None = None,
+    ) -> None:
+        self.name, self.recipe = name, recipe
+        self.task = model.task(name)
+        self.lr = lr or learning_rate(recipe, self.task.spec.regime)
+        self.parameters = list(self.task.parameters())
+        decay = recipe.weight_decay if decay is None else decay
+        if recipe.optimizer == "adamw":
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                self.parameters, self.lr, weight_decay=decay
+            )
+        else:
+            self.optimizer = torch.optim.SGD(
+                self.parameters, self.lr, momentum=recipe.momentum, weight_decay=decay
+            )
+        self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
+        self.best: list[Tensor] | None = None
+        self.best_score, self.since_best = -math.inf, 0
+        self.metrics: dict[str, Any] = {}
+        half = recipe.precision == "fp16"
+        self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
+
+    @property
+    def done(self) -> bool:
+        """Whether patience has run out."""
+        return 0 < self.recipe.patience <= self.since_best
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over images: what several processes and parts of a batch add up to."""
+        return self.task.kind.loss(logits, labels, self.task.head, self.recipe.label_smoothing)
+
+    def step(self, step: int, steps: int) -> None:
+        """Clip, update, average. The gradients are means over the batch by now."""
+        if not self._unscale():
+            return
+        if self.recipe.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate_at(step, steps, self.lr)
+        self.optimizer.step()
+        if self.average is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(
+                    self.average, list[Tensor](self.parameters), 1 - self.recipe.ema
+                )
+
+    def _unscale(self) -> bool:
+        """In fp16 small gradients would vanish, so the loss is scaled; False: by too much."""
+        if self.recipe.precision != "fp16":
+            return True
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        torch._foreach_div_(gradients, self.scale)
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            self.scale, self.since_scaled = self.scale / 2, 0
+            return False
+        self.since_scaled += 1
+        if self.since_scaled == 2000:
+            self.scale, self.since_scaled = self.scale * 2, 0
+        return True
+
+    def judge(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
+        """The metrics of what `Kind.keep` kept of a validation."""
+        return self.task.kind.metrics(kept, self.task.head.settled, failed)
+
+    @property
+    def score(self) -> float:
+        """The metric that chooses, as last measured."""
+        return float(self.metrics[self.task.kind.score])
+
+    def judged(self, metrics: dict[str, Any]) -> None:
+        """Take note of a validation; one whose patience has run out keeps its best."""
+        self.metrics = metrics
+        if self.done:
+            return
+        self.since_best += 1
+        if self.score > self.best_score:
+            self.best_score, self.since_best = self.score, 0
+            if self.recipe.patience:
+                self.best = [p.detach().clone() for p in self.parameters]
+
+    def swap_average(self) -> None:
+        """Put the averaged weights in the place of the current ones, or back again."""
+        if self.average is not None:
+            with torch.no_grad():
+                for parameter, average in zip(self.parameters, self.average, strict=True):
+                    kept = parameter.clone()
+                    parameter.copy_(average)
+                    average.copy_(kept)
+
+    def choose_weights(self) -> bool:
+        """Put the weights that count into the task: the best, else the average. False: as now."""
+        self.swap_average()
+        if self.best is not None:
+            with torch.no_grad():
+                for parameter, value in zip(self.parameters, self.best, strict=True):
+                    parameter.copy_(value)
+        return self.best is not None or self.average is not None
+
+    # What a checkpoint needs
+
+    def tensors(self) -> dict[str, Tensor]:
+        kept = {f"now.{i}": p.detach() for i, p in enumerate(self.parameters)}
+        kept.update({f"settled.{name}": t for name, t in self.task.head.settled.items()})
+        for what, values in (("average", self.average), ("best", self.best)):
+            kept.update({f"{what}.{i}": value for i, value in enumerate(values or ())})
+        for i, state in self.optimizer.state_dict()["state"].items():
+            kept.update({f"optimizer.{i}.{key}": value for key, value in state.items()})
+        return kept
+
+    def restore(self, kept: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        def rows(what: str) -> list[Tensor]:
+            return [kept[f"{what}.{i}"].clone() for i in range(len(self.parameters))]
+
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, rows("now"), strict=True):
+                parameter.copy_(value)
+        for name, value in self.task.head.settled.items():
+            value.copy_(kept[f"settled.{name}"])
+        if self.average is not None:
+            self.average = rows("average")
+        self.best = rows("best") if "best.0" in kept else None
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in kept.items():
+            what, _, rest = key.partition(".")
+            if what == "optimizer":
+                i, _, field_name = rest.partition(".")
+                states.setdefault(int(i), {})[field_name] = value.clone()
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+        for name, value in about.items():
+            setattr(self, name, value)
+
+    def about(self) -> dict[str, Any]:
+        names = ("best_score", "since_best", "metrics", "scale", "since_scaled")
+        return {name: getattr(self, name) for name in names}

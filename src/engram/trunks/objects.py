@@ -1,0 +1,148 @@
+"""Models that the user already holds -> trunk, on the same storage.
+
+As with files, tensors get our names and a configuration tells the rest. A model is asked for its
+state_dict and its configuration alone; neither timm nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from engram.errors import EngramError
+from engram.images.images import Preprocessing
+from engram.trunks.configs import READABLE, refuse_by_name
+from engram.trunks.layouts import as_on_disk
+from engram.trunks.load import build, read_timm, read_transformers
+from engram.vit import Activation, ViT
+
+
+def from_transformers(
+    model: nn.Module,
+    *,
+    processor: Any = None,
+    source: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    preprocessing: Preprocessing | None = None,
+    antialias: bool | None = None,
+) -> ViT:
+    """The trunk inside a model of transformers: ViT, MAE, DeiT, DINOv2, CLIP or SigLIP.
+
+    Tensors in fp32 keep their storage, so they are in memory once; only what is several tensors
+    there and one here is a copy: queries, keys and values (a quarter of a layer), the first half
+    of a gated MLP, and the class token of DINOv2 with registers. Weights in another type are
+    copied into fp32. The model itself is not changed, nor is which of its parameters train; do
+    not train it while it is a trunk (`trunk.fingerprint` shows that it happened).
+
+    `processor` is its image processor, if the pictures are prepared in another way than the
+    family's usual one. `source` is what engrams name as their trunk: by default what the model
+    was loaded from, if its configuration says it.
+    """
+    model = _bare(model, "from_transformers")
+    config = _settings(getattr(model, "config", None), "config", model)
+    called = config.get("_name_or_path") or getattr(model.config, "name_or_path", "")
+    name = source or str(called or "") or f"{type(model).__name__} (an object)"
+    if "model_type" not in config:
+        raise EngramError(
+            f"The model given to from_transformers ({type(model).__name__}) has no config with a "
+            "model_type, so it is none of transformers; from_timm takes models of timm."
+        )
+    refuse_by_name({"model_type": config["model_type"]}, name)
+    told = _settings(processor, "processor", model) if processor is not None else {}
+    told = told.get("image_processor") or told
+    tensors = as_on_disk(config["model_type"], model.state_dict())
+    read = read_transformers(tensors, config, told, name, share=True)
+    return build(
+        read,
+        name,
+        source=name,
+        image_size=image_size,
+        preprocessing=preprocessing,
+        antialias=antialias,
+    )
+
+
+def from_timm(
+    model: nn.Module,
+    *,
+    source: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    preprocessing: Preprocessing | None = None,
+    antialias: bool | None = None,
+    heads: int | None = None,
+    activation: Activation | None = None,
+) -> ViT:
+    """The trunk inside a model of timm: its VisionTransformer, in the families load_trunk reads.
+
+    All tensors in fp32 keep their storage: nothing is in memory twice. Weights in another type
+    are copied into fp32. The model itself is not changed, nor is which of its parameters train;
+    do not train it while it is a trunk (`trunk.fingerprint` shows that it happened).
+
+    Its `pretrained_cfg` says how pictures are prepared and where the weights come from, which is
+    the `source` that engrams name unless another is given. `heads` and `activation` overrule
+    what is inferred, as in `load_trunk`.
+    """
+    model = _bare(model, "from_timm")
+    tensors = model.state_dict()
+    told = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    cfg = _settings(told, "pretrained_cfg", model) if told is not None else {}
+    config: dict[str, Any] = {"pretrained_cfg": cfg, "label_names": cfg.get("label_names")}
+    called = ".".join(str(cfg[key]) for key in ("architecture", "tag") if cfg.get(key))
+    at = str(cfg.get("hf_hub_id") or "")
+    name = source or (at + called if at.endswith("/") else at) or called
+    name = name or f"{type(model).__name__} (an object)"
+    if cfg.get("architecture"):
+        config["architecture"] = cfg["architecture"]
+        refuse_by_name(config, name)
+    pool = getattr(model, "global_pool", None)
+    if isinstance(pool, str):
+        config["global_pool"] = cfg["global_pool"] = pool
+    if any("patch_embedding" in key for key in tensors):
+        raise EngramError(
+            f"The model given to from_timm ({type(model).__name__}) has the tensor names of "
+            "transformers; use from_transformers."
+        )
+    return build(
+        read_timm(tensors, config, name, share=True),
+        name,
+        source=name,
+        image_size=image_size,
+        preprocessing=preprocessing,
+        antialias=antialias,
+        heads=_heads(model) if heads is None else heads,
+        activation=activation,
+    )
+
+
+def _bare(model: nn.Module, asked: str) -> nn.Module:
+    """The model without what it is wrapped in: DataParallel, torch.compile."""
+    if not isinstance(model, nn.Module):
+        raise EngramError(
+            f"{asked} got {model!r}; it takes a model that is in memory ({READABLE}). Paths and "
+            "Hub ids are for load_trunk."
+        )
+    while True:
+        inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _settings(value: Any, what: str, model: nn.Module) -> dict[str, Any]:
+    """A configuration as a dictionary, whether it is one or can become one."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if not isinstance(value, Mapping):
+        raise EngramError(
+            f"The {what} of the model {type(model).__name__} is {value!r}; settings were expected."
+        )
+    return dict(value)
+
+
+def _heads(model: nn.Module) -> int | None:
+    """How many heads the first layer says it has; the tensors do not show it."""
+    attention = dict(model.named_modules()).get("blocks.0.attn")
+    heads = getattr(attention, "num_heads", None)
+    return heads if isinstance(heads, int) else None
