@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engram.experiments.timing import machine, machine_words
-from engram.store.engram import write_atomically
+from engram.util.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
 

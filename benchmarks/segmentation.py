@@ -31,9 +31,10 @@ from typing import Any
 import torch
 
 import engram
-from engram.images.images import evaluation_view, normalise
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.inference.evaluate import preprocessing_of
-from engram.store.engram import write_atomically
+from engram.util.files import write_atomically
 from photographs import ASSETS, TRUNK, run
 from reporting import report
 

@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.trunks.load import load_trunk, save_trunk
 from engram.vit import HeadConfig, ViT
 

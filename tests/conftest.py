@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from engram import random_trunk, save_trunk
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 
 ROOT = Path(__file__).resolve().parent.parent
 

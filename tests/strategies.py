@@ -12,7 +12,7 @@ from tests.reference import RefTask
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, random_trunk
-from engram.tasks.regimes import Task
+from engram.tasks.task import Task
 from engram.vit import HeadConfig
 
 

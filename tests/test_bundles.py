@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engram import EngramError, MemoryViT, random_trunk, save_trunk
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.store import engram as files
 from engram.store.bundles import MANIFEST, compose, gather, is_bundle, load_model, read_bundle
 from engram.trunks.load import load_trunk

@@ -20,7 +20,8 @@ from engram import EngramError, MemoryViT, Recipe, load_trunk, random_trunk
 from engram.cli import main as cli
 from engram.data.datasets import Splits, load
 from engram.errors import Notice
-from engram.images.images import Preprocessing, evaluation_view, normalise
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import evaluation_view
 from engram.train import cache
 from engram.train.cache import Cache, View, contents_of
 from engram.train.feeds import Cached, Pictures, choose

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import engram
 from engram import EngramError, ViT, load_trunk, random_trunk, save_trunk
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.trunks import load as checkpoints
 from engram.util import hub
 from engram.vit import HeadConfig

@@ -16,7 +16,7 @@ import engram
 from engram import EngramError, MemoryViT, random_trunk, save_trunk
 from engram.cli import main as cli
 from engram.cli.terminal import complain
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import read_bundle
 from engram.trunks.load import load_trunk
 

@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engram import EngramError, MemoryViT, random_trunk
 from engram.tasks.costs import Shape, shape_of, task_costs, trunk_macs
-from engram.tasks.regimes import REGIMES, TaskSpec
+from engram.tasks.regimes import REGIMES
+from engram.tasks.spec import TaskSpec
 from engram.vit import ViTConfig
 
 B32 = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)

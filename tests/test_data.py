@@ -23,7 +23,9 @@ from engram.data.loader import Batch, Loader
 from engram.data.presets import PRESETS
 from engram.data.sources import Arrays
 from engram.errors import EngramError
-from engram.images.images import BadImage, Preprocessing, evaluation_view, read_image
+from engram.images.decode import BadImage, read_image
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_view
 
 TINY = Preprocessing(size=(8, 8), resize=8)
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}

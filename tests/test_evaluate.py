@@ -161,7 +161,8 @@ def test_an_embedding_is_not_told_as_classes(photos: Path) -> None:
 
 
 def test_probabilities_are_those_of_the_logits(model: MemoryViT, photos: Path) -> None:
-    from engram.images.images import evaluation_view, normalise
+    from engram.images.preprocessing import normalise
+    from engram.images.views import evaluation_view
 
     assert model.trunk.preprocessing is not None
     path = photos / "test" / "green" / "2.png"

@@ -22,7 +22,9 @@ from engram.cli import main as cli
 from engram.export import graphs, quantise, standalone
 from engram.export import write as export
 from engram.export.write import Export, OnnxModel, check_pixels, export_onnx, export_torch
-from engram.images.images import FORMATS, INTERPOLATIONS, Preprocessing, evaluation_view, normalise
+from engram.images.decode import FORMATS
+from engram.images.preprocessing import INTERPOLATIONS, Preprocessing, normalise
+from engram.images.views import evaluation_view
 from engram.store.bundles import load_model
 
 Output = pytest.CaptureFixture[str]

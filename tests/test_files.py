@@ -24,11 +24,15 @@ from safetensors import safe_open
 import engram as package
 from engram import EngramError, MemoryViT, random_trunk
 from engram.cli import main as cli
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.store import engram as files
-from engram.store.engram import Engram, TrunkInfo, read_engram, write_atomically, write_engram
+from engram.store.engram import Engram, TrunkInfo
+from engram.store.format import read_engram, write_engram
 from engram.tasks.costs import shape_of
-from engram.tasks.regimes import REGIMES, Task, TaskSpec
+from engram.tasks.regimes import REGIMES
+from engram.tasks.spec import TaskSpec
+from engram.tasks.task import Task
+from engram.util.files import write_atomically
 from engram.vit import ViT, ViTConfig
 
 PREPROCESSING = Preprocessing((16, 16), None)

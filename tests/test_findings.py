@@ -14,7 +14,7 @@ from tests.test_report import Checker
 import engram
 from engram.data.datasets import Dataset
 from engram.data.sources import Arrays
-from engram.images.images import Legend, palette
+from engram.images.masks import Legend, palette
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.findings import FINDINGS, MOST_MASKS, painted

@@ -20,18 +20,9 @@ from safetensors import safe_open
 
 from engram.errors import EngramError
 from engram.export import standalone
-from engram.images.images import (
-    MAX_PIXELS,
-    BadImage,
-    Preprocessing,
-    _random_box,
-    evaluation_view,
-    image_size,
-    normalise,
-    pad_crop,
-    read_image,
-    training_view,
-)
+from engram.images.decode import MAX_PIXELS, BadImage, image_size, read_image
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import _random_box, evaluation_view, pad_crop, training_view
 
 SMALL = Preprocessing(size=(8, 8), resize=10)
 SQUASH = Preprocessing(size=(8, 8), resize=None)

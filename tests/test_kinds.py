@@ -19,14 +19,15 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, random_trunk
 from engram.cli import main as cli
 from engram.data.datasets import Splits, load
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.inference.evaluate import answers
 from engram.memory import TrunkPass, beside
-from engram.store.engram import read_engram, write_engram
+from engram.store.format import read_engram, write_engram
 from engram.tasks.costs import shape_of, task_costs
 from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.metrics import best_thresholds
-from engram.tasks.regimes import REGIMES, Task
+from engram.tasks.regimes import REGIMES
+from engram.tasks.task import Task
 from engram.vit import ViT
 
 SHAPES = {

@@ -12,7 +12,7 @@ from PIL import Image
 
 from engram import EngramError
 from engram.data.datasets import load
-from engram.tasks.regimes import TaskSpec
+from engram.tasks.spec import TaskSpec
 
 
 @pytest.fixture(autouse=True)

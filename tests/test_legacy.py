@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engram import EngramError
 from engram.store.bundles import load_model
-from engram.store.engram import read_engram
+from engram.store.format import read_engram
 from engram.store.legacy import convert
 
 WIDTH, DEPTH, PATCHES, CELLS, CLASSES = 16, 2, 4, (3, 0, 2), (5, 4, 6)

@@ -12,15 +12,11 @@ from PIL import Image
 from engram import EngramError
 from engram.data.datasets import load
 from engram.data.loader import Loader
-from engram.images.images import (
-    BadImage,
-    Legend,
-    Preprocessing,
-    mask_view,
-    read_mask,
-    training_view,
-)
-from engram.tasks.regimes import TaskSpec
+from engram.images.decode import BadImage
+from engram.images.masks import Legend, mask_view, read_mask
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import training_view
+from engram.tasks.spec import TaskSpec
 
 PREPROCESSING = Preprocessing((16, 16), None)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import engram
 from engram import EngramError, MemoryViT, ViT, from_timm, from_transformers, load_trunk
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = _checkpoints.FAMILIES
 

@@ -8,7 +8,8 @@ from PIL import Image
 from safetensors import safe_open
 
 import engram
-from engram.images.images import evaluation_view, normalise
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.trunks.load import BUNDLED
 
 SAMPLE = Path(__file__).parent / "data" / "cifar10_first_of_each_class.png"

@@ -12,7 +12,7 @@ from tests.hubs import cached
 
 import engram
 from engram import EngramError, MemoryViT, random_trunk
-from engram.store.engram import as_bytes, read_engram, write_engram
+from engram.store.format import as_bytes, read_engram, write_engram
 from engram.store.remote import find, local
 from engram.store.sharing import push
 from engram.util.hub import Place, place_of

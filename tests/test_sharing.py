@@ -16,10 +16,11 @@ from tests.hubs import LocalHub, ask, cached
 import engram
 from engram import EngramError, MemoryViT, random_trunk, save_trunk
 from engram.cli import main as cli
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import compose, load_model, read_bundle
-from engram.store.engram import as_bytes, read_engram, write_engram
-from engram.store.sharing import portable, pull, push
+from engram.store.format import as_bytes, read_engram, write_engram
+from engram.store.portable import portable
+from engram.store.sharing import pull, push
 
 Output = pytest.CaptureFixture[str]
 

@@ -14,9 +14,9 @@ from PIL import Image
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
 from engram.data.datasets import Splits, load
-from engram.train.feeds import silent
 from engram.train.sweep import Setting, Variant, _Scratch, sweep
 from engram.util.processes import Team
+from engram.util.progress import silent
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 

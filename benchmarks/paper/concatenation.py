@@ -24,10 +24,10 @@ from runs import RECORDS, SEEDS, Setting, engram_path, read, write
 
 from engram.data.datasets import Dataset
 from engram.data.loader import Loader
-from engram.images.images import normalise
+from engram.images.preprocessing import normalise
 from engram.inference.evaluate import preprocessing_of
 from engram.model import MemoryViT
-from engram.store.engram import read_engram
+from engram.store.format import read_engram
 
 ORDER = {
     "fashion": ("fashion", "pets", "flowers"),

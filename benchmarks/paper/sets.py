@@ -26,10 +26,11 @@ import torch
 from engram.data.datasets import Dataset, Splits, load, split_validation
 from engram.data.sources import Arrays
 from engram.errors import EngramError
-from engram.images.images import Preprocessing, evaluation_view
-from engram.store.engram import write_atomically
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_view
 from engram.tasks.costs import Shape, shape_of
 from engram.trunks.load import load_trunk
+from engram.util.files import write_atomically
 from engram.vit import ViT, ViTConfig
 
 ROOT = Path(__file__).parents[2]

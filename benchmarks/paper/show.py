@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from runs import SEEDS, Setting, read, run_path
 
 from engram.tasks.costs import Shape, task_costs
-from engram.tasks.regimes import TaskSpec, class_names
+from engram.tasks.spec import TaskSpec, class_names
 
 MISSING = "not run"
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from engram.experiments.timing import Case, compare
 from engram.model import MemoryViT
 from engram.tasks.costs import shape_of, task_costs, trunk_macs
-from engram.tasks.regimes import TaskSpec, class_names
+from engram.tasks.spec import TaskSpec, class_names
 from engram.vit import HeadConfig, ViT, ViTConfig
 
 REGIMES = ("full", "head", "class", "memory", "masked", "masked+adapter", "adapter",

@@ -31,10 +31,10 @@ from engram.export.quantise import quantised
 from engram.export.runtime import BATCHES, OnnxModel, check_pixels
 from engram.export.runtime import compare as compare_answers
 from engram.export.write import export_onnx
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.model import MemoryViT
 from engram.serve.engines import OneByOne
-from engram.store.engram import write_atomically
+from engram.util.files import write_atomically
 from engram.vit import ViT
 
 HERE = Path(__file__).resolve().parent

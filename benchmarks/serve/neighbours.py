@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from engram.export.write import OnnxModel, export_onnx
-from engram.images.images import evaluation_view, normalise
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.inference.evaluate import preprocessing_of
 from engram.store.bundles import load_model
 

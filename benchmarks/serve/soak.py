@@ -38,7 +38,8 @@ from PIL import Image
 
 import engram
 from engram.experiments.timing import machine, machine_words
-from engram.images.images import evaluation_view, normalise
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.store.bundles import compose, read_bundle
 

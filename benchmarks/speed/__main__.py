@@ -26,7 +26,7 @@ from benchmarks.speed import plots, results, scale
 from benchmarks.speed.measure import SECTIONS
 from benchmarks.speed.plan import PLANS, Plan
 from engram.experiments.timing import machine
-from engram.store.engram import write_atomically
+from engram.util.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -29,7 +29,8 @@ from engram.experiments.bench import (
 )
 from engram.experiments.peers import RANK, Lora, VitPytorch, installed
 from engram.experiments.timing import Case, Say, Timing, compare
-from engram.images.images import Preprocessing, evaluation_view
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_view
 from engram.train.cache import row_bytes
 
 Document = dict[str, Any]

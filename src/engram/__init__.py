@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engram.errors import EngramError
     from engram.inference.evaluate import evaluate, predict
     from engram.model import MemoryViT
-    from engram.store.engram import read_engram as inspect
+    from engram.store.format import read_engram as inspect
     from engram.store.remote import find as list  # noqa: F401
     from engram.store.sharing import pull, push
     from engram.train.fit import fit

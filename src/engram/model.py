@@ -22,10 +22,14 @@ from engram.memory import (
     reads_lean,
     together,
 )
-from engram.store import engram as files
+from engram.store.engram import Engram, describe_trunk, new_engram
+from engram.store.format import read_engram, write_engram
 from engram.store.remote import one_engram
-from engram.tasks.kinds import IGNORED, KINDS, Patches
-from engram.tasks.regimes import REGIMES, Task, TaskSpec, class_names
+from engram.tasks.heads import Patches
+from engram.tasks.kinds import IGNORED, KINDS
+from engram.tasks.regimes import REGIMES
+from engram.tasks.spec import TaskSpec, class_names
+from engram.tasks.task import Task
 from engram.vit import ViT, version
 
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept
@@ -134,7 +138,7 @@ class MemoryViT(nn.Module):
         recipe: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write one task as an engram, atomically, and give its path."""
-        return files.write_engram(path, self.engram(name, metrics=metrics, recipe=recipe))
+        return write_engram(path, self.engram(name, metrics=metrics, recipe=recipe))
 
     def engram(
         self,
@@ -142,11 +146,11 @@ class MemoryViT(nn.Module):
         *,
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
-    ) -> files.Engram:
+    ) -> Engram:
         """A task as it would be written."""
         task = self.task(name)
         parents = {parent: self.engram(parent).content for parent in task.spec.extends}
-        return files.new_engram(
+        return new_engram(
             task.spec,
             task.tensors(),
             trunk=self.trunk,
@@ -155,16 +159,16 @@ class MemoryViT(nn.Module):
             recipe=recipe,
         )
 
-    def attach(self, source: str | Path | files.Engram) -> Task:
+    def attach(self, source: str | Path | Engram) -> Task:
         """Attach an engram, after every check; its parents must be attached already.
 
         `hf:owner/name/FILE` is one on the Hub; `@revision` and `#content` pin it. Where there is
         only one, the repository or the bundle's folder is enough.
         """
-        if not isinstance(source, files.Engram):
-            source = files.read_engram(one_engram(source))
+        if not isinstance(source, Engram):
+            source = read_engram(one_engram(source))
         engram = source
-        engram.check_trunk(files.describe_trunk(self.trunk), self.trunk.preprocessing)
+        engram.check_trunk(describe_trunk(self.trunk), self.trunk.preprocessing)
         self._check_place(engram.spec)
         for parent, content in engram.parents.items():
             attached = self.engram(parent).content

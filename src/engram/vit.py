@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from engram.errors import EngramError
 
 if TYPE_CHECKING:
-    from engram.images.images import Preprocessing
+    from engram.images.preprocessing import Preprocessing
 
 Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "swiglu"]
 Pooling = Literal["class", "distilled", "class+mean", "mean", "attention"]

@@ -12,7 +12,8 @@ import torch
 
 import engram
 from engram.cli import main as cli
-from engram.images.images import evaluation_view, normalise
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.inference.evaluate import preprocessing_of
 
 CLASSES, TRAIN, TEST = 5, 8, 4

@@ -11,7 +11,7 @@ from tests.hubs import cached
 from engram import EngramError, MemoryViT, load_trunk
 from engram.cli import main as cli
 from engram.store.bundles import load_model
-from engram.store.engram import read_engram
+from engram.store.format import read_engram
 from engram.store.legacy import PUBLISHED, PUBLISHED_BASE, PUBLISHED_FILES, convert
 
 # A checkpoint, the expected logits of its tasks, and whom its second task extends.

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engram import ViT, from_transformers, load_trunk
-from engram.images.images import Preprocessing, evaluation_view, normalise
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import evaluation_view
 
 
 @pytest.fixture(scope="module")

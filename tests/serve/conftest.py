@@ -22,7 +22,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import engram
-from engram.images.images import evaluation_view, normalise
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from engram.serve.run import Service
 from engram.serve.settings import Settings
 from engram.store.bundles import read_bundle
-from engram.store.engram import as_bytes, read_engram
+from engram.store.format import as_bytes, read_engram
 
 from .conftest import AUTH, TOKEN, Opened, World, picture
 
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused_with_a_sentence(
 def test_another_task_of_the_same_name_has_to_wait(
     client: TestClient, world: World, tmp_path: Path
 ) -> None:
-    from engram.store.engram import read_engram, write_engram
+    from engram.store.format import read_engram, write_engram
 
     other = write_engram(
         tmp_path / "second.safetensors", read_engram(world.engrams["third"]).renamed("second")

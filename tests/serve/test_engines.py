@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 
 import engram
 from engram.errors import EngramError
-from engram.images.images import Preprocessing, evaluation_view, normalise
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.serve.settings import Settings
 from engram.store.bundles import compose

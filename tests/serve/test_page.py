@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from engram import MemoryViT, load_trunk, random_trunk, save_trunk
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import compose
-from engram.store.engram import as_bytes, read_engram
+from engram.store.format import as_bytes, read_engram
 
 from .conftest import AUTH, Launch, Server, World, picture
 

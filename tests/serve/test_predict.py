@@ -118,7 +118,8 @@ def test_where_a_task_looked(client: TestClient, world: World) -> None:
     preprocessing = world.model.trunk.preprocessing
     assert preprocessing is not None
     assert (image["width"], image["height"], image["view"]) == (40, 20, [0, 0, 40, 20])
-    from engram.images.images import evaluation_view, normalise
+    from engram.images.preprocessing import normalise
+    from engram.images.views import evaluation_view
 
     view = torch.from_numpy(evaluation_view(data, preprocessing))
     seen = looks(world.model, "second", normalise(view[None], preprocessing))

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from engram.store.bundles import read_bundle, update_bundle
-from engram.store.engram import read_engram
+from engram.store.format import read_engram
 
 from .conftest import AUTH, Launch, Server, World, picture
 

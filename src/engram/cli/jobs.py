@@ -18,18 +18,19 @@ from engram.inference.evaluate import answers, predict
 from engram.model import MemoryViT
 from engram.report.page import TaskPart, answers_for_report, write_report
 from engram.store.bundles import is_bundle, load_model
-from engram.store.describe import Description
-from engram.store.engram import check_writable, is_engram, write_atomically
+from engram.store.format import is_engram
 from engram.tasks.kinds import KINDS, Kind
 from engram.train import cache
-from engram.train.feeds import Progress
 from engram.train.fit import Result, fit
 from engram.train.recipe import RECIPES, Recipe
 from engram.train.run import run_folder
 from engram.train.sweep import SweepResult, sweep
 from engram.trunks.load import load_trunk
+from engram.util.description import Description
+from engram.util.files import check_writable, write_atomically
 from engram.util.hub import is_place
 from engram.util.processes import Team
+from engram.util.progress import Progress
 
 
 def recipe_from(name: str, flags: Mapping[str, Any]) -> Recipe:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engram.errors import Notice
 
 if TYPE_CHECKING:
-    from engram.store.describe import Description
+    from engram.util.description import Description
 
 
 @contextmanager

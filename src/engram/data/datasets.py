@@ -20,15 +20,10 @@ from engram.data.labels import LABELS
 from engram.data.presets import PRESETS
 from engram.data.sources import SPLITS, Columns, Picture, Rows, Source
 from engram.errors import EngramError
-from engram.images.images import (
-    MASK_VALUES,
-    BadImage,
-    Legend,
-    image_size,
-    read_mask,
-)
+from engram.images.decode import BadImage, image_size
+from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kinds import IGNORED, KINDS
-from engram.tasks.regimes import TaskSpec
+from engram.tasks.spec import TaskSpec
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 

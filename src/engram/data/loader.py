@@ -19,14 +19,10 @@ from torch.utils.data import DataLoader
 
 from engram.data.datasets import Dataset, Integers
 from engram.errors import LOST_WORKER, EngramError, is_lost_worker
-from engram.images.images import (
-    AUGMENTATIONS,
-    BadImage,
-    Preprocessing,
-    mask_view,
-    read_image,
-    training_view,
-)
+from engram.images.decode import BadImage, read_image
+from engram.images.masks import mask_view
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import AUGMENTATIONS, training_view
 
 #: A user's own view: an RGB picture in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]

@@ -18,7 +18,7 @@ from engram.data.sources import (
     read_labels,
 )
 from engram.errors import EngramError
-from engram.images.images import BadImage
+from engram.images.decode import BadImage
 
 _LONE = "all"  # what to call the rows of a file or folder that has no splits
 

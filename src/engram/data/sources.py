@@ -20,7 +20,7 @@ import torch
 
 from engram.data.labels import LABELS, column
 from engram.errors import EngramError
-from engram.images.images import MASK_VALUES
+from engram.images.masks import MASK_VALUES
 from engram.tasks.kinds import KINDS
 
 Picture: TypeAlias = str | bytes | npt.NDArray[np.uint8]  # a path, an encoded picture, or pixels

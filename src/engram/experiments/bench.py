@@ -30,9 +30,9 @@ from engram.experiments.peers import (
 from engram.experiments.timing import Case, Say, Timing, compare, machine, machine_words
 from engram.memory import reads_tokens
 from engram.model import MemoryViT
-from engram.store.describe import Description
 from engram.tasks.costs import Costs, shape_of, task_costs
 from engram.trunks.load import load_trunk
+from engram.util.description import Description
 from engram.vit import HeadConfig, ViT, ViTConfig
 
 Step = Callable[[], None]

@@ -24,7 +24,9 @@ from torch import Tensor
 
 from engram.data.datasets import Dataset, Splits, load, split_validation
 from engram.data.scenes import scene_splits
-from engram.images.images import Pixels, evaluation_view, normalise
+from engram.images.decode import Pixels
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.inference.evaluate import Answers, preprocessing_of
 from engram.memory import Memory, Stream, TrunkPass, full_attention
 from engram.memory import beside as run_beside
@@ -32,10 +34,10 @@ from engram.model import MemoryViT
 from engram.report.page import Section, TaskPart, costs_of, write_report
 from engram.report.pieces import bars, paragraph, picture, table
 from engram.store.bundles import compose, load_model
-from engram.train.feeds import Progress
 from engram.train.fit import Result, fit
 from engram.train.recipe import Recipe
 from engram.trunks.load import load_trunk
+from engram.util.progress import Progress
 
 T = TypeVar("T")
 

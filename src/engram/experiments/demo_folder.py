@@ -19,9 +19,8 @@ from rich.console import Console
 
 from engram.errors import EngramError, Interrupted
 from engram.experiments.demo import WHAT, Size, Tour
-from engram.store.bundles import check_renamable, put_folder
-from engram.store.engram import write_atomically
-from engram.train.feeds import Progress, silent
+from engram.util.files import check_renamable, put_folder, write_atomically
+from engram.util.progress import Progress, silent
 
 RESULTS = "results.json"
 

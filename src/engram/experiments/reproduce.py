@@ -18,14 +18,16 @@ from engram.data.datasets import Splits, load
 from engram.errors import EngramError
 from engram.memory import Update
 from engram.model import MemoryViT
-from engram.store.describe import Description
-from engram.store.engram import Engram, describe_trunk, read_engram, write_atomically
+from engram.store.engram import Engram, describe_trunk
+from engram.store.format import read_engram
 from engram.tasks.regimes import REGIMES
-from engram.train.feeds import Progress, silent
 from engram.train.recipe import RECIPES, Recipe
 from engram.train.sweep import sweep
 from engram.trunks.load import load_trunk
+from engram.util.description import Description
+from engram.util.files import write_atomically
 from engram.util.processes import Team
+from engram.util.progress import Progress, silent
 from engram.vit import ViT
 
 

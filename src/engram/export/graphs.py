@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engram.inference.evaluate import preprocessing_of
 from engram.memory import Memory
 from engram.model import MemoryViT
-from engram.store.engram import without_folder
+from engram.util.text import without_folder
 from engram.vit import ViT
 
 FORMAT = 1  # of the metadata

@@ -17,7 +17,8 @@ from torch import Tensor
 from engram.data.scenes import draw_scenes
 from engram.errors import EngramError
 from engram.export.graphs import INPUT, KEY
-from engram.images.images import Preprocessing, evaluation_view, normalise
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import evaluation_view
 
 BATCHES = (1, 3, 8)  # pictures, to see that any number of them gives the same answers
 

@@ -36,9 +36,9 @@ from engram.export.runtime import (
 from engram.inference.evaluate import answers, preprocessing_of
 from engram.model import MemoryViT
 from engram.store.bundles import Source, load_model
-from engram.store.describe import Description
-from engram.store.engram import check_writable, write_atomically
-from engram.train.feeds import Progress
+from engram.util.description import Description
+from engram.util.files import check_writable, write_atomically
+from engram.util.progress import Progress
 
 __all__ = ["Change", "Export", "OnnxModel", "check_pixels", "export_onnx", "export_torch"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.memory import together
 from engram.model import MemoryViT
-from engram.tasks.regimes import Task
+from engram.tasks.task import Task
 from engram.vit import ViT
 
 #: What a class token can read. The shares of `Looks` are in this order and add up to 1.

@@ -13,11 +13,13 @@ from torch import Tensor
 from engram.data.datasets import Dataset, Splits, load
 from engram.data.loader import Loader, Transform
 from engram.errors import EngramError
-from engram.images.images import BadImage, Preprocessing, evaluation_view, normalise
+from engram.images.decode import BadImage
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.metrics import classification_metrics as classification_metrics
-from engram.tasks.regimes import TaskSpec
+from engram.tasks.spec import TaskSpec
 from engram.util.processes import Team
 
 Data = str | os.PathLike[str] | Splits | Dataset

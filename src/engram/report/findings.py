@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Dataset
-from engram.images.images import BadImage, Pixels, evaluation_view, mask_view, normalise, palette
+from engram.images.decode import BadImage, Pixels
+from engram.images.masks import mask_view, palette
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
 from engram.inference.evaluate import Answers, preprocessing_of
 from engram.model import MemoryViT
 from engram.report.pieces import bars, key, paragraph, picture, scatter, short, table

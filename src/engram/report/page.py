@@ -24,17 +24,20 @@ from torch import Tensor
 from engram import __version__
 from engram.data.datasets import Dataset
 from engram.errors import EngramError
-from engram.images.images import Pixels, normalise
+from engram.images.decode import Pixels
+from engram.images.preprocessing import normalise
 from engram.inference.attention import PARTS, looks
 from engram.inference.evaluate import Answers, answers, preprocessing_of
 from engram.model import MemoryViT
 from engram.report.findings import FINDINGS, MOST_CLASSES, examples, view_of
 from engram.report.pieces import block, chart, facts, paragraph, picture, short, table
-from engram.store.engram import few, utf8, write_atomically
 from engram.tasks.costs import Costs, shape_of, task_costs
 from engram.tasks.kinds import Kind
-from engram.tasks.regimes import REGIMES, TaskSpec
+from engram.tasks.regimes import REGIMES
+from engram.tasks.spec import TaskSpec
 from engram.train.plots import measured
+from engram.util.files import write_atomically
+from engram.util.text import few, utf8
 
 MOST_LOOKS = 4
 MOST_IMAGES = 1000  # that a task is asked about for a report after training

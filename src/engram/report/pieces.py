@@ -13,7 +13,7 @@ from html import escape
 
 from PIL import Image
 
-from engram.images.images import Pixels
+from engram.images.decode import Pixels
 
 Table = Sequence[Sequence[str]]
 

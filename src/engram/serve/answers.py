@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.images.images import palette
+from engram.images.masks import palette
 from engram.inference.attention import PARTS, looks
 from engram.serve.catalogue import Snapshot
 from engram.tasks.kinds import KINDS

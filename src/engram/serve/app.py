@@ -17,12 +17,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from torch import Tensor
 
 from engram import __version__
-from engram.images.images import (
-    evaluation_box,
-    evaluation_view,
-    image_size,
-    normalise,
-)
+from engram.images.decode import image_size
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_box, evaluation_view
 from engram.serve import answers
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue, Snapshot

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engram.images.images import normalise
+from engram.images.preprocessing import normalise
 from engram.serve.catalogue import Snapshot
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings

@@ -12,16 +12,17 @@ from pathlib import Path
 import torch
 
 from engram.errors import EngramError
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.inference.evaluate import preprocessing_of
 from engram.model import MemoryViT
 from engram.serve.engines import Engine, make_engine
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
 from engram.store.bundles import Bundle, load_model, read_bundle, update_bundle
-from engram.store.engram import Engram, parse_engram
-from engram.store.sharing import portable
-from engram.tasks.regimes import NAME
+from engram.store.engram import Engram
+from engram.store.format import parse_engram
+from engram.store.portable import portable
+from engram.tasks.spec import NAME
 
 
 @dataclass(frozen=True, eq=False)

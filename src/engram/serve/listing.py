@@ -6,7 +6,7 @@ from typing import Any
 
 from engram.serve.catalogue import Snapshot
 from engram.serve.schemas import TaskInfo
-from engram.store.engram import without_folder
+from engram.util.text import without_folder
 
 
 def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from engram.errors import EngramError
-from engram.images.images import BadImage, LargeImage
-from engram.store.engram import shown
+from engram.images.decode import BadImage, LargeImage
+from engram.util.text import shown
 
 
 class Problem(Exception):

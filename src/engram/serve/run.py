@@ -10,8 +10,8 @@ from pathlib import Path
 from engram.errors import EngramError
 from engram.serve.settings import Settings
 from engram.store.bundles import is_bundle, unlisted
-from engram.store.describe import Description
 from engram.util import hub
+from engram.util.description import Description
 
 
 class Service:

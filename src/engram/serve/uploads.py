@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from engram.serve.problems import Problem
 from engram.serve.schemas import Ask, AskJson
 from engram.serve.settings import Settings
-from engram.store.engram import shown
+from engram.util.text import shown
 
 Take = Callable[[int], None]  # so many bytes more, or a Problem
 

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from engram.errors import EngramError
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.model import MemoryViT
-from engram.store import engram as files
-from engram.store.engram import Engram, TrunkInfo, shown
+from engram.store.engram import Engram, TrunkInfo, describe_trunk
+from engram.store.format import as_bytes, read_engram, write_engram
 from engram.store.remote import MANIFEST, local
-from engram.tasks.regimes import NAME
+from engram.tasks.spec import NAME
 from engram.trunks.load import load_trunk
+from engram.util.files import check_renamable, put_folder, write_atomically
+from engram.util.text import shown
 from engram.vit import Activation, ViT
 
 FORMAT = 1
@@ -105,7 +107,7 @@ def gather(sources: Iterable[Source]) -> tuple[Engram, ...]:
             bundle = read_bundle(path)
             found += [(str(bundle.folder / _file(e)), e) for e in bundle.engrams]
         else:
-            found.append((os.fspath(source), files.read_engram(path)))
+            found.append((os.fspath(source), read_engram(path)))
     return _fitted(found)
 
 
@@ -123,14 +125,14 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
     if backbone is not None:
         trunk = _load_trunk(engrams[0], backbone)
         for engram in engrams:
-            engram.check_trunk(files.describe_trunk(trunk), trunk.preprocessing)
+            engram.check_trunk(describe_trunk(trunk), trunk.preprocessing)
     _check_replaceable(folder)
     bundle = Bundle(Path(out), engrams)
     building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
         building.mkdir(parents=True)
         for engram in engrams:
-            files.write_engram(building / _file(engram), engram)
+            write_engram(building / _file(engram), engram)
         _write_manifest(Bundle(building, engrams))
         put_folder(building, folder)
     except OSError as error:
@@ -154,7 +156,7 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
             f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
             "as it is; read the bundle again."
         )
-    added = {_file(e): files.as_bytes(e) for e in new.engrams if e not in old.engrams}
+    added = {_file(e): as_bytes(e) for e in new.engrams if e not in old.engrams}
     for name in added.keys() - {_file(e) for e in old.engrams}:
         if (old.folder / name).exists() and not _holds(old.folder / name, added[name]):
             raise EngramError(
@@ -162,7 +164,7 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
                 "Nothing was changed."
             )
     for name, data in added.items():
-        files.write_atomically(new.folder / name, data)
+        write_atomically(new.folder / name, data)
     _write_manifest(new)
     for gone in {_file(e) for e in old.engrams} - {_file(e) for e in new.engrams}:
         with contextlib.suppress(OSError):  # the manifest does not list it any more
@@ -183,7 +185,7 @@ def unlisted(bundle: Bundle) -> list[str]:
 
 def _write_manifest(bundle: Bundle) -> None:
     text = json.dumps(bundle.manifest(), indent=1) + "\n"
-    files.write_atomically(bundle.folder / MANIFEST, text.encode())
+    write_atomically(bundle.folder / MANIFEST, text.encode())
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -205,36 +207,6 @@ def _check_replaceable(folder: Path) -> None:
         )
 
 
-def check_renamable(folder: Path) -> None:
-    """That a folder can be put in this one's place: no shell stands in it, no disk hangs on it."""
-    if folder.exists() and (os.path.samefile(folder, ".") or os.path.ismount(folder)):
-        what = "the folder you are in" if os.path.samefile(folder, ".") else "where a disk begins"
-        raise EngramError(f"{folder} is {what} and cannot be replaced; choose one inside it.")
-
-
-def put_folder(new: Path, folder: Path) -> None:
-    """Rename a folder into its place; what was there comes back if that fails or is interrupted.
-
-    A process that is killed between the two renames leaves the old one as .engram-….old.
-    """
-    old = new.with_suffix(".old")
-    try:
-        if folder.is_dir() and any(folder.iterdir()):
-            os.rename(folder, old)
-        os.rename(new, folder)
-    except BaseException:  # Ctrl-C, too, and wherever it came
-        if old.exists() and not folder.exists():
-            try:
-                os.rename(old, folder)
-            except OSError:
-                raise EngramError(
-                    f"{folder} could not be replaced, and what was there is now {old}; rename it."
-                ) from None
-        raise
-    files.sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 # Reading
 
 
@@ -244,7 +216,7 @@ def read_bundle(folder: Source) -> Bundle:
     manifest = _read_manifest(folder)
     found: list[tuple[str, Engram]] = []
     for entry in manifest["engrams"]:
-        engram = files.read_engram(folder / entry["file"])
+        engram = read_engram(folder / entry["file"])
         where = str(folder / entry["file"])
         if (entry["task"], entry["content"]) != (engram.spec.name, engram.content):
             raise EngramError(

@@ -11,9 +11,10 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from engram import __version__
 from engram.store.describe import preprocessing_words, shape_words
-from engram.store.engram import Engram, few, regime_words, shown
+from engram.store.engram import Engram, regime_words
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
+from engram.util.text import few, shown
 
 _PAPER = "https://arxiv.org/abs/2203.15243"
 _TAGS = ("engram", "learnable-memory", "memory-tokens", "vision-transformer", "vit", "fine-tuning")

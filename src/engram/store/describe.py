@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import Bundle, is_bundle, read_bundle
-from engram.store.engram import Engram, few, is_engram, read_engram, regime_words, shown
+from engram.store.engram import Engram, regime_words
+from engram.store.format import is_engram, read_engram
 from engram.store.remote import local
 from engram.tasks.costs import Costs, Shape, shape_of, task_costs, trunk_macs
-from engram.tasks.regimes import TaskSpec
+from engram.tasks.spec import TaskSpec
 from engram.trunks.load import load_trunk
+from engram.util.description import Description
+from engram.util.text import few, shown
 from engram.vit import ViT
 
-Row = tuple[str, str]
 _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
-
-
-@dataclass(frozen=True)
-class Description:
-    document: Any  # as JSON has it
-    rows: list[Row]  # a label and what it says
-    columns: tuple[str, ...] = ()  # of a table below, if there is one
-    table: tuple[tuple[str, ...], ...] = ()
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
@@ -253,7 +247,7 @@ def preprocessing_words(preprocessing: Preprocessing | None) -> str:
     return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
 
 
-def _settled(engram: Engram) -> list[Row]:
+def _settled(engram: Engram) -> list[tuple[str, str]]:
     """What the task found in its data: thresholds, or means and deviations; the values of masks."""
     spec = engram.spec
     rows = [
@@ -271,7 +265,7 @@ def _few_numbers(names: Sequence[str], numbers: Sequence[float], most: int = 5) 
     return ", ".join(told) + (", …" if len(pairs) > most else "")
 
 
-def _facts(label: str, facts: Mapping[str, Any]) -> list[Row]:
+def _facts(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Metrics and settings, those that are one value each."""
     words = [
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
@@ -281,6 +275,6 @@ def _facts(label: str, facts: Mapping[str, Any]) -> list[Row]:
     return [(label, ", ".join(words))] if words else []
 
 
-def _safe(rows: list[Row]) -> list[Row]:
+def _safe(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """What files say may hold anything; what is printed may not."""
     return [(label, shown(text, 600)) for label, text in rows if text]

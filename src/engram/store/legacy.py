@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.store import engram as files
-from engram.tasks.regimes import TaskSpec, class_names
+from engram.store.engram import Engram, new_engram
+from engram.store.format import read_engram, write_engram
+from engram.tasks.spec import TaskSpec, class_names
 from engram.trunks.layouts import their_names, transformers_layout, translate
 from engram.trunks.load import load_trunk
 from engram.util import hub
+from engram.util.text import shown
 from engram.vit import ViT
 
 #: What its authors published on the Hub, the ViT that all four were made from, and their names.
@@ -95,7 +97,7 @@ def convert(
     extends = _extends(path, tensors, found["mask"], trunk, [t.cells.shape[1] for t in tasks])
     called = _names(path, names, len(tasks))
 
-    engrams: list[files.Engram] = []
+    engrams: list[Engram] = []
     for name, task, parents in zip(called, tasks, extends, strict=True):
         spec = TaskSpec(
             name=name,
@@ -105,7 +107,7 @@ def convert(
             after_norm=True,
         )
         engrams.append(
-            files.new_engram(
+            new_engram(
                 spec,
                 {
                     "class_token": task.token,
@@ -121,10 +123,10 @@ def convert(
     return _write(engrams, Path(out))
 
 
-def _write(engrams: Sequence[files.Engram], folder: Path) -> list[Path]:
+def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
     places = [folder / f"{engram.spec.name}.safetensors" for engram in engrams]
     for engram, place in zip(engrams, places, strict=True):
-        if place.exists() and files.read_engram(place).content != engram.content:
+        if place.exists() and read_engram(place).content != engram.content:
             raise EngramError(
                 f"{place} exists already and is another engram; choose another folder, or other "
                 "names with --names."
@@ -135,7 +137,7 @@ def _write(engrams: Sequence[files.Engram], folder: Path) -> list[Path]:
         raise EngramError(
             f"The folder {folder} cannot be made ({error.strerror or error}); choose another one."
         ) from None
-    return [files.write_engram(p, engram) for engram, p in zip(engrams, places, strict=True)]
+    return [write_engram(p, engram) for engram, p in zip(engrams, places, strict=True)]
 
 
 # What is in the file
@@ -183,7 +185,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # whatever torch makes of a file that is none of its own
         raise EngramError(
             f"{path} is not a PyTorch checkpoint, or it is damaged "
-            f"({files.shown(str(error) or type(error).__name__)}); get a good copy."
+            f"({shown(str(error) or type(error).__name__)}); get a good copy."
         ) from None
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
@@ -193,7 +195,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     for name, tensor in found.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise EngramError(f"The tensor {files.shown(name)} of {path} is no plain tensor.")
+            raise EngramError(f"The tensor {shown(name)} of {path} is no plain tensor.")
     if sum(tensor.numel() * tensor.element_size() for tensor in found.values()) > size:
         raise EngramError(f"{path} claims more numbers than it holds; get a good copy.")
     return found
@@ -236,7 +238,7 @@ def _check_trunk(
                 "was made from."
             )
     if inside.surplus or inside.missing:
-        strange = ", ".join(map(files.shown, (inside.surplus + inside.missing)[:3]))
+        strange = ", ".join(map(shown, (inside.surplus + inside.missing)[:3]))
         raise EngramError(
             f"{path} is no checkpoint of transformers-learnable-memory that can be read: "
             f"{strange} {'is unknown' if inside.surplus else 'is missing'}."

@@ -18,9 +18,11 @@ from typing import Any
 from huggingface_hub.repocard import metadata_load
 
 from engram.errors import EngramError
-from engram.store.engram import Engram, is_engram, read_engram, shown
+from engram.store.engram import Engram
+from engram.store.format import is_engram, read_engram
 from engram.util import hub
 from engram.util.hub import Place
+from engram.util.text import shown
 
 MANIFEST = "bundle.json"
 CARD = "README.md"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from engram.errors import EngramError
-from engram.tasks.regimes import TaskSpec
+from engram.tasks.spec import TaskSpec
 from engram.vit import ViT, ViTConfig
 
 _MOST = 10**12  # of anything; what a file claims is not believed beyond

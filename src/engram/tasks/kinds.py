@@ -19,102 +19,21 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from engram.images.images import mask_png
+from engram.images.masks import mask_png
 from engram.tasks import metrics
+from engram.tasks.heads import MaskHead, NumberHead, Settled, TaskHead
 
 IGNORED = 255  # in a batch of masks: a pixel that counts nowhere
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
-#: What a head found in the data instead of training it: "thresholds", or "mean" and "std".
-Settled = Mapping[str, Tensor]
-
-
-# Heads
-
-
-@dataclass(frozen=True)
-class Patches:
-    """The last layer's patch tokens after the final norm, and the size that answers have."""
-
-    tokens: Tensor  # (b, rows * columns, D)
-    grid: tuple[int, int]
-    size: tuple[int, int]  # height, width
-
-
-class TaskHead(nn.Linear):
-    """A linear or MLP classifier that starts at zero."""
-
-    def __init__(self, width: int, classes: int, mlp: bool, settled: Sequence[str] = ()) -> None:
-        super().__init__(width, classes)
-        self.hidden = nn.Linear(width, width) if mlp else None
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-        self._settled = tuple(settled)
-        for name in settled:
-            self.register_buffer(name, torch.full((classes,), FIRST[name]))
-
-    @property
-    def settled(self) -> dict[str, Tensor]:
-        """What was found in the data instead of trained, by name: (classes) each."""
-        return {name: getattr(self, name) for name in self._settled}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.hidden is not None:
-            x = F.gelu(self.hidden(x))
-        return super().forward(x)
-
-    def read(self, own: Tensor, patches: Patches | None) -> Tensor:
-        """The output, from the task's own tokens (b, k, D) or the pooled one (b, D)."""
-        output: Tensor = self(own.mean(1) if own.ndim == 3 else own)
-        return output
-
-
-FIRST = {"thresholds": 0.5, "mean": 0.0, "std": 1.0}
-
-
-class NumberHead(TaskHead):
-    """Learns numbers of mean 0 and variance 1, and answers in the units of the labels."""
-
-    mean: Tensor
-    std: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.std + self.mean
-
-
-class MaskHead(TaskHead):
-    """One mask a class: a vector for each class, times every patch, upsampled bilinearly.
-
-    In the masked regimes the vector is the class's own token, projected, beside a constant one:
-    it differs from picture to picture. In the others it is the constant one alone, a linear head
-    on the patches.
-    """
-
-    def __init__(self, width: int, classes: int, mlp: bool, masked: bool) -> None:
-        super().__init__(width, classes, mlp)
-        self.project = nn.Linear(width, width, bias=False) if masked else None
-        if self.project is not None:
-            nn.init.zeros_(self.project.weight)
-
-    def read(self, own: Tensor, patches: Patches | None) -> Tensor:
-        assert patches is not None
-        scores = self(patches.tokens)  # (b, patches, classes)
-        if self.project is not None:
-            scores = scores + patches.tokens @ self.project(own).mT
-        field = scores.mT.unflatten(2, patches.grid)
-        return F.interpolate(field, patches.size, mode="bilinear", align_corners=False)
-
-
-# Kinds
 
 
 class Kind(ABC):

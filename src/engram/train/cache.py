@@ -36,10 +36,11 @@ from torch import Tensor
 from engram.data.datasets import Dataset
 from engram.data.loader import Loader
 from engram.errors import EngramError
-from engram.images.images import BadImage, Preprocessing, normalise
+from engram.images.decode import BadImage
+from engram.images.preprocessing import Preprocessing, normalise
 from engram.memory import Normed, TrunkPass
-from engram.store.engram import write_atomically
-from engram.tasks.kinds import Patches
+from engram.tasks.heads import Patches
+from engram.util.files import write_atomically
 from engram.vit import ViT
 
 FORMAT = 1

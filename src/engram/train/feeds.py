@@ -16,22 +16,13 @@ from torch import Tensor
 from engram.data.datasets import Dataset, Integers, Splits
 from engram.data.loader import Loader, Transform, shuffled
 from engram.errors import EngramError, Notice
-from engram.images.images import normalise
+from engram.images.preprocessing import normalise
 from engram.inference.evaluate import preprocessing_of
 from engram.model import MemoryViT
 from engram.train.cache import Cache, View, contents_of, prefetched, room, row_bytes
 from engram.train.recipe import Recipe
 from engram.util.processes import Team
-
-
-class Progress(Protocol):
-    """Told how far a piece of work is."""
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> object: ...
-
-
-def silent(what: str, done: int, total: int, note: str = "") -> None:
-    """Progress that nobody watches."""
+from engram.util.progress import Progress, silent
 
 
 @dataclass(frozen=True)

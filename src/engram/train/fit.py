@@ -20,15 +20,17 @@ from engram.data.datasets import Dataset, Integers, Splits, load
 from engram.data.loader import Transform
 from engram.data.sources import Arrays, Files, Rows
 from engram.errors import EngramError, Interrupted
-from engram.images.images import Legend
+from engram.images.masks import Legend
 from engram.inference.evaluate import evaluate, preprocessing_of
 from engram.model import MemoryViT
-from engram.tasks.regimes import TaskSpec, train_only
-from engram.train.feeds import Item, Progress, choose, silent
+from engram.tasks.regimes import train_only
+from engram.tasks.spec import TaskSpec
+from engram.train.feeds import Item, choose
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.util.processes import Stop, Team, dtype_for, stoppable
+from engram.util.progress import Progress, silent
 
 
 @dataclass(frozen=True)

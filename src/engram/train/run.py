@@ -16,8 +16,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.store.engram import utf8, write_atomically
+from engram.util.files import write_atomically
 from engram.util.processes import Team
+from engram.util.text import utf8
 
 
 def run_folder(out: Path) -> Path:

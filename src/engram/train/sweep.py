@@ -26,16 +26,17 @@ from engram.data.datasets import Splits, load
 from engram.errors import EngramError
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
-from engram.store.engram import Engram, read_engram
+from engram.store.engram import Engram
+from engram.store.format import read_engram
 from engram.tasks.kinds import KINDS
 from engram.tasks.regimes import REGIMES
-from engram.train.feeds import Progress, silent
 from engram.train.fit import fit, identity_of, told, train
 from engram.train.learner import Learner
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.run import Run
 from engram.util.processes import Team
+from engram.util.progress import Progress, silent
 
 #: In the run's folder: what the variants that are done could not read, for those who resume.
 _UNREADABLE = "variant-unreadable.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.trunks.layouts import FAMILIES, Layout, Translated
 from engram.vit import Activation, Pooling
 

@@ -25,8 +25,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.images.images import Preprocessing
-from engram.store.engram import write_atomically
+from engram.images.preprocessing import Preprocessing
 from engram.trunks.configs import (
     READABLE,
     Known,
@@ -51,6 +50,7 @@ from engram.trunks.layouts import (
     translate,
 )
 from engram.util import hub
+from engram.util.files import write_atomically
 from engram.vit import Activation, HeadConfig, Pooling, ViT, ViTConfig
 
 BUNDLED = Path(__file__).parent

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from engram.errors import EngramError
-from engram.images.images import Preprocessing
+from engram.images.preprocessing import Preprocessing
 from engram.trunks.configs import READABLE, refuse_by_name
 from engram.trunks.layouts import as_on_disk
 from engram.trunks.load import build, read_timm, read_transformers

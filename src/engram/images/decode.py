@@ -1,0 +1,157 @@
+"""Decode pictures safely: any bytes give a picture, or a BadImage that says what is wrong.
+
+The size is read from the header before anything is decoded, only formats that start no other
+program are opened, and whatever the decoder raises becomes a sentence.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from engram.errors import EngramError
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
+
+
+ImageSource: TypeAlias = (
+    str | os.PathLike[str] | bytes | IO[bytes] | Image.Image | npt.NDArray[np.uint8]
+)
+
+
+#: The most pixels a picture may have, read from its header before anything is decoded: 537 MB as
+#: RGB, and the size at which Pillow itself refuses. Every camera phone stays below it.
+MAX_PIXELS = 178_956_970
+
+
+Image.init()
+#: The formats that are opened. Pillow knows more; some of them start other programs.
+FORMATS: list[str] = [
+    name
+    for name in ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+    if name in Image.OPEN
+]
+
+
+_ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class BadImage(EngramError):
+    """A picture that cannot be used; the sentence names it and says why."""
+
+
+class LargeImage(BadImage):
+    """A picture with more pixels than are allowed."""
+
+
+def read_image(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
+    """The picture as RGB, upright, wholly decoded. Whatever is wrong with it is a BadImage.
+
+    Transparency is laid over white, 16-bit gray is scaled to 8 bits, an animation gives its first
+    frame, the EXIF orientation is applied. `name` is what the sentence calls the picture.
+    """
+    with opened(source, name, max_pixels) as image:
+        return upright(to_rgb(image), orientation(image))
+
+
+@contextmanager
+def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[Image.Image]:
+    """The picture with only its header read; anything Pillow raises inside becomes a BadImage."""
+    if name is None:
+        name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the given image"
+    try:
+        if isinstance(source, Image.Image):
+            yield source
+        elif isinstance(source, np.ndarray):
+            yield Image.fromarray(source)
+        else:
+            stream = io.BytesIO(source) if isinstance(source, bytes) else source
+            with Image.open(stream, formats=FORMATS) as image:
+                if image.width * image.height > max_pixels:
+                    raise LargeImage(
+                        f"{name}: {image.width}x{image.height} pixels are more than the limit "
+                        f"of {max_pixels:,}"
+                    )
+                yield image
+    except EngramError:
+        raise
+    except FileNotFoundError as error:
+        raise BadImage(f"{name}: the file does not exist") from error
+    except Image.DecompressionBombError as error:
+        raise LargeImage(f"{name}: more than the limit of {max_pixels:,} pixels") from error
+    except UnidentifiedImageError as error:
+        empty = isinstance(source, (str, os.PathLike)) and os.path.getsize(source) == 0
+        reason = "the file is empty" if empty or source == b"" else "not an image that can be read"
+        raise BadImage(f"{name}: {reason}") from error
+    except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
+        raise BadImage(f"{name}: {str(error) or type(error).__name__}") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):  # 16 bits, whatever the container
+        return _gray(image, 65535)
+    if image.mode == "F":
+        return _gray(image, 1)
+    if image.has_transparency_data:
+        with_alpha = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(with_alpha, mask=with_alpha.getchannel("A"))
+        return white
+    return image.convert("RGB")
+
+
+def _gray(image: Image.Image, brightest: int) -> Image.Image:
+    values = np.asarray(image)
+    if not (values.min() >= 0 and values.max() <= brightest):
+        raise ValueError(
+            f"gray values from {values.min():g} to {values.max():g}; expected 0 to {brightest}"
+        )
+    gray = np.empty(values.shape, np.uint8)
+    part = 2**16  # at a time: doubles of all pixels would take 8 bytes for each
+    for start in range(0, values.size, part):
+        some = values.reshape(-1)[start : start + part].astype(np.float64)
+        gray.reshape(-1)[start : start + part] = np.rint(some * (255 / brightest))
+    return Image.fromarray(gray).convert("RGB")
+
+
+def orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # Pillow turns these upright itself, and tells their upright size
+        return 1
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:  # broken metadata does not make the picture bad
+        return 1
+
+
+def upright(image: Image.Image, orientation: int) -> Image.Image:
+    turn = _ORIENTATIONS.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def image_size(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> tuple[int, int]:
+    """(width, height) of the picture, upright; only its header is read."""
+    with opened(source, name, max_pixels) as image:
+        turned = orientation(image) >= 5
+        return (image.height, image.width) if turned else (image.width, image.height)

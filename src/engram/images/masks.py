@@ -1,0 +1,122 @@
+"""Segmentation masks: read them, translate their values to classes, crop them as their picture."""
+
+from __future__ import annotations
+
+import colorsys
+import io
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from engram.images.decode import (
+    MAX_PIXELS,
+    BadImage,
+    ImageSource,
+    Pixels,
+    opened,
+    orientation,
+    upright,
+)
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import training_view
+
+#: How many values a mask can hold: those of 16 bits.
+MASK_VALUES = 2**16
+
+
+def palette(classes: int) -> Pixels:
+    """A colour (classes, 3) for every class of a mask, the same ones always."""
+    hues = [(0.62 + 0.381966 * i) % 1 for i in range(classes)]  # the golden angle: far apart
+    return np.array(
+        [[int(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.95)] for hue in hues],
+        dtype=np.uint8,
+    ).reshape(-1, 3)
+
+
+def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
+    """A PNG whose pixels are the classes (height, width) themselves, shown in `palette`."""
+    image = Image.fromarray(mask).convert("L")
+    image.putpalette(palette(classes).tobytes())
+    stream = io.BytesIO()
+    image.save(stream, "PNG", optimize=True)
+    return stream.getvalue()
+
+
+def read_mask(
+    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> npt.NDArray[np.int64]:
+    """The value of every pixel (height, width) of a mask. Whatever is wrong is a BadImage.
+
+    A mask has one whole number a pixel, at most 65,535: gray of 8 or 16 bits, black and white (0
+    and 1), or a palette, whose numbers count and not its colours.
+    """
+    with opened(source, name, max_pixels) as image:
+        if image.format == "JPEG":
+            raise ValueError("a mask cannot be a JPEG, which changes values; use PNG")
+        if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+            raise ValueError(
+                f"a mask needs one number a pixel (gray, or a palette), and this is {image.mode}"
+            )
+        image.load()
+        values = np.asarray(upright(image, orientation(image))).astype(np.int64)
+        for value in (int(values.min()), int(values.max())):
+            if not 0 <= value < MASK_VALUES:
+                raise ValueError(f"a mask holds values from 0 to 65,535, and this has {value}")
+        return values
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the values in masks mean: `values[c]` is class c, `ignore` is nothing at all."""
+
+    values: tuple[int, ...]
+    ignore: int
+
+    def read(self, mask: ImageSource, size: tuple[int, int], name: str) -> Image.Image:
+        """The mask of a picture of this size (width, height): class + 1 a pixel, 0 for ignored.
+
+        Another size, a value that means nothing, or no pixel that counts is a BadImage.
+        """
+        found = read_mask(mask, name=name)
+        height, width = found.shape
+        if (width, height) != size:
+            raise BadImage(
+                f"{name}: the mask has {width}x{height} pixels, but its picture {size[0]}x{size[1]}"
+            )
+        table = np.full(MASK_VALUES, -1, dtype=np.int16)
+        table[list(self.values)] = np.arange(1, len(self.values) + 1)
+        table[self.ignore] = 0
+        classes = table[found]
+        if (classes < 0).any():
+            known = ", ".join(map(str, self.values[:8])) + (", …" if len(self.values) > 8 else "")
+            raise BadImage(
+                f"{name}: the mask holds the value {found[classes < 0][0]}, which is no class "
+                f"({known}) and not the ignored {self.ignore}"
+            )
+        if not classes.any():
+            raise BadImage(
+                f"{name}: every pixel of the mask is {self.ignore}, which is ignored; there is "
+                "nothing to learn from"
+            )
+        return Image.fromarray(classes.astype(np.uint8))
+
+
+def mask_view(
+    mask: Image.Image,
+    preprocessing: Preprocessing,
+    rng: np.random.Generator,
+    augment: str = "none",
+    *,
+    flip: bool = True,
+    min_area: float = 0.08,
+) -> Pixels:
+    """What `training_view` shows of a picture, of its mask (from `Legend.read`): (height, width).
+
+    With an equal `rng` it is the same part, mirrored or not. Pixels are classes, 255 where they
+    are ignored; what `pad-crop` adds around the picture is.
+    """
+    exact = replace(preprocessing, interpolation="nearest")
+    view = training_view(mask, exact, rng, augment, flip=flip, min_area=min_area)
+    return view[..., 0] - np.uint8(1)  # 0, which is also black, becomes 255

@@ -1,0 +1,90 @@
+"""How pictures become the numbers that a trunk expects: its size, its interpolation, its scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from PIL import Image
+
+from engram.errors import EngramError
+
+INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a trunk expects of its pictures. The defaults are those of AugReg ViTs at 224 pixels.
+
+    `size` is (height, width). `resize` is the length of the short side before the centre crop;
+    None squashes the whole picture to `size`. A setting that makes no sense is an EngramError.
+    """
+
+    size: tuple[int, int] = (224, 224)
+    resize: int | None = 248
+    interpolation: str = "bicubic"
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        for name in ("size", "mean", "std"):  # lists, as JSON has them, are welcome
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise EngramError(f"size must be two positive numbers (height, width), not {self.size}")
+        if self.resize is not None and self.resize < max(self.size):
+            raise EngramError(
+                f"resize is {self.resize}, but a crop of {self.size[0]}x{self.size[1]} needs at "
+                f"least {max(self.size)}; use None to squash the whole picture"
+            )
+        if self.interpolation not in INTERPOLATIONS:
+            known = ", ".join(INTERPOLATIONS)
+            raise EngramError(f"interpolation is {self.interpolation!r}; it can be {known}")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise EngramError(
+                "mean and std must be three numbers each, and std above zero; "
+                f"got {self.mean} and {self.std}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON has them: lists instead of tuples."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Preprocessing:
+        """The inverse of `to_dict`; an unknown or ill-typed setting is an EngramError."""
+        unknown = sorted(set(settings) - {field.name for field in fields(cls)})
+        if unknown:
+            raise EngramError(f"unknown preprocessing setting: {', '.join(unknown)}")
+        try:
+            return cls(**settings)
+        except TypeError as error:
+            raise EngramError(f"preprocessing settings have a wrong type: {error}") from error
+
+    def with_size(self, size: tuple[int, int]) -> Preprocessing:
+        """The same preprocessing at another size; the margin around the crop keeps its share."""
+        if self.resize is None:
+            return replace(self, size=size)
+        resize = max(round(self.resize * max(size) / max(self.size)), *size)
+        return replace(self, size=size, resize=resize)
+
+
+def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
+    """uint8 (B, H, W, 3) to what the trunk takes: float32 (B, 3, H, W), shifted and scaled.
+
+    A float batch comes from a transform of the user's own and is returned as it is.
+    """
+    if batch.is_floating_point():
+        return batch
+    scale = 1 / (255 * torch.tensor(preprocessing.std, device=batch.device))
+    shift = torch.tensor(preprocessing.mean, device=batch.device) * 255 * scale
+    pixels = batch.permute(0, 3, 1, 2).contiguous().float()
+    return pixels.mul_(scale[:, None, None]).sub_(shift[:, None, None])

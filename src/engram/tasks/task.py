@@ -1,0 +1,71 @@
+"""One task's parameters: what a regime gives it, and how they start."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.adapters import Adapters
+from engram.errors import EngramError
+from engram.tasks.kinds import Kind
+from engram.tasks.spec import TaskSpec
+from engram.vit import ViT
+
+
+class Task(nn.Module):
+    """One task's parameters, named as in its file: cells, class_token, head.weight, head.bias.
+
+    Cells are drawn from N(0, 0.02^2). The class token starts as a copy of the trunk's own
+    (`class_init="trunk"`; the paper does not say), or from N(0, 0.02^2) where the trunk has none
+    or with `class_init="random"`. Draws come from torch's global generator.
+    """
+
+    def __init__(self, spec: TaskSpec, trunk: ViT, class_init: str = "trunk") -> None:
+        super().__init__()
+        if class_init not in ("trunk", "random"):
+            raise EngramError(f"class_init is {class_init!r}; choose 'trunk' or 'random'.")
+        parts, width, depth = spec.parts, trunk.config.width, trunk.config.depth
+        if not parts.cells:
+            spec = replace(spec, cells=0)
+        self.spec = spec
+        self.cells = self.class_token = self.adapters = self.trunk = None
+        if parts.cells:
+            layers = 1 if spec.update == "propagate" else depth
+            self.cells = nn.Parameter(torch.randn(layers, spec.cells, width) * 0.02)
+        if parts.token:
+            token = (torch.randn(spec.tokens, width) * 0.02).to(trunk.position)
+            if class_init == "trunk" and trunk.class_token is not None:
+                token[:1] = trunk.class_token.detach()
+                token[1:] += trunk.class_token.detach()  # apart from each other, so they differ
+            self.class_token = nn.Parameter(token)
+        if parts.adapters:
+            self.adapters = Adapters(depth, width, spec.adapter_width)
+        if parts.trunk:
+            self.trunk = copy.deepcopy(trunk)
+            self.trunk.head = None
+            self.trunk.requires_grad_(True)
+        classes = len(spec.classes)
+        self.head = spec.does.head(width, classes, mlp=parts.mlp, masked=parts.masked)
+        device, dtype = trunk.position.device, trunk.position.dtype
+        self.to(device, dtype)
+
+    @property
+    def kind(self) -> Kind:
+        """What it learns from and answers; `kind.name` is the word for it."""
+        return self.spec.does
+
+    def answer(self, output: Tensor, top_k: int = 5) -> Any:
+        """What to tell about one picture, from its row of `model(pixels)[name]`; JSON can hold it.
+
+        What it looks like is told by the `answer` of each kind in `kinds.py`.
+        """
+        return self.kind.answer(output, self.spec.classes, self.head.settled, top_k)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the task's file holds: all that was trained, and what the head found in the data."""
+        settled = {f"head.{name}": value for name, value in self.head.settled.items()}
+        return {name: t.detach() for name, t in (*self.named_parameters(), *settled.items())}
