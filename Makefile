@@ -20,7 +20,7 @@ help:
 	@echo "make demo      see what Engram does"
 	@echo "make test      lint, types and all tests"
 	@echo "make setup     create $(VENV) and install, nothing else"
-	@echo "make lint      ruff: rules and format     make format   apply them"
+	@echo "make lint      ruff and the import contract     make format   let ruff fix and format"
 	@echo "make types     mypy --strict on the package"
 	@echo "make bench     speed beside other libraries: benchmarks/speed/RESULTS.md (20 minutes)"
 	@echo "make docs      build the documentation into site/"
@@ -62,6 +62,7 @@ test: setup lint types
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: setup
 	$(BIN)/mypy
@@ -87,5 +88,5 @@ chromium:
 		|| echo "There is no chromium here and apt-get cannot install it: tests that open pages will be skipped." >&2
 
 clean:
-	rm -rf $(VENV) site dist build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site dist build demo .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

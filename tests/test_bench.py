@@ -12,7 +12,8 @@ from engram.errors import EngramError
 from engram.experiments.bench import PLAIN, Size, bench, cached_step, shaped, steps
 from engram.experiments.peers import Lora, Separate, Straightforward, VitPytorch, installed
 from engram.experiments.timing import Case, compare, exponent, quartiles
-from engram.tasks.costs import shape_of, trunk_macs
+from engram.tasks.costs import trunk_macs
+from engram.tasks.shape import TrunkShape
 from engram.vit import ViT
 
 
@@ -154,7 +155,9 @@ def test_every_step_updates_and_the_frozen_trunk_stays(trunk: ViT) -> None:
 
 
 def test_a_shape_has_the_size_of_its_name() -> None:
-    assert trunk_macs(shape_of(shaped("ViT-Ti/32"))) < trunk_macs(shape_of(shaped("ti/16")))
+    assert trunk_macs(TrunkShape.of(shaped("ViT-Ti/32"))) < trunk_macs(
+        TrunkShape.of(shaped("ti/16"))
+    )
     assert shaped("ViT-S/16").config.width == 384
     with pytest.raises(EngramError, match="ViT-B/32"):
         shaped("ViT-XXL/3")

@@ -13,8 +13,9 @@ import torch
 
 from engram import EngramError, MemoryViT, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
-from engram.store import engram as files
-from engram.store.bundles import MANIFEST, compose, gather, is_bundle, load_model, read_bundle
+from engram.inference.load import load_model
+from engram.store.bundles import MANIFEST, compose, gather, is_bundle, read_bundle
+from engram.store.format import read_engram, write_engram
 from engram.trunks.load import load_trunk
 from engram.vit import ViT
 
@@ -67,7 +68,7 @@ def test_parents_come_first_and_the_rest_as_given(paths: dict[str, Path], tmp_pa
 def test_the_manifest_says_what_is_inside(paths: dict[str, Path], tmp_path: Path) -> None:
     bundle = compose([paths["a"], paths["c"]], tmp_path / "new" / "folder")
     manifest = json.loads((bundle.folder / MANIFEST).read_text("utf-8"))
-    a, c = (files.read_engram(paths[name]) for name in "ac")
+    a, c = (read_engram(paths[name]) for name in "ac")
     assert manifest == {
         "format": 1,
         "trunk": {"source": a.trunk.source, "fingerprint": a.trunk.fingerprint},
@@ -78,7 +79,7 @@ def test_the_manifest_says_what_is_inside(paths: dict[str, Path], tmp_path: Path
         ],
     }
     assert sorted(os.listdir(bundle.folder)) == ["a.safetensors", MANIFEST, "c.safetensors"]
-    assert files.read_engram(bundle.folder / "c.safetensors").header() == c.header()
+    assert read_engram(bundle.folder / "c.safetensors").header() == c.header()
 
 
 def test_bundles_and_files_mix_and_repeat(paths: dict[str, Path], tmp_path: Path) -> None:
@@ -105,23 +106,23 @@ def test_another_trunk_is_refused_by_both_names(paths: dict[str, Path], tmp_path
     said = refusal([paths["a"], other], tmp_path / "out")
     for path in (paths["a"], other):
         assert str(path) in said
-        assert files.read_engram(path).trunk.fingerprint[:12] in said
+        assert read_engram(path).trunk.fingerprint[:12] in said
     assert not (tmp_path / "out").exists()
 
 
 def test_another_preprocessing_is_refused(paths: dict[str, Path], tmp_path: Path) -> None:
-    engram = files.read_engram(paths["b"])
+    engram = read_engram(paths["b"])
     other = replace(engram, preprocessing=Preprocessing((16, 16), 18))
-    path = files.write_engram(tmp_path / "other.safetensors", other)
+    path = write_engram(tmp_path / "other.safetensors", other)
     said = refusal([paths["a"], path], tmp_path / "out")
     assert '"resize": null' in said
     assert '"resize": 18' in said
 
 
 def test_two_tasks_of_one_name_are_refused(paths: dict[str, Path], tmp_path: Path) -> None:
-    engram = files.read_engram(paths["b"])
+    engram = read_engram(paths["b"])
     clash = replace(engram, spec=replace(engram.spec, name="a"))
-    path = files.write_engram(tmp_path / "clash.safetensors", clash)
+    path = write_engram(tmp_path / "clash.safetensors", clash)
     said = refusal([paths["a"], path], tmp_path / "out")
     assert str(paths["a"]) in said
     assert str(path) in said
@@ -132,9 +133,9 @@ def test_parents_must_be_there_with_the_right_content(
     paths: dict[str, Path], tmp_path: Path
 ) -> None:
     assert "extends 'a'" in refusal([paths["c"]], tmp_path / "out")
-    engram = files.read_engram(paths["a"])
+    engram = read_engram(paths["a"])
     other = replace(engram, tensors={n: t + 1 for n, t in engram.tensors.items()})
-    path = files.write_engram(tmp_path / "again.safetensors", other)
+    path = write_engram(tmp_path / "again.safetensors", other)
     said = refusal([path, paths["c"]], tmp_path / "out")
     assert engram.content[:12] in said
     assert other.content[:12] in said

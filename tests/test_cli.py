@@ -212,7 +212,7 @@ def test_stopping_is_quiet(folder: Path, capsys: Output, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_real_process_that_tidies_up(number: int, tmp_path: Path) -> None:
     code = (
-        "import sys, time, engram.describe as d; from engram.cli.main import main\n"
+        "import sys, time, engram.store.describe as d; from engram.cli.main import main\n"
         "def wait(source):\n"
         "    print('ready', flush=True)\n"
         "    try: time.sleep(60)\n"
@@ -274,8 +274,8 @@ def test_an_output_that_fails_is_no_traceback(folder: Path) -> None:
 
 def test_the_public_names_are_themselves_whatever_was_imported() -> None:
     code = (
-        "import engram.store.engram, engram.model, engram\n"
-        "assert callable(engram.inspect) and engram.inspect is engram.files.read_engram\n"
+        "import engram.store.format, engram.model, engram\n"
+        "assert callable(engram.inspect) and engram.inspect is engram.store.format.read_engram\n"
         "assert set(engram.__all__) <= set(dir(engram))\n"
         "for name in engram.__all__: assert callable(getattr(engram, name)), name\n"
     )

@@ -6,8 +6,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from engram import EngramError, MemoryViT, random_trunk
-from engram.tasks.costs import Shape, shape_of, task_costs, trunk_macs
+from engram.tasks.costs import task_costs, trunk_macs
 from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.vit import ViTConfig
 
@@ -23,12 +24,12 @@ def spec(regime: str = "masked", **settings: object) -> TaskSpec:
 @pytest.mark.parametrize(("cells", "count"), [(1, 9_984), (5, 46_848), (10, 92_928), (20, 185_088)])
 def test_parameters_are_those_of_the_paper(cells: int, count: int) -> None:
     for regime in ("masked", "memory"):
-        assert task_costs(shape_of(B32), spec(regime, cells=cells)).parameters == count
+        assert task_costs(TrunkShape.of(B32), spec(regime, cells=cells)).parameters == count
 
 
 def test_parameters_are_those_of_tables_4_and_5() -> None:
     def count(regime: str) -> int:
-        return task_costs(shape_of(B16), spec(regime, cells=5, adapter_width=20)).parameters
+        return task_costs(TrunkShape.of(B16), spec(regime, cells=5, adapter_width=20)).parameters
 
     token = 768
     assert count("class") == token
@@ -37,11 +38,11 @@ def test_parameters_are_those_of_tables_4_and_5() -> None:
     assert count("memory+adapter") - token == 783_360  # "783K"
     assert count("head") == count("mlp-head") == 0
     assert count("full") == 85_798_656  # a B/16 without its head
-    assert task_costs(shape_of(B16), spec("head")).head_parameters == 768 * 3 + 3
+    assert task_costs(TrunkShape.of(B16), spec("head")).head_parameters == 768 * 3 + 3
 
 
 def test_macs_are_those_of_the_paper() -> None:
-    b32, b16 = shape_of(B32), shape_of(B16)
+    b32, b16 = TrunkShape.of(B32), TrunkShape.of(B16)
     assert round(trunk_macs(b32) / 1e9, 2) == 4.41
     assert round(trunk_macs(b16) / 1e9, 2) == 17.56
     assert round(task_costs(b32, spec()).macs / 1e9, 3) == 0.086
@@ -76,7 +77,7 @@ def test_a_trunk_costs_what_torch_counts(options: dict[str, object]) -> None:
         def forward(self) -> torch.Tensor:
             return trunk.tokens(pixels)
 
-    assert flops(Tokens()) == 2 * IMAGES * trunk_macs(shape_of(trunk), (32, 48))
+    assert flops(Tokens()) == 2 * IMAGES * trunk_macs(TrunkShape.of(trunk), (32, 48))
 
 
 @pytest.mark.parametrize("options", TRUNKS.values(), ids=TRUNKS.keys())
@@ -99,7 +100,7 @@ def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, objec
         tokens=task.tokens,
         adapter_width=task.adapter_width,
     )
-    costs = task_costs(shape_of(trunk), task)
+    costs = task_costs(TrunkShape.of(trunk), task)
     assert costs.parameters + costs.head_parameters == sum(p.numel() for p in added.parameters())
 
     expected = IMAGES * (costs.trunk_macs + costs.macs + costs.head_macs) + costs.once
@@ -109,17 +110,17 @@ def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, objec
 
 
 def test_a_task_that_extends_pays_for_what_it_reads() -> None:
-    shape = shape_of(B32)
+    shape = TrunkShape.of(B32)
     parents = [spec(cells=3), spec(cells=4)]
     more = task_costs(shape, spec(), parents).macs - task_costs(shape, spec()).macs
     assert more == 12 * 2 * 768 * (3 + 1 + 4 + 1)
 
 
 def test_a_trunk_with_another_head_has_as_many_parameters() -> None:
-    assert shape_of(random_trunk(classes=3)) == shape_of(random_trunk(classes=0))
+    assert TrunkShape.of(random_trunk(classes=3)) == TrunkShape.of(random_trunk(classes=0))
 
 
 @pytest.mark.parametrize("wrong", [{"patch": 0}, {"depth": 10**15}, {"image_size": (4, 32)}])
 def test_a_shape_that_no_trunk_has_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(EngramError, match="No trunk"):
-        Shape(**{**vars(shape_of(random_trunk())), **wrong})
+        TrunkShape(**{**vars(TrunkShape.of(random_trunk())), **wrong})

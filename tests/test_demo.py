@@ -18,7 +18,7 @@ from engram.errors import EngramError, Interrupted
 from engram.experiments import demo_folder as demo
 from engram.experiments.demo import WHAT, Size, Tour
 from engram.experiments.demo_folder import run_demo
-from engram.store.bundles import load_model
+from engram.inference.load import load_model
 from engram.train import cache
 from engram.trunks.load import load_trunk
 

@@ -14,7 +14,8 @@ from sklearn import metrics as sk
 import engram
 from engram import EngramError, MemoryViT, evaluate, load_trunk, random_trunk
 from engram.data.datasets import load
-from engram.inference.evaluate import classification_metrics, predict
+from engram.inference.predict import predict
+from engram.tasks.metrics import classification_metrics
 from engram.vit import HeadConfig
 
 

@@ -25,7 +25,7 @@ from engram.export.write import Export, OnnxModel, check_pixels, export_onnx, ex
 from engram.images.decode import FORMATS
 from engram.images.preprocessing import INTERPOLATIONS, Preprocessing, normalise
 from engram.images.views import evaluation_view
-from engram.store.bundles import load_model
+from engram.inference.load import load_model
 
 Output = pytest.CaptureFixture[str]
 

@@ -25,11 +25,10 @@ import engram as package
 from engram import EngramError, MemoryViT, random_trunk
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
-from engram.store import engram as files
 from engram.store.engram import Engram, TrunkInfo
-from engram.store.format import read_engram, write_engram
-from engram.tasks.costs import shape_of
+from engram.store.format import as_bytes, parse_header, read_engram, write_engram
 from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.util.files import write_atomically
@@ -107,16 +106,16 @@ def test_outside_tools_can_rely_on_names_and_shapes(path: Path) -> None:
 def test_the_same_engram_is_the_same_bytes(path: Path) -> None:
     """So that a hash of the file, as a dry run of a push shows it, can be relied on."""
     engram = read_engram(path)
-    assert {files.as_bytes(engram) for _ in range(8)} == {path.read_bytes()}
+    assert {as_bytes(engram) for _ in range(8)} == {path.read_bytes()}
 
 
 def test_five_cells_and_ten_classes_for_b32_are_under_250_kb(tmp_path: Path) -> None:
     config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
     info = TrunkInfo(
-        **vars(shape_of(config)), heads=12, source="b32", fingerprint="0" * 64, antialias=True
+        **vars(TrunkShape.of(config)), heads=12, source="b32", fingerprint="0" * 64, antialias=True
     )
     spec = TaskSpec("t", tuple(f"class {i}" for i in range(10)))
-    shapes = files.expected_shapes(spec, info)
+    shapes = spec.shapes(info)
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     saved = write_engram(
         tmp_path / "t.safetensors", Engram(spec, tensors, info, Preprocessing(), {})
@@ -456,7 +455,7 @@ def with_content(header: dict[str, Any], data: bytes) -> dict[str, Any]:
     """With the content hash that belongs to header and tensors, where they have one at all."""
     try:
         tensors = safetensors.torch.load(data)
-        return {**header, "content": files._parse(Path("x"), header, tensors).content}
+        return {**header, "content": parse_header(Path("x"), header, tensors).content}
     except Exception:
         return header
 

@@ -21,12 +21,13 @@ from engram.cli import main as cli
 from engram.data.datasets import Splits, load
 from engram.images.preprocessing import Preprocessing
 from engram.inference.evaluate import answers
-from engram.memory import TrunkPass, beside
+from engram.memory import TrunkPass, forward_tasks
 from engram.store.format import read_engram, write_engram
-from engram.tasks.costs import shape_of, task_costs
+from engram.tasks.costs import task_costs
 from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.metrics import best_thresholds
 from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
 from engram.tasks.task import Task
 from engram.vit import ViT
 
@@ -110,7 +111,7 @@ def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
     with torch.no_grad():
         x = trunk.embed(pixels[:1])
         run = TrunkPass(trunk, x, x.shape[1])
-        own = trunk.norm(beside(trunk, run, memory, 1))[0]  # (classes, D)
+        own = trunk.norm(forward_tasks(trunk, run, memory, 1))[0]  # (classes, D)
         patches = trunk.norm(run.tokens)[0, 1:]  # (24, D)
         head = task.head
         fields = []
@@ -175,7 +176,7 @@ def test_every_kind_comes_back_as_it_was(
     assert torch.equal(again(pixels, exact=True)["t"], model(pixels, exact=True)["t"])
     assert again.engram("t").content == model.engram("t").content
     found = engram.inspect(saved)
-    costs = task_costs(shape_of(model.trunk), task.spec)
+    costs = task_costs(TrunkShape.of(model.trunk), task.spec)
     assert found.parameters == sum(p.numel() for p in task.parameters())
     if regime != "full":
         assert found.parameters == costs.parameters + costs.head_parameters

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engram import EngramError
-from engram.store.bundles import load_model
+from engram.inference.load import load_model
 from engram.store.format import read_engram
 from engram.store.legacy import convert
 

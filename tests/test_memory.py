@@ -63,14 +63,11 @@ def from_cache(tokens: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]
     def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             layers = normed_of_every_layer(model.trunk, pixels)
-        names = list(model.tasks)
-        streams = model._make_memory(names)
+        streams = model.memory(list(model.tasks))
         with mock.patch.object(memory, "reads_tokens", return_value=tokens):
             y = memory.from_normed(model.trunk, layers, streams)
-        return {
-            name: model.task(name).head(model.trunk.norm(own).mean(1))
-            for name, own in zip(names, streams.split(y), strict=True)
-        }
+        own = streams.split(model.trunk.norm(y))
+        return {name: model.task(name).head(own[name].mean(1)) for name in model.tasks}
 
     return answer
 

@@ -15,9 +15,10 @@ from tests.strategies import scatter, some_pixels, tiny_trunk, trunk_options
 from torch import nn
 
 from engram import EngramError, MemoryViT, ViT
-from engram.tasks.regimes import REGIMES, train_only
+from engram.tasks.regimes import REGIMES
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
+from engram.train.trainable import train_only
 from engram.vit import ViTConfig
 
 HEAD = ["head.weight", "head.bias"]

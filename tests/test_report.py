@@ -18,14 +18,15 @@ from engram.cli.main import main
 from engram.data.datasets import Dataset
 from engram.data.sources import Arrays
 from engram.errors import EngramError
-from engram.inference.attention import PARTS, looks
+from engram.inference.attention import PARTS, attention
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.findings import MOST_CLASSES
 from engram.report.page import MOST_IMAGES, TaskPart, answers_for_report, costs_of, write_report
 from engram.report.pieces import chart, ticks
-from engram.tasks.costs import shape_of, task_costs
+from engram.tasks.costs import task_costs
 from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
 
 HISTORY = [
     {"step": s, "loss": 2 / s, "val_loss": 3 / s, "val_accuracy": 1 - 1 / s} for s in (1, 5, 9)
@@ -176,7 +177,7 @@ def test_costs_count_all_ancestors() -> None:
     model.add_task("b", 2, extends=["a"])
     model.add_task("c", 2, extends=["b"])
     specs = {name: task.spec for name, task in model.tasks.items()}
-    by_hand = task_costs(shape_of(model.trunk), specs["c"], [specs["a"], specs["b"]])
+    by_hand = task_costs(TrunkShape.of(model.trunk), specs["c"], [specs["a"], specs["b"]])
     assert costs_of(model)["c"] == by_hand
 
 
@@ -200,7 +201,7 @@ def test_a_curve_leaves_out_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("regime", REGIMES)
 def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
-    seen = looks(model_with(["a", "b"], cells=4, regime=regime), "t", torch.rand(3, 3, 32, 32))
+    seen = attention(model_with(["a", "b"], cells=4, regime=regime), "t", torch.rand(3, 3, 32, 32))
     assert seen.shares.sum(1) == pytest.approx(torch.ones(len(seen.shares)), abs=1e-5)
     assert seen.patches.sum((2, 3)).mean(0) == pytest.approx(seen.shares[:, 0], abs=1e-5)
     assert bool((seen.shares[:, PARTS.index("its cells")] > 0).all()) == REGIMES[regime].cells
@@ -212,7 +213,7 @@ def test_only_a_child_reads_what_it_extends() -> None:
     model.add_task("b", 2, cells=0, extends=["a"])
     model.add_task("c", 2, cells=9)
     pixels = torch.rand(2, 3, 32, 32)
-    extended = {name: looks(model, name, pixels).shares[:, 4] for name in model.tasks}
+    extended = {name: attention(model, name, pixels).shares[:, 4] for name in model.tasks}
     assert float(extended["a"].max()) == float(extended["c"].max()) == 0
     assert float(extended["b"].min()) > 0
 
@@ -228,7 +229,7 @@ def test_looks_are_the_attention_of_the_first_layer_by_hand() -> None:
     q, k, _ = block.project(block.norm1(tokens))
     scores = q[:, :, x.shape[1] : x.shape[1] + 1] @ k.mT / q.shape[-1] ** 0.5
     weights = scores.softmax(-1).mean(1)[:, 0].detach()
-    seen = looks(model, "t", pixels)
+    seen = attention(model, "t", pixels)
     assert torch.allclose(seen.patches[:, 0].flatten(1), weights[:, 1 : x.shape[1]], atol=1e-6)
     assert float(seen.shares[0, 3]) == pytest.approx(float(weights[:, -3:].sum(1).mean()), abs=1e-6)
 
@@ -249,7 +250,7 @@ def test_looking_is_the_pass_that_answers(regime: str, update: str) -> None:
     with torch.inference_mode():
         model(pixels, tasks=["t"])
     answering, given[:] = given[:], []
-    looks(model, "t", pixels)
+    attention(model, "t", pixels)
     for one, other in zip(given, answering, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -257,7 +258,7 @@ def test_looking_is_the_pass_that_answers(regime: str, update: str) -> None:
 def test_a_class_token_that_learned_nothing_looks_as_the_trunks_own() -> None:
     pixels = torch.rand(2, 3, 32, 32)
     model = model_with(["a", "b"], regime="class")
-    task, base = looks(model, "t", pixels), looks(model, "base", pixels)
+    task, base = attention(model, "t", pixels), attention(model, "base", pixels)
     assert torch.allclose(task.patches, base.patches, atol=1e-6)
 
 
@@ -265,7 +266,7 @@ def test_without_a_class_token_nothing_looks() -> None:
     model = MemoryViT(engram.random_trunk(class_token=False, prefix_positions=0, classes=0))
     model.add_task("t", 2, regime="head")
     with pytest.raises(EngramError, match="looks nowhere"):
-        looks(model, "t", torch.rand(1, 3, 32, 32))
+        attention(model, "t", torch.rand(1, 3, 32, 32))
 
 
 def test_looking_leaves_no_trace() -> None:
@@ -273,15 +274,15 @@ def test_looking_leaves_no_trace() -> None:
     pixels = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
         before = model(pixels)
-        looks(model, "t", pixels)
-        looks(model, "base", pixels)
+        attention(model, "t", pixels)
+        attention(model, "base", pixels)
         after = model(pixels)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_looking_is_blind_to_other_models_on_the_same_trunk() -> None:
     model, pixels = model_with(["a", "b"]), torch.rand(1, 3, 32, 32)
-    alone = looks(model, "base", pixels)
+    alone = attention(model, "base", pixels)
     other, done = MemoryViT(model.trunk), threading.Event()
     other.add_task("other", 2)
 
@@ -294,7 +295,7 @@ def test_looking_is_blind_to_other_models_on_the_same_trunk() -> None:
     thread.start()
     try:
         for _ in range(100):
-            seen = looks(model, "base", pixels)
+            seen = attention(model, "base", pixels)
             assert torch.allclose(seen.patches, alone.patches, atol=1e-6)
     finally:
         done.set()

@@ -17,7 +17,8 @@ import engram
 from engram import EngramError, MemoryViT, random_trunk, save_trunk
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
-from engram.store.bundles import compose, load_model, read_bundle
+from engram.inference.load import load_model
+from engram.store.bundles import compose, read_bundle
 from engram.store.format import as_bytes, read_engram, write_engram
 from engram.store.portable import portable
 from engram.store.sharing import pull, push

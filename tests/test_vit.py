@@ -138,8 +138,7 @@ def test_positions_are_resized_as_a_field() -> None:
         trunk.position[:, 0] = torch.arange(4.0).repeat(4)
     for antialias in (True, False):
         trunk.config = replace(trunk.config, antialias=antialias)
-        trunk._resized = None
-        field = trunk._position((3, 7)).view(3, 7, 8)
+        field = trunk.at_size((3 * 8, 7 * 8)).position.view(3, 7, 8)
         torch.testing.assert_close(field[..., 1:], torch.full((3, 7, 7), 2.5))
         assert (field[:, 1:, 0] > field[:, :-1, 0]).all()
         torch.testing.assert_close(field[0], field[2])
@@ -149,8 +148,8 @@ def test_antialias_only_matters_when_shrinking() -> None:
     trunk = random_trunk()
     other = copy.deepcopy(trunk)
     other.config = replace(other.config, antialias=False)
-    for grid, same in (((4, 4), True), ((2, 2), False)):
-        assert torch.equal(trunk._position(grid), other._position(grid)) == same
+    for size, same in (((32, 32), True), ((16, 16), False)):
+        assert torch.equal(trunk.at_size(size).position, other.at_size(size).position) == same
 
 
 def test_resized_positions_follow_the_weights() -> None:

@@ -16,8 +16,8 @@ import sets
 import torch
 from runs import SEEDS, Setting, chosen, described, engram_path, rates_path, run_path, write
 
-from engram.inference.evaluate import classification_metrics
 from engram.model import MemoryViT
+from engram.tasks.metrics import classification_metrics
 from engram.tasks.regimes import REGIMES
 from engram.train.feeds import choose
 from engram.train.fit import train

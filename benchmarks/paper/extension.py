@@ -27,8 +27,8 @@ from runs import RECORDS, SEEDS, read, write
 from show import mean_and_spread
 
 from engram.data.datasets import Dataset, Splits
-from engram.inference.evaluate import classification_metrics
 from engram.model import MemoryViT
+from engram.tasks.metrics import classification_metrics
 from engram.train.feeds import choose
 from engram.train.fit import train
 from engram.train.learner import Learner

@@ -28,7 +28,7 @@ from engram.data.sources import Arrays
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.tasks.costs import Shape, shape_of
+from engram.tasks.shape import TrunkShape
 from engram.trunks.load import load_trunk
 from engram.util.files import write_atomically
 from engram.vit import ViT, ViTConfig
@@ -57,9 +57,9 @@ def trunk(pixels: int, raw: bool = False) -> ViT:
     return load_trunk(TRUNK, preprocessing=usual.with_size((pixels, pixels)) if raw else squash)
 
 
-def shape() -> Shape:
+def shape() -> TrunkShape:
     """What costs are counted from; the same as the trunk's, which need not be there."""
-    return shape_of(ViTConfig((224, 224), 16, 192, 12, 3, 768))
+    return TrunkShape.of(ViTConfig((224, 224), 16, 192, 12, 3, 768))
 
 
 @cache

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from runs import SEEDS, Setting, read, run_path
 
-from engram.tasks.costs import Shape, task_costs
+from engram.tasks.costs import task_costs
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec, class_names
 
 MISSING = "not run"
@@ -46,7 +47,7 @@ def parameters(setting: Setting) -> str:
     return f"{found[0]:,}" if found else MISSING
 
 
-def macs(setting: Setting, trunk: Shape) -> str:
+def macs(setting: Setting, trunk: TrunkShape) -> str:
     """Multiply-accumulates an image, as a part of the trunk's own pass at that size."""
     spec = TaskSpec(
         "task",

@@ -19,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engram.experiments.timing import Case, compare
 from engram.model import MemoryViT
-from engram.tasks.costs import shape_of, task_costs, trunk_macs
+from engram.tasks.costs import task_costs, trunk_macs
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec, class_names
 from engram.vit import HeadConfig, ViT, ViTConfig
 
@@ -65,7 +66,7 @@ def table() -> list[str]:
     if measured is None:
         return ["Not measured."]
     rows = []
-    tiny, base = shape_of(TI16), shape_of(B32)
+    tiny, base = TrunkShape.of(TI16), TrunkShape.of(B32)
     plain = f"{trunk_macs(tiny) / 1e6:,.1f}"
     for regime in REGIMES:
         spec = TaskSpec("task", class_names(CLASSES), regime=regime)

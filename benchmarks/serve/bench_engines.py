@@ -32,8 +32,8 @@ from engram.export.runtime import BATCHES, OnnxModel, check_pixels
 from engram.export.runtime import compare as compare_answers
 from engram.export.write import export_onnx
 from engram.images.preprocessing import Preprocessing
+from engram.inference.engine import OneByOne
 from engram.model import MemoryViT
-from engram.serve.engines import OneByOne
 from engram.util.files import write_atomically
 from engram.vit import ViT
 

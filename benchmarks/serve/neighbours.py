@@ -21,7 +21,7 @@ from engram.export.write import OnnxModel, export_onnx
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.evaluate import preprocessing_of
-from engram.store.bundles import load_model
+from engram.inference.load import load_model
 
 BATCH = 16
 

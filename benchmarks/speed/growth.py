@@ -16,7 +16,8 @@ import torch
 from benchmarks.speed.plan import Plan, trunk_of
 from engram.experiments.bench import PLAIN, Size
 from engram.experiments.timing import Case, Say, Timing, exponent
-from engram.tasks.costs import shape_of, task_costs, trunk_macs
+from engram.tasks.costs import task_costs, trunk_macs
+from engram.tasks.shape import TrunkShape
 
 LAST = 3  # points of the second slope, where the part that grows weighs most
 
@@ -26,7 +27,7 @@ def growth(plan: Plan, say: Say) -> dict[str, Any]:
 
     def pass_macs(size: Size, tasks: int, images: int, cells: int) -> int:
         spec = size.model(1, cells=cells).task("task0").spec
-        shape = shape_of(size.trunk)
+        shape = TrunkShape.of(size.trunk)
         costs = task_costs(shape, spec)
         return images * (trunk_macs(shape) + tasks * (costs.macs + costs.head_macs))
 

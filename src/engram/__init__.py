@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engram.errors import EngramError
-    from engram.inference.evaluate import evaluate, predict
+    from engram.inference.evaluate import evaluate
+    from engram.inference.load import load_model
+    from engram.inference.predict import predict
     from engram.model import MemoryViT
+    from engram.store.bundles import compose
     from engram.store.format import read_engram as inspect
     from engram.store.remote import find as list  # noqa: F401
     from engram.store.sharing import pull, push
     from engram.train.fit import fit
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
+    from engram.train.trainable import train_only
     from engram.trunks.load import load_trunk, save_trunk
     from engram.trunks.objects import from_timm, from_transformers
     from engram.vit import ViT, random_trunk
@@ -27,11 +31,13 @@ __all__ = [
     "MemoryViT",
     "Recipe",
     "ViT",
+    "compose",
     "evaluate",
     "fit",
     "from_timm",
     "from_transformers",
     "inspect",
+    "load_model",
     "load_trunk",
     "predict",
     "pull",
@@ -39,6 +45,7 @@ __all__ = [
     "random_trunk",
     "save_trunk",
     "sweep",
+    "train_only",
 ]
 
 # Where the public names live. They are imported when first used: torch takes seconds, and
@@ -48,19 +55,22 @@ _HOMES = {
     "MemoryViT": ("model", "MemoryViT"),
     "Recipe": ("train.recipe", "Recipe"),
     "ViT": ("vit", "ViT"),
+    "compose": ("store.bundles", "compose"),
     "evaluate": ("inference.evaluate", "evaluate"),
     "fit": ("train.fit", "fit"),
     "from_timm": ("trunks.objects", "from_timm"),
     "from_transformers": ("trunks.objects", "from_transformers"),
-    "inspect": ("store.engram", "read_engram"),
+    "inspect": ("store.format", "read_engram"),
     "list": ("store.remote", "find"),  # not in __all__: `import *` must not hide Python's own
+    "load_model": ("inference.load", "load_model"),
     "load_trunk": ("trunks.load", "load_trunk"),
-    "predict": ("inference.evaluate", "predict"),
+    "predict": ("inference.predict", "predict"),
     "pull": ("store.sharing", "pull"),
     "push": ("store.sharing", "push"),
     "random_trunk": ("vit", "random_trunk"),
     "save_trunk": ("trunks.load", "save_trunk"),
     "sweep": ("train.sweep", "sweep"),
+    "train_only": ("train.trainable", "train_only"),
 }
 
 

@@ -65,13 +65,14 @@ class Bank:
             x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
         return x
 
-    def beside(self, layer: int, start: int = 0) -> Side:
-        return Side(self, layer, start)
+    def at(self, layer: int, start: int = 0) -> LayerAdapters:
+        """The adapters of one layer, for the tokens from `start` on."""
+        return LayerAdapters(self, layer, start)
 
 
 @dataclass(frozen=True)
-class Side:
-    """The bank at one layer, for the tokens from `start` on (`vit.Beside`)."""
+class LayerAdapters:
+    """The bank at one layer, for the tokens from `start` on; `vit.Block` calls it."""
 
     bank: Bank
     layer: int

@@ -37,6 +37,7 @@ Update = Literal["fresh", "propagate", "add"]
 class Stream:
     """What one task brings into a pass."""
 
+    name: str
     token: Tensor  # (k, D); the paper has k = 1
     cells: Tensor  # (l, m, D); m may be 0
     extends: tuple[int, ...] = ()  # the earlier streams of the pass that it reads, all ancestors
@@ -70,7 +71,7 @@ TrunkView = KeysValues | Normed
 
 
 class Watch(Protocol):
-    """Is shown what each class token reads at a layer: weights (b, h, s, n), (…, a) and (…, m)."""
+    """Called with the attention weights of a layer: (b, h, s, n), (b, h, s, a), (b, h, s, m)."""
 
     def __call__(
         self, layer: int, to_trunk: Tensor, to_tokens: Tensor, to_cells: Tensor, /
@@ -105,15 +106,15 @@ class Memory:
             if stream.adapters is not None
         ]
         self.bank = Bank(members, s) if members else None
-        self.watch: Watch | None = None
 
     def start(self, images: int) -> Tensor:
         """The class tokens at the first layer: (b, s, D)."""
         return self.token.expand(images, -1, -1)
 
-    def split(self, y: Tensor) -> list[Tensor]:
-        """The tokens (b, s, D) of each stream: (b, k, D)."""
-        return [y[:, span.start : span.stop] for span in self.spans]
+    def split(self, y: Tensor) -> dict[str, Tensor]:
+        """The tokens (b, s, D) of all streams by name: (b, k, D) each."""
+        pairs = zip(self.streams, self.spans, strict=True)
+        return {stream.name: y[:, span.start : span.stop] for stream, span in pairs}
 
     def attend(self, layer: int, block: Block, normed: Tensor, trunk: TrunkView) -> Tensor:
         """Every class token reads the trunk, the class tokens and the cells that Table 1 allows.
@@ -131,11 +132,18 @@ class Memory:
         return self.attend_keys(layer, block, *block.project(normed), trunk)
 
     def attend_keys(
-        self, layer: int, block: Block, q: Tensor, k: Tensor, v: Tensor, trunk: KeysValues
+        self,
+        layer: int,
+        block: Block,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        trunk: KeysValues,
+        watch: Watch | None = None,
     ) -> Tensor:
         """`attend` by keys and values, as usual; `q`, `k`, `v` (b, h, s, d) are the tasks' own."""
         cell_k, cell_v = self.keys_values(layer, block)  # (h, s, m, d)
-        if len(self.token) == 1 and self.watch is None:  # nothing to hide from it
+        if len(self.token) == 1 and watch is None:  # it may read all there is: no mask
             k = torch.cat([trunk.k, k, cell_k[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             v = torch.cat([trunk.v, v, cell_v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             return merge_heads(F.scaled_dot_product_attention(q, k, v))
@@ -144,9 +152,11 @@ class Memory:
         of_trunk = q @ trunk.k.mT
         of_tokens = (q.unsqueeze(3) * token_k).sum(-1)
         of_cells = torch.einsum("bhsd,hsmd->bhsm", q, cell_k)
-        weights = self._weigh(layer, of_trunk, torch.cat([of_tokens, of_cells], dim=-1))
+        weights = self._weigh(of_trunk, torch.cat([of_tokens, of_cells], dim=-1))
         lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
         to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
+        if watch is not None:
+            watch(layer, to_trunk, to_tokens, to_cells)
         read = to_trunk @ trunk.v + (to_tokens.unsqueeze(-1) * token_v).sum(3)
         return merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
 
@@ -167,7 +177,7 @@ class Memory:
         memory = torch.cat([self._read(normed, dim=1), cells.expand(b, -1, -1, -1)], dim=2)
         of_trunk = (q @ trunk.mT).view(b, s, block.heads, -1)
         of_memory = _scores(q.view(b, s, -1, width), memory)  # (b, s, h, a + m)
-        weights = self._weigh(layer, of_trunk.transpose(1, 2), of_memory.transpose(1, 2))
+        weights = self._weigh(of_trunk.transpose(1, 2), of_memory.transpose(1, 2))
         lengths = [of_trunk.shape[-1], of_memory.shape[-1]]
         to_trunk, to_memory = torch.split(weights.transpose(1, 2), lengths, dim=-1)
         read = (to_memory @ memory).flatten(1, 2)
@@ -175,15 +185,11 @@ class Memory:
         read = torch.einsum("bshD,hdD->bshd", read, w_v).flatten(2)
         return read if b_v is None else read + b_v
 
-    def _weigh(self, layer: int, trunk: Tensor, memory: Tensor) -> Tensor:
+    def _weigh(self, trunk: Tensor, memory: Tensor) -> Tensor:
         """From scores of the trunk (b, h, s, n) and the memory (b, h, s, a + m) to weights."""
         if self.missing is not None:
             memory = memory.masked_fill(self.missing, -torch.inf)
-        weights = torch.cat([trunk, memory], dim=-1).softmax(-1)
-        if self.watch is not None:
-            lengths = [trunk.shape[-1], self.tokens_read.shape[1], self.cells_read.shape[1]]
-            self.watch(layer, *torch.split(weights, lengths, dim=-1))
-        return weights
+        return torch.cat([trunk, memory], dim=-1).softmax(-1)
 
     def keys_values(self, layer: int, block: Block) -> tuple[Tensor, Tensor]:
         """Keys and values of the cells that each class token reads: twice (h, s, m, d), kept."""
@@ -257,10 +263,13 @@ def _table(
 # The passes: each takes the trunk's embedded tokens x (b, n, D) and gives the last layer's tokens
 
 
-def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Tensor]:
+def forward_fast(
+    vit: ViT, x: Tensor, memory: Memory, keep: int, watch: Watch | None = None
+) -> tuple[Tensor, Tensor]:
     """All streams share each layer's matrix products: the fast path, for inference.
 
     Only the first `keep` trunk tokens are wanted at the end, so the last layer computes no others.
+    `watch` is called with every layer's attention weights.
     """
     n = x.shape[1]
     x = torch.cat([x, memory.start(x.shape[0])], dim=1)
@@ -273,15 +282,16 @@ def together(vit: ViT, x: Tensor, memory: Memory, keep: int) -> tuple[Tensor, Te
         ) -> Tensor:
             q, k, v = block.project(normed)
             trunk = KeysValues(k[:, :, :n], v[:, :, :n])
-            read = memory.attend_keys(layer, block, q[:, :, n:], k[:, :, n:], v[:, :, n:], trunk)
+            own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
+            read = memory.attend_keys(layer, block, *own, trunk, watch)
             if not wanted:
                 return read
             plain = F.scaled_dot_product_attention(q[:, :, :wanted], trunk.k, trunk.v)
             return torch.cat([merge_heads(plain), read], dim=1)
 
-        beside = memory.bank.beside(layer, wanted) if memory.bank else None
+        adapters = memory.bank.at(layer, wanted) if memory.bank else None
         rows = None if wanted == n else [*range(wanted), *range(n, x.shape[1])]
-        x = block(x, attend, beside, rows)
+        x = block(x, attend, adapters, rows)
     return x[:, :keep], x[:, keep:]
 
 
@@ -315,8 +325,8 @@ class TrunkPass:
             yield Normed(last, lean=True) if self.lean else KeysValues(*block.keys_values(last))
 
 
-def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
-    """The tasks' own tokens at the last layer (b, s, D), beside a trunk that runs or ran by itself.
+def forward_tasks(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
+    """The tasks' own tokens at the last layer (b, s, D), reading a trunk that runs by itself.
 
     The way to train a task: with the trunk frozen, only the tasks' tokens build a graph.
     """
@@ -328,7 +338,7 @@ def beside(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) ->
         ) -> Tensor:
             return memory.attend(layer, block, normed, view)
 
-        y = block(y, attend, memory.bank.beside(layer) if memory.bank else None)
+        y = block(y, attend, memory.bank.at(layer) if memory.bank else None)
     return y
 
 
@@ -362,7 +372,7 @@ def _in_width(vit: ViT, n: int, s: int) -> int:
 
 
 def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
-    """`beside` a trunk that was cached: its normed tokens (b, n, D) of every layer."""
+    """`forward_tasks` for a trunk that was cached: its normed tokens (b, n, D) of every layer."""
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
     views: Iterable[TrunkView]
     if reads_tokens(vit, layers[0].shape[1], len(memory.token), passes):
@@ -370,7 +380,7 @@ def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
     else:
         pairs = zip(layers, vit.layers, strict=True)
         views = (KeysValues(*block.keys_values(normed)) for normed, block in pairs)
-    return beside(vit, views, memory, len(layers[0]))
+    return forward_tasks(vit, views, memory, len(layers[0]))
 
 
 def full_attention(
@@ -386,7 +396,7 @@ def full_attention(
     The paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where
     the first layer's cells are ordinary tokens from there on, and `add`, where every layer adds
     its own learned cells to the propagated ones. The cells are dropped at the end. `watch` is
-    shown the weights (b, h, n + m) of token 0 at each layer.
+    called with the attention weights (b, h, n + m) of token 0 at each layer.
     """
     n = x.shape[1]
     for layer, block in enumerate(vit.layers):
@@ -395,7 +405,7 @@ def full_attention(
         elif update == "add":
             x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
         fresh = cells[layer] if update == "fresh" else None
-        x = block(x, _reads_cells(fresh, watch), bank.beside(layer) if bank else None)
+        x = block(x, _reads_cells(fresh, watch), bank.at(layer) if bank else None)
     return x[:, :n]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,19 @@ from torch import Tensor, nn
 
 from engram.adapters import Bank
 from engram.errors import EngramError
+from engram.images.preprocessing import Preprocessing
 from engram.memory import (
     Memory,
     Stream,
     TrunkPass,
     Update,
-    beside,
+    forward_fast,
+    forward_tasks,
     from_normed,
     full_attention,
     reads_lean,
-    together,
 )
-from engram.store.engram import Engram, describe_trunk, new_engram
+from engram.store.engram import Engram, TrunkInfo, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.store.remote import one_engram
 from engram.tasks.heads import Patches
@@ -51,6 +53,13 @@ class MemoryViT(nn.Module):
         self._tasks: dict[str, Task] = {}
         self._modules_of_tasks = nn.ModuleList()
         self._memories: dict[tuple[str, ...], tuple[object, Memory]] = {}
+        self._constant: Memory | None = None
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How pictures become pixels: the trunk's way, or plain ones of its size if it has none."""
+        size = self.trunk.config.image_size
+        return self.trunk.preprocessing or Preprocessing(size=size, resize=None)
 
     # Tasks
 
@@ -168,7 +177,7 @@ class MemoryViT(nn.Module):
         if not isinstance(source, Engram):
             source = read_engram(one_engram(source))
         engram = source
-        engram.check_trunk(describe_trunk(self.trunk), self.trunk.preprocessing)
+        engram.check_trunk(TrunkInfo.from_trunk(self.trunk), self.trunk.preprocessing)
         self._check_place(engram.spec)
         for parent, content in engram.parents.items():
             attached = self.engram(parent).content
@@ -231,7 +240,7 @@ class MemoryViT(nn.Module):
         answer is bit for bit what it would be alone. A task whose regime changes the trunk's own
         tokens takes a pass of its own beside base.
         """
-        names = self._requested(tasks)
+        names = self.output_names(tasks)
         alone = [n for n in names if n != "base" and self.task(n).spec.parts.changes_trunk]
         logits = {name: self._answer_alone(name, pixels) for name in alone}
         shared = [name for name in names if name not in logits]
@@ -255,17 +264,53 @@ class MemoryViT(nn.Module):
         masked = [name for name in tasks if self.task(name).spec.parts.masked]
         logits = {n: self.task(n).head.read(pooled, patches) for n in tasks if n not in masked}
         if masked:
-            memory, closure = self._memory(masked, pooled)
-            y = self.trunk.norm(from_normed(self.trunk, layers, memory))
-            streams = dict(zip(closure, memory.split(y), strict=True))
+            memory = self._memory(masked, pooled)
+            streams = memory.split(self.trunk.norm(from_normed(self.trunk, layers, memory)))
             logits.update({n: self.task(n).head.read(streams[n], patches) for n in masked})
         return {name: logits[name] for name in tasks}
 
     def memory(self, names: Sequence[str]) -> Memory:
-        """The streams of these masked tasks and of all they read, parents first, to look into."""
-        return self._make_memory(self._closure(names))
+        """The streams of these masked tasks and of all they read, parents first."""
+        closure = self._closure(names)
+        streams = []
+        for name in closure:
+            task = self.task(name)
+            assert task.class_token is not None
+            assert task.cells is not None
+            ancestors = self._closure(task.spec.extends)
+            streams.append(
+                Stream(
+                    name=name,
+                    token=task.class_token,
+                    cells=task.cells,
+                    extends=tuple(closure.index(ancestor) for ancestor in ancestors),
+                    after_norm=task.spec.after_norm,
+                    adapters=task.adapters,
+                )
+            )
+        return Memory(self.trunk, streams)
 
-    def _requested(self, tasks: Sequence[str] | None) -> list[str]:
+    def constant(self, tasks: Sequence[str], size: tuple[int, int]) -> MemoryViT:
+        """A copy in which all that depends on no image is computed, to be traced into a graph.
+
+        It answers these tasks for images of this (height, width), and cannot be trained.
+        """
+        fixed = MemoryViT(self.trunk.at_size(size), unmasked=self.unmasked)
+        for task in self._tasks.values():
+            own = copy.deepcopy(task)
+            own.trunk = None if own.trunk is None else own.trunk.at_size(size)
+            fixed._put(own)
+        fixed.to("cpu").eval().requires_grad_(False)
+        masked = [n for n in tasks if n != "base" and fixed.task(n).spec.parts.masked]
+        if masked:
+            with torch.no_grad():
+                fixed._constant = fixed.memory(masked)
+                for layer, block in enumerate(fixed.trunk.layers):
+                    fixed._constant.keys_values(layer, block)
+        return fixed
+
+    def output_names(self, tasks: Sequence[str] | None = None) -> list[str]:
+        """What a call with these `tasks` answers; without, "base" (if it has a head) and all."""
         if tasks is None:
             return (["base"] if self.trunk.head is not None else []) + list(self._tasks)
         if isinstance(tasks, str):
@@ -294,18 +339,17 @@ class MemoryViT(nn.Module):
         elif exact or self._builds_graph(masked, x):
             groups = [[name] for name in masked] if exact else [masked]
             memories = [self._memory(group, x) for group in groups]
-            lean = not exact and reads_lean(self.trunk, x.shape[1], memories[0][0])
+            lean = not exact and reads_lean(self.trunk, x.shape[1], memories[0])
             trunk = TrunkPass(self.trunk, x, keep, lean)
             views = list(trunk) if len(groups) > 1 else trunk
-            for group, (memory, closure) in zip(groups, memories, strict=True):
-                y = beside(self.trunk, views, memory, len(x))
-                computed = dict(zip(closure, memory.split(y), strict=True))
+            for group, memory in zip(groups, memories, strict=True):
+                computed = memory.split(forward_tasks(self.trunk, views, memory, len(x)))
                 streams.update({name: computed[name] for name in group})
             raw = trunk.tokens
         else:
-            memory, closure = self._memory(masked, x)
-            raw, y = together(self.trunk, x, memory, keep)
-            streams.update(zip(closure, memory.split(y), strict=True))
+            memory = self._memory(masked, x)
+            raw, y = forward_fast(self.trunk, x, memory, keep)
+            streams = memory.split(y)
         tokens = self.trunk.norm(raw) if others or per_pixel else raw
         patches = self._patches(self.trunk, tokens, size) if per_pixel else None
         logits = {}
@@ -338,7 +382,7 @@ class MemoryViT(nn.Module):
     ) -> Tensor:
         """The last layer's tokens where all tokens read each other: of such a task, or of none.
 
-        `watch` is shown what token 0 reads, as by `full_attention`.
+        `watch` is called as by `full_attention`.
         """
         config = self.trunk.config
         cells = self.trunk.position.new_empty(config.depth, 0, config.width)
@@ -384,41 +428,25 @@ class MemoryViT(nn.Module):
         tasks = (self.task(name) for name in self._closure(names))
         return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
 
-    def _memory(self, names: Sequence[str], x: Tensor) -> tuple[Memory, list[str]]:
+    def _memory(self, names: Sequence[str], x: Tensor) -> Memory:
         """The streams of these tasks and of what they read, ready to read the trunk.
 
         Outside of training they are kept until a parameter changes.
         """
-        closure = self._closure(names)
+        if self._constant is not None:
+            return self._constant
         if self._builds_graph(names, x):
             self._memories.clear()  # some optimisers write where `version` does not see it
-            return self._make_memory(closure), closure
+            return self.memory(names)
+        closure = self._closure(names)
         key, state = tuple(closure), self._versions(closure)
         kept = self._memories.pop(key, None)
         if kept is None or kept[0] != state:
-            kept = (state, self._make_memory(closure))
+            kept = (state, self.memory(names))
         self._memories[key] = kept  # the newest is last
         while len(self._memories) > _KEPT + len(self._tasks):  # `exact` has one for each task
             del self._memories[next(iter(self._memories))]
-        return kept[1], closure
-
-    def _make_memory(self, closure: Sequence[str]) -> Memory:
-        streams = []
-        for name in closure:
-            task = self.task(name)
-            assert task.class_token is not None
-            assert task.cells is not None
-            ancestors = self._closure(task.spec.extends)
-            streams.append(
-                Stream(
-                    token=task.class_token,
-                    cells=task.cells,
-                    extends=tuple(closure.index(ancestor) for ancestor in ancestors),
-                    after_norm=task.spec.after_norm,
-                    adapters=task.adapters,
-                )
-            )
-        return Memory(self.trunk, streams)
+        return kept[1]
 
     def _versions(self, closure: Sequence[str]) -> object:
         """Changes with all that a `Memory` of these tasks is made from."""

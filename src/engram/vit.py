@@ -1,6 +1,6 @@
 """One plain pre-norm Vision Transformer, the *trunk*.
 
-Options cover what the checkpoints that `checkpoints.py` reads need (ViT, DeiT, DINO, DINOv2, CLIP,
+Options cover what the weights that `trunks` reads need (ViT, DeiT, DINO, DINOv2, CLIP,
 SigLIP, MAE); none of them is a different architecture. Axes, everywhere in the package:
 
     b images   n tokens of the trunk   D width   h heads   d width of a head   l layers
@@ -11,6 +11,7 @@ passes functions that also hand out or bring in keys and values. So the layer is
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -77,7 +78,7 @@ class Attend(Protocol):
     def __call__(self, block: Block, normed: Tensor, /) -> Tensor: ...
 
 
-class Beside(Protocol):
+class Adapt(Protocol):
     """Adapters: add to the stream something computed from a sublayer's normed input."""
 
     def attention(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
@@ -156,7 +157,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         attend: Attend = self_attention,
-        beside: Beside | None = None,
+        adapters: Adapt | None = None,
         rows: list[int] | None = None,
     ) -> Tensor:
         """With `rows`, only these tokens go on (`attend` gives those alone); all can be read."""
@@ -165,13 +166,13 @@ class Block(nn.Module):
         if rows is not None:
             x, normed = x[:, rows], normed[:, rows]
         x = x + (read if self.scale1 is None else read * self.scale1)
-        if beside is not None:
-            x = beside.attention(x, normed)
+        if adapters is not None:
+            x = adapters.attention(x, normed)
         normed = self.norm2(x)
         thought = self.mlp(normed)
         x = x + (thought if self.scale2 is None else thought * self.scale2)
-        if beside is not None:
-            x = beside.mlp(x, normed)
+        if adapters is not None:
+            x = adapters.mlp(x, normed)
         return x
 
 
@@ -390,6 +391,23 @@ class ViT(nn.Module):
                 f"and width must be multiples of its patch size {patch}, such as "
                 f"{self.config.image_size[0]} x {self.config.image_size[1]}."
             )
+
+    def at_size(self, size: tuple[int, int]) -> ViT:
+        """A copy whose own image size is this one, so that no position is resized in a pass."""
+        trunk = copy.deepcopy(self)
+        patch = self.config.patch
+        with torch.no_grad():
+            position = self._position((size[0] // patch, size[1] // patch)).clone()
+        trunk.position = nn.Parameter(position, requires_grad=False)
+        trunk.config = replace(self.config, image_size=size)
+        return trunk
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes of the original head: its labels, else numbers; none for an embedding."""
+        if self.config.head is None or not self.config.head.classes:
+            return ()
+        return self.labels or tuple(str(i) for i in range(self.config.head.classes))
 
     # Identity
 

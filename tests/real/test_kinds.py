@@ -14,7 +14,6 @@ import engram
 from engram.cli import main as cli
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.inference.evaluate import preprocessing_of
 
 CLASSES, TRAIN, TEST = 5, 8, 4
 
@@ -72,8 +71,8 @@ def test_outline_breed_and_species_answer_in_one_pass_as_alone(
     for name in tasks:
         model.attach(tmp_path / f"{name}.safetensors")
     photos = sorted((pets / "photos" / "test").glob("*/*"))[::5]
-    views = [torch.from_numpy(evaluation_view(p, preprocessing_of(model))) for p in photos]
-    pixels = normalise(torch.stack(views), preprocessing_of(model))
+    views = [torch.from_numpy(evaluation_view(p, model.preprocessing)) for p in photos]
+    pixels = normalise(torch.stack(views), model.preprocessing)
     with torch.no_grad():
         together, exact = model(pixels), model(pixels, exact=True)
         assert torch.equal(exact["base"], plain.trunk(pixels))

@@ -10,7 +10,7 @@ from tests.hubs import cached
 
 from engram import EngramError, MemoryViT, load_trunk
 from engram.cli import main as cli
-from engram.store.bundles import load_model
+from engram.inference.load import load_model
 from engram.store.format import read_engram
 from engram.store.legacy import PUBLISHED, PUBLISHED_BASE, PUBLISHED_FILES, convert
 

@@ -12,7 +12,7 @@ from tests.strategies import scatter
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, load_trunk
-from engram.tasks.regimes import train_only
+from engram.train.trainable import train_only
 from engram.vit import tensors_hash
 
 FOLDER = "weights/vit_tiny_patch16_224"

@@ -13,7 +13,7 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from engram.inference.attention import looks
+from engram.inference.attention import attention
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
@@ -122,7 +122,7 @@ def test_where_a_task_looked(client: TestClient, world: World) -> None:
     from engram.images.views import evaluation_view
 
     view = torch.from_numpy(evaluation_view(data, preprocessing))
-    seen = looks(world.model, "second", normalise(view[None], preprocessing))
+    seen = attention(world.model, "second", normalise(view[None], preprocessing))
     patches = torch.tensor([layer["patches"] for layer in image["looks"]["layers"]])
     assert torch.allclose(patches, seen.patches[0], atol=1e-5)
     shares = torch.tensor([layer["shares"] for layer in image["looks"]["layers"]])

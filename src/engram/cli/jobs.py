@@ -14,10 +14,12 @@ from typing import Any
 from engram.data.datasets import Splits, load
 from engram.data.sources import images_below
 from engram.errors import EngramError, Notice
-from engram.inference.evaluate import answers, predict
+from engram.inference.evaluate import answers
+from engram.inference.load import load_model
+from engram.inference.predict import kind_of, predict
 from engram.model import MemoryViT
 from engram.report.page import TaskPart, answers_for_report, write_report
-from engram.store.bundles import is_bundle, load_model
+from engram.store.bundles import is_bundle
 from engram.store.format import is_engram
 from engram.tasks.kinds import KINDS, Kind
 from engram.train import cache
@@ -382,8 +384,7 @@ def predict_job(
         if "error" in result:
             table.append((result["image"], "", result["error"]))
         for name, answer in result.get("tasks", {}).items():
-            kind = model.task(name).kind if name != "base" else KINDS["classification"]
-            table.append((result["image"], name, kind.words(answer)))
+            table.append((result["image"], name, kind_of(model, name).words(answer)))
     return Description(results, [], ("image", "task", "answer"), tuple(table))
 
 

@@ -499,7 +499,7 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write all tasks as one file that runs without engram, checked against the model."""
-    from engram.export.write import export_job
+    from engram.cli.export import export_job
 
     with bars(as_json) as progress:
         result = export_job(

@@ -30,7 +30,8 @@ from engram.experiments.peers import (
 from engram.experiments.timing import Case, Say, Timing, compare, machine, machine_words
 from engram.memory import reads_tokens
 from engram.model import MemoryViT
-from engram.tasks.costs import Costs, shape_of, task_costs
+from engram.tasks.costs import Costs, task_costs
+from engram.tasks.shape import TrunkShape
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
 from engram.vit import HeadConfig, ViT, ViTConfig
@@ -70,7 +71,7 @@ class Size:
 
     def task_costs(self, regime: str = "masked") -> Costs:
         """What one task adds, counted."""
-        return task_costs(shape_of(self.trunk), self.model(1, regime).task("task0").spec)
+        return task_costs(TrunkShape.of(self.trunk), self.model(1, regime).task("task0").spec)
 
     def compare(self, cases: Mapping[Key, Case], say: Say) -> dict[Key, Timing]:
         return compare(cases, seconds=self.seconds, least=self.least, most=self.most, say=say)

@@ -27,13 +27,13 @@ from engram.data.scenes import scene_splits
 from engram.images.decode import Pixels
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.inference.evaluate import Answers, preprocessing_of
-from engram.memory import Memory, Stream, TrunkPass, full_attention
-from engram.memory import beside as run_beside
+from engram.inference.evaluate import Answers
+from engram.inference.load import load_model
+from engram.memory import Memory, Stream, TrunkPass, forward_tasks, full_attention
 from engram.model import MemoryViT
 from engram.report.page import Section, TaskPart, costs_of, write_report
 from engram.report.pieces import bars, paragraph, picture, table
-from engram.store.bundles import compose, load_model
+from engram.store.bundles import compose
 from engram.train.fit import Result, fit
 from engram.train.recipe import Recipe
 from engram.trunks.load import load_trunk
@@ -452,7 +452,7 @@ def _digits(size: Size, seed: int) -> Splits:
 
 
 def _pixels(model: MemoryViT, dataset: Dataset, samples: Sequence[int]) -> Tensor:
-    preprocessing = preprocessing_of(model)
+    preprocessing = model.preprocessing
     views = [evaluation_view(dataset.read(i), preprocessing) for i in samples]
     return normalise(torch.from_numpy(np.stack(views)), preprocessing)
 
@@ -480,7 +480,7 @@ def _unmasked(
     for others in beside:
         for what, extends in (("masked", ()), ("free", tuple(range(len(others))))):
             streams = [*(_stream(model, name) for name in others), _stream(model, first, extends)]
-            tokens = run_beside(trunk, views, Memory(trunk, streams), len(x))
+            tokens = forward_tasks(trunk, views, Memory(trunk, streams), len(x))
             logits[f"{what} {len(others)}"] = task.head(trunk.norm(tokens[:, -1]))
     cells = [one.cells.detach() for one in model.tasks.values() if one.cells is not None]
     moved = full_attention(trunk, x, torch.cat(cells, dim=1))
@@ -492,4 +492,4 @@ def _stream(model: MemoryViT, name: str, extends: tuple[int, ...] = ()) -> Strea
     task = model.task(name)
     assert task.class_token is not None
     assert task.cells is not None
-    return Stream(task.class_token, task.cells, extends)
+    return Stream(name, task.class_token, task.cells, extends)

@@ -18,7 +18,7 @@ from engram.data.datasets import Splits, load
 from engram.errors import EngramError
 from engram.memory import Update
 from engram.model import MemoryViT
-from engram.store.engram import Engram, describe_trunk
+from engram.store.engram import Engram, TrunkInfo
 from engram.store.format import read_engram
 from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RECIPES, Recipe
@@ -161,7 +161,7 @@ def _read(path: Path, row: Row, splits: Splits, trunk: ViT, recipe: Recipe) -> E
     if not path.exists():
         return None
     engram = read_engram(path)
-    engram.check_trunk(describe_trunk(trunk), trunk.preprocessing)
+    engram.check_trunk(TrunkInfo.from_trunk(trunk), trunk.preprocessing)
     was, wanted = dict(engram.recipe or {}), recipe.to_dict()
     other = sorted(k for k in wanted if k not in _FREE and was.get(k) != wanted[k])
     if other or engram.spec.classes != splits.classes or engram.spec.regime != row.regime:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.inference.evaluate import preprocessing_of
-from engram.memory import Memory
 from engram.model import MemoryViT
 from engram.util.text import without_folder
-from engram.vit import ViT
 
 FORMAT = 1  # of the metadata
 OPSET = 20
@@ -33,11 +28,8 @@ def about(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[st
     tasks: dict[str, Any] = {}
     for name in names:
         if name == "base":
-            assert model.trunk.config.head is not None
-            classes = model.trunk.config.head.classes
-            labels = model.trunk.labels or [str(i) for i in range(classes)]
-            kind = "classification" if classes else "embedding"
-            tasks[name] = {"kind": kind, "classes": list(labels)}
+            labels = list(model.trunk.class_names)
+            tasks[name] = {"kind": "classification" if labels else "embedding", "classes": labels}
         else:
             spec, head = model.task(name).spec, model.task(name).head
             tasks[name] = {
@@ -53,7 +45,7 @@ def about(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[st
         "format": FORMAT,
         "library": f"engram-vit {__version__}",
         "precision": "int8" if int8 else "float32",
-        "preprocessing": preprocessing_of(model).to_dict(),
+        "preprocessing": model.preprocessing.to_dict(),
         "trunk": {
             "source": without_folder(model.trunk.source),
             "fingerprint": model.trunk.fingerprint,
@@ -62,45 +54,16 @@ def about(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[st
     }
 
 
-class _Fixed(MemoryViT):
-    """A copy of a model in which nothing is left to compute but what depends on the image."""
+class _Answers(nn.Module):
+    """A model that answers certain tasks, with nothing left but what depends on the image."""
 
-    def __init__(self, model: MemoryViT, names: Sequence[str], size: tuple[int, int]) -> None:
-        super().__init__(_at_size(model.trunk, size), unmasked=model.unmasked)
-        self.names = names
-        for task in model.tasks.values():
-            own = copy.deepcopy(task)
-            if own.trunk is not None:
-                own.trunk = _at_size(own.trunk, size)
-            self._put(own)
-        self.to("cpu").eval().requires_grad_(False)
-        masked = [n for n in names if n != "base" and self.task(n).spec.parts.masked]
-        self.constants: tuple[Memory, list[str]] | None = None
-        if masked:
-            closure = self._closure(masked)
-            with torch.no_grad():
-                memory = self._make_memory(closure)
-                for layer, block in enumerate(self.trunk.layers):
-                    memory.keys_values(layer, block)
-            self.constants = memory, closure
+    def __init__(self, model: MemoryViT, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model.constant(names, model.preprocessing.size), list(names)
 
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        return super().forward(pixels, self.names)
-
-    def _memory(self, names: Sequence[str], x: Tensor) -> tuple[Memory, list[str]]:
-        assert self.constants is not None
-        return self.constants
-
-
-def _at_size(trunk: ViT, size: tuple[int, int]) -> ViT:
-    """A copy whose own size is this one, so that no position is resized in the graph."""
-    trunk = copy.deepcopy(trunk)
-    patch = trunk.config.patch
-    with torch.no_grad():
-        position = trunk._position((size[0] // patch, size[1] // patch)).clone()
-    trunk.position = nn.Parameter(position, requires_grad=False)
-    trunk.config = replace(trunk.config, image_size=size)
-    return trunk
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = self.model(pixels, self.names)
+        return outputs
 
 
 def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
@@ -117,10 +80,11 @@ def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
 
 def trace(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> torch.export.ExportedProgram:
     """What the model computes for these names, for any number of images of the pixels' size."""
-    fixed = _Fixed(model, names, preprocessing_of(model).size)
     batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
     with quiet(), torch.no_grad():
-        program = torch.export.export(fixed, (pixels[:2],), dynamic_shapes=batch, strict=False)
+        program = torch.export.export(
+            _Answers(model, names), (pixels[:2],), dynamic_shapes=batch, strict=False
+        )
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # the paths of this machine
     return program

@@ -56,6 +56,17 @@ class OnnxModel:
         return {name: torch.from_numpy(logits) for name, logits in zip(names, found, strict=True)}
 
 
+class TorchProgram:
+    """An exported .pt2, ready to answer."""
+
+    def __init__(self, path: Path) -> None:
+        self._program = torch.export.load(path).module()
+
+    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        found = self._program(pixels)
+        return {name: found[name] for name in tasks}
+
+
 def open_session(source: str | bytes, threads: int | None = None) -> Any:
     """onnxruntime on a file or its bytes, with as many threads as torch has unless told."""
     import onnxruntime

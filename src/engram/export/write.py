@@ -11,18 +11,16 @@ import io
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from engram.cli.jobs import data_for
 from engram.errors import EngramError
 from engram.export import standalone
-from engram.export.graphs import INPUT, KEY, OPSET, about, describe, onnx_graph, quiet, trace
+from engram.export.graphs import INPUT, KEY, about, describe, onnx_graph, quiet, trace
 from engram.export.quantise import quantised
 from engram.export.runtime import (
     BATCHES,
@@ -33,12 +31,8 @@ from engram.export.runtime import (
     compare,
     require,
 )
-from engram.inference.evaluate import answers, preprocessing_of
 from engram.model import MemoryViT
-from engram.store.bundles import Source, load_model
-from engram.util.description import Description
 from engram.util.files import check_writable, write_atomically
-from engram.util.progress import Progress
 
 __all__ = ["Change", "Export", "OnnxModel", "check_pixels", "export_onnx", "export_torch"]
 
@@ -155,7 +149,7 @@ def _asked(
     model: MemoryViT, tasks: Sequence[str] | None
 ) -> tuple[list[str], Tensor, dict[str, Tensor]]:
     """The outputs' names, pictures to check them with, and what the model says about those."""
-    names = model._requested(tasks)
+    names = model.output_names(tasks)
     if not names:
         raise EngramError("There is nothing to export: the trunk has no head, and no task is here.")
     if INPUT in names:
@@ -169,7 +163,7 @@ def _asked(
             f"The model is in {position.dtype}, and files are written in torch.float32; cast it "
             "with model.float() first."
         )
-    pixels = check_pixels(preprocessing_of(model), sum(BATCHES))
+    pixels = check_pixels(model.preprocessing, sum(BATCHES))
     with torch.inference_mode():
         expected = model(pixels.to(position.device), names)
     return names, pixels, {name: logits.cpu() for name, logits in expected.items()}
@@ -203,132 +197,3 @@ def _write_script(path: Path) -> Path | None:
     text = text.replace('MODEL = "model.onnx"', f"MODEL = {path.name!r}")
     write_atomically(script, text.encode())
     return script
-
-
-def export_job(
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    kind: str | None,
-    int8: bool,
-    tasks: Sequence[str],
-    data: Sequence[str],
-    split: str,
-    label: str,
-    backbone: str | None,
-    batch: int,
-    workers: int,
-    overwrite: bool,
-    progress: Progress,
-) -> Description:
-    """`engram export`: write the file, and measure tasks on data before and after."""
-    kind = _format(out, kind)
-    check_place(out, kind, overwrite)
-    if kind == "onnx":
-        require("onnx", "onnxscript", "onnxruntime")
-    elif int8:
-        raise EngramError("int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
-    model = load_model(sources, backbone)
-    names = model._requested(tasks or None)
-    own = [name for name in names if name != "base"]
-    pairs = [data_for(model, own, text, split, label) for text in data]
-
-    def measure(which: MemoryViT, when: str) -> dict[str, dict[str, Any]]:
-        return {
-            name: answers(
-                which, splits, name,
-                split=split, batch=batch, workers=workers,
-                progress=partial(progress, f"{name} {when}"),
-            ).metrics()
-            for name, splits in pairs
-        }  # fmt: skip
-
-    before = measure(model, "before")
-    made: Export
-    answer: Answer
-    if kind == "onnx":
-        made = export_onnx(model, out, int8=int8, tasks=names)
-        answer = OnnxModel(out).run
-    else:
-        made = export_torch(model, out, tasks=names)
-        program = torch.export.load(out).module()
-        answer = lambda pixels: program(pixels)  # noqa: E731
-    return _told(model, made, before, measure(_Stand(model, answer), "after"))
-
-
-class _Stand(MemoryViT):
-    """A model whose answers are an exported file's, to be evaluated in its place."""
-
-    def __init__(self, model: MemoryViT, answer: Answer) -> None:
-        super().__init__(model.trunk)
-        self._tasks, self.answer = dict(model.tasks), answer
-
-    def forward(
-        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
-    ) -> dict[str, Tensor]:
-        found = self.answer(pixels)
-        return {name: found[name] for name in self._requested(tasks)}
-
-
-def _format(out: Path, kind: str | None) -> str:
-    """What was asked for, or what the name's ending says."""
-    known = ", ".join(f"{name} ({suffix})" for name, suffix in SUFFIXES.items())
-    if kind is None:
-        kind = next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
-        if kind is None:
-            raise EngramError(f"{out} has the ending {out.suffix!r}; formats are {known}.")
-    if kind not in SUFFIXES:
-        raise EngramError(f"There is no format {kind!r}; formats are {known}.")
-    return kind
-
-
-def _told(
-    model: MemoryViT,
-    made: Export,
-    before: Mapping[str, Mapping[str, Any]],
-    after: Mapping[str, Mapping[str, Any]],
-) -> Description:
-    document: dict[str, Any] = {
-        "file": str(made.path),
-        "format": made.format,
-        "int8": made.int8,
-        "bytes": made.bytes,
-        "seconds": round(made.seconds, 2),
-        "script": str(made.script) if made.script else None,
-        "tasks": {},
-    }
-    table = []
-    for name, change in made.changes.items():
-        document["tasks"][name] = {"change": asdict(change)}
-        cells = [name, f"{change.largest:.2g}", f"{change.relative:.2%}", f"{change.agreement:.0%}"]
-        if name in before:
-            document["tasks"][name] |= {"before": before[name], "after": after[name]}
-            task = model.task(name).kind
-            old, new = before[name][task.score], after[name][task.score]
-            cells += [
-                f"{before[name]['images']:,}",
-                task.title,
-                task.shown(old),
-                task.shown(new),
-                ("-" if new < old else "+") + task.shown(abs(new - old)),
-            ]
-        elif before:
-            cells += [""] * 5
-        table.append(tuple(cells))
-    kind = f"ONNX, opset {OPSET}" if made.format == "onnx" else "torch.export"
-    rows = [
-        ("file", str(made.path)),
-        ("format", kind + (", int8" if made.int8 else ", float32")),
-        ("size", f"{made.bytes / 1e6:,.1f} MB"),
-        ("checked", f"against the model, on {sum(BATCHES)} generated pictures"),
-    ]
-    if made.format == "onnx":
-        rows.append(
-            ("script", str(made.script or "predict.py is not engram's, and was left alone"))
-        )
-    if made.int8 and not before:
-        rows.append(("accuracy", "not measured; give --data NAME=DATA to see what int8 costs"))
-    columns: tuple[str, ...] = ("task", "largest difference", "relative", "same best class")
-    if before:
-        columns += ("images", "metric", "model", "exported", "change")
-    return Description(document, rows, columns, tuple(table))

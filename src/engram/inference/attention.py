@@ -1,4 +1,4 @@
-"""Where a class token looks: what it reads at every layer, of the picture and of its cells."""
+"""Attention maps: what a class token reads at every layer, of the picture and of its cells."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.memory import together
+from engram.memory import forward_fast
 from engram.model import MemoryViT
 from engram.tasks.task import Task
 from engram.vit import ViT
 
-#: What a class token can read. The shares of `Looks` are in this order and add up to 1.
+#: What a class token can read. The shares of `Attention` are in this order and add up to 1.
 PARTS = (
     "the picture's patches",
     "the ViT's own class token",
@@ -24,7 +24,7 @@ PARTS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
+class Attention:
     """Attention of one task's class token, averaged over heads (and over its class tokens)."""
 
     patches: Tensor  # (b, l, rows, columns)
@@ -32,7 +32,7 @@ class Looks:
 
 
 @torch.inference_mode()
-def looks(model: MemoryViT, name: str, pixels: Tensor) -> Looks:
+def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
     """What the class token of a task, or of the trunk ("base"), reads of these images.
 
     An EngramError where the answer comes from no class token but from an average over patches.
@@ -48,7 +48,7 @@ def looks(model: MemoryViT, name: str, pixels: Tensor) -> Looks:
         to_patches, shares = _plain(model, trunk, task, pixels)
     patch = trunk.config.patch
     rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
-    return Looks(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0))
+    return Attention(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0))
 
 
 def _masked(model: MemoryViT, task: Task, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,8 +70,7 @@ def _masked(model: MemoryViT, task: Task, pixels: Tensor) -> tuple[Tensor, Tenso
         extended = old_tokens.sum(1) + old_cells.sum(1)
         shares.append(torch.stack([*(part.sum(1) for part in read), extended], dim=1))
 
-    memory.watch = watch
-    together(model.trunk, model.trunk.embed(pixels), memory, keep=0)
+    forward_fast(model.trunk, model.trunk.embed(pixels), memory, 0, watch)
     return torch.stack(patches, 1), torch.stack(shares, 1)
 
 

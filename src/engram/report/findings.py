@@ -20,7 +20,7 @@ from engram.images.decode import BadImage, Pixels
 from engram.images.masks import mask_view, palette
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.inference.evaluate import Answers, preprocessing_of
+from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.pieces import bars, key, paragraph, picture, scatter, short, table
 from engram.tasks.kinds import IGNORED
@@ -341,7 +341,7 @@ def _masks(model: MemoryViT, said: Answers) -> str:
     worst, rest = ordered[: count // 2], ordered[count // 2 :]
     steps = np.linspace(0, len(rest) - 1, count - len(worst)).round().astype(int)
     chosen = [*worst, *(rest[step] for step in steps)]
-    classes, preprocessing = said.dataset.classes, preprocessing_of(model)
+    classes, preprocessing = said.dataset.classes, model.preprocessing
     views = [view_of(model, said.dataset, int(said.samples[i])) for i in chosen]
     device = model.trunk.position.device
     with torch.inference_mode():
@@ -400,7 +400,7 @@ FINDINGS: Mapping[str, Callable[[MemoryViT, Answers], Blocks]] = {
 
 def view_of(model: MemoryViT, dataset: Dataset, sample: int) -> Pixels:
     """The picture as the trunk sees it; gray where it cannot be read any more."""
-    preprocessing = preprocessing_of(model)
+    preprocessing = model.preprocessing
     try:
         return evaluation_view(dataset.read(sample), preprocessing)
     except BadImage:

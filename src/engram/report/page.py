@@ -26,14 +26,15 @@ from engram.data.datasets import Dataset
 from engram.errors import EngramError
 from engram.images.decode import Pixels
 from engram.images.preprocessing import normalise
-from engram.inference.attention import PARTS, looks
-from engram.inference.evaluate import Answers, answers, preprocessing_of
+from engram.inference.attention import PARTS, attention
+from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.findings import FINDINGS, MOST_CLASSES, examples, view_of
 from engram.report.pieces import block, chart, facts, paragraph, picture, short, table
-from engram.tasks.costs import Costs, shape_of, task_costs
+from engram.tasks.costs import Costs, task_costs
 from engram.tasks.kinds import Kind
 from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.train.plots import measured
 from engram.util.files import write_atomically
@@ -165,9 +166,9 @@ def _looks(model: MemoryViT, said: Answers) -> str:
     """Two blocks: attention over patches on some pictures, and shares of what is read."""
     name, chosen = said.task, examples(said)[:MOST_LOOKS]
     views = [view_of(model, said.dataset, int(said.samples[i])) for i, _ in chosen]
-    pixels = normalise(torch.from_numpy(np.stack(views)), preprocessing_of(model))
+    pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
     try:
-        seen = looks(model, name, pixels.to(model.trunk.position.device))
+        seen = attention(model, name, pixels.to(model.trunk.position.device))
     except EngramError as error:
         return block(f"looks-{name}", "Where it looks", paragraph(str(error)))
     depth = seen.shares.shape[0]
@@ -259,7 +260,7 @@ def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> str:
 
 def costs_of(model: MemoryViT) -> dict[str, Costs]:
     """What every attached task costs, with all that it reads."""
-    shape, size = shape_of(model.trunk), preprocessing_of(model).size
+    shape, size = TrunkShape.of(model.trunk), model.preprocessing.size
     ancestors: dict[str, dict[str, TaskSpec]] = {}
     costs = {}
     for name, task in model.tasks.items():  # parents before children
@@ -271,8 +272,8 @@ def costs_of(model: MemoryViT) -> dict[str, Costs]:
 
 
 def _regimes(model: MemoryViT, specs: Sequence[TaskSpec]) -> str:
-    shape = shape_of(model.trunk)
-    size = preprocessing_of(model).size
+    shape = TrunkShape.of(model.trunk)
+    size = model.preprocessing.size
     spec = specs[0]
     plain = replace(spec, extends=(), update="fresh", after_norm=False)
     rows, used = [], list(REGIMES).index(spec.regime)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.masks import palette
-from engram.inference.attention import PARTS, looks
+from engram.inference import predict
+from engram.inference.attention import PARTS, attention
+from engram.inference.predict import kind_of
 from engram.serve.catalogue import Snapshot
-from engram.tasks.kinds import KINDS
 
 
 def answer(
@@ -21,23 +22,19 @@ def answer(
 
     One whose output is not finite, which JSON cannot hold, gets an error: the others answer.
     """
-    said: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     for name, output in outputs.items():
-        kind = KINDS["classification"] if name == "base" else snapshot.model.task(name).kind
+        kind = kind_of(snapshot.model, name)
         if not bool(output.isfinite().all()):
             problem = f"{name!r} has numbers that are not finite for this image; train it again."
-            said[name] = {"kind": kind.name, "error": problem}
+            answers[name] = {"kind": kind.name, "error": problem}
             continue
-        if name == "base":
-            labels = snapshot.model.trunk.labels or tuple(str(i) for i in range(len(output)))
-            told = kind.answer(output, labels, {}, top_k)
-        else:
-            task = snapshot.model.task(name)
-            told = task.answer(output, top_k)
-            if kind.per_pixel:
-                told["classes"] = _coloured(told["classes"], task.spec.classes)
-        said[name] = {"kind": kind.name, "answer": told}
-    return said
+        found = predict.answer(snapshot.model, name, output, top_k)
+        if kind.per_pixel:
+            classes = snapshot.model.task(name).spec.classes
+            found["classes"] = _coloured(found["classes"], classes)
+        answers[name] = {"kind": kind.name, "answer": found}
+    return answers
 
 
 def _coloured(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> list[dict[str, Any]]:
@@ -50,7 +47,7 @@ def _coloured(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> list[di
 
 def look(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:
     """Where the class token of a task looked in one image (1, 3, h, w), layer by layer."""
-    seen = looks(snapshot.model, name, pixels)
+    seen = attention(snapshot.model, name, pixels)
     if not bool(seen.shares.isfinite().all()):
         raise EngramError(f"{name!r} looks with numbers that are not finite; train it again.")
     patches = seen.patches[0]  # (l, rows, columns)

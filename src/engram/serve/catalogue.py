@@ -13,12 +13,13 @@ import torch
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.inference.evaluate import preprocessing_of
+from engram.inference.engine import Engine
+from engram.inference.load import load_model
 from engram.model import MemoryViT
-from engram.serve.engines import Engine, make_engine
+from engram.serve.engines import make_engine
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
-from engram.store.bundles import Bundle, load_model, read_bundle, update_bundle
+from engram.store.bundles import Bundle, read_bundle, update_bundle
 from engram.store.engram import Engram
 from engram.store.format import parse_engram
 from engram.store.portable import portable
@@ -37,12 +38,12 @@ class Snapshot:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """All that can answer: base, if the trunk has classes, and the tasks, parents first."""
-        head = self.model.trunk.config.head
-        return (*(["base"] if head is not None and head.classes else []), *self.model.tasks)
+        base = ["base"] if self.model.trunk.class_names else []
+        return (*base, *self.model.tasks)
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
-        return preprocessing_of(self.model)
+        return self.model.preprocessing
 
     @cached_property
     def tag(self) -> str:

@@ -1,4 +1,4 @@
-"""Bundles: a folder of engrams that fit together on one trunk, and models made from them.
+"""Bundles: a folder of engrams that fit together on one trunk.
 
 `bundle.json` lists the engrams, parents first, each with its content hash. A bundle is written
 beside its place and renamed into it: what is at its place is whole. Where it replaces another, that
@@ -19,8 +19,7 @@ from typing import Any, cast
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.model import MemoryViT
-from engram.store.engram import Engram, TrunkInfo, describe_trunk
+from engram.store.engram import Engram, TrunkInfo
 from engram.store.format import as_bytes, read_engram, write_engram
 from engram.store.remote import MANIFEST, local
 from engram.tasks.spec import NAME
@@ -82,19 +81,6 @@ def is_bundle(folder: Source) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
 
-def load_model(sources: Source | Sequence[Source], backbone: Source | None = None) -> MemoryViT:
-    """The trunk that engrams or bundles name (or `backbone`), with all of them attached.
-
-    Pictures are prepared as they were when the engrams were trained. Engrams that do not fit
-    together, or not the trunk, are an EngramError.
-    """
-    engrams = gather([sources] if isinstance(sources, (str, os.PathLike)) else sources)
-    model = MemoryViT(_load_trunk(engrams[0], backbone))
-    for engram in engrams:
-        model.attach(engram)
-    return model.eval()
-
-
 def gather(sources: Iterable[Source]) -> tuple[Engram, ...]:
     """The engrams of files and bundles, parents first, if they can share one pass.
 
@@ -123,9 +109,9 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
     folder = Path(os.path.realpath(out))
     engrams = gather(paths)
     if backbone is not None:
-        trunk = _load_trunk(engrams[0], backbone)
+        trunk = load_trunk_of(engrams[0], backbone)
         for engram in engrams:
-            engram.check_trunk(describe_trunk(trunk), trunk.preprocessing)
+            engram.check_trunk(TrunkInfo.from_trunk(trunk), trunk.preprocessing)
     _check_replaceable(folder)
     bundle = Bundle(Path(out), engrams)
     building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
@@ -348,7 +334,7 @@ def _parents_first(engrams: list[Engram]) -> tuple[Engram, ...]:
     return tuple(ordered.values())
 
 
-def _load_trunk(engram: Engram, backbone: Source | None) -> ViT:
+def load_trunk_of(engram: Engram, backbone: Source | None) -> ViT:
     """The trunk of an engram, read as it was when the engram was made."""
     info = engram.trunk
     try:

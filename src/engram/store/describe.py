@@ -14,7 +14,8 @@ from engram.store.bundles import Bundle, is_bundle, read_bundle
 from engram.store.engram import Engram, regime_words
 from engram.store.format import is_engram, read_engram
 from engram.store.remote import local
-from engram.tasks.costs import Costs, Shape, shape_of, task_costs, trunk_macs
+from engram.tasks.costs import Costs, task_costs, trunk_macs
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
@@ -152,7 +153,7 @@ def describe_engrams(paths: Sequence[Path]) -> Description:
 
 
 def describe_trunk(trunk: ViT) -> Description:
-    shape, config = shape_of(trunk), trunk.config
+    shape, config = TrunkShape.of(trunk), trunk.config
     preprocessing = trunk.preprocessing
     size = (preprocessing.size if preprocessing else None) or config.image_size
     macs = trunk_macs(shape, size)
@@ -167,8 +168,6 @@ def describe_trunk(trunk: ViT) -> Description:
         "preprocessing": preprocessing and preprocessing.to_dict(),
         "labels": list(trunk.labels) if trunk.labels else None,
     }
-    classes = config.head.classes if config.head else 0
-    names = trunk.labels or [str(i) for i in range(classes)]
     rows = [
         ("trunk", trunk.source),
         ("family", _family(shape)),
@@ -177,7 +176,7 @@ def describe_trunk(trunk: ViT) -> Description:
         ("parameters", f"{shape.parameters:,} without its head"),
         ("costs", f"{_macs(macs)} an image of {size[0]} x {size[1]}"),
         ("pictures", preprocessing_words(preprocessing)),
-        ("own classes", few(names) if classes else "none"),
+        ("own classes", few(trunk.class_names) if trunk.class_names else "none"),
     ]
     return Description(document, _safe(rows))
 
@@ -223,12 +222,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _family(shape: Shape) -> str:
+def _family(shape: TrunkShape) -> str:
     size = _SIZES.get((shape.width, shape.depth))
     return f"ViT-{size}/{shape.patch}" if size else f"ViT with patches of {shape.patch}"
 
 
-def shape_words(shape: Shape) -> str:
+def shape_words(shape: TrunkShape) -> str:
     return (
         f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
         f"{shape.image_size[0]} x {shape.image_size[1]}"

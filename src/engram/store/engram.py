@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.tasks.costs import Shape, shape_of
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.util.text import few, shown, utf8
 from engram.vit import ViT, tensors_hash
@@ -32,7 +32,7 @@ _MASKS = ("values", "ignore")  # what only the header of a task that learns from
 
 
 @dataclass(frozen=True)
-class TrunkInfo(Shape):
+class TrunkInfo(TrunkShape):
     """Which trunk a task was trained on, and its shape, so that costs are known without it."""
 
     heads: int
@@ -40,15 +40,15 @@ class TrunkInfo(Shape):
     fingerprint: str
     antialias: bool  # when position embeddings are resized
 
-
-def describe_trunk(trunk: ViT) -> TrunkInfo:
-    return TrunkInfo(
-        **vars(shape_of(trunk)),
-        heads=trunk.config.heads,
-        source=trunk.source,
-        fingerprint=trunk.fingerprint,
-        antialias=trunk.config.antialias,
-    )
+    @classmethod
+    def from_trunk(cls, trunk: ViT) -> TrunkInfo:
+        return cls(
+            **vars(TrunkShape.of(trunk)),
+            heads=trunk.config.heads,
+            source=trunk.source,
+            fingerprint=trunk.fingerprint,
+            antialias=trunk.config.antialias,
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -207,24 +207,6 @@ def _json_safe(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int)) else utf8(str(value)).decode()
 
 
-def expected_shapes(spec: TaskSpec, trunk: TrunkInfo) -> dict[str, tuple[int, ...]]:
-    """The tensors of a task, known from its header alone (a `full` task's own trunk left out)."""
-    parts, width = spec.parts, trunk.width
-    classes = len(spec.classes)
-    head = spec.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
-    shapes = {f"head.{name}": shape for name, shape in head.items()}
-    shapes |= {f"head.{name}": (classes,) for name in spec.does.settled}
-    if parts.token:
-        shapes["class_token"] = (spec.tokens, width)
-    if parts.cells:
-        layers = 1 if spec.update == "propagate" else trunk.depth
-        shapes["cells"] = (layers, spec.cells, width)
-    if parts.adapters:
-        shapes["adapters.down"] = (trunk.depth, 2, width, spec.adapter_width)
-        shapes["adapters.up"] = (trunk.depth, 2, spec.adapter_width, width)
-    return shapes
-
-
 def new_engram(
     spec: TaskSpec,
     tensors: Mapping[str, Tensor],
@@ -241,7 +223,7 @@ def new_engram(
     return Engram(
         spec,
         {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()},
-        describe_trunk(trunk),
+        TrunkInfo.from_trunk(trunk),
         trunk.preprocessing,
         parents,
         metrics or {},

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.store.engram import FORMAT, Engram, TrunkInfo, expected_shapes, wrong_tensor
+from engram.store.engram import FORMAT, Engram, TrunkInfo, wrong_tensor
 from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.spec import TaskSpec
 from engram.util.files import write_atomically
@@ -87,7 +87,7 @@ def parse_engram(data: bytes, path: str | Path) -> Engram:
         tensors = safetensors.torch.load(data)
     except Exception as error:  # whatever the library makes of damage
         raise _damaged(path, f"its tensors cannot be read ({error})") from None
-    engram = _parse(path, header, tensors)
+    engram = parse_header(path, header, tensors)
     if engram.content != header["content"]:
         raise _damaged(
             path,
@@ -167,7 +167,8 @@ def _deeper_than(most: int, value: Any) -> bool:
     return bool(level)
 
 
-def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
+def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
+    """The engram of a decoded header and its tensors; `path` is what the sentences call it."""
     try:
         task = dict(header["task"])
         if str(task["kind"]) in KINDS and KINDS[task["kind"]].per_pixel:
@@ -190,7 +191,7 @@ def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) ->
         )
         _hash(header["content"], "content")
         _hash(engram.trunk.fingerprint, "fingerprint")
-        expected = expected_shapes(engram.spec, engram.trunk)
+        expected = _expected(engram)
     except EngramError as error:
         raise _damaged(path, f"its header makes no sense: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -205,6 +206,13 @@ def _parse(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) ->
     if wrong:
         raise _damaged(path, wrong)
     return engram
+
+
+def _expected(engram: Engram) -> dict[str, tuple[int, ...]]:
+    """The tensors of the file, known from its header (a `full` task's own trunk left out)."""
+    spec = engram.spec
+    found = {f"head.{name}": (len(spec.classes),) for name in spec.does.settled}
+    return spec.shapes(engram.trunk) | found
 
 
 def _preprocessing(value: Any) -> Preprocessing | None:

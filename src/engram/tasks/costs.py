@@ -20,57 +20,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from engram.errors import EngramError
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
-from engram.vit import ViT, ViTConfig
-
-_MOST = 10**12  # of anything; what a file claims is not believed beyond
-
-
-@dataclass(frozen=True)
-class Shape:
-    """As much of a trunk as costs depend on. Numbers that no trunk has are an EngramError."""
-
-    image_size: tuple[int, int]
-    patch: int
-    width: int
-    depth: int
-    mlp_width: int
-    activation: str
-    class_token: bool
-    prefix: int  # tokens before the first patch, the class token among them
-    parameters: int  # without the original head
-
-    def __post_init__(self) -> None:
-        height, width = self.image_size
-        for name, least in (("patch", 1), ("width", 1), ("depth", 1), ("mlp_width", 1),
-                            ("prefix", 0), ("parameters", 0)):  # fmt: skip
-            if not least <= getattr(self, name) <= _MOST:
-                raise EngramError(f"No trunk has the {name} {getattr(self, name)}.")
-        if not self.patch <= min(height, width) <= max(height, width) <= _MOST:
-            raise EngramError(
-                f"No trunk with patches of {self.patch} pixels takes images of {height} x {width}."
-            )
-
-
-def shape_of(trunk: ViT | ViTConfig) -> Shape:
-    if isinstance(trunk, ViTConfig):
-        with torch.device("meta"):  # no memory and no random numbers
-            trunk = ViT(trunk)
-    config = trunk.config
-    return Shape(
-        image_size=config.image_size,
-        patch=config.patch,
-        width=config.width,
-        depth=config.depth,
-        mlp_width=config.mlp_width,
-        activation=config.activation,
-        class_token=config.class_token,
-        prefix=config.prefix,
-        parameters=sum(p.numel() for n, p in trunk.named_parameters() if n[:5] != "head."),
-    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +42,7 @@ class Costs:
         return (self.macs + self.head_macs) / self.trunk_macs
 
 
-def trunk_macs(trunk: Shape, image_size: tuple[int, int] | None = None) -> int:
+def trunk_macs(trunk: TrunkShape, image_size: tuple[int, int] | None = None) -> int:
     """MACs of the plain trunk for one image, without its head."""
     rows, columns = _grid(trunk, image_size)
     embedding = rows * columns * 3 * trunk.patch**2 * trunk.width
@@ -99,7 +50,7 @@ def trunk_macs(trunk: Shape, image_size: tuple[int, int] | None = None) -> int:
 
 
 def task_costs(
-    trunk: Shape,
+    trunk: TrunkShape,
     spec: TaskSpec,
     ancestors: Sequence[TaskSpec] = (),
     image_size: tuple[int, int] | None = None,
@@ -108,19 +59,10 @@ def task_costs(
     parts, width, depth = spec.parts, trunk.width, trunk.depth
     rows, columns = _grid(trunk, image_size)
     n = rows * columns + trunk.prefix
-    classes = len(spec.classes)
     cells = spec.cells if parts.cells else 0
-    adapters = 4 * width * spec.adapter_width * depth if parts.adapters else 0
-
-    parameters = adapters
-    if parts.token:
-        parameters += spec.tokens * width
-    if parts.cells:
-        parameters += (1 if spec.update == "propagate" else depth) * cells * width
-    if parts.trunk:
-        parameters += trunk.parameters
-    head = spec.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
-
+    sizes = {name: math.prod(shape) for name, shape in spec.shapes(trunk).items()}
+    head = sum(size for name, size in sizes.items() if name.startswith("head."))
+    adapters = sum(size for name, size in sizes.items() if name.startswith("adapters."))
     once = 2 * cells * width**2 * depth
     if parts.masked:
         read = n + sum(task.tokens + task.cells for task in (spec, *ancestors))
@@ -134,11 +76,11 @@ def task_costs(
             macs = _layers(trunk, tokens)
         macs += tokens * adapters - _layers(trunk, n)
     return Costs(
-        parameters=parameters,
-        head_parameters=sum(math.prod(shape) for shape in head.values()),
+        parameters=sum(sizes.values()) - head + (trunk.parameters if parts.trunk else 0),
+        head_parameters=head,
         macs=macs,
         head_macs=spec.does.head_macs(
-            width, classes, rows * columns, mlp=parts.mlp, masked=parts.masked
+            width, len(spec.classes), rows * columns, mlp=parts.mlp, masked=parts.masked
         ),
         once=once,
         own_pass=parts.changes_trunk,
@@ -146,17 +88,17 @@ def task_costs(
     )
 
 
-def _grid(trunk: Shape, image_size: tuple[int, int] | None) -> tuple[int, int]:
+def _grid(trunk: TrunkShape, image_size: tuple[int, int] | None) -> tuple[int, int]:
     height, width = image_size or trunk.image_size
     return height // trunk.patch, width // trunk.patch
 
 
-def _token(trunk: Shape) -> int:
+def _token(trunk: TrunkShape) -> int:
     """What one layer costs one token, attention left out."""
     gates = 2 if trunk.activation == "swiglu" else 1
     return 4 * trunk.width**2 + (gates + 1) * trunk.width * trunk.mlp_width
 
 
-def _layers(trunk: Shape, tokens: int) -> int:
+def _layers(trunk: TrunkShape, tokens: int) -> int:
     """All layers, for tokens that all read each other."""
     return trunk.depth * (tokens * _token(trunk) + 2 * tokens**2 * trunk.width)

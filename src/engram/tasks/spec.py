@@ -13,6 +13,7 @@ from engram.errors import EngramError
 from engram.memory import Update
 from engram.tasks.kinds import IGNORED, KINDS, Kind
 from engram.tasks.regimes import REGIMES, Regime
+from engram.tasks.shape import TrunkShape
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -96,6 +97,24 @@ class TaskSpec:
             )
         if not all(isinstance(value, int) and 0 <= value < 2**16 for value in values):
             refuse(f"values in masks are whole numbers from 0 to 65,535, not {values}.")
+
+    def shapes(self, trunk: TrunkShape) -> dict[str, tuple[int, ...]]:
+        """What the task learns on such a trunk: the shape of every tensor, by its name.
+
+        A `full` task's own trunk, and what its head finds in the data, are left out.
+        """
+        parts, width, classes = self.parts, trunk.width, len(self.classes)
+        head = self.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
+        shapes = {f"head.{name}": shape for name, shape in head.items()}
+        if parts.token:
+            shapes["class_token"] = (self.tokens, width)
+        if parts.cells:
+            layers = 1 if self.update == "propagate" else trunk.depth
+            shapes["cells"] = (layers, self.cells, width)
+        if parts.adapters:
+            shapes["adapters.down"] = (trunk.depth, 2, width, self.adapter_width)
+            shapes["adapters.up"] = (trunk.depth, 2, self.adapter_width, width)
+        return shapes
 
     @property
     def parts(self) -> Regime:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engram.adapters import Adapters
 from engram.errors import EngramError
 from engram.tasks.kinds import Kind
+from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.vit import ViT
 
@@ -28,28 +29,29 @@ class Task(nn.Module):
         super().__init__()
         if class_init not in ("trunk", "random"):
             raise EngramError(f"class_init is {class_init!r}; choose 'trunk' or 'random'.")
-        parts, width, depth = spec.parts, trunk.config.width, trunk.config.depth
+        parts, shapes = spec.parts, spec.shapes(TrunkShape.of(trunk))
         if not parts.cells:
             spec = replace(spec, cells=0)
         self.spec = spec
         self.cells = self.class_token = self.adapters = self.trunk = None
         if parts.cells:
-            layers = 1 if spec.update == "propagate" else depth
-            self.cells = nn.Parameter(torch.randn(layers, spec.cells, width) * 0.02)
+            self.cells = nn.Parameter(torch.randn(shapes["cells"]) * 0.02)
         if parts.token:
-            token = (torch.randn(spec.tokens, width) * 0.02).to(trunk.position)
+            token = (torch.randn(shapes["class_token"]) * 0.02).to(trunk.position)
             if class_init == "trunk" and trunk.class_token is not None:
                 token[:1] = trunk.class_token.detach()
                 token[1:] += trunk.class_token.detach()  # apart from each other, so they differ
             self.class_token = nn.Parameter(token)
         if parts.adapters:
-            self.adapters = Adapters(depth, width, spec.adapter_width)
+            depth, _, width, bottleneck = shapes["adapters.down"]
+            self.adapters = Adapters(depth, width, bottleneck)
         if parts.trunk:
             self.trunk = copy.deepcopy(trunk)
             self.trunk.head = None
             self.trunk.requires_grad_(True)
-        classes = len(spec.classes)
-        self.head = spec.does.head(width, classes, mlp=parts.mlp, masked=parts.masked)
+        self.head = spec.does.head(
+            trunk.config.width, len(spec.classes), mlp=parts.mlp, masked=parts.masked
+        )
         device, dtype = trunk.position.device, trunk.position.dtype
         self.to(device, dtype)
 

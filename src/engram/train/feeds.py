@@ -17,7 +17,6 @@ from engram.data.datasets import Dataset, Integers, Splits
 from engram.data.loader import Loader, Transform, shuffled
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
-from engram.inference.evaluate import preprocessing_of
 from engram.model import MemoryViT
 from engram.train.cache import Cache, View, contents_of, prefetched, room, row_bytes
 from engram.train.recipe import Recipe
@@ -83,7 +82,7 @@ class Pictures:
         transform: Transform | None = None,
     ) -> None:
         self.model, self.team = model, team
-        self.preprocessing = preprocessing_of(model)
+        self.preprocessing = model.preprocessing
         self.per_epoch = _steps(len(train), recipe.batch)
 
         def loader(dataset: Dataset, mode: str) -> Loader:
@@ -151,7 +150,7 @@ class Cached:
         self._train_contents, self._val_contents = contents_of(train), contents_of(val)
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
-        preprocessing = preprocessing_of(model)
+        preprocessing = model.preprocessing
         self._plain = Cache(model.trunk, preprocessing, patches=patches)
         if augment == "none":
             self._views = [self._plain]
@@ -284,7 +283,7 @@ def choose(
     regimes = [model.task(name).spec.parts for name in names]
     patches = any(model.task(name).kind.per_pixel for name in names)
     views = recipe.views if augment != "none" else 1
-    row = row_bytes(model.trunk, preprocessing_of(model), patches)
+    row = row_bytes(model.trunk, model.preprocessing, patches)
     need = row * (len(train) * views + len(val))
     against, large, cached = None, None, None
     if any(regime.changes_trunk for regime in regimes):

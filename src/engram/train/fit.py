@@ -21,14 +21,14 @@ from engram.data.loader import Transform
 from engram.data.sources import Arrays, Files, Rows
 from engram.errors import EngramError, Interrupted
 from engram.images.masks import Legend
-from engram.inference.evaluate import evaluate, preprocessing_of
+from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
-from engram.tasks.regimes import train_only
 from engram.tasks.spec import TaskSpec
 from engram.train.feeds import Item, choose
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.run import Run
+from engram.train.trainable import train_only
 from engram.util.processes import Stop, Team, dtype_for, stoppable
 from engram.util.progress import Progress, silent
 
@@ -409,7 +409,7 @@ def identity_of(
     free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
-    config, preprocessing = model.trunk.config, preprocessing_of(model)
+    config, preprocessing = model.trunk.config, model.preprocessing
     parents = {parent for one in learners for parent in one.task.spec.extends}
     decides: dict[str, Any] = {
         "trunk": [model.trunk.fingerprint, config.heads, config.activation, config.antialias],

@@ -1,0 +1,84 @@
+"""What every task answers about pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.images.decode import BadImage
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
+from engram.inference.engine import TorchEngine
+from engram.model import MemoryViT
+from engram.tasks.kinds import KINDS, Kind
+from engram.util.processes import Team
+
+
+def predict(
+    model: MemoryViT,
+    images: Sequence[str | os.PathLike[str]],
+    *,
+    tasks: Sequence[str] | None = None,
+    top_k: int = 5,
+    batch: int = 32,
+    exact: bool = False,
+    team: Team | None = None,
+) -> list[dict[str, Any]]:
+    """For each picture, {"image", "tasks": {name: [{"class", "probability"}, …]}} of every task.
+
+    What is told in place of the list depends on the kind of task: see `kinds.py`. `base` is told
+    of where the trunk has classes, not where its head gives an embedding. A picture that cannot be
+    read has "error", a sentence, instead of "tasks". Under torchrun every process takes its share
+    and all get the same answer.
+    """
+    if top_k < 1:
+        raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
+    if model.trunk.head is not None and not model.trunk.class_names:
+        tasks = (list(model.tasks) or ["base"]) if tasks is None else tasks
+        if "base" in list(tasks):
+            raise EngramError(
+                f"The trunk {model.trunk.source} has no classes, so there is no 'base' to tell of; "
+                "ask for tasks. Its embedding is model(pixels)['base']."
+            )
+    team = team or Team()
+    preprocessing = model.preprocessing
+    device = team.device
+    names, engine = model.output_names(tasks), TorchEngine(model.to(device), exact)
+    results: list[dict[str, Any]] = []
+    share = images[team.rank :: team.world]
+    for start in range(0, len(share), batch):
+        views, good = [], []
+        for image in share[start : start + batch]:
+            results.append({"image": os.fspath(image)})
+            try:
+                views.append(torch.from_numpy(evaluation_view(image, preprocessing)))
+                good.append(results[-1])
+            except BadImage as error:
+                results[-1]["error"] = str(error)
+        if not views:
+            continue
+        pixels = normalise(torch.stack(views).to(device), preprocessing)
+        outputs = engine.run(pixels, names)
+        for i, result in enumerate(good):
+            result["tasks"] = {
+                name: answer(model, name, rows[i], top_k) for name, rows in outputs.items()
+            }
+    shares = team.gather([results])
+    return [shares[i % team.world][i // team.world] for i in range(len(images))]
+
+
+def kind_of(model: MemoryViT, name: str) -> Kind:
+    """The kind of a task; the trunk's own head ("base") is a classification."""
+    return KINDS["classification"] if name == "base" else model.task(name).kind
+
+
+def answer(model: MemoryViT, name: str, output: Tensor, top_k: int = 5) -> Any:
+    """What "base" or a task answers about one picture, from its row of the outputs."""
+    if name == "base":
+        return kind_of(model, name).answer(output, model.trunk.class_names, {}, top_k)
+    return model.task(name).answer(output, top_k)
