@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.strategies import Node, attach_graph, scatter, some_pixels, tiny_trunk
+from tests.support.strategies import Node, attach_graph, scatter, some_pixels, tiny_trunk
 from torch import Tensor
 from torch.nn import functional as F
 

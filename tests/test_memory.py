@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests import reference
-from tests.strategies import (
+from tests.support import reference
+from tests.support.strategies import (
     Node,
     as_reference,
     attach_graph,

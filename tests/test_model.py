@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.strategies import (
+from tests.support.strategies import (
     Node,
     attach_graph,
     graphs,

@@ -32,7 +32,7 @@ from engram.store.bundles import compose
 from engram.vit import ViT
 
 if TYPE_CHECKING:
-    from tests.conftest import Nursery, Running
+    from tests.support.nursery import Nursery, Running
 
 TOKEN = "a-secret"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from tests.support.paths import ROOT
 
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
@@ -24,7 +25,7 @@ from engram.serve.settings import Settings
 
 from .conftest import Launch, Opened, Server, World, picture
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "serve" / "malformed.py"
+FILE = ROOT / "benchmarks" / "serve" / "malformed.py"
 
 
 def _load() -> ModuleType:

@@ -20,7 +20,7 @@ from engram.store.format import read_engram
 from .conftest import AUTH, Launch, Server, World, picture
 
 if TYPE_CHECKING:
-    from tests.conftest import Nursery
+    from tests.support.nursery import Nursery
 
 
 def test_it_listens_on_this_machine_alone(server: Server) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
-from tests.hubs import cached
+from tests.support.hubs import cached
 
 from engram import EngramError, MemoryViT, load_trunk
 from engram.cli import main as cli

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
+from tests.support.paths import ROOT
 
 from engram import EngramError, Recipe
 from engram.cli import main as cli
@@ -15,7 +15,7 @@ from engram.cli.jobs import recipe_from
 from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RATES, RECIPES, learning_rate
 
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "training.md"
+GUIDE = ROOT / "docs" / "training.md"
 
 
 def test_the_default_recipe_is_the_dataclass() -> None:

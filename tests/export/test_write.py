@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.strategies import scatter
+from tests.support.strategies import scatter
 
 import engram
 from engram import EngramError, MemoryViT, load_trunk, random_trunk, save_trunk

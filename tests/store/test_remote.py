@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from tests.hubs import cached
+from tests.support.hubs import cached
 
 import engram
 from engram import EngramError, MemoryViT, random_trunk

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.strategies import scatter
+from tests.support.strategies import scatter
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, load_trunk

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests import test_checkpoints as _checkpoints
+from tests.trunks import test_load as _checkpoints
 from torch import Tensor, nn
 
 import engram

@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.repocard import metadata_load
-from tests.hubs import LocalHub, ask, cached
+from tests.support.hubs import LocalHub, ask, cached
 
 import engram
 from engram import EngramError, MemoryViT, random_trunk, save_trunk

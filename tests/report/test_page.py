@@ -6,12 +6,12 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.support.html import Checker
 
 import engram
 from engram.cli.main import main
@@ -45,37 +45,6 @@ def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
     model = MemoryViT(engram.random_trunk())
     model.add_task("t", classes, **settings)  # type: ignore[arg-type]
     return model.eval()
-
-
-class Checker(HTMLParser):
-    """Every tag that is opened is closed, ids are unique, and what is fetched is listed."""
-
-    VOID = frozenset({"meta", "link", "img", "br"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.fetched: list[str] = []
-        self.tags: set[str] = set()
-        self.feed(html)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attributes:
-            if name == "id":
-                self.ids.append(str(value))
-            if name in ("src", "href") and not str(value).startswith(("data:", "#")):
-                self.fetched.append(str(value))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def page(path: Path, model: MemoryViT, said: Answers, **more: object) -> tuple[str, Checker]:

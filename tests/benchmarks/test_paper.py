@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.paths import ROOT
 
-PAPER = Path(__file__).resolve().parents[1] / "benchmarks" / "paper"
+PAPER = ROOT / "benchmarks" / "paper"
 
 #: The list of runs on a small random trunk and an easy task, instead of the real ones.
 SMALL = """

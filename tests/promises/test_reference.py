@@ -2,14 +2,13 @@
 
 import importlib.util
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support.paths import ROOT
 
 import engram
 
-ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import reference
-from tests.strategies import scatter, some_pixels, tiny_trunk, trunk_options
+from tests.support import reference
+from tests.support.strategies import scatter, some_pixels, tiny_trunk, trunk_options
 from torch import nn
 
 from engram import EngramError, MemoryViT, ViT

@@ -2,12 +2,10 @@
 
 import importlib.util
 import xml.etree.ElementTree
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")

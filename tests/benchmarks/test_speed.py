@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the package
 pytest.importorskip("matplotlib")
 
-from benchmarks.speed import plots, results, scale  # noqa: E402
-from benchmarks.speed.__main__ import main, read  # noqa: E402
-from benchmarks.speed.measure import SECTIONS  # noqa: E402
+from benchmarks.speed import plots, results, scale
+from benchmarks.speed.__main__ import main, read
+from benchmarks.speed.measure import SECTIONS
 
 HERE = ROOT / "benchmarks" / "speed"
 SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants", "Growth")

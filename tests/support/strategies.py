@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tests.reference import RefTask
+from tests.support.reference import RefTask
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, random_trunk

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.test_report import Checker
+from tests.support.html import Checker
 
 import engram
 from engram.data.datasets import Dataset

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
-from tests.test_resume import reached, step_of
+from tests.support.runs import reached, step_of
 
 import engram
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -16,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from tests.support.runs import reached, step_of
 from torch import Tensor
 
 import engram
@@ -48,19 +47,6 @@ def fit(small_trunk: Path, colours: Path) -> Callable[..., list[object]]:
 
 def tensors(path: Path) -> dict[str, Tensor]:
     return load_file(path)
-
-
-def step_of(out: Path) -> int:
-    """How far the checkpoint of a run is."""
-    try:
-        with safe_open(out.with_suffix(".run") / "checkpoint.safetensors", "pt") as file:
-            return int(json.loads(file.metadata()["run"])["step"])
-    except (FileNotFoundError, SafetensorError):
-        return 0
-
-
-def reached(out: Path, step: int) -> Callable[[], bool]:
-    return lambda: step_of(out) >= step
 
 
 @pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])
