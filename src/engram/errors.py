@@ -12,10 +12,17 @@ def is_lost_worker(error: Exception) -> bool:
 
 
 class EngramError(Exception):
-    """A user's mistake, as a sentence: what was given, what was expected, what to do.
+    """The only exception for a user's mistake. Its message is a sentence to the user.
 
-    The command line prints the sentence and exits with 2; nothing else in the package is
-    allowed to reach a user as a traceback.
+    The sentence says what was given, what was expected and what to do. The command line prints it
+    and exits with code 2, without a traceback.
+
+    Examples:
+        >>> try:
+        ...     engram.load_trunk("no/such/file.npz")
+        ... except engram.EngramError as error:
+        ...     print(error)
+        There is no file or folder no/such/file.npz; check the path.
     """
 
 

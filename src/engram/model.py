@@ -38,12 +38,22 @@ _KEPT = 8  # selections of tasks whose cells' keys and values are kept
 
 
 class MemoryViT(nn.Module):
-    """A frozen trunk and its tasks. Calling it gives {"base": ..., task: ...}, logits of each.
+    """A frozen trunk and the tasks attached to it, which share one forward pass.
 
-    What a task gives beside logits, and what to make of it, depends on its kind: see `kinds.py`.
+    Args:
+        trunk: The ViT. Its parameters are frozen.
+        unmasked: Only for the experiment of the paper's section 4.4: tasks of the regime `memory`
+            may then be attached side by side, and every token reads the cells of all of them.
 
-    `unmasked=True` is for the experiment of the paper's section 4.4 only: tasks of the regime
-    `memory` may then be attached together, and every token reads the cells of all of them.
+    Attributes:
+        trunk: The ViT.
+        tasks: The attached tasks by name, parents before children.
+        preprocessing: How images become pixels.
+
+    Examples:
+        >>> model = engram.MemoryViT(engram.load_trunk("pico"))
+        >>> task = model.add_task("flowers", classes=["rose", "tulip"], cells=5)
+        >>> logits = model(torch.rand(4, 3, 32, 32))  # {"base": (4, 10), "flowers": (4, 2)}
     """
 
     def __init__(self, trunk: ViT, *, unmasked: bool = False) -> None:
@@ -69,6 +79,21 @@ class MemoryViT(nn.Module):
         return self._tasks
 
     def task(self, name: str) -> Task:
+        """The attached task of this name.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            The task: a module with its parameters, its `spec` and its `kind`.
+
+        Raises:
+            EngramError: No task of this name is attached.
+
+        Examples:
+            >>> model.task("flowers").spec.classes
+            ('rose', 'tulip')
+        """
         if name not in self._tasks:
             there = ", ".join(self._tasks) or "none"
             raise EngramError(f"There is no task {name!r} in this model; attached: {there}.")
@@ -91,13 +116,37 @@ class MemoryViT(nn.Module):
         ignore: int = IGNORED,
         seed: int | None = None,
     ) -> Task:
-        """Add an untrained task; `classes` is a number or names, `extends` names its parents.
+        """Add a new, untrained task.
 
-        `kind` is classification, multilabel, regression (`classes` are then the numbers to tell) or
-        segmentation, where `values` are those of the classes in masks (0, 1, … if not given) and
-        `ignore` is that of pixels which count nowhere. `tokens` is 1 if not given, and one a class
-        in masked segmentation. With a `seed` its first weights depend on nothing else, and torch's
-        generator is left alone.
+        Args:
+            name: Its name: lower-case letters, digits, `.`, `_` and `-`, and not `base`.
+            classes: The number of classes or their names. In regression, the numbers to predict.
+            cells: Memory cells at every layer. 0 leaves a class token and a head.
+            regime: Which parameters train, and whether attention is masked.
+            extends: Names of attached tasks whose class tokens and cells this task reads.
+            update: How the regime `memory` passes cells from layer to layer: `fresh`, `propagate`
+                or `add`.
+            tokens: Number of class tokens. By default 1, or one for each class in masked
+                segmentation.
+            adapter_width: Width of the bottleneck, in regimes with adapters.
+            class_init: Where the class token starts: `trunk` (a copy of the trunk's) or `random`.
+            kind: What the task answers: `classification`, `multilabel`, `regression` or
+                `segmentation`.
+            values: In segmentation, the pixel value of each class in masks. By default 0, 1, ….
+            ignore: In segmentation, the value of pixels that count nowhere.
+            seed: Random seed for initialisation. Without one, torch's global generator is used.
+
+        Returns:
+            The task, attached.
+
+        Raises:
+            EngramError: A setting is wrong, the name is taken, or the task cannot share a pass with
+                those attached.
+
+        Examples:
+            >>> task = model.add_task("roses", classes=3, cells=5, extends=["flowers"])
+            >>> list(model.tasks)
+            ['flowers', 'roses']
         """
         if isinstance(extends, str):
             raise EngramError(
@@ -130,7 +179,19 @@ class MemoryViT(nn.Module):
             return self._put(Task(spec, self.trunk, class_init))
 
     def detach(self, name: str) -> None:
-        """Take a task away. A task that others extend stays until they are gone."""
+        """Remove a task. The answers of all others stay the same.
+
+        Args:
+            name: The task's name.
+
+        Raises:
+            EngramError: No task of this name is attached, or others extend it.
+
+        Examples:
+            >>> model.detach("roses")
+            >>> "roses" in model.tasks
+            False
+        """
         self.task(name)
         children = [child for child, task in self._tasks.items() if name in task.spec.extends]
         if children:
@@ -146,7 +207,25 @@ class MemoryViT(nn.Module):
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write one task as an engram, atomically, and give its path."""
+        """Write one task as an engram. The file appears whole or not at all.
+
+        Args:
+            name: The task's name.
+            path: The file to write, usually `NAME.safetensors`. An existing file is replaced.
+            metrics: Results to record in the file's header.
+            recipe: Training settings to record in the file's header.
+
+        Returns:
+            The path.
+
+        Raises:
+            EngramError: No task of this name is attached, a value is not finite, or the file cannot
+                be written.
+
+        Examples:
+            >>> model.save("flowers", "flowers.safetensors")
+            PosixPath('flowers.safetensors')
+        """
         return write_engram(path, self.engram(name, metrics=metrics, recipe=recipe))
 
     def engram(
@@ -156,7 +235,20 @@ class MemoryViT(nn.Module):
         metrics: Mapping[str, Any] | None = None,
         recipe: Mapping[str, Any] | None = None,
     ) -> Engram:
-        """A task as it would be written."""
+        """One task as an engram in memory: what `save` would write.
+
+        Args:
+            name: The task's name.
+            metrics: Results to record in the header.
+            recipe: Training settings to record in the header.
+
+        Returns:
+            The engram.
+
+        Examples:
+            >>> model.engram("flowers").spec.cells
+            5
+        """
         task = self.task(name)
         parents = {parent: self.engram(parent).content for parent in task.spec.extends}
         return new_engram(
@@ -169,10 +261,22 @@ class MemoryViT(nn.Module):
         )
 
     def attach(self, source: str | Path | Engram) -> Task:
-        """Attach an engram, after every check; its parents must be attached already.
+        """Attach an engram, after checking that it belongs to this trunk.
 
-        `hf:owner/name/FILE` is one on the Hub; `@revision` and `#content` pin it. Where there is
-        only one, the repository or the bundle's folder is enough.
+        Args:
+            source: A path, an engram in memory, or one on the Hub (`hf:owner/name/FILE`, pinned by
+                `@revision` or `#content`). A bundle or repository with a single engram is enough.
+
+        Returns:
+            The attached task.
+
+        Raises:
+            EngramError: The file is damaged, was trained on another trunk or with other
+                preprocessing, its name is taken, or a task that it extends is not attached.
+
+        Examples:
+            >>> other = engram.MemoryViT(engram.load_trunk("pico"))
+            >>> task = other.attach("flowers.safetensors")
         """
         if not isinstance(source, Engram):
             source = read_engram(one_engram(source))
@@ -234,11 +338,28 @@ class MemoryViT(nn.Module):
     def forward(
         self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
     ) -> dict[str, Tensor]:
-        """Logits by name: of `tasks` (and what they read, silently), or of all and "base".
+        """Answer all tasks, or some of them, in one pass.
 
-        With `exact` the trunk runs by itself and every task apart from unrelated ones, so each
-        answer is bit for bit what it would be alone. A task whose regime changes the trunk's own
-        tokens takes a pass of its own beside base.
+        A task whose regime changes the trunk's own tokens takes a pass of its own.
+
+        Args:
+            pixels: Normalised pixels (images, 3, height, width).
+            tasks: The tasks to answer; `"base"` is the trunk's own head. Tasks that they extend are
+                computed too. By default all tasks, and `"base"` if the trunk has a head.
+            exact: Run the trunk alone and each task separately, so that every answer is bit for bit
+                what it would be without the other tasks. Slower.
+
+        Returns:
+            The outputs by task name: logits (images, classes), the numbers of a regression, or the
+            logits (images, classes, height, width) of a segmentation.
+
+        Raises:
+            EngramError: A task is not attached, or the pixels have the wrong shape or type.
+
+        Examples:
+            >>> logits = model(torch.rand(4, 3, 32, 32), tasks=["flowers"])
+            >>> logits["flowers"].shape
+            torch.Size([4, 2])
         """
         names = self.output_names(tasks)
         alone = [n for n in names if n != "base" and self.task(n).spec.parts.changes_trunk]

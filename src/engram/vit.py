@@ -238,10 +238,23 @@ class Head(nn.Module):
 
 
 class ViT(nn.Module):
-    """A trunk: calling it gives the original model's logits, `tokens` its last normed tokens.
+    """A plain Vision Transformer: the trunk (or backbone) that tasks attach to.
 
-    `source` says where the weights came from, `preprocessing` how pictures become pixels and
-    `labels` what the original classes are called; `load_trunk` fills all three.
+    Calling it gives the original model's logits, `tokens` the tokens of its last layer. Usually
+    `load_trunk`, `from_transformers`, `from_timm` or `random_trunk` makes one.
+
+    Args:
+        config: The architecture: image size, patch size, width, depth, heads and so on.
+
+    Attributes:
+        config: The architecture.
+        source: Where the weights came from. Engrams record it as their trunk.
+        preprocessing: How images become pixels, or None if that is not known.
+        labels: Names of the original model's classes, or None if they are not known.
+
+    Examples:
+        >>> trunk = engram.load_trunk("pico")
+        >>> logits = trunk(torch.rand(4, 3, 32, 32))  # (4, 10)
     """
 
     position: nn.Parameter
@@ -287,7 +300,23 @@ class ViT(nn.Module):
     # The forward pass
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The original model's own answer: (b, classes). Refuses a trunk that has no head."""
+        """The original model's own logits.
+
+        Args:
+            pixels: Normalised pixels (images, 3, height, width). Height and width may be any
+                multiples of the patch size.
+
+        Returns:
+            The logits (images, classes), or the embedding if the original head gives one.
+
+        Raises:
+            EngramError: The trunk has no head, or the pixels have the wrong shape or type.
+
+        Examples:
+            >>> trunk = engram.load_trunk("pico")
+            >>> trunk(torch.rand(4, 3, 32, 32)).shape
+            torch.Size([4, 10])
+        """
         if self.head is None:
             raise EngramError(
                 f"The trunk {self.source} has no head of its own, so it gives no logits; "
@@ -298,7 +327,20 @@ class ViT(nn.Module):
         return out
 
     def tokens(self, pixels: Tensor) -> Tensor:
-        """The last layer's tokens after the final norm: (b, [class, registers…, patches…], D)."""
+        """The tokens of the last layer, after the final norm.
+
+        Args:
+            pixels: Normalised pixels (images, 3, height, width).
+
+        Returns:
+            The tokens (images, tokens, width): the class token first, if the trunk has one, then
+            registers, then patches.
+
+        Examples:
+            >>> trunk = engram.load_trunk("pico")
+            >>> trunk.tokens(torch.rand(4, 3, 32, 32)).shape
+            torch.Size([4, 65, 192])
+        """
         out: Tensor = self.norm(self.encode(self.embed(pixels)))
         return out
 
@@ -413,7 +455,18 @@ class ViT(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes and values of the trunk's own tensors, its head left out."""
+        """SHA-256 of the trunk's tensors (names, shapes and values), without its head.
+
+        An engram attaches only to a trunk with the fingerprint it was trained on. It is the same
+        whichever layout the weights were read from.
+
+        Returns:
+            64 hexadecimal digits.
+
+        Examples:
+            >>> engram.load_trunk("pico").fingerprint == engram.load_trunk("pico").fingerprint
+            True
+        """
         parts = [(n, p) for n, p in self.named_parameters() if not n.startswith("head.")]
         state = tuple(version(p) for _, p in parts)
         if self._fingerprint is None or self._fingerprint[0] != state:
@@ -451,9 +504,24 @@ def random_trunk(
     seed: int = 0,
     **options: object,
 ) -> ViT:
-    """A small ViT with random weights, for trying things out and for tests.
+    """A small ViT with random weights, for first steps and tests.
 
-    Further keyword arguments are fields of `ViTConfig`. `classes=0` makes a trunk without a head.
+    Args:
+        image_size: Height and width of its images, in pixels.
+        patch: Height and width of a patch, in pixels.
+        width: Width of a token.
+        depth: Number of layers.
+        heads: Number of attention heads.
+        classes: Number of classes of its own head; 0 for a trunk without a head.
+        seed: Random seed for the weights.
+        **options: Further fields of `ViTConfig`.
+
+    Returns:
+        The trunk, in evaluation mode.
+
+    Examples:
+        >>> trunk = engram.random_trunk(image_size=16, patch=4, classes=3)
+        >>> logits = trunk(torch.rand(2, 3, 16, 16))  # (2, 3)
     """
     config = ViTConfig(
         image_size=(image_size, image_size),
