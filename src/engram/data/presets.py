@@ -13,12 +13,12 @@ from engram.data.sources import (
     Found,
     Picture,
     Source,
-    extra,
     named_splits,
     read_labels,
 )
 from engram.errors import EngramError
 from engram.images.decode import BadImage
+from engram.util.optional import require
 
 _LONE = "all"  # what to call the rows of a file or folder that has no splits
 
@@ -77,7 +77,7 @@ PRESETS = {
 
 def hub(where: str, names: Columns) -> Source:
     """A dataset of the Hub, "owner/name" or "owner/name:config", or one that lies on disk."""
-    datasets = extra("datasets")
+    datasets = require("datasets", extra="hub-data", purpose=f"hf:{where}")
     try:
         tables = _hub_tables(datasets, where)
     except EngramError:

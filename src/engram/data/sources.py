@@ -5,7 +5,6 @@ was given. `data.load` chooses the reader and numbers the labels.
 """
 
 import csv
-import importlib
 import json
 import os
 import zipfile
@@ -22,6 +21,7 @@ from engram.data.labels import LABELS, column
 from engram.errors import EngramError
 from engram.images.masks import MASK_VALUES
 from engram.tasks.kinds import KINDS
+from engram.util.optional import require
 
 Picture: TypeAlias = str | bytes | npt.NDArray[np.uint8]  # a path, an encoded picture, or pixels
 
@@ -383,7 +383,11 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = extra("pyarrow.parquet").read_table(path).to_pylist()
+    records: list[dict[str, Any]] = (
+        require("pyarrow.parquet", extra="hub-data", purpose="A parquet table")
+        .read_table(path)
+        .to_pylist()
+    )
     return records
 
 
@@ -514,7 +518,7 @@ def _mask_values(where: str, masks: npt.NDArray[Any]) -> torch.Tensor:
 
 def digits(names: Columns) -> Source:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; every fifth of a class is test."""
-    bunch = extra("sklearn.datasets", "scikit-learn").load_digits()
+    bunch = require("sklearn.datasets", extra="demo", purpose="The dataset digits").load_digits()
     test = np.zeros(len(bunch.target), dtype=bool)
     for digit in range(10):
         test[np.flatnonzero(bunch.target == digit)[::5]] = True
@@ -523,12 +527,3 @@ def digits(names: Columns) -> Source:
         for name, of in (("train", ~test), ("test", test))
     }
     return Source(splits, augment="pad-crop", flip=False)
-
-
-def extra(module: str, package: str = "engram-vit[hub-data]") -> Any:
-    """An optional package; where it is missing, the sentence says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        name = module.split(".")[0]
-        raise EngramError(f"this data needs {name}: pip install '{package}'") from error

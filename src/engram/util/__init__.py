@@ -1,4 +1,4 @@
-"""Small helpers that know nothing of tasks or models: files, text, progress, processes, the Hub.
+"""Small helpers that know nothing of tasks or models: files, text, processes, optional packages.
 
 Everything above may import them. Each module stands alone.
 """

@@ -1,0 +1,45 @@
+"""An optional package is imported, or an error says how to install it."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.support.paths import ROOT
+
+from engram.errors import EngramError
+from engram.util.optional import require
+
+
+def test_an_installed_module_is_returned() -> None:
+    assert require("json.decoder", extra="demo", purpose="This") is sys.modules["json.decoder"]
+
+
+def test_a_missing_module_is_named_with_the_extra_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(EngramError) as caught:
+        require("sklearn.datasets", extra="demo", purpose="The dataset digits")
+    assert str(caught.value) == (
+        "The dataset digits needs the package sklearn, which is not installed; "
+        "install it with pip install 'engram-vit[demo]'."
+    )
+
+
+def test_what_the_module_itself_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_installed.py").write_text("import no_such_package.inner\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EngramError, match="Reading needs the package no_such_package, which"):
+        require("half_installed", extra="demo", purpose="Reading")
+
+
+def test_every_extra_that_the_code_names_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    named = {extra for text in texts for extra in re.findall(r'extra="([\w-]+)",\s*purpose=', text)}
+    assert named
+    assert named <= project["optional-dependencies"].keys()
