@@ -188,9 +188,8 @@ class MemoryViT(nn.Module):
             EngramError: No task of this name is attached, or others extend it.
 
         Examples:
-            >>> model.detach("roses")
-            >>> "roses" in model.tasks
-            False
+            >>> task = model.add_task("roses", classes=3, extends=["flowers"])
+            >>> model.detach("roses")  # flowers can be detached only after it
         """
         self.task(name)
         children = [child for child, task in self._tasks.items() if name in task.spec.extends]

@@ -75,16 +75,32 @@ def load_trunk(
     activation: Activation | None = None,
     revision: str | None = None,
 ) -> ViT:
-    """The ViT at a Hub id (`[hf:]owner/name[@revision]`), a local path, or named `pico`.
+    """Load a ViT to be the trunk (or backbone) of tasks, in fp32, frozen and in evaluation mode.
 
-    A path is a folder of transformers or timm, a `.safetensors` of timm, or Google's `.npz`. The
-    trunk is in fp32, frozen, and in evaluation mode. `image_size` and `preprocessing` change what
-    pictures are made into, never the weights; `antialias` is how position embeddings are resized
-    for other sizes than their own (by default as the library that wrote the file does it).
-    `heads` and `activation` overrule what was read or inferred.
+    A safetensors file has no checksum: a damaged header, a wrong length, NaN and infinity are
+    noticed, a number that was changed to another one is not.
 
-    Whatever is wrong with the source is an EngramError. A safetensors file has no checksum: a
-    damaged header, length, NaN or infinity is noticed, a number changed to another is not.
+    Args:
+        source: A Hub id (`[hf:]owner/name[@revision]`), the path of a transformers or timm folder,
+            of a timm `.safetensors` file or of Google's `.npz`, or `pico`, the bundled trunk.
+        image_size: Height and width of the images, if not those the weights were trained at.
+        preprocessing: How images become pixels, if not as the source says.
+        antialias: Whether position embeddings are resized with antialiasing. By default as the
+            library that wrote the file does it.
+        heads: Number of attention heads, if what was read or inferred is wrong.
+        activation: Activation of the MLPs, if what was read or inferred is wrong.
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        The trunk.
+
+    Raises:
+        EngramError: The source does not exist, is damaged, or is no plain ViT.
+
+    Examples:
+        >>> trunk = engram.load_trunk("pico")
+        >>> trunk.config.depth, trunk.config.width
+        (6, 192)
     """
     name = os.fspath(source).removeprefix(hub.PREFIX)
     return build(
@@ -102,9 +118,20 @@ def load_trunk(
 def save_trunk(
     trunk: ViT, folder: str | os.PathLike[str], dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Write a trunk in our own layout: config.json and model.safetensors, which load_trunk reads.
+    """Write a trunk as a folder that `load_trunk` reads: `config.json` and `model.safetensors`.
 
-    With a smaller `dtype` the values are rounded, and so it is another trunk when read again.
+    Args:
+        trunk: The trunk.
+        folder: The folder to write into. It is created if needed.
+        dtype: The type of the stored numbers. A smaller one rounds them, and the trunk that is read
+            back then has another fingerprint.
+
+    Returns:
+        The folder.
+
+    Examples:
+        >>> folder = engram.save_trunk(engram.random_trunk(), "vit")
+        >>> trunk = engram.load_trunk("vit")
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

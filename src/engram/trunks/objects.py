@@ -28,17 +28,32 @@ def from_transformers(
     preprocessing: Preprocessing | None = None,
     antialias: bool | None = None,
 ) -> ViT:
-    """The trunk inside a model of transformers: ViT, MAE, DeiT, DINOv2, CLIP or SigLIP.
+    """The trunk inside a transformers model in memory: ViT, MAE, DeiT, DINOv2, CLIP or SigLIP.
 
-    Tensors in fp32 keep their storage, so they are in memory once; only what is several tensors
-    there and one here is a copy: queries, keys and values (a quarter of a layer), the first half
-    of a gated MLP, and the class token of DINOv2 with registers. Weights in another type are
-    copied into fp32. The model itself is not changed, nor is which of its parameters train; do
-    not train it while it is a trunk (`trunk.fingerprint` shows that it happened).
+    Tensors in fp32 keep their storage, so they are in memory once. Copies are made only of what is
+    several tensors there and one here: queries, keys and values (a quarter of a layer), the first
+    half of a gated MLP, and the class token of DINOv2 with registers. Weights of another type are
+    copied into fp32. The model itself is not changed, nor is which of its parameters train. Do not
+    train it while it is a trunk; `trunk.fingerprint` shows if that happened.
 
-    `processor` is its image processor, if the pictures are prepared in another way than the
-    family's usual one. `source` is what engrams name as their trunk: by default what the model
-    was loaded from, if its configuration says it.
+    Args:
+        model: The model.
+        processor: Its image processor, if images are not prepared in the family's usual way.
+        source: What engrams record as their trunk. By default what the model was loaded from, if
+            its configuration says so.
+        image_size: Height and width of the images, if not those the weights were trained at.
+        preprocessing: How images become pixels, if not as the processor says.
+        antialias: Whether position embeddings are resized with antialiasing.
+
+    Returns:
+        The trunk.
+
+    Raises:
+        EngramError: It is no model of transformers, or no plain ViT.
+
+    Examples:
+        >>> vit = transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=2))
+        >>> model = engram.MemoryViT(engram.from_transformers(vit))
     """
     model = _bare(model, "from_transformers")
     config = _settings(getattr(model, "config", None), "config", model)
@@ -74,15 +89,30 @@ def from_timm(
     heads: int | None = None,
     activation: Activation | None = None,
 ) -> ViT:
-    """The trunk inside a model of timm: its VisionTransformer, in the families load_trunk reads.
+    """The trunk inside a timm model in memory, a VisionTransformer that `load_trunk` could read.
 
-    All tensors in fp32 keep their storage: nothing is in memory twice. Weights in another type
-    are copied into fp32. The model itself is not changed, nor is which of its parameters train;
-    do not train it while it is a trunk (`trunk.fingerprint` shows that it happened).
+    All tensors in fp32 keep their storage: nothing is in memory twice. Weights of another type are
+    copied into fp32. The model itself is not changed, nor is which of its parameters train. Do not
+    train it while it is a trunk; `trunk.fingerprint` shows if that happened.
 
-    Its `pretrained_cfg` says how pictures are prepared and where the weights come from, which is
-    the `source` that engrams name unless another is given. `heads` and `activation` overrule
-    what is inferred, as in `load_trunk`.
+    Args:
+        model: The model. Its `pretrained_cfg` says how images are prepared.
+        source: What engrams record as their trunk. By default what `pretrained_cfg` says.
+        image_size: Height and width of the images, if not those the weights were trained at.
+        preprocessing: How images become pixels, if not as `pretrained_cfg` says.
+        antialias: Whether position embeddings are resized with antialiasing.
+        heads: Number of attention heads, if what was inferred is wrong.
+        activation: Activation of the MLPs, if what was inferred is wrong.
+
+    Returns:
+        The trunk.
+
+    Raises:
+        EngramError: It is no model of timm, or no plain ViT.
+
+    Examples:
+        >>> vit = timm.create_model("vit_tiny_patch16_224", pretrained=True)  # doctest: +SKIP
+        >>> model = engram.MemoryViT(engram.from_timm(vit))  # doctest: +SKIP
     """
     model = _bare(model, "from_timm")
     tensors = model.state_dict()
