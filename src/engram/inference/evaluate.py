@@ -36,13 +36,35 @@ def evaluate(
     team: Team | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """How good one task is on a split: the metrics of its kind.
+    """Measure one task on a split of labelled data.
 
-    They are accuracy, top5, macro_f1 and ece; of multilabel map, macro_f1 and micro_f1; of
-    regression mae, r2 and rmse; of segmentation miou and pixel_accuracy; and the loss of each. A
-    picture that cannot be read counts as a wrong answer in classification, unless `skip_bad`, and
-    is left out in the others; `unreadable` names it. Under torchrun every process takes its share
-    and all get the same answer.
+    Under torchrun every process takes its share and all get the same result.
+
+    Args:
+        model: The model that the task is attached to.
+        data: A path or name as `engram.data.load` takes it, or what that gave.
+        task: The task's name.
+        split: `train`, `val` or `test`.
+        batch: Images in a batch.
+        workers: Processes that decode images.
+        transform: Prepares an image in place of the model's preprocessing.
+        skip_bad: Leave out images that cannot be read. Without it, each counts as a wrong answer
+            in classification; other kinds of task always leave them out.
+        team: The processes that share the work. By default those of torchrun.
+        progress: Called with the number of batches done and of all.
+
+    Returns:
+        The metrics of the task's kind, the `loss`, and the `unreadable` images. Classification has
+        `accuracy`, `top5`, `macro_f1` and `ece`; multilabel `map`, `macro_f1` and `micro_f1`;
+        regression `mae`, `r2` and `rmse`; segmentation `miou` and `pixel_accuracy`.
+
+    Raises:
+        EngramError: The data cannot be read, or does not have the classes of the task.
+
+    Examples:
+        >>> scores = engram.evaluate(model, "photos", "flowers")
+        >>> scores["images"]
+        4
     """
     answered = answers(
         model, data, task,

@@ -10,10 +10,24 @@ from engram.store.bundles import Source, gather, load_trunk_of
 
 
 def load_model(sources: Source | Sequence[Source], backbone: Source | None = None) -> MemoryViT:
-    """The trunk that engrams or bundles name (or `backbone`), with all of them attached.
+    """A model from engrams or bundles: the trunk that they name, with all of them attached.
 
-    Pictures are prepared as they were when the engrams were trained. Engrams that do not fit
-    together, or not the trunk, are an EngramError.
+    Images are prepared as they were when the engrams were trained.
+
+    Args:
+        sources: Files of engrams, bundles, or either on the Hub (`hf:owner/name`).
+        backbone: Path or Hub id of the trunk, if it is not where the engrams say.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        EngramError: The engrams do not fit together, or not the trunk.
+
+    Examples:
+        >>> model = engram.load_model(["flowers.safetensors"])
+        >>> list(model.tasks)
+        ['flowers']
     """
     engrams = gather([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     model = MemoryViT(load_trunk_of(engrams[0], backbone))

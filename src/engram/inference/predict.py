@@ -29,12 +29,32 @@ def predict(
     exact: bool = False,
     team: Team | None = None,
 ) -> list[dict[str, Any]]:
-    """For each picture, {"image", "tasks": {name: [{"class", "probability"}, …]}} of every task.
+    """Answer every task for image files.
 
-    What is told in place of the list depends on the kind of task: see `kinds.py`. `base` is told
-    of where the trunk has classes, not where its head gives an embedding. A picture that cannot be
-    read has "error", a sentence, instead of "tasks". Under torchrun every process takes its share
-    and all get the same answer.
+    Under torchrun every process takes its share and all get the same result.
+
+    Args:
+        model: The model.
+        images: Paths of the images.
+        tasks: The tasks to answer; `"base"` is the trunk's own head. By default all, and `"base"`
+            if the trunk has classes.
+        top_k: Number of classes to return per task.
+        batch: Images in a batch.
+        exact: Make every answer bit for bit what it would be without the other tasks.
+        team: The processes that share the work. By default those of torchrun.
+
+    Returns:
+        For each image `{"image", "tasks": {name: [{"class", "probability"}, …]}}`. Other kinds of
+        task than classification have their own form in place of the list. An image that cannot be
+        read has `"error"`, a sentence, in place of `"tasks"`.
+
+    Raises:
+        EngramError: A task is not attached, or `top_k` is less than 1.
+
+    Examples:
+        >>> (answer,) = engram.predict(model, ["photos/test/rose/0.png"], top_k=1)
+        >>> list(answer["tasks"])
+        ['base', 'flowers']
     """
     if top_k < 1:
         raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")

@@ -11,10 +11,23 @@ from engram.model import MemoryViT
 
 
 def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
-    """Let exactly these tasks' parameters train, and give them; all others are frozen.
+    """Freeze everything but the parameters of these tasks, for a training loop of your own.
 
-    A parameter that belongs neither to the trunk nor to a task of the model (somebody's own
-    module put into it) is an error: nothing trains or stays frozen by accident.
+    Args:
+        model: The model.
+        *names: The tasks to train.
+
+    Returns:
+        The names and parameters that train, for an optimiser.
+
+    Raises:
+        EngramError: A task is not attached, or a parameter belongs neither to the trunk nor to a
+            task of the model, such as a module of your own put into it. Nothing trains or stays
+            frozen by accident.
+
+    Examples:
+        >>> parameters = [parameter for _, parameter in engram.train_only(model, "flowers")]
+        >>> optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     """
     trained = {id(p) for name in names for p in model.task(name).parameters()}
     known = {id(p) for p in _known(model)}
