@@ -101,10 +101,24 @@ def gather(sources: Iterable[Source]) -> tuple[Engram, ...]:
 
 
 def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = None) -> Bundle:
-    """Put engrams (files, or all of another bundle's) into a new bundle at the folder `out`.
+    """Put engrams for one trunk into a bundle, a folder that `load_model` and `engram serve` read.
 
-    They must fit together, and fit the trunk `backbone` if it is given. A bundle at `out` is
-    replaced; any other folder that is not empty is refused.
+    Args:
+        paths: Files of engrams, or bundles whose engrams are taken over.
+        out: The folder to write. A bundle that is there is replaced; any other folder that is not
+            empty is refused.
+        backbone: Path or Hub id of the trunk, to check that the engrams fit it.
+
+    Returns:
+        The bundle.
+
+    Raises:
+        EngramError: The engrams do not fit together, or not the trunk.
+
+    Examples:
+        >>> bundle = engram.compose(["flowers.safetensors"], "garden")
+        >>> [what.spec.name for what in bundle.engrams]
+        ['flowers']
     """
     folder = Path(os.path.realpath(out))
     engrams = gather(paths)

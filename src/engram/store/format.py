@@ -60,7 +60,23 @@ def as_bytes(engram: Engram) -> bytes:
 
 
 def read_engram(path: str | Path) -> Engram:
-    """Read and verify an engram: structure, shapes, types, finiteness, hashes. See `Engram`."""
+    """Read and verify an engram, without its trunk. Printed, it says what the task is.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The engram: its `spec`, `tensors`, `trunk`, `preprocessing`, `metrics` and `recipe`.
+
+    Raises:
+        EngramError: The file is missing, damaged or no engram. Structure, shapes, types, hashes
+            and that all numbers are finite are checked.
+
+    Examples:
+        >>> what = engram.inspect("flowers.safetensors")
+        >>> what.spec.name, what.spec.cells
+        ('flowers', 5)
+    """
     path = Path(path)
     try:
         if path.exists() and not path.is_file():  # a folder, or a pipe that never ends

@@ -64,14 +64,28 @@ def convert(
     names: Sequence[str] | None = None,
     raw_pixels: bool | None = None,
 ) -> list[Path]:
-    """Write the tasks of an old checkpoint as engrams NAME.safetensors into the folder `out`.
+    """Write the tasks of an old checkpoint as engrams, NAME.safetensors in a folder.
 
-    `checkpoint` is a file, or one on the Hub (`hf:owner/name/FILE.pt`). `base` is the ViT that it
-    was made from: its tensors must be those in the checkpoint. The engrams expect pictures as
-    `base` does, or with `raw_pixels` without normalisation, which is how the re-implementation's
-    own training script fed them. For the four checkpoints that its authors published, base, names
-    and raw pixels are known. The checkpoint is opened without running anything in it, and one
-    that holds more than tensors is refused.
+    The checkpoints are those of `necrashter/transformers-learnable-memory`. One is opened without
+    running anything in it, and refused if it holds more than tensors.
+
+    Args:
+        checkpoint: A file, or one on the Hub (`hf:owner/name/FILE.pt`).
+        base: Path or Hub id of the ViT that it was made from, whose tensors must be those in the
+            checkpoint. Not needed for the four checkpoints that its authors published.
+        out: The folder to write into.
+        names: A name for each task in the checkpoint.
+        raw_pixels: Whether images are not normalised, which is how the training script of that
+            implementation fed them. By default only for the published checkpoints.
+
+    Returns:
+        The files.
+
+    Raises:
+        EngramError: The checkpoint cannot be read, or the base is not the ViT it was made from.
+
+    Examples:
+        >>> paths = engram.store.legacy.convert("old.pt", "vit", "engrams")  # doctest: +SKIP
     """
     path, told, published = _locate(checkpoint)
     if base is None:

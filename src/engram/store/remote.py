@@ -88,9 +88,21 @@ def one_engram(source: Source) -> Path:
 
 
 def find(source: Source, *, revision: str | None = None) -> list[Found]:
-    """The engrams in a Hub repository (`hf:owner/name`), or in a local folder or bundle.
+    """The engrams in a Hub repository, a folder or a bundle. Those of the Hub are verified.
 
-    Those of the Hub are fetched and verified, and named by the commit that was found.
+    Args:
+        source: `hf:owner/name`, or a folder.
+        revision: Branch, tag or commit on the Hub.
+
+    Returns:
+        For each engram its `source` (pinned to the commit), the `engram` itself and its size.
+
+    Raises:
+        EngramError: There is no such repository or folder, or a file is damaged.
+
+    Examples:
+        >>> [found.task for found in engram.list("garden")]
+        ['flowers']
     """
     if hub.is_place(source):
         place = hub.place_of(source, revision)

@@ -67,12 +67,33 @@ def push(
     message: str | None = None,
     replace: bool = False,
 ) -> Push:
-    """Send engrams or a bundle to the Hub repository `to` (owner/name), with a card, in one commit.
+    """Send engrams or a bundle to a Hub repository, with a card, in one commit.
 
-    A repository holds one engram, or several that fit together. Paths of this machine stay here:
-    in what is sent they are cut to their last part, which changes no content hash. `backbone` is
-    the Hub id of the trunk, where the engrams know it by a path. With `dry_run` nothing is sent,
-    and neither a network nor a token is needed.
+    A repository holds one engram, or several that fit together. Paths of this machine are cut to
+    their last part in what is sent, which changes no content hash.
+
+    Args:
+        sources: Files of engrams, or a bundle.
+        to: The repository, `owner/name`.
+        dry_run: Send nothing, and need neither a network nor a token.
+        revision: The branch to commit to.
+        private: Whether a repository that is created is private.
+        license: The licence that the card names.
+        backbone: Hub id of the trunk, if the engrams know it by a path.
+        message: The commit message.
+        replace: Delete other engrams that the repository holds. Without it, the push is refused
+            if there are any.
+
+    Returns:
+        What is sent: `files` by name, `card`, what was `changed`, `warnings`, and the `url`.
+
+    Raises:
+        EngramError: The engrams do not fit together, or the Hub refused.
+
+    Examples:
+        >>> planned = engram.push("flowers.safetensors", "you/flowers", dry_run=True)
+        >>> sorted(planned.files)
+        ['README.md', 'bundle.json', 'flowers.safetensors']
     """
     place = hub.place_of(to if hub.is_place(to) else f"{hub.PREFIX}{to}", revision)
     if place.file or place.content:
@@ -140,11 +161,23 @@ def pull(
     revision: str | None = None,
     overwrite: bool = False,
 ) -> list[Pulled]:
-    """Fetch engrams (`hf:owner/name/FILE`) or whole repositories, verify them, and put them into
-    the folder `out`: by default this one, or for a repository one of its name.
+    """Fetch engrams or whole repositories from the Hub, verify them, and write them into a folder.
 
-    What is there byte for byte is left alone; another file of that name is only replaced with
-    `overwrite`.
+    Args:
+        sources: `hf:owner/name/FILE` for an engram, `hf:owner/name` for all of a repository.
+        out: The folder. By default the current one, or for a repository one of its name.
+        revision: Branch, tag or commit.
+        overwrite: Replace files that differ. Without it they are refused and nothing is written.
+
+    Returns:
+        The files, and whether each is new.
+
+    Raises:
+        EngramError: The Hub has no such file, it is damaged, or another file is in its place.
+
+    Examples:
+        >>> pulled = engram.pull("hf:you/garden")  # doctest: +SKIP
+        >>> model = engram.load_model("garden")
     """
     given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     plans: list[tuple[Path, Path, str]] = []  # from, to, how it is named
