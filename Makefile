@@ -22,7 +22,7 @@ help:
 	@echo "make setup     create $(VENV) and install, nothing else"
 	@echo "make lint      ruff and the import contract     make format   let ruff fix and format"
 	@echo "make types     mypy --strict on the package"
-	@echo "make bench     speed beside other libraries: benchmarks/speed/RESULTS.md (20 minutes)"
+	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (20 minutes)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make chromium  install the browser that page tests drive"
 	@echo "make clean     remove $(VENV) and everything that was built"
@@ -74,7 +74,7 @@ format: setup
 demo: $(INSTALLED_FOR_DEMO)
 	$(BIN)/engram demo
 
-# ARGS=--resume goes on with a run that was interrupted, ARGS=--quick is a look.
+# ARGS=--resume continues an interrupted run, ARGS=--quick only shows that everything runs.
 bench: $(INSTALLED_FOR_BENCH)
 	$(BIN)/python -m benchmarks.speed $(ARGS)
 

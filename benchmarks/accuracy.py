@@ -1,12 +1,12 @@
-"""Flowers and pets with the real ViT-Ti/16 and the default recipe, from photographs to accuracy.
+"""Test accuracy and training time of the default recipe on flowers and pets, with a real ViT-Ti/16.
 
-    python benchmarks/accuracy.py
+    python -m benchmarks.accuracy
 
-Runs `engram fit DATA --task NAME -o FILE --test` with an empty cache for each, then `engram eval`
-on both engrams together and on each alone. Takes about six minutes on two idle cores and leaves
-results/accuracy.md. Targets, on the test split, masked with 5 cells: 88 % on pets and 95 % on
-flowers, each in under five minutes including the cache. Needs the assets folder (../shared,
-or ENGRAM_ASSETS).
+For each dataset it runs `engram fit DATA --task NAME -o FILE --test` with an empty cache, then
+`engram eval` on both engrams in one pass and on each alone. It takes about six minutes on two idle
+cores and writes benchmarks/results/accuracy.md. Targets on the test split, masked with 5 cells:
+88 % on pets and 95 % on flowers, each in under five minutes including the cache. It needs the
+assets folder (../shared, or ENGRAM_ASSETS).
 """
 
 from __future__ import annotations
@@ -14,38 +14,60 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from photographs import ASSETS, TRUNK, run
-from reporting import report
+from benchmarks.command import run_engram
+from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.report import markdown_table, write_report
 
 TARGETS = {"pets": 0.88, "flowers": 0.95}
+COLUMNS = (
+    "data",
+    "test accuracy",
+    "target",
+    "seconds in total",
+    "same accuracy alone and composed",
+)
 
 
-lines = [
-    "| data | test accuracy | target | seconds, all | alone = together |",
-    "|---|---|---|---|---|",
-]
-with tempfile.TemporaryDirectory() as temporary:
-    folder = Path(temporary)
+def main() -> None:
+    require_trunk()
+    with tempfile.TemporaryDirectory() as temporary:
+        rows = measure(Path(temporary))
+    title = "The default recipe on photographs (ViT-Ti/16, masked, 5 cells)"
+    write_report("accuracy", title, markdown_table(COLUMNS, rows))
+
+
+def measure(folder: Path) -> list[list[str]]:
+    """Train and evaluate in this folder; one row per dataset."""
     files = {name: folder / f"{name}.safetensors" for name in TARGETS}
-    found = {}
-    for name, file in files.items():
-        began = time.perf_counter()
-        result = run(
-            *("fit", ASSETS / "data" / name, "--task", name, "--backbone", TRUNK),
-            *("-o", file, "--test"),
-            cache=folder / f"cache-{name}",
-        )
-        found[name] = (result["metrics"]["test"]["accuracy"], time.perf_counter() - began)
-    data = {name: f"{name}={ASSETS / 'data' / name}" for name in TARGETS}
-    pairs = [word for name in TARGETS for word in ("--data", data[name])]
-    both = run("eval", *files.values(), *pairs, "--backbone", TRUNK, cache=folder)
-    for name, file in files.items():
-        alone = run("eval", file, "--data", data[name], "--backbone", TRUNK, cache=folder)
-        same = alone[name]["accuracy"] == both[name]["accuracy"] == found[name][0]
-        accuracy, seconds = found[name]
-        lines.append(
-            f"| {name} | {accuracy:.2%} | {TARGETS[name]:.0%} | {seconds:.0f} "
-            f"| {'yes' if same else 'NO'} |"
-        )
-report("accuracy", "The default recipe on photographs (ViT-Ti/16, masked, 5 cells)", lines)
+    data = {name: ASSETS / "data" / name for name in TARGETS}
+    fitted = {name: fit(name, data[name], files[name]) for name in TARGETS}
+    pairs = {name: ("--data", f"{name}={data[name]}") for name in TARGETS}
+    both = evaluate(folder, *files.values(), *(word for pair in pairs.values() for word in pair))
+    rows = []
+    for name, (accuracy, seconds) in fitted.items():
+        alone = evaluate(folder, files[name], *pairs[name])
+        same = alone[name]["accuracy"] == both[name]["accuracy"] == accuracy
+        row = [name, f"{accuracy:.2%}", f"{TARGETS[name]:.0%}", f"{seconds:.0f}"]
+        rows.append([*row, "yes" if same else "NO"])
+    return rows
+
+
+def fit(name: str, data: Path, file: Path) -> tuple[float, float]:
+    """Train one task with an empty cache: its test accuracy, and the seconds it took."""
+    began = time.perf_counter()
+    result = run_engram(
+        *("fit", data, "--task", name, "--backbone", TRUNK, "-o", file, "--test"),
+        cache=file.parent / f"cache-{name}",
+    )
+    return result["metrics"]["test"]["accuracy"], time.perf_counter() - began
+
+
+def evaluate(folder: Path, *arguments: str | Path) -> dict[str, Any]:
+    """The test scores by task, as `engram eval` prints them."""
+    return run_engram("eval", *arguments, "--backbone", TRUNK, cache=folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,23 @@
-"""Outlines, breed and cat or dog of pets with the real ViT-Ti/16: three kinds of answer, one pass.
+"""Three kinds of task on pets in one pass, with a real ViT-Ti/16: outline, breed, cat or dog.
 
-    python benchmarks/segmentation.py [--work FOLDER] [--quick]
+    python -m benchmarks.segmentation [--work FOLDER] [--quick]
 
-Fits, each as an engram of its own, `outline` (segmentation from the trimaps; the border, value 3,
-is ignored), `breed` (classification, the default recipe) and `species` (multilabel: a column for
-cat and one for dog), and the linear probe that outlines are compared with (regime `head`). Then
-evaluates the three together, and compares every answer with what it is alone. Rates and lengths
-were chosen on the validation split. The cache is empty at first and shared: `outline` fills what it
-needs, `species` reads what `breed` stored. Targets, on the test split: a mean IoU above 0.93, with
-fit and cache in under ten minutes on two idle cores, and above the probe; together as alone within
-1e-5. Needs the assets folder (../shared, or ENGRAM_ASSETS).
+It trains three engrams: `outline` (segmentation from the trimaps; the border, value 3, is ignored),
+`breed` (classification, the default recipe) and `species` (multilabel: one column for cat and one
+for dog). It also trains a linear probe of outlines (regime `head`) for comparison. Then it
+evaluates the three in one pass and compares every output with that of the task alone. Learning
+rates and numbers of epochs were chosen on the validation split. All runs share one cache, which is
+empty at first: `outline` fills what it needs, and `species` reads what `breed` stored.
 
-With --work, what is done stays in that folder, and the same command goes on after an interruption
-(the seconds of what was interrupted are then those of its last part). --quick takes a few
-photographs and steps, to see that all of it runs: its figures say nothing, and are printed but not
-kept.
+Targets on the test split: a mean IoU above 0.93 and above the probe, training including the cache
+in under ten minutes on two idle cores, and outputs in one pass within 1e-5 of those alone. It takes
+about eight minutes, writes benchmarks/results/segmentation.md and needs the assets folder
+(../shared, or ENGRAM_ASSETS).
+
+With --work, finished steps stay in that folder, and the same command continues after an
+interruption (the seconds of the interrupted step are then those of its last part). --quick uses a
+few photographs and steps to show that everything runs: its figures mean nothing, so they are
+printed but not written.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ from typing import Any
 import torch
 
 import engram
+from benchmarks.command import run_engram
+from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.report import markdown_table, write_report
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.inference.evaluate import preprocessing_of
 from engram.util.files import write_atomically
-from photographs import ASSETS, TRUNK, run
-from reporting import report
 
 PETS, MASKS = ASSETS / "data" / "pets", ASSETS / "data" / "pets_masks"
 OUTLINE = ("--kind", "segmentation", "--classes", "pet=1,background=2", "--ignore", "3")
@@ -48,40 +51,45 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "probe": (*OUTLINE, *SHORT, "--regime", "head"),
 }
 SCORES = {"outline": "miou", "breed": "accuracy", "species": "map"}
+COLUMNS = ("task", "kind", "on the test split", "seconds in total", "same score alone and composed")
 
 
-class Bench:
-    """Commands in a folder that keeps what each of them said."""
+class Workspace:
+    """A folder with the engrams and the output of every finished command."""
 
-    def __init__(self, work: Path, quick: bool) -> None:
-        work = work / "quick" if quick else work
-        self.work, self.quick = work, quick
-        self.pets, self.masks = (work / "pets", work / "masks") if quick else (PETS, MASKS)
-        work.mkdir(parents=True, exist_ok=True)
-        if quick:
-            self.few()
+    def __init__(self, folder: Path, quick: bool) -> None:
+        folder = folder / "quick" if quick else folder
+        self.folder, self.quick = folder, quick
+        self.pets, self.masks = (folder / "pets", folder / "masks") if quick else (PETS, MASKS)
+        self.data: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        """Make the folder and the datasets that are not in the assets."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.quick:
+            self._link_few_photographs()
         self.data = {
             "outline": f"{self.pets}::{self.masks}",
             "breed": str(self.pets),
-            "species": str(self.species()),
+            "species": str(self._write_species()),
         }
 
-    def few(self) -> None:
-        """Links to the first photographs of each class, and to their masks."""
+    def _link_few_photographs(self) -> None:
+        """Link the first photographs of each class, and their masks."""
         for photo in sorted(PETS.glob("*/*/*")):
             place = photo.relative_to(PETS)
             target = self.pets / place
             target.parent.mkdir(parents=True, exist_ok=True)
-            there = len(list(target.parent.iterdir()))
-            if not target.exists() and there < (2 if place.parts[0] == "train" else 1):
+            linked = len(list(target.parent.iterdir()))
+            if not target.exists() and linked < (2 if place.parts[0] == "train" else 1):
                 target.symlink_to(photo)
                 mask = (MASKS / place).with_suffix(".png")
                 (self.masks / place).parent.mkdir(parents=True, exist_ok=True)
                 (self.masks / place).with_suffix(".png").symlink_to(mask)
 
-    def species(self) -> Path:
-        """A table of all photographs; the files of cats begin with a capital letter."""
-        path = self.work / "species.csv"
+    def _write_species(self) -> Path:
+        """A table of all photographs; file names of cats begin with a capital letter."""
+        path = self.folder / "species.csv"
         with path.open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["path", "split", "cat", "dog"])
@@ -91,23 +99,23 @@ class Bench:
         return path
 
     def file(self, name: str) -> Path:
-        return self.work / f"{name}.safetensors"
+        return self.folder / f"{name}.safetensors"
 
     def run(self, step: str, *arguments: str | Path) -> dict[str, Any]:
-        """What a command says, and how long it took; of a step that is done, from disk."""
-        record = self.work / f"{step}.json"
+        """The JSON output of a command and its seconds; a finished step is read from disk."""
+        record = self.folder / f"{step}.json"
         if record.exists():
-            print(f"{step}: done before, {record} has it", file=sys.stderr)
+            print(f"{step}: done before, read from {record}", file=sys.stderr)
         else:
             print(f"{step}: engram {' '.join(map(str, arguments))}", file=sys.stderr, flush=True)
             began = time.perf_counter()
-            document = run(*arguments, cache=self.work / "cache")
+            document = run_engram(*arguments, cache=self.folder / "cache")
             seconds = time.perf_counter() - began
             document["seconds_of_command"] = seconds
             write_atomically(record, json.dumps(document, indent=1).encode())
             print(f"{step}: {seconds:.0f} s", file=sys.stderr, flush=True)
-        answer: dict[str, Any] = json.loads(record.read_text())
-        return answer
+        output: dict[str, Any] = json.loads(record.read_text())
+        return output
 
     def fit(self, name: str) -> dict[str, Any]:
         data = self.data.get(name, self.data["outline"])
@@ -122,20 +130,23 @@ class Bench:
 
 
 def differences(files: list[Path], photos: list[Path]) -> dict[str, tuple[float, float]]:
-    """By task, between its outputs together with the others and alone: the largest difference, and
-    the same as a part of the largest output."""
+    """Compare each task's outputs in one pass with the others and alone.
+
+    Returns, by task, the largest absolute difference and the same as a share of the task's largest
+    output. With `exact=True` there must be none, which is asserted.
+    """
     trunk = engram.load_trunk(TRUNK)
-    together = engram.MemoryViT(trunk).eval()
+    composed = engram.MemoryViT(trunk).eval()
     for file in files:
-        together.attach(file)
-    preprocessing = preprocessing_of(together)
+        composed.attach(file)
+    preprocessing = composed.preprocessing
     views = [torch.from_numpy(evaluation_view(photo, preprocessing)) for photo in photos]
     pixels = normalise(torch.stack(views), preprocessing)
     found = {}
     with torch.no_grad():
-        outputs, exact = together(pixels), together(pixels, exact=True)
+        outputs, exact = composed(pixels), composed(pixels, exact=True)
         assert torch.equal(exact["base"], trunk(pixels)), "base changed"
-        for name, file in zip(together.tasks, files, strict=True):
+        for name, file in zip(composed.tasks, files, strict=True):
             alone = engram.MemoryViT(trunk).eval()
             alone.attach(file)
             assert torch.equal(alone(pixels, exact=True)[name], exact[name]), f"{name} changed"
@@ -144,56 +155,62 @@ def differences(files: list[Path], photos: list[Path]) -> dict[str, tuple[float,
     return found
 
 
-def measure(bench: Bench) -> list[str]:
-    fitted = {name: bench.fit(name) for name in SETTINGS}
-    files = [bench.file(name) for name in SCORES]
-    pairs = [word for name in SCORES for word in ("--data", f"{name}={bench.data[name]}")]
-    both = bench.run("together", "eval", *files, *pairs, "--backbone", TRUNK)
-    lines = [
-        "| task | kind | on the test split | seconds, all | alone = together |",
-        "|---|---|---|---|---|",
-    ]
-    for name, score in SCORES.items():
-        spec = engram.inspect(bench.file(name)).spec
-        shown = f"{spec.does.title} {spec.does.shown(both[name][score])}"
-        if name == "outline":
-            shown += f", pixel accuracy {both[name]['pixel_accuracy']:.4f}"
-        if name == "species":
-            shown += f", macro F1 {both[name]['macro_f1']:.4f}"
-        same = abs(both[name][score] - fitted[name]["metrics"]["test"][score]) < 1e-5
-        seconds = fitted[name]["seconds_of_command"]
-        lines.append(
-            f"| {name} | {spec.kind} | {shown} | {seconds:.0f} | {'yes' if same else 'NO'} |"
-        )
-    photos = sorted((bench.pets / "test").glob("*/*"))[:: 4 if bench.quick else 23]
+def measure(work: Workspace) -> list[str]:
+    fitted = {name: work.fit(name) for name in SETTINGS}
+    files = [work.file(name) for name in SCORES]
+    pairs = [word for name in SCORES for word in ("--data", f"{name}={work.data[name]}")]
+    composed = work.run("together", "eval", *files, *pairs, "--backbone", TRUNK)
+    rows = [score_row(work.file(name), name, fitted[name], composed[name]) for name in SCORES]
+    photos = sorted((work.pets / "test").glob("*/*"))[:: 4 if work.quick else 23]
     print(f"differences: {len(photos)} photographs", file=sys.stderr, flush=True)
-    apart = differences(files, photos)
-    told = "; ".join(f"{n} {most:.1e} ({part:.1e})" for n, (most, part) in apart.items())
+    apart = ", ".join(
+        f"{name} {most:.1e} ({share:.1e})"
+        for name, (most, share) in differences(files, photos).items()
+    )
     return [
-        *lines,
+        *markdown_table(COLUMNS, rows),
         "",
-        f"The linear probe on the frozen patches (`--regime head`, the same recipe): mean IoU "
-        f"{fitted['probe']['metrics']['test']['miou']:.4f}. Target: above 0.93, and above the "
-        "probe.",
+        "A linear probe on the frozen patches (`--regime head`, the same recipe) has a mean IoU of "
+        f"{fitted['probe']['metrics']['test']['miou']:.4f}. Target for the outline: above 0.93, "
+        "and above the probe.",
         "",
-        f"Largest difference between an output together with the others and alone, over "
-        f"{len(photos)} photographs (as a part of the task's largest output): {told}. Target: "
-        "1e-5. With `exact=True` all of them, and the ViT's own answers, are the same bit for bit.",
+        f"Largest difference between a task's output in one pass with the others and alone, over "
+        f"{len(photos)} photographs (in brackets: as a share of the task's largest output): "
+        f"{apart}. Target: 1e-5. With `exact=True` all outputs, and the ViT's own, are equal bit "
+        "for bit.",
     ]
+
+
+def score_row(file: Path, name: str, fitted: dict[str, Any], composed: dict[str, Any]) -> list[str]:
+    """One row of the table: the scores of one task, and whether they are the same alone."""
+    spec, score = engram.inspect(file).spec, SCORES[name]
+    shown = f"{spec.does.title} {spec.does.shown(composed[score])}"
+    if name == "outline":
+        shown += f", pixel accuracy {composed['pixel_accuracy']:.4f}"
+    if name == "species":
+        shown += f", macro F1 {composed['macro_f1']:.4f}"
+    same = abs(composed[score] - fitted["metrics"]["test"][score]) < 1e-5
+    seconds = fitted["seconds_of_command"]
+    return [name, spec.kind, shown, f"{seconds:.0f}", "yes" if same else "NO"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--work", type=Path, help="keep what is done here, and go on from it")
-    parser.add_argument("--quick", action="store_true", help="a look that proves nothing")
-    asked = parser.parse_args()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.segmentation", description=str(__doc__).splitlines()[0]
+    )
+    parser.add_argument("--work", type=Path, help="keep finished steps here and continue from them")
+    parser.add_argument("--quick", action="store_true", help="a short test run without results")
+    given = parser.parse_args()
+    require_trunk()
     with tempfile.TemporaryDirectory() as temporary:
-        lines = measure(Bench((asked.work or Path(temporary)).resolve(), asked.quick))
-    if asked.quick:
+        work = Workspace((given.work or Path(temporary)).resolve(), given.quick)
+        work.prepare()
+        lines = measure(work)
+    if given.quick:
         print("\n".join(lines))
     else:
         title = "Outline, breed and species of pets in one pass (ViT-Ti/16, masked)"
-        report("segmentation", title, lines)
+        write_report("segmentation", title, lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Requests that no well-meaning client sends: each should get a 4xx and a sentence."""
+"""Invalid requests of many kinds: each should get a 4xx status and a sentence that explains it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Answered:
-    """What came back over the wire; status 0 where the connection was closed without a word."""
+    """The response; status 0 if the connection was closed without one."""
 
     status: int
     body: bytes
@@ -38,7 +38,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Malformed:
-    """`pieces` are sent with a pause between them; `plain`: refused before it is a request."""
+    """`pieces` are sent with a pause between them; `plain`: may be refused without a JSON body."""
 
     name: str
     pieces: tuple[bytes, ...]
@@ -46,25 +46,25 @@ class Malformed:
     plain: bool = False
 
     def send(self, url: str, timeout: float = 60) -> Answered:
-        """Send the bytes as they are and read what comes back."""
-        place = urlsplit(url)
-        host = str(place.hostname)
-        with socket.create_connection((host, place.port or 80), timeout) as wire:
+        """Send the bytes as they are and read the response."""
+        parts = urlsplit(url)
+        address = (str(parts.hostname), parts.port or 80)
+        with socket.create_connection(address, timeout) as connection:
             try:
                 for i, piece in enumerate(self.pieces):
                     if i:
                         time.sleep(self.pause)
-                    wire.sendall(piece)
-            except OSError:  # it was refused before all of it was sent: the answer is there
+                    connection.sendall(piece)
+            except OSError:  # refused before everything was sent: the response is there
                 pass
-            return _read(wire)
+            return _read(connection)
 
 
-def _read(wire: socket.socket) -> Answered:
+def _read(connection: socket.socket) -> Answered:
     data = b""
     try:
         while True:
-            piece = wire.recv(65536)
+            piece = connection.recv(65536)
             data += piece
             head, found, body = data.partition(b"\r\n\r\n")
             length = [
@@ -81,7 +81,7 @@ def _read(wire: socket.socket) -> Answered:
     return Answered(int(words[1]) if len(words) > 1 and words[1].isdigit() else 0, body)
 
 
-# Making them
+# Building them
 
 
 def request(
@@ -105,7 +105,7 @@ def form(*parts: tuple[str, bytes, bool], closed: bool = True) -> bytes:
     return out + (b"--" + BOUNDARY + b"--\r\n" if closed else b"")
 
 
-def ask(*parts: tuple[str, bytes, bool], closed: bool = True) -> bytes:
+def predict(*parts: tuple[str, bytes, bool], closed: bool = True) -> bytes:
     kind = f"multipart/form-data; boundary={BOUNDARY.decode()}"
     return request("POST", "/v1/predict", form(*parts, closed=closed), kind)
 
@@ -118,7 +118,7 @@ def good_picture(seed: int = 0) -> bytes:
 
 
 def bomb(side: int = 60_000) -> bytes:
-    """A PNG of a few bytes that says it is `side` pixels wide and high."""
+    """A small PNG whose header declares `side` × `side` pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checked = kind + data
@@ -154,37 +154,37 @@ BINARY = "application/octet-stream"
 
 
 def _requests(rng: random.Random) -> dict[str, bytes]:
-    """One of every kind that the service itself refuses, with a sentence."""
+    """One request of every kind that the service itself refuses with a sentence."""
     picture = good_picture(rng.randrange(1000))
     given, coded = ("image", picture, True), base64.b64encode(picture)
     spoiled = bytearray(picture[:-30])
     for _ in range(40):
         spoiled[rng.randrange(8, 60)] = rng.randrange(256)
     number = rng.choice([b"NaN", b"-1", b"1.5", b""])
-    predict = partial(request, "POST", "/v1/predict")
+    post = partial(request, "POST", "/v1/predict")
     return {
-        "not an image": ask(("image", rng.randbytes(500), True)),
-        "empty image": ask(("image", b"", True)),
-        "truncated image": ask(("image", picture[: rng.randrange(9, len(picture) - 20)], True)),
-        "spoiled image": ask(("image", bytes(spoiled), True)),
-        "bomb": ask(("image", bomb(rng.randrange(20_000, 60_000)), True)),
-        "svg": ask(("image", b"<svg xmlns='http://www.w3.org/2000/svg'/>", True)),
-        "no image": ask(("top_k", b"1", False)),
-        "image as text": ask(("image", b"hello", False)),
-        "too many images": ask(*[given] * 40),
-        "unknown field": ask(given, ("more", b"1", False)),
-        "option as file": ask(given, ("tasks", b"first", True)),
-        "top_k is no number": ask(given, ("top_k", number, False)),
-        "unknown task": ask(given, ("tasks", b"../../etc/passwd", False)),
-        "form not closed": ask(given, closed=False),
-        "form without boundary": predict(form(given), "multipart/form-data"),
-        "form that is none": predict(rng.randbytes(300), "multipart/form-data; boundary=x"),
-        "wrong type": predict(picture, rng.choice(TYPES)),
-        "wrong JSON": predict(rng.choice(BODIES), JSON),
-        "wrong option": predict(b'{"images": ["%s"], %s}' % (coded, rng.choice(OPTIONS)), JSON),
-        "bad base64": predict(b'{"images": ["%s"]}' % rng.choice(CODES), JSON),
-        "JSON of no images": predict(b'{"images": []}', JSON),
-        "declared too large": predict(b"{}", JSON, length="99999999999"),
+        "not an image": predict(("image", rng.randbytes(500), True)),
+        "empty image": predict(("image", b"", True)),
+        "truncated image": predict(("image", picture[: rng.randrange(9, len(picture) - 20)], True)),
+        "spoiled image": predict(("image", bytes(spoiled), True)),
+        "bomb": predict(("image", bomb(rng.randrange(20_000, 60_000)), True)),
+        "svg": predict(("image", b"<svg xmlns='http://www.w3.org/2000/svg'/>", True)),
+        "no image": predict(("top_k", b"1", False)),
+        "image as text": predict(("image", b"hello", False)),
+        "too many images": predict(*[given] * 40),
+        "unknown field": predict(given, ("more", b"1", False)),
+        "option as file": predict(given, ("tasks", b"first", True)),
+        "top_k is no number": predict(given, ("top_k", number, False)),
+        "unknown task": predict(given, ("tasks", b"../../etc/passwd", False)),
+        "form not closed": predict(given, closed=False),
+        "form without boundary": post(form(given), "multipart/form-data"),
+        "form that is none": post(rng.randbytes(300), "multipart/form-data; boundary=x"),
+        "wrong type": post(picture, rng.choice(TYPES)),
+        "wrong JSON": post(rng.choice(BODIES), JSON),
+        "wrong option": post(b'{"images": ["%s"], %s}' % (coded, rng.choice(OPTIONS)), JSON),
+        "bad base64": post(b'{"images": ["%s"]}' % rng.choice(CODES), JSON),
+        "JSON of no images": post(b'{"images": []}', JSON),
+        "declared too large": post(b"{}", JSON, length="99999999999"),
         "path-like task": request("GET", f"/v1/tasks/{rng.choice(PATHS)}"),
         "path-like attach": request("PUT", f"/v1/tasks/{rng.choice(PATHS)}", b"x", BINARY),
         "attach without token": request("PUT", "/v1/tasks/x", b"x", BINARY),
@@ -196,8 +196,8 @@ def _requests(rng: random.Random) -> dict[str, bytes]:
     }
 
 
-def _wires(rng: random.Random) -> dict[str, bytes]:
-    """One of every kind that may be refused before it is a request to anybody."""
+def _protocol_errors(rng: random.Random) -> dict[str, bytes]:
+    """One of every kind that the HTTP server may refuse before the service sees a request."""
     many = "".join(f"X-{i}: {i}\r\n" for i in range(9000))
     chunked = "Transfer-Encoding: chunked\r\n"
     return {
@@ -211,13 +211,13 @@ def _wires(rng: random.Random) -> dict[str, bytes]:
 
 
 def malformed(count: int, seed: int = 0) -> Iterator[Malformed]:
-    """So many requests, every kind as often as the others.
+    """`count` requests, the kinds in turn.
 
-    A body that comes slowly pauses for three seconds: it is one only with a shorter timeout.
+    The slow body pauses for three seconds, so the service must have a shorter timeout.
     """
     rng = random.Random(seed)
     for i in range(count):
-        plain, whole = _wires(rng), ask(("image", good_picture(), True))
+        plain, whole = _protocol_errors(rng), predict(("image", good_picture(), True))
         cases = [
             *(Malformed(name, (data,)) for name, data in _requests(rng).items()),
             *(Malformed(name, (data,), plain=True) for name, data in plain.items()),

@@ -1,11 +1,11 @@
-"""A service under load and under fire, on this machine alone; writes SOAK.md beside this file.
+"""Load test of the service: correct answers while tasks change, then malformed requests.
 
-    python benchmarks/serve/soak.py [--requests 10000] [--clients 32] [--malformed 500]
+    OMP_NUM_THREADS=1 python -m benchmarks.serve.soak [--requests 10000] [--clients 32]
 
-`engram serve` runs as a process of its own. Clients ask about pictures without a pause while tasks
-are attached and removed; every answer is compared with the model called directly. Then the service
-gets requests that no well-meaning client sends. Anything that is not as promised ends the run with
-exit code 1.
+`engram serve` runs in its own process. Clients send images without a pause while tasks are attached
+and removed, and every answer is compared with the model called directly. Then the service gets
+malformed requests. It takes about three minutes and writes benchmarks/results/soak.md; the exit
+code is 1 if anything was not as promised.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from malformed import Answered, Malformed, form, malformed
 from PIL import Image
 
 import engram
+from benchmarks.paths import RESULTS
+from benchmarks.report import markdown_table
+from benchmarks.serve.malformed import Answered, Malformed, form, malformed
 from engram.experiments.timing import machine, machine_words
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.store.bundles import compose, read_bundle
 
-HERE = Path(__file__).resolve().parent
 TOKEN = "soak"
 STAY, COME_AND_GO = ("a", "b"), ("c", "d", "e", "f")
-PICTURES = 64
+IMAGES = 64
 TOLERANCE = 2e-5  # of a probability; the service rounds to 1e-6
-Expected = list[dict[str, dict[str, float]]]  # picture, task, class
+Expected = list[dict[str, dict[str, float]]]  # probability by image, task and class
 
 
 @dataclass
 class World:
+    """What the service is given, and the answers that it should return."""
+
     bundle: Path
     engrams: dict[str, bytes]
-    pictures: list[bytes]
+    images: list[bytes]
     expected: Expected
 
 
 def make_world(folder: Path) -> World:
-    """pico with six tasks of random weights, two of them in the bundle, and what they answer."""
+    """pico with six tasks of random weights, two of them in the bundle."""
     torch.manual_seed(0)
     model = MemoryViT(engram.load_trunk("pico")).eval()
     engrams = {}
@@ -70,23 +73,31 @@ def make_world(folder: Path) -> World:
         torch.nn.init.normal_(task.head.weight, std=0.1)
         engrams[name] = model.save(name, folder / f"{name}.safetensors").read_bytes()
     compose([folder / f"{name}.safetensors" for name in STAY], folder / "bundle")
+    images = random_images()
+    return World(folder / "bundle", engrams, images, [answers(model, image) for image in images])
+
+
+def random_images() -> list[bytes]:
+    """Image files of several sizes and formats."""
     rng = np.random.default_rng(0)
-    pictures = []
-    for i in range(PICTURES):
+    images = []
+    for i in range(IMAGES):
         file = io.BytesIO()
         size = rng.integers(20, 90, 2)
         coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8))
         coarse.resize((int(size[0]), int(size[1]))).save(file, ("PNG", "JPEG", "WEBP")[i % 3])
-        pictures.append(file.getvalue())
+        images.append(file.getvalue())
+    return images
+
+
+def answers(model: MemoryViT, image: bytes) -> dict[str, dict[str, float]]:
+    """The probability of every class of every task, from the model called directly."""
     preprocessing = model.trunk.preprocessing
     assert preprocessing is not None
-    expected: Expected = []
-    for picture in pictures:
-        view = torch.from_numpy(evaluation_view(picture, preprocessing))
-        with torch.inference_mode():
-            logits = model(normalise(view[None], preprocessing))
-        expected.append({n: _probabilities(model, n, v[0]) for n, v in logits.items()})
-    return World(folder / "bundle", engrams, pictures, expected)
+    view = torch.from_numpy(evaluation_view(image, preprocessing))
+    with torch.inference_mode():
+        logits = model(normalise(view[None], preprocessing))
+    return {name: _probabilities(model, name, values[0]) for name, values in logits.items()}
 
 
 def _probabilities(model: MemoryViT, name: str, logits: torch.Tensor) -> dict[str, float]:
@@ -96,7 +107,7 @@ def _probabilities(model: MemoryViT, name: str, logits: torch.Tensor) -> dict[st
 
 
 class Service:
-    """`engram serve` in a process of its own."""
+    """`engram serve` in its own process."""
 
     def __init__(self, bundle: Path, folder: Path, *flags: str) -> None:
         self.log = folder / f"stderr-{len(list(folder.glob('stderr-*')))}"
@@ -118,7 +129,7 @@ class Service:
         self.url = str(json.loads(text)["url"])
 
     def resident(self) -> float:
-        """MB."""
+        """Resident memory in MB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) / 1000
@@ -128,21 +139,22 @@ class Service:
         return self.process.wait(120)
 
 
-class Wire:
-    """One client's connection, which it keeps."""
+class Client:
+    """One connection to the service, which stays open."""
 
     def __init__(self, url: str) -> None:
-        self.place = urlsplit(url)
+        self.address = urlsplit(url)
         self.connection = self._connect()
 
     def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(str(self.place.hostname), self.place.port, timeout=300)
+        host = str(self.address.hostname)
+        return http.client.HTTPConnection(host, self.address.port, timeout=300)
 
     def send(self, method: str, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
         try:
             self.connection.request(method, path, body, headers)
             response = self.connection.getresponse()
-        except (http.client.RemoteDisconnected, BrokenPipeError):  # kept for too long: a new one
+        except (http.client.RemoteDisconnected, BrokenPipeError):  # open for too long: reconnect
             self.connection = self._connect()
             self.connection.request(method, path, body, headers)
             response = self.connection.getresponse()
@@ -152,6 +164,8 @@ class Wire:
 
 @dataclass
 class Tally:
+    """What happened, counted by all threads."""
+
     statuses: Counter[str] = field(default_factory=Counter)
     answers: int = 0
     changes: int = 0
@@ -169,18 +183,18 @@ class Tally:
         return sum(self.statuses.values())
 
 
-def client(world: World, service: Service, tally: Tally, requests: int, seed: int) -> None:
-    """Ask about random pictures for random tasks, and compare every number of every answer."""
-    rng, wire = random.Random(seed), Wire(service.url)
+def send_images(world: World, service: Service, tally: Tally, requests: int, seed: int) -> None:
+    """Request random tasks of random images, and compare every number of every answer."""
+    rng, client = random.Random(seed), Client(service.url)
     while True:
         with tally.lock:
             if tally.done >= requests or len(tally.faults) > 20:
                 return
-        chosen = [rng.randrange(PICTURES) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
+        chosen = [rng.randrange(IMAGES) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
         tasks = rng.choice([None, None, ["a"], ["b", "base"], ["a", "b", rng.choice(COME_AND_GO)]])
-        body, kind = _asked(world, chosen, tasks, rng.random() < 0.5)
+        body, kind = _request_body(world, chosen, tasks, rng.random() < 0.5)
         try:
-            status, answer = wire.send("POST", "/v1/predict", body, **{"Content-Type": kind})
+            status, answer = client.send("POST", "/v1/predict", body, **{"Content-Type": kind})
         except OSError as error:
             tally.fault(f"no answer: {error!r}")
             continue
@@ -189,24 +203,24 @@ def client(world: World, service: Service, tally: Tally, requests: int, seed: in
         if status == 200:
             _compare(world, tally, chosen, tasks, answer)
         elif status == 404 and tasks is not None and tasks[-1] in COME_AND_GO:
-            pass  # it is not attached at the moment
+            pass  # the task is not attached at the moment
         elif status == 503:
             time.sleep(0.5)
         else:
             tally.fault(f"{status}: {answer}")
 
 
-def _asked(
+def _request_body(
     world: World, chosen: Sequence[int], tasks: Sequence[str] | None, as_form: bool
 ) -> tuple[bytes, str]:
     if as_form:
-        parts = [("image", world.pictures[i], True) for i in chosen]
+        parts = [("image", world.images[i], True) for i in chosen]
         parts.append(("top_k", b"1000", False))
         if tasks is not None:
             parts.append(("tasks", ",".join(tasks).encode(), False))
         return form(*parts), "multipart/form-data; boundary=----boundary"
     document: dict[str, Any] = {"top_k": 1000}
-    document["images"] = [base64.b64encode(world.pictures[i]).decode() for i in chosen]
+    document["images"] = [base64.b64encode(world.images[i]).decode() for i in chosen]
     if tasks is not None:
         document["tasks"] = tasks
     return json.dumps(document).encode(), "application/json"
@@ -216,65 +230,63 @@ def _compare(
     world: World, tally: Tally, chosen: Sequence[int], tasks: Sequence[str] | None, answer: Any
 ) -> None:
     for i, image in zip(chosen, answer["images"], strict=True):
-        told = image["tasks"]
-        right = set(told) == set(tasks) if tasks is not None else {"base", *STAY} <= set(told)
+        found = image["tasks"]
+        right = set(found) == set(tasks) if tasks is not None else {"base", *STAY} <= set(found)
         if not right:
-            tally.fault(f"asked {tasks}, answered {list(told)}")
-        for name, said in told.items():
+            tally.fault(f"requested {tasks}, answered {list(found)}")
+        for name, answered in found.items():
             expected = world.expected[i][name]
-            got = {one["class"]: one["probability"] for one in said["answer"]}
-            wrong = max(abs(got.get(key, 9.0) - value) for key, value in expected.items())
+            got = {one["class"]: one["probability"] for one in answered["answer"]}
+            error = max(abs(got.get(key, 9.0) - value) for key, value in expected.items())
             with tally.lock:
                 tally.answers += 1
-                tally.worst = max(tally.worst, wrong)
-            if wrong > TOLERANCE or len(got) != len(expected):
-                tally.fault(f"picture {i}, task {name}: off by {wrong}")
+                tally.worst = max(tally.worst, error)
+            if error > TOLERANCE or len(got) != len(expected):
+                tally.fault(f"image {i}, task {name}: wrong by {error}")
 
 
-def change(world: World, service: Service, tally: Tally, stop: threading.Event) -> None:
-    """Attach and remove tasks, one after the other, until told to stop."""
-    rng, wire, there = random.Random(7), Wire(service.url), set[str]()
+def change_tasks(world: World, service: Service, tally: Tally, stop: threading.Event) -> None:
+    """Attach and remove tasks, one after the other, until `stop` is set."""
+    rng, client, attached = random.Random(7), Client(service.url), set[str]()
     headers = {"Authorization": f"Bearer {TOKEN}"}
     while not stop.wait(0.5):
         name = rng.choice(COME_AND_GO)
-        if name in there:
-            status, answer = wire.send("DELETE", f"/v1/tasks/{name}", b"", **headers)
-            there.discard(name)
+        if name in attached:
+            status, answer = client.send("DELETE", f"/v1/tasks/{name}", b"", **headers)
+            attached.discard(name)
         else:
-            status, answer = wire.send("PUT", f"/v1/tasks/{name}", world.engrams[name], **headers)
-            there.add(name)
+            status, answer = client.send("PUT", f"/v1/tasks/{name}", world.engrams[name], **headers)
+            attached.add(name)
         tally.changes += 1
-        if status != (201 if name in there else 204):
+        if status != (201 if name in attached else 204):
             tally.fault(f"changing {name}: {status} {answer}")
 
 
 def load(world: World, service: Service, requests: int, clients: int) -> tuple[Tally, float]:
     tally, stop = Tally(), threading.Event()
-    changer = threading.Thread(target=change, args=(world, service, tally, stop))
-    askers = [
-        threading.Thread(target=client, args=(world, service, tally, requests, seed))
+    changer = threading.Thread(target=change_tasks, args=(world, service, tally, stop))
+    senders = [
+        threading.Thread(target=send_images, args=(world, service, tally, requests, seed))
         for seed in range(clients)
     ]
     began = time.monotonic()
-    for thread in (changer, *askers):
+    for thread in (changer, *senders):
         thread.start()
-    told = 0
-    while any(thread.is_alive() for thread in askers):
+    reported = 0
+    while any(thread.is_alive() for thread in senders):
         time.sleep(1)
         tally.resident.append(service.resident())
-        if tally.done >= told + requests // 20:
-            told = tally.done
-            print(
-                f"{told} requests, {tally.changes} changes, {tally.resident[-1]:.0f} MB", flush=True
-            )
+        if tally.done >= reported + requests // 20:
+            reported, memory = tally.done, tally.resident[-1]
+            print(f"{reported} requests, {tally.changes} changes, {memory:.0f} MB", flush=True)
     seconds = time.monotonic() - began
     stop.set()
     changer.join()
     return tally, seconds
 
 
-def fire(service: Service, count: int) -> tuple[Counter[str], list[str]]:
-    """Statuses of malformed requests, and what was not refused as promised."""
+def send_malformed(service: Service, count: int) -> tuple[Counter[str], list[str]]:
+    """The statuses of malformed requests, and those that were not refused as promised."""
     statuses: Counter[str] = Counter()
     faults: list[str] = []
 
@@ -290,56 +302,75 @@ def fire(service: Service, count: int) -> tuple[Counter[str], list[str]]:
     return statuses, faults
 
 
+def check_load(world: World, folder: Path, requests: int, clients: int) -> tuple[Tally, float]:
+    """The service under load, and its bundle after it has stopped; the seconds it took."""
+    service = Service(world.bundle, folder, "--timeout", "120")
+    tally, seconds = load(world, service, requests, clients)
+    code = service.stop()
+    stored = [e.spec.name for e in read_bundle(world.bundle).engrams]
+    if code != 0 or not set(STAY) <= set(stored):
+        tally.fault(f"stopped with {code}, the bundle holds {stored}")
+    early, late = memory_use(tally)
+    if late > early * 1.05 + 10:
+        tally.fault(f"memory grew from {early:.0f} to {late:.0f} MB")
+    _check_log(service, tally.faults)
+    return tally, seconds
+
+
+def check_malformed(bundle: Path, folder: Path, count: int) -> tuple[Counter[str], list[str]]:
+    """The statuses of malformed requests, and what was not as promised."""
+    service = Service(bundle, folder, "--timeout", "2.5")
+    statuses, faults = send_malformed(service, count)
+    alive = Malformed("", (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",)).send(service.url)
+    if alive.status != 200 or service.stop() != 0:
+        faults.append("it did not survive the malformed requests")
+    _check_log(service, faults)
+    return statuses, faults
+
+
+def _check_log(service: Service, faults: list[str]) -> None:
+    log = service.log.read_text()
+    if "Traceback" in log:
+        faults.append(f"its log has a traceback: {log[:2000]}")
+
+
+def memory_use(tally: Tally) -> tuple[float, float]:
+    """Median resident memory in the second and in the last quarter of the run, in MB."""
+    quarter = max(1, len(tally.resident) // 4)
+    early = float(np.median(tally.resident[quarter : 2 * quarter]))
+    return early, float(np.median(tally.resident[-quarter:]))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--malformed", type=int, default=500)
-    parser.add_argument("--out", type=Path, default=HERE / "SOAK.md")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve.soak", description=str(__doc__).splitlines()[0]
+    )
+    parser.add_argument("--requests", type=int, default=10_000, help="number of valid requests")
+    parser.add_argument("--clients", type=int, default=32, help="number of concurrent clients")
+    parser.add_argument("--malformed", type=int, default=500, help="number of malformed requests")
+    parser.add_argument("--out", type=Path, default=RESULTS / "soak.md", help="page to write")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         world = make_world(folder)
-        service = Service(world.bundle, folder, "--timeout", "120")
-        tally, seconds = load(world, service, given.requests, given.clients)
-        code = service.stop()
-        whole = [e.spec.name for e in read_bundle(world.bundle).engrams]
-        if code != 0 or not set(STAY) <= set(whole):
-            tally.fault(f"stopped with {code}, the bundle holds {whole}")
-        rude = Service(world.bundle, folder, "--timeout", "2.5")
-        statuses, faults = fire(rude, given.malformed)
-        lives = Malformed("", (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",)).send(rude.url)
-        if lives.status != 200 or rude.stop() != 0:
-            faults.append("it did not outlive the malformed requests")
-        logged = service.log.read_text() + rude.log.read_text()
-        if "Traceback" in logged:
-            faults.append(f"its log has a traceback: {logged[:2000]}")
-    quarter = max(1, len(tally.resident) // 4)
-    early = float(np.median(tally.resident[quarter : 2 * quarter]))
-    late = float(np.median(tally.resident[-quarter:]))
-    if late > early * 1.05 + 10:
-        tally.fault(f"memory grew from {early:.0f} to {late:.0f} MB")
-    report = _report(given, tally, seconds, early, late, statuses, faults)
-    given.out.write_text(report, encoding="utf-8")
-    print(report)
+        tally, seconds = check_load(world, folder, given.requests, given.clients)
+        statuses, faults = check_malformed(world.bundle, folder, given.malformed)
+    page = _page(given.clients, tally, seconds, statuses, faults)
+    given.out.write_text(page, encoding="utf-8")
+    print(page)
     return int(bool(tally.faults or faults))
 
 
-def _report(
-    given: argparse.Namespace,
-    tally: Tally,
-    seconds: float,
-    early: float,
-    late: float,
-    statuses: Counter[str],
-    faults: Sequence[str],
+def _page(
+    clients: int, tally: Tally, seconds: float, statuses: Counter[str], faults: Sequence[str]
 ) -> str:
     def counted(counter: Counter[str]) -> str:
         return ", ".join(f"{count:,} × {status}" for status, count in sorted(counter.items()))
 
     failed = [*tally.faults, *faults]
+    early, late = memory_use(tally)
     rows = [
-        ("requests", f"{tally.done:,} from {given.clients} clients: {counted(tally.statuses)}"),
+        ("requests", f"{tally.done:,} from {clients} clients: {counted(tally.statuses)}"),
         ("tasks attached or removed meanwhile", f"{tally.changes:,}"),
         ("answers compared with the model called directly", f"{tally.answers:,}"),
         ("largest difference of a probability", f"{tally.worst:.1e}"),
@@ -350,16 +381,14 @@ def _report(
         ("faults", "none" if not failed else f"{len(failed)}, such as {failed[0]}"),
     ]
     lines = [
-        "# Soak",
+        "# Load test of the service",
         "",
-        "Written by `OMP_NUM_THREADS=1 python benchmarks/serve/soak.py`: pico, two tasks that",
-        "stay, four that come and go, on loopback. A 404 answers a question for a task that was",
-        "not attached at that moment. Clients and service shared one machine:",
-        f"{machine_words(machine())}.",
+        "Written by `OMP_NUM_THREADS=1 python -m benchmarks.serve.soak`: pico with two tasks that",
+        "stay and four that are attached and removed, over loopback. A 404 is the answer to a",
+        "request for a task that was not attached at that moment. Clients and service ran on the",
+        f"same machine: {machine_words(machine())}.",
         "",
-        "| | |",
-        "|---|---|",
-        *(f"| {label} | {text} |" for label, text in rows),
+        *markdown_table(("", ""), rows),
         "",
     ]
     return "\n".join(lines)

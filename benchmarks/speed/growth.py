@@ -1,8 +1,8 @@
-"""How time grows with tasks, images, cells and the trunk: measured, and as counted.
+"""How time grows with tasks, images, cells and the trunk, measured and predicted.
 
-An exponent is the slope of log time over log size. The predicted one is the same slope, over the
-same points, of the multiply-accumulates that `engram.costs` counts: a pass is a sum of a part that
-grows and a part that does not, so neither slope has to be a whole number.
+An exponent is the slope of log time over log size. The predicted one is the same slope of the
+multiply-accumulates that `engram.tasks.costs` counts, over the same points. A pass has a part that
+grows and a part that does not, so neither slope has to be an integer.
 """
 
 from __future__ import annotations
@@ -18,69 +18,79 @@ from engram.experiments.bench import PLAIN, Size
 from engram.experiments.timing import Case, Say, Timing, exponent
 from engram.tasks.costs import task_costs, trunk_macs
 from engram.tasks.shape import TrunkShape
+from engram.tasks.spec import TaskSpec, class_names
+from engram.vit import ViT
 
-LAST = 3  # points of the second slope, where the part that grows weighs most
+LAST = 3  # number of points of the second slope, where the growing part dominates
+Document = dict[str, Any]
 
 
-def growth(plan: Plan, say: Say) -> dict[str, Any]:
+def growth(plan: Plan, say: Say) -> Document:
     trunk = trunk_of(plan.big)
+    grown = {
+        "tasks": _over_tasks(plan, trunk, say),
+        "images": _over_images(plan, trunk, say),
+        "cells": _over_cells(plan, trunk, say),
+        "width of the trunk": _over_trunks(plan, say),
+    }
+    return {"last": LAST, "of": grown}
 
-    def pass_macs(size: Size, tasks: int, images: int, cells: int) -> int:
-        spec = size.model(1, cells=cells).task("task0").spec
-        shape = TrunkShape.of(size.trunk)
-        costs = task_costs(shape, spec)
-        return images * (trunk_macs(shape) + tasks * (costs.macs + costs.head_macs))
 
-    size, batch, middle = plan.size(trunk, 60, least=3), plan.growth_batch, plan.middle
+def _over_tasks(plan: Plan, trunk: ViT, say: Say) -> Document:
+    size, batch, counts = plan.size(trunk, 60, least=3), plan.growth_batch, plan.growth_tasks
     pixels = size.pixels(batch)
-    tasks = {n: Case(partial(size.model(n), pixels)) for n in plan.growth_tasks}
+    tasks = {n: Case(partial(size.model(n), pixels)) for n in counts}
     plain = Case(partial(trunk, pixels))
     say(f"growth: tasks, batch {batch}")
     found: Mapping[Any, Timing] = _compare(size, {PLAIN: plain, **tasks}, say)
-    told = {
-        "tasks": _grown(
-            plan.growth_tasks,
-            [found[n] for n in plan.growth_tasks],
-            [pass_macs(size, n, batch, size.cells) for n in plan.growth_tasks],
-            f"{plan.big}, batch {batch}, {size.cells} cells",
-        )
-    }
-    told["tasks"]["plain_seconds"] = found[PLAIN].seconds
+    grown = _fitted(
+        counts,
+        [found[n] for n in counts],
+        [_macs(size, n, batch, size.cells) for n in counts],
+        f"{plan.big}, batch {batch}, {size.cells} cells",
+    )
+    return {**grown, "plain_seconds": found[PLAIN].seconds}
 
-    size = plan.size(trunk, 70, least=3)
-    model = size.model(middle)
-    images = {n: Case(partial(model, size.pixels(n))) for n in plan.growth_images}
-    say(f"growth: images, {middle} tasks")
-    told["images"] = _grown(
+
+def _over_images(plan: Plan, trunk: ViT, say: Say) -> Document:
+    size, tasks = plan.size(trunk, 70, least=3), plan.middle
+    model = size.model(tasks)
+    cases = {n: Case(partial(model, size.pixels(n))) for n in plan.growth_images}
+    say(f"growth: images, {tasks} tasks")
+    return _fitted(
         plan.growth_images,
-        list(_compare(size, images, say).values()),
-        [pass_macs(size, middle, n, size.cells) for n in plan.growth_images],
-        f"{plan.big}, {middle} tasks, {size.cells} cells",
+        list(_compare(size, cases, say).values()),
+        [_macs(size, tasks, n, size.cells) for n in plan.growth_images],
+        f"{plan.big}, {tasks} tasks, {size.cells} cells",
     )
 
-    size = plan.size(trunk, 30, least=3)
-    cells = {n: Case(partial(size.model(middle, cells=n), pixels)) for n in plan.growth_cells}
-    say(f"growth: cells, {middle} tasks, batch {batch}")
-    told["cells"] = _grown(
+
+def _over_cells(plan: Plan, trunk: ViT, say: Say) -> Document:
+    size, tasks, batch = plan.size(trunk, 30, least=3), plan.middle, plan.growth_batch
+    pixels = size.pixels(batch)
+    cases = {n: Case(partial(size.model(tasks, cells=n), pixels)) for n in plan.growth_cells}
+    say(f"growth: cells, {tasks} tasks, batch {batch}")
+    return _fitted(
         plan.growth_cells,
-        list(_compare(size, cells, say).values()),
-        [pass_macs(size, middle, batch, n) for n in plan.growth_cells],
-        f"{plan.big}, {middle} tasks, batch {batch}",
+        list(_compare(size, cases, say).values()),
+        [_macs(size, tasks, batch, n) for n in plan.growth_cells],
+        f"{plan.big}, {tasks} tasks, batch {batch}",
     )
 
+
+def _over_trunks(plan: Plan, say: Say) -> Document:
+    tasks, batch = plan.middle, plan.growth_batch
     sizes = {name: plan.size(trunk_of(name), 30, least=3) for name in plan.growth_trunks}
     cases = {
-        name: Case(partial(each.model(middle), each.pixels(batch))) for name, each in sizes.items()
+        name: Case(partial(each.model(tasks), each.pixels(batch))) for name, each in sizes.items()
     }
-    say(f"growth: trunks, {middle} tasks, batch {batch}")
-    timings = _compare(next(iter(sizes.values())), cases, say)
-    told["width of the trunk"] = _grown(
+    say(f"growth: trunks, {tasks} tasks, batch {batch}")
+    return _fitted(
         [each.trunk.config.width for each in sizes.values()],
-        [timings[name] for name in sizes],
-        [pass_macs(each, middle, batch, each.cells) for each in sizes.values()],
-        f"{', '.join(sizes)}, {middle} tasks, batch {batch}",
+        list(_compare(next(iter(sizes.values())), cases, say).values()),
+        [_macs(each, tasks, batch, each.cells) for each in sizes.values()],
+        f"{', '.join(sizes)}, {tasks} tasks, batch {batch}",
     )
-    return {"last": LAST, "of": told}
 
 
 def _compare(size: Size, cases: Mapping[Any, Case], say: Say) -> dict[Any, Timing]:
@@ -88,14 +98,22 @@ def _compare(size: Size, cases: Mapping[Any, Case], say: Say) -> dict[Any, Timin
         return size.compare(cases, say)
 
 
-def _grown(
+def _macs(size: Size, tasks: int, images: int, cells: int) -> int:
+    """The multiply-accumulates of one pass."""
+    shape = TrunkShape.of(size.trunk)
+    costs = task_costs(shape, TaskSpec("task", class_names(size.classes), cells=cells))
+    return images * (trunk_macs(shape) + tasks * (costs.macs + costs.head_macs))
+
+
+def _fitted(
     xs: Sequence[int], timings: Sequence[Timing], macs: Sequence[int], about: str
-) -> dict[str, Any]:
+) -> Document:
+    """The points, and the slopes through all of them and through the last ones."""
     points = [
         {"x": x, "macs": count, **vars(timing)}
         for x, timing, count in zip(xs, timings, macs, strict=True)
     ]
-    positive = [point for point in points if point["x"] > 0]  # a logarithm has no zero
+    positive = [point for point in points if point["x"] > 0]  # zero has no logarithm
     return {
         "about": about,
         "points": points,

@@ -1,4 +1,4 @@
-"""The sections of a run: each measures one question and gives a document for JSON."""
+"""The sections of a run: each measures one question and returns a JSON document."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import save_file
 
+from benchmarks.paths import ROOT
 from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, trunk_of
 from engram.experiments.bench import (
     PLAIN,
+    Row,
     Size,
     cached_limit,
     cached_step,
@@ -28,7 +30,7 @@ from engram.experiments.bench import (
     training,
 )
 from engram.experiments.peers import RANK, Lora, VitPytorch, installed
-from engram.experiments.timing import Case, Say, Timing, compare
+from engram.experiments.timing import Case, Say, compare
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.train.cache import row_bytes
@@ -43,7 +45,7 @@ def measure_forward(plan: Plan, say: Say) -> Document:
 
 
 def measure_training(plan: Plan, say: Say) -> Document:
-    """One step at a usual batch, with its peak of memory; and one from the cache at a large one."""
+    """One step at a small batch with its peak memory, and one from the cache at a large batch."""
     size = plan.size(trunk_of(plan.big), 130)
     rows = [row.to_dict() for row in training(size, plan.step_batch, say)]
     for row in rows:
@@ -59,37 +61,39 @@ def measure_training(plan: Plan, say: Say) -> Document:
     say(f"from the cache, batch {batch}")
     found = large.compare(cases, say)
     limits = {"engram, from the cache": cached_limit(large)}
-    rows += [_row(name, 1, batch, timing, limits.get(name)) for name, timing in found.items()]
+    rows += [
+        Row(name, 1, batch, timing, limits.get(name)).to_dict() for name, timing in found.items()
+    ]
     return {"trunk": plan.big, "cells": size.cells, "rows": rows}
 
 
 def peak_of(plan: Plan, what: str) -> int:
-    """Bytes that a process of its own grows by in a step.
+    """Bytes by which a separate process grows during a step.
 
-    The C library is told to give large blocks back at once: left alone it keeps a share of what
-    was freed, which differs from run to run and hides what the step itself holds.
+    The C library is set to return large blocks at once. By default it keeps some of the freed
+    memory, which differs from run to run and hides what the step itself needs.
     """
-    command = [sys.executable, "-m", "benchmarks.speed.peak", plan.name, what]
-    root, settings = Path(__file__).resolve().parents[2], {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    command = [sys.executable, "-m", "benchmarks.speed.peak_memory", plan.name, what]
+    settings = {"MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, check=True, cwd=root, env=os.environ | settings
+        command, stdout=subprocess.PIPE, check=True, cwd=ROOT, env=os.environ | settings
     )
     return int(done.stdout)
 
 
 def measure_sweep(plan: Plan, say: Say) -> Document:
-    """Many variants in one pass beside as many runs, with and without the cache."""
+    """Many variants in one pass, compared with one run after the other."""
     rows = []
     for name, seconds in ((plan.small, 45), (plan.big, 90)):
         size = plan.size(trunk_of(name), seconds)
         batch, variants = plan.sweep_batch, plan.variants
-        few = max(batch // 4, 1)  # images of the steps that run the trunk; the time is multiplied
+        few = max(batch // 4, 1)  # batch of the steps that run the trunk; their time is multiplied
         ways, all_steps, some = steps(size, few), variants * batch // few, min(4, variants)
         cases = {
             PLAIN: Case(plain_step(size, batch)),
             "engram, one pass": Case(cached_step(size, batch, variants)),
             "engram, run by run from the cache": Case(cached_step(size, batch), some, variants),
-            "engram, run by run beside the trunk": Case(ways["engram"](), 1, all_steps),
+            "engram, run by run with the trunk": Case(ways["engram"](), 1, all_steps),
         }
         if "PEFT LoRA" in ways:
             cases["PEFT LoRA, run by run"] = Case(ways["PEFT LoRA"](), 1, all_steps)
@@ -98,18 +102,13 @@ def measure_sweep(plan: Plan, say: Say) -> Document:
             case = cases[what]
             note = f"{case.runs} of {case.of} steps" if case.scale != 1 else ""
             limit = cached_limit(size, variants) if what == "engram, one pass" else None
-            row = _row(what, variants, batch, timing, limit)
-            rows.append({"trunk": name, **row, "note": note})
+            row = Row(what, variants, batch, timing, limit, note)
+            rows.append({"trunk": name, **row.to_dict()})
     return {"rows": rows}
 
 
-def _row(what: str, tasks: int, batch: int, timing: Timing, limit: float | None) -> Document:
-    about = {"what": what, "tasks": tasks, "batch": batch}
-    return {**about, **vars(timing), "limit": limit, "note": ""}
-
-
 def measure_storage(plan: Plan, say: Say) -> Document:
-    """The file of one task, as each library writes it."""
+    """The size of one task's file, as each library writes it."""
     size = Size(trunk_of(plan.big))
     found: dict[str, Path] = {}
     say("files")
@@ -140,7 +139,7 @@ def measure_storage(plan: Plan, say: Say) -> Document:
 
 
 def measure_decoding(plan: Plan, say: Say) -> Document:
-    """One core from a JPEG of 500 x 375 pixels to the trunk's."""
+    """Decoding a JPEG of 500 x 375 pixels to the trunk's input, on one core."""
     say("decoding")
     noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     picture = Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC)

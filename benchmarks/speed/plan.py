@@ -1,4 +1,4 @@
-"""What one run measures: the shapes, the counts, and how long."""
+"""What one run measures: shapes, counts and how long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engram.vit import ViT, random_trunk
 
 @dataclass(frozen=True)
 class Plan:
-    """The defaults are what `make bench` runs: about a quarter of an hour on two cores."""
+    """The defaults are what `make bench` runs: about twenty minutes on two cores."""
 
     name: str = "full"
     big: str = "ViT-B/32"
@@ -21,15 +21,15 @@ class Plan:
     cached_batch: int = 128
     sweep_batch: int = 64
     variants: int = 16
-    middle: int = 10  # tasks, where something else grows
+    middle: int = 10  # number of tasks while something else grows
     growth_batch: int = 8
     growth_tasks: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200)
     growth_images: tuple[int, ...] = (1, 4, 16, 64, 256)
     growth_cells: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 50)
     growth_trunks: tuple[str, ...] = ("ViT-Ti/16", "ViT-S/16", "ViT-B/16")
-    haste: float = 1.0  # the seconds of every table are divided by it
-    least: int = 5  # rounds
-    peaks: tuple[str, ...] = field(default=())  # steps whose memory is measured; none: all
+    haste: float = 1.0  # divides the seconds that every table may take
+    least: int = 5  # minimum number of rounds
+    peaks: tuple[str, ...] = field(default=())  # steps whose memory is measured; empty: all
 
     def size(self, trunk: ViT, seconds: float, least: int | None = None) -> Size:
         rounds = min(least or self.least, self.least)
@@ -74,7 +74,7 @@ PLANS = {plan.name: plan for plan in (FULL, QUICK, TINY)}
 
 
 def trunk_of(name: str) -> ViT:
-    """A trunk of a usual shape, or `random-WIDTH`, a very small one."""
+    """A trunk of a standard architecture, or `random-WIDTH` for a very small one."""
     if name.startswith("random-"):
         return random_trunk(image_size=16, depth=2, heads=2, width=int(name[7:]))
     return shaped(name)

@@ -1,4 +1,4 @@
-"""speed.svg and growth.svg."""
+"""The plots speed.svg and growth.svg."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks.speed.results import Found, pick
+from benchmarks.speed.page import Found, pick
 from engram.experiments.bench import PLAIN
 
 COLOURS = {
@@ -21,7 +21,10 @@ COLOURS = {
     "vit-pytorch": "#389826",
     "PEFT LoRA": "#9558b2",
 }
-_FIXED = {"svg.hashsalt": "engram", "svg.fonttype": "none"}  # the same numbers, the same file
+_FIXED: dict[Any, Any] = {
+    "svg.hashsalt": "engram",
+    "svg.fonttype": "none",
+}  # the same numbers, the same file
 
 
 def draw(found: Found, folder: Path) -> None:
@@ -48,10 +51,10 @@ def _speed(found: Found) -> Figure:
     steps = [row for row in steps if row["batch"] == batch and row["what"] != PLAIN]
     _bars(panels[1][0], {row["what"]: row["ratio"] for row in steps}, "{:.2f}")
     panels[1][0].set_title(f"One training step, batch {batch}")
-    panels[1][0].set_xlabel("time, as a ratio to the plain trunk's forward")
+    panels[1][0].set_xlabel("time, relative to the plain trunk's forward")
     _bars(panels[1][1], {r["what"]: r["peak"] / 1e6 for r in steps if "peak" in r}, "{:,.0f}")
     panels[1][1].set_title("Its memory")
-    panels[1][1].set_xlabel("MB that a process grows by")
+    panels[1][1].set_xlabel("MB by which a process grows")
     return figure
 
 
@@ -69,7 +72,7 @@ def _over_tasks(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
                       capsize=2, linewidth=2 if what == "engram" else 1)  # fmt: skip
     limits = [pick(rows, what="engram", tasks=n) for n in counts]
     axes.plot(counts, [row["limit"] if row else 1 for row in limits], color="black", linestyle=":",
-              label="FLOP limit")  # fmt: skip
+              label="by FLOPs")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="tasks", ylabel="ratio to the plain trunk")
     _plain_ticks(axes, counts)
 
@@ -91,18 +94,18 @@ def _growth(section: Mapping[str, Any]) -> Figure:
         points = [point for point in grown["points"] if point["x"] > 0]
         xs = [point["x"] for point in points]
         seconds = [1e3 * point["seconds"] for point in points]
-        # the counted line, laid through the measured points: their mean distance in logs is zero
+        # the predicted line is scaled so that its mean distance to the points, in logs, is zero
         scale = 1.0
         for point, time in zip(points, seconds, strict=True):
             scale *= (time / point["macs"]) ** (1 / len(points))
         axes.plot(xs, [scale * point["macs"] for point in points], color="black", linestyle=":",
-                  label=f"counted, slope {grown['predicted']:.2f}")  # fmt: skip
+                  label=f"predicted, slope {grown['predicted']:.2f}")  # fmt: skip
         axes.plot(xs, seconds, color=COLOURS["engram"], marker="o", markersize=4,
                   label=f"measured, slope {grown['measured']:.2f}")  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel=what, ylabel="ms")
         axes.set_title(grown["about"], fontsize=9)
         top, bottom = max(seconds), min(seconds)
-        if top < 3 * bottom:  # nearly flat: do not blow noise up
+        if top < 3 * bottom:  # nearly flat: do not magnify noise
             axes.set_ylim(bottom / 2, top * 2)
         axes.legend(frameon=False, fontsize=8)
         _plain_ticks(axes, xs)

@@ -1,4 +1,4 @@
-"""A billion images and a thousand tasks, on paper: from what was measured, by formulas.
+"""An estimate for a billion images and a thousand tasks, by formulas from the measured numbers.
 
     python -m benchmarks.speed.scale --images 1e9 --tasks 1000 --cores 64 --epochs 10
 
@@ -14,32 +14,33 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.results import Found, pick
+from benchmarks.paths import RESULTS
+from benchmarks.report import markdown_table
+from benchmarks.speed.page import Found, pick
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done and with what: the only numbers here that were not measured."""
+    """The amount of work and the machines: the only numbers here that were not measured."""
 
     images: float = 1e9
     tasks: int = 1000
     epochs: int = 10
-    batch: int = 512  # images of a training step, over all machines of a task
-    cores: int = 64  # of a machine
-    disk: float = 3e9  # bytes a second that a machine reads
-    network: float = 1.25e9  # bytes a second between machines
-    answer: int = 4  # bytes of one answer: a class number and a probability, two each
-    hours: float = 24.0  # in which it should be done
+    batch: int = 512  # images per training step, over all machines of a task
+    cores: int = 64  # per machine
+    disk: float = 3e9  # bytes per second that a machine reads
+    network: float = 1.25e9  # bytes per second between machines
+    answer: int = 4  # bytes of one answer: two for a class number, two for a probability
+    hours: float = 24.0  # time to finish in
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Core-seconds an image, and bytes."""
+    """Core-seconds per image, and bytes."""
 
     trunk: str
     threads: int
@@ -48,7 +49,7 @@ class Measured:
     tasks_fixed: float  # a pass costs tasks_fixed + tasks * per_task
     per_task: float
     most_tasks: int
-    lora: float  # one task's pass
+    lora: float  # a pass of one task
     step: float
     cached: float
     lora_step: float
@@ -62,7 +63,7 @@ class Measured:
 
 
 def measured(found: Found) -> Measured:
-    """What the tables are made of, from the documents of a run."""
+    """The inputs of the formulas, from the documents of a run."""
     machine = found["forward"]["machine"]
     threads = machine["threads"]
     growth = found["growth"]["of"]["tasks"]
@@ -118,7 +119,7 @@ def pick_batch(about: str) -> int:
 
 
 def tables(found: Found, job: Job | None = None) -> str:
-    """Markdown: what was measured, what follows, and which step holds everything up."""
+    """Markdown: what was measured, what follows from it, and where the bottlenecks are."""
     job, m = job or Job(), measured(found)
     return "\n".join(
         [
@@ -137,49 +138,45 @@ def _measured_lines(found: Found, m: Measured) -> list[str]:
     about = found["forward"]["machine"]
     small = [name for name, section in found.items() if section["plan"] != "full"]
     quick = (
-        f" **Good for a look only: {', '.join(small)} came from a quick run on a smaller trunk.**"
+        f" **Not valid as results: {', '.join(small)} came from a quick run on a smaller trunk.**"
         if small
         else ""
     )
     rows = [
         ("decode", f"one JPEG of {m.photo / 1e3:.0f} KB to pixels", m.decode),
         ("plain", f"the plain {m.trunk}", m.plain),
-        ("fixed", f"a pass with tasks: its fixed part (line through 1 to {m.most_tasks} tasks)",
+        ("fixed", f"a pass with tasks: its fixed part (linear fit of 1 to {m.most_tasks} tasks)",
          m.tasks_fixed),
-        ("per_task", "and what each task adds", m.per_task),
+        ("per_task", "a pass with tasks: what each task adds", m.per_task),
         ("lora", "a pass of one LoRA adapter", m.lora),
-        ("step", "a training step of one task beside the trunk", m.step),
-        ("cached", "the same from the cache", m.cached),
-        ("sweep", f"a step of {m.variants} variants from the cache", m.sweep),
+        ("step", "a training step of one task, with the trunk's forward pass", m.step),
+        ("cached", "a training step of one task from the cache", m.cached),
+        ("sweep", f"a training step of {m.variants} variants from the cache", m.sweep),
         ("lora_step", "a training step of LoRA", m.lora_step),
     ]  # fmt: skip
     lines = [
         f"Measured on {about['processor']}, {m.threads} threads, torch {about['torch']}; "
         f"core-seconds are seconds times threads.{quick}",
         "",
-        "| | an image | core-ms |",
-        "|---|---|---|",
     ]
-    return lines + [
-        f"| `{name}` | {words} | {1e3 * value:.2f} |"
+    table = [
+        [f"`{name}`", words, f"{1e3 * value:.2f}"]
         for name, words, value in rows
         if not math.isnan(value)
     ]
+    return [*lines, *markdown_table(("", "work per image", "core-ms"), table)]
 
 
 def _hours(rows: Sequence[tuple[str, str, float]], job: Job) -> list[str]:
-    """A table of what each way costs an image; what was not measured is left out."""
-    lines = [
-        f"| | core-seconds an image | core-hours | machines of {job.cores} cores for "
-        f"{job.hours:g} h |",
-        "|---|---|---|---|",
-    ]
+    """A table of what each method costs; methods that were not measured are left out."""
+    machines = f"machines of {job.cores} cores for {job.hours:g} h"
+    table = []
     for what, formula, seconds in rows:
         if not math.isnan(seconds):
             hours = job.images * seconds / 3600
-            machines = _machines(hours / job.cores / job.hours)
-            lines.append(f"| {what} | `{formula}` | {hours:,.0f} | {machines} |")
-    return lines
+            needed = _machines(hours / job.cores / job.hours)
+            table.append([what, f"`{formula}`", f"{hours:,.0f}", needed])
+    return markdown_table(("", "core-seconds per image", "core-hours", machines), table)
 
 
 def _machines(count: float) -> str:
@@ -188,26 +185,26 @@ def _machines(count: float) -> str:
 
 def _answering(job: Job, m: Measured) -> list[str]:
     tasks, images = job.tasks, job.images
-    together = m.tasks_fixed + tasks * m.per_task
+    one_pass = m.tasks_fixed + tasks * m.per_task
     rows = [
         ("decoding", "decode", m.decode),
-        ("all tasks in one pass", "fixed + tasks * per_task", together),
+        ("all tasks in one pass", "fixed + tasks * per_task", one_pass),
         ("as separate models", "tasks * plain", tasks * m.plain),
         ("as LoRA adapters", "tasks * lora", tasks * m.lora),
     ]
-    lines = [f"**Answering {tasks:,} tasks about {images:,.0f} images.**", "", *_hours(rows, job)]
-    share = tasks * m.per_task / together
+    lines = [f"**Answers of {tasks:,} tasks for {images:,.0f} images.**", "", *_hours(rows, job)]
+    share = tasks * m.per_task / one_pass
     slowest = "the tasks' own tokens" if share > 0.5 else "the trunk"
-    feeding = m.decode / together
+    feeding = m.decode / one_pass
+    rate = job.cores / (one_pass + m.decode)  # images per second of a machine
     return [
         *lines,
         "",
-        f"The bottleneck is {slowest}: the tasks are {share:.0%} of the pass. Decoding is "
-        f"{feeding:.1%} of it, so one core in {1 / feeding + 1:,.0f} decodes. One pass needs "
-        f"{tasks * m.plain / together:,.1f} times fewer machines than separate models. A machine "
-        f"reads {job.cores / (together + m.decode) * m.photo / 1e6:,.1f} MB of photographs a "
-        f"second and writes {job.cores / (together + m.decode) * tasks * job.answer / 1e6:,.2f} "
-        "MB of answers.",
+        f"The bottleneck is {slowest}: the tasks are {share:.0%} of the pass. Decoding costs "
+        f"{feeding:.1%} of the pass, so one core in {1 / feeding + 1:,.0f} decodes. One pass needs "
+        f"{tasks * m.plain / one_pass:,.1f} times fewer machines than separate models. Per second, "
+        f"a machine reads {rate * m.photo / 1e6:,.1f} MB of photographs and writes "
+        f"{rate * tasks * job.answer / 1e6:,.2f} MB of answers.",
     ]
 
 
@@ -215,46 +212,46 @@ def _training(job: Job, m: Measured) -> list[str]:
     images, epochs = job.images, job.epochs
     fill = m.decode + m.plain
     rows = [
-        ("beside the trunk", "epochs * (decode + step)", epochs * (m.decode + m.step)),
+        ("with the trunk's forward pass", "epochs * (decode + step)", epochs * (m.decode + m.step)),
         ("filling the cache", "decode + plain", fill),
-        ("training from it", "epochs * cached", epochs * m.cached),
+        ("training from the cache", "epochs * cached", epochs * m.cached),
         (f"{m.variants} variants of each", "epochs * sweep", epochs * m.sweep),
         ("LoRA", "epochs * (decode + lora_step)", epochs * (m.decode + m.lora_step)),
     ]
     each = f"{images / job.tasks:,.0f} images each, {epochs} epochs"
-    lines = [f"**Training {job.tasks:,} tasks, {each}.**", "", *_hours(rows, job)]
-    rate = job.cores / m.cached * m.row  # bytes a second that the cores of a machine would eat
+    lines = [f"**Training of {job.tasks:,} tasks, {each}.**", "", *_hours(rows, job)]
+    rate = job.cores / m.cached * m.row  # bytes per second that the cores of a machine could use
     by_disk = images * epochs * m.row / job.disk / 3600
     by_cores = images * epochs * m.cached / job.cores / 3600
     saved = m.decode + m.step - m.cached  # in every epoch
     pays = (
-        f"the cache pays from {fill / saved:,.1f} epochs on"
+        f"the cache pays off from {fill / saved:,.1f} epochs on"
         if saved > 0
-        else "the cache never pays"
+        else "the cache never pays off"
     )
-    parameters = m.engram  # bytes, nearly all of them fp32 parameters
+    parameters = m.engram  # bytes, nearly all of which are fp32 parameters
     step_time = job.batch * m.cached / job.cores
     share = 2 * parameters / job.network / step_time
     if rate > job.disk:
-        hold = (
-            f"reading: the cores of a machine would read {rate / 1e9:,.1f} GB/s, its disk gives "
-            f"{job.disk / 1e9:g}. By its disk it takes {by_disk:,.0f} machine-hours instead of "
-            f"{by_cores:,.0f}; {m.variants} variants in one pass read once and need "
-            f"{job.cores / m.sweep * m.row / 1e9:,.1f} GB/s"
+        bottleneck = (
+            f"the disk: the cores of a machine could use {rate / 1e9:,.1f} GB/s, and its disk "
+            f"reads {job.disk / 1e9:g}. At the speed of the disk it takes {by_disk:,.0f} "
+            f"machine-hours instead of {by_cores:,.0f}; {m.variants} variants in one pass read the "
+            f"data once and need {job.cores / m.sweep * m.row / 1e9:,.1f} GB/s"
         )
     else:
-        hold = (
-            f"computing: the cores of a machine read {rate / 1e9:,.2f} GB/s, and its disk gives "
+        bottleneck = (
+            f"computation: the cores of a machine use {rate / 1e9:,.2f} GB/s, and its disk reads "
             f"{job.disk / 1e9:g}"
         )
     return [
         *lines,
         "",
-        f"By computing alone {pays} "
+        f"Counting computation only, {pays} "
         "(`(decode + plain) / (decode + step - cached)`). From the cache the bottleneck is "
-        f"{hold}. Data-parallel processes exchange {2 * parameters / 1e3:,.0f} KB a step "
-        f"(`2 * engram`), {share:.2%} of a step of {job.batch} images on one such machine at "
-        f"{8 * job.network / 1e9:g} Gbit/s.",
+        f"{bottleneck}. Data-parallel processes exchange {2 * parameters / 1e3:,.0f} KB per step "
+        f"(`2 * engram`); at {8 * job.network / 1e9:g} Gbit/s this takes {share:.2%} of the time "
+        f"of a step of {job.batch} images on one machine.",
     ]
 
 
@@ -263,8 +260,8 @@ def _bytes(job: Job, m: Measured) -> list[str]:
     rows = [
         ("photographs", "images * photo", images * m.photo),
         ("answers", f"images * tasks * {job.answer}", images * tasks * job.answer),
-        ("the cache", "images * row", images * m.row),
-        ("read from it", "epochs * images * row", job.epochs * images * m.row),
+        ("cache", "images * row", images * m.row),
+        ("reading the cache", "epochs * images * row", job.epochs * images * m.row),
         ("engrams", "tasks * engram", tasks * m.engram),
         ("LoRA adapters", "tasks * lora_file", tasks * m.lora_file),
         ("separate models", "tasks * model_file", tasks * m.model_file),
@@ -274,12 +271,9 @@ def _bytes(job: Job, m: Measured) -> list[str]:
         f"{m.engram / 1e3:.0f} KB, `lora_file` {m.lora_file / 1e3:,.0f} KB, `model_file` "
         f"{m.model_file / 1e6:,.0f} MB).",
         "",
-        "| | | |",
-        "|---|---|---|",
     ]
-    return lines + [
-        f"| {what} | `{formula}` | {_size(value)} |" for what, formula, value in rows if value
-    ]
+    table = [[what, f"`{formula}`", _size(value)] for what, formula, value in rows if value]
+    return [*lines, *markdown_table(("", "formula", "size"), table)]
 
 
 def _size(count: float) -> str:
@@ -290,7 +284,7 @@ def _size(count: float) -> str:
 
 
 def filled(text: str, found: Found) -> str:
-    """The guide with its tables made anew."""
+    """The page with its tables generated again."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{tables(found)}\n{END}{after}"
@@ -302,7 +296,7 @@ if __name__ == "__main__":
         default: Any = setting.default
         parser.add_argument(f"--{setting.name}", type=float, default=float(default))
     given = vars(parser.parse_args())
-    kept = Path(__file__).resolve().parent / "measured"
-    documents = {file.stem: json.loads(file.read_text()) for file in sorted(kept.glob("*.json"))}
-    whole = {name: int(given[name]) for name in ("tasks", "epochs", "batch", "cores", "answer")}
-    print(tables(documents, Job(**{**given, **whole})))
+    measurements = sorted((RESULTS / "speed").glob("*.json"))
+    documents = {file.stem: json.loads(file.read_text()) for file in measurements}
+    integers = {name: int(given[name]) for name in ("tasks", "epochs", "batch", "cores", "answer")}
+    print(tables(documents, Job(**{**given, **integers})))

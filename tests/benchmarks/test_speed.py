@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.paths import ROOT
 
-sys.path.insert(0, str(ROOT))  # benchmarks/ is no part of the package
 pytest.importorskip("matplotlib")
 
-from benchmarks.speed import plots, results, scale
-from benchmarks.speed.__main__ import main, read
+from benchmarks.paths import RESULTS, ROOT
+from benchmarks.speed import page, plots, scale
+from benchmarks.speed.__main__ import main, measurements, read
 from benchmarks.speed.measure import SECTIONS
 
-HERE = ROOT / "benchmarks" / "speed"
 SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants", "Growth")
 
 
@@ -31,18 +28,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def found(run: Path) -> dict[str, Any]:
-    return copy.deepcopy(read(run / "measured"))
+    return copy.deepcopy(read(measurements(run)))
 
 
 def test_a_run_leaves_every_section_its_page_and_plots(run: Path, found: dict[str, Any]) -> None:
     assert found.keys() == SECTIONS.keys()
-    text = (run / "RESULTS.md").read_text()
+    text = (run / "speed.md").read_text()
     assert all(f"## {title}" in text for title in SECTION_TITLES)
-    assert all(words in text for *_, words in results.TARGETS)
+    assert all(words in text for *_, words in page.TARGETS)
     assert found["forward"]["machine"]["processor"] in text
     assert f"few rounds: {', '.join(SECTIONS)}" in text  # nobody takes it for the real one
     for name in ("speed", "growth"):
-        assert (run / f"{name}.svg").read_text().rstrip().endswith("</svg>")
+        assert (measurements(run) / f"{name}.svg").read_text().rstrip().endswith("</svg>")
 
 
 def test_memory_is_measured_in_a_process_of_its_own(found: dict[str, Any]) -> None:
@@ -52,29 +49,29 @@ def test_memory_is_measured_in_a_process_of_its_own(found: dict[str, Any]) -> No
 
 
 def test_an_interrupted_run_goes_on(run: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "measured"
+    kept = measurements(tmp_path)
     kept.mkdir()
     for name in SECTIONS:
         if name != "decoding":
-            (kept / f"{name}.json").write_bytes((run / "measured" / f"{name}.json").read_bytes())
+            (kept / f"{name}.json").write_bytes((measurements(run) / f"{name}.json").read_bytes())
     before = (kept / "forward.json").read_bytes()
     assert main(["--plan", "tiny", "--out", str(tmp_path), "--resume"]) == 0
     assert (kept / "forward.json").read_bytes() == before
     assert (kept / "decoding.json").exists()
-    assert (tmp_path / "RESULTS.md").exists()
+    assert (tmp_path / "speed.md").exists()
 
 
 def test_one_section_alone_writes_no_page_without_the_others(tmp_path: Path) -> None:
     assert main(["--plan", "tiny", "--only", "decoding", "--out", str(tmp_path)]) == 0
-    assert not (tmp_path / "RESULTS.md").exists()
+    assert not (tmp_path / "speed.md").exists()
     assert main(["--only", "nothing", "--out", str(tmp_path)]) == 2
 
 
 def test_the_same_numbers_make_the_same_files(run: Path, found: dict[str, Any]) -> None:
-    before = (run / "speed.svg").read_bytes()
-    plots.draw(found, run)
-    assert (run / "speed.svg").read_bytes() == before
-    assert results.page(found) == (run / "RESULTS.md").read_text()
+    before = (measurements(run) / "speed.svg").read_bytes()
+    plots.draw(found, measurements(run))
+    assert (measurements(run) / "speed.svg").read_bytes() == before
+    assert page.page(found) == (run / "speed.md").read_text()
 
 
 # What the page says about numbers
@@ -86,15 +83,15 @@ def row(what: str, ratio: float, **more: Any) -> dict[str, Any]:
 
 
 def test_targets_are_reached_missed_or_beyond_the_limit(found: dict[str, Any]) -> None:
-    assert "| 10 tasks, batch 16 | 1.25 | not measured |" in results.page(found)  # another trunk
-    found["forward"]["trunk"] = results.TARGET_TRUNK
+    assert "| 10 tasks, batch 16 | 1.25 | not measured |" in page.page(found)  # another trunk
+    found["forward"]["trunk"] = page.TARGET_TRUNK
     found["forward"]["rows"] += [
         row("engram", 1.2, tasks=10, batch=16, limit=1.195),
         row("engram", 1.30, tasks=10, batch=1, limit=1.195),
         row("engram", 3.1, tasks=100, batch=16, limit=2.95),
         row("plain trunk", 1.0, tasks=0, batch=16),
     ]
-    lines = {line.split("|")[1].strip(): line for line in results.page(found).splitlines()
+    lines = {line.split("|")[1].strip(): line for line in page.page(found).splitlines()
              if line.startswith("| ")}  # fmt: skip
     assert lines["10 tasks, batch 16"].endswith("| reached |")
     assert lines["10 tasks, batch 1"].endswith("| **missed**, within the spread |")
@@ -108,7 +105,7 @@ def test_a_lost_row_is_told_with_its_reason(found: dict[str, Any]) -> None:
         row("separate models", 1.0, tasks=1, batch=1),
         row("straightforward", 1.4, tasks=1, batch=1),
     ]
-    text = results.page(found)
+    text = page.page(found)
     assert "to separate models (1.000 against 1.200): one separate model is the plain" in text
     assert "to straightforward (" not in text
 
@@ -142,9 +139,9 @@ def test_the_guide_keeps_its_words_and_gets_new_tables(found: dict[str, Any]) ->
 
 
 def test_the_committed_pages_say_what_the_committed_numbers_say() -> None:
-    kept = read(HERE / "measured")
+    kept = read(measurements(RESULTS))
     assert kept.keys() == SECTIONS.keys()
-    assert (HERE / "RESULTS.md").read_text(encoding="utf-8") == results.page(kept)
+    assert (RESULTS / "speed.md").read_text(encoding="utf-8") == page.page(kept)
     guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     assert scale.filled(guide, kept) == guide
-    assert json.loads((HERE / "measured" / "forward.json").read_text())["rows"]
+    assert json.loads((measurements(RESULTS) / "forward.json").read_text())["rows"]

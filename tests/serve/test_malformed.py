@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import importlib.util
 import io
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
-from tests.support.paths import ROOT
 
+from benchmarks.serve.malformed import Malformed, good_picture, malformed
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
 from engram.serve.settings import Settings
 
 from .conftest import Launch, Opened, Server, World, picture
 
-FILE = ROOT / "benchmarks" / "serve" / "malformed.py"
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("malformed", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["malformed"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-malformed = _load()
-CASES = list(malformed.malformed(70, seed=1))
+CASES = list(malformed(70, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +33,7 @@ def lasting(world: World, launch: Launch) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{c.name}" for i, c in enumerate(CASES)])
-def test_it_is_a_4xx_with_a_sentence(lasting: Server, case) -> None:  # type: ignore[no-untyped-def]
+def test_it_is_a_4xx_with_a_sentence(lasting: Server, case: Malformed) -> None:
     answered = case.send(lasting.url)
     assert 400 <= answered.status < 500, answered
     assert b"Traceback" not in answered.body
@@ -58,7 +42,7 @@ def test_it_is_a_4xx_with_a_sentence(lasting: Server, case) -> None:  # type: ig
         assert answered.sentence.endswith("."), answered
         assert "/work" not in answered.sentence
         assert "\n" not in answered.sentence
-    files = {"image": malformed.good_picture()}
+    files = {"image": good_picture()}
     assert httpx.post(f"{lasting.url}/v1/predict", files=files, timeout=60).status_code == 200
 
 

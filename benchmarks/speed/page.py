@@ -1,17 +1,18 @@
-"""RESULTS.md: every table of a run, the targets, and what was lost to whom and why."""
+"""speed.md: every table of a run, the targets, and the rows where another method is faster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.report import markdown_table
 from engram.experiments.bench import PLAIN
 from engram.experiments.timing import machine_words
 
 Found = Mapping[str, Mapping[str, Any]]
 Row = Mapping[str, Any]
 
-# (section, what identifies the row, the ratio to reach, how the table calls it)
+# (section, what identifies the row, the ratio to reach, its label in the table)
 TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
     ("forward", {"what": "engram", "tasks": 10, "batch": 16}, 1.25, "10 tasks, batch 16"),
     ("forward", {"what": "engram", "tasks": 10, "batch": 1}, 1.28, "10 tasks, batch 1"),
@@ -42,14 +43,14 @@ TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
         "16 variants in one pass, ViT-B/32",
     ),
 ]
-TARGET_TRUNK = "ViT-B/32"  # where a target names no other
+TARGET_TRUNK = "ViT-B/32"  # for targets that name no other
 MEMORY_TARGET = 0.20  # of the same step with gradients through the trunk
 THROUGH = "engram, gradients through the trunk"
 
-_ONE_TASK = "it answers that task alone, while Engram answers base too, for one token more"
+_ONE_TASK = "it answers that task only, while Engram also answers base, with one more token"
 _SMALL = (
-    "what tasks read is a second attention, whose fixed cost one masked attention does not have "
-    "(its small operations were 3.5 % of a pass at one image)"
+    "the tasks' attention is a second attention operation, which one masked attention does not "
+    "need (its small operations were 3.5 % of a pass at batch 1)"
 )
 WHY_LOST = {
     ("separate models", 1): f"one separate model is the plain trunk; {_ONE_TASK}",
@@ -59,8 +60,8 @@ WHY_LOST = {
     ("straightforward", 10): _SMALL,
 }
 _HEADER = (
-    "the same numbers; an engram's header (classes, trunk, fingerprint, preprocessing, lineage) "
-    "comes on top"
+    "the tensors are the same size; an engram also has a header (classes, trunk, fingerprint, "
+    "preprocessing, lineage)"
 )
 
 
@@ -68,7 +69,7 @@ def page(found: Found) -> str:
     first = next(iter(found.values()))
     return "\n".join(
         [
-            "# Speed beside every peer",
+            "# Speed compared with other methods",
             "",
             *_about(found),
             "",
@@ -99,15 +100,15 @@ def page(found: Found) -> str:
             "## How it was measured",
             "",
             f"`python -m benchmarks.speed` on {machine_words(first['machine'])}. "
-            "Contestants take turns in one process, round after round; a ratio is to the plain "
-            "trunk's forward for the same images in the same round, and the range beside it holds "
-            "its quartiles. Weights are random, inference runs in `inference_mode`, and all use "
-            "SDPA but vit-pytorch, whose code has its own attention. Separate models, vit-pytorch "
-            "and LoRA answer one task a pass and nothing for base; of their many passes only some "
-            "are run in a round, all being alike, and the time is multiplied (†). Steps from "
-            "the cache at the large batch are four in a row in each round, and a step is the mean "
-            "of them, as one follows another in training. The numbers themselves are in "
-            "`measured/`.",
+            "All methods run in turn in one process, round after round. A ratio is relative to the "
+            "plain trunk's forward pass on the same images in the same round; the table gives its "
+            "median and its quartiles. Weights are random, inference runs in `inference_mode`, and "
+            "all methods use SDPA except vit-pytorch, which has its own attention code. Separate "
+            "models, vit-pytorch and LoRA answer one task per pass and nothing for base. Their "
+            "passes are all alike, so only some of them are run in a round and the time is "
+            "multiplied (†). Steps from the cache at the large batch are measured four in a row, "
+            "because in training they follow each other, and a step is the mean of the four. The "
+            "numbers are in `benchmarks/results/speed/`.",
             "",
         ]
     )
@@ -121,21 +122,21 @@ def _about(found: Found) -> list[str]:
     small = [name for name, section in found.items() if section["plan"] != "full"]
     if small:
         lines.append(
-            f"**Good for a look only, from a small trunk and few rounds: {', '.join(small)}.**"
+            f"**Not valid as results, from a small trunk and few rounds: {', '.join(small)}.**"
         )
     hasty = {
         name: section["haste"] for name, section in found.items() if section.get("haste", 1) != 1
     }
     if hasty:
         words = ", ".join(f"{name} (1/{haste:g})" for name, haste in hasty.items())
-        lines.append(f"**Measured in a part of the usual time, with fewer rounds: {words}.**")
+        lines.append(f"**Measured in a fraction of the usual time, with fewer rounds: {words}.**")
     if len(machines) > 1:
         lines.append("**The sections were not measured under the same conditions.**")
-    return [*lines, "", "![Forward, training and memory beside the peers.](speed.svg)"]
+    return [*lines, "", "![Forward, training and memory of every method.](speed/speed.svg)"]
 
 
 def pick(rows: Iterable[Row], **wanted: Any) -> Row | None:
-    """The row that has all of these."""
+    """The first row with all of these values."""
     for row in rows:
         if all(row.get(key) == value for key, value in wanted.items()):
             return row
@@ -146,23 +147,21 @@ def pick(rows: Iterable[Row], **wanted: Any) -> Row | None:
 
 
 def _targets(found: Found) -> list[str]:
-    lines = ["| | target | measured | quartiles | by FLOPs | |", "|---|---|---|---|---|---|"]
+    rows = []
     for section, wanted, target, words in TARGETS:
         row = pick(found[section]["rows"], **wanted)
         if row is None or found[section].get("trunk", TARGET_TRUNK) != TARGET_TRUNK:
-            lines.append(f"| {words} | {target:g} | not measured | | | |")
+            rows.append([words, f"{target:g}", "not measured", "", "", ""])
             continue
         limit = "" if row["limit"] is None else f"{row['limit']:.3g}"
-        verdict = _verdict(row, target)
-        lines.append(
-            f"| {words} | {target:g} | {row['ratio']:.3g} | {_range(row)} | {limit} | {verdict} |"
-        )
+        measured = [f"{row['ratio']:.3g}", _range(row), limit, _verdict(row, target)]
+        rows.append([words, f"{target:g}", *measured])
     share = memory_share(found)
     if share is not None and found["training"]["trunk"] == TARGET_TRUNK:
         verdict = "reached" if share <= MEMORY_TARGET else "**missed**"
-        words = "memory of a training step, of one through the trunk"
-        lines.append(f"| {words} | {MEMORY_TARGET:g} | {share:.2f} | | | {verdict} |")
-    return lines
+        words = "memory of a training step, relative to one with gradients through the trunk"
+        rows.append([words, f"{MEMORY_TARGET:g}", f"{share:.2f}", "", "", verdict])
+    return markdown_table(("", "target", "measured", "quartiles", "by FLOPs", ""), rows)
 
 
 def _verdict(row: Row, target: float) -> str:
@@ -190,35 +189,34 @@ def memory_share(found: Found) -> float | None:
 def _forward(section: Mapping[str, Any]) -> list[str]:
     rows = section["rows"]
     counts = sorted({row["tasks"] for row in rows if row["tasks"]})
-    lines = [f"{section['trunk']}, {section['cells']} cells a task, ratio to the plain trunk."]
+    lines = [f"{section['trunk']}, {section['cells']} cells per task, ratio to the plain trunk."]
     lost: list[str] = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         here = [row for row in rows if row["batch"] == batch]
         plain = pick(here, what=PLAIN)
         assert plain is not None
         lines += ["", f"Batch {batch} (the plain trunk: {1e3 * plain['seconds']:,.0f} ms)", ""]
-        lines.append("| | " + " | ".join(_tasks(count) for count in counts) + " |")
-        lines.append("|---" * (len(counts) + 1) + "|")
-        for what in dict.fromkeys(row["what"] for row in here if row["tasks"]):
-            cells = [pick(here, what=what, tasks=count) for count in counts]
-            words = [_cell(cell) if cell else "" for cell in cells]
-            lines.append(f"| {what} | " + " | ".join(words) + " |")
-        limits = [pick(here, what="engram", tasks=count) for count in counts]
-        words = [f"{row['limit']:.2f}" if row else "" for row in limits]
-        lines.append("| *the FLOP limit* | " + " | ".join(words) + " |")
+        lines += _forward_table(here, counts)
         other = pick(here, what="transformers, plain")
         if other:
-            lines += [
-                "",
-                f"transformers' plain ViT of the same shape: {other['ratio']:.2f} "
-                f"({_range(other)}).",
-            ]
+            ratio = f"{other['ratio']:.2f} ({_range(other)})"
+            lines += ["", f"The plain ViT of transformers, of the same shape: {ratio}."]
         lost += _lost(here, f"batch {batch}")
-    return [*lines, "", *(lost or ["No row is lost to a peer."])]
+    return [*lines, "", *(lost or ["No other method is faster in any row."])]
+
+
+def _forward_table(rows: Sequence[Row], counts: Sequence[int]) -> list[str]:
+    table = []
+    for what in dict.fromkeys(row["what"] for row in rows if row["tasks"]):
+        cells = [pick(rows, what=what, tasks=count) for count in counts]
+        table.append([what, *(_cell(cell) if cell else "" for cell in cells)])
+    limits = [pick(rows, what="engram", tasks=count) for count in counts]
+    table.append(["*by FLOPs*", *(f"{row['limit']:.2f}" if row else "" for row in limits)])
+    return markdown_table(("", *map(_tasks, counts)), table)
 
 
 def _lost(rows: Sequence[Row], where: str) -> list[str]:
-    """The peers that are faster, and why."""
+    """The methods that are faster, and why."""
     lines = []
     for row in rows:
         ours = pick(rows, what="engram", tasks=row["tasks"])
@@ -228,7 +226,7 @@ def _lost(rows: Sequence[Row], where: str) -> list[str]:
         near = row["high"] >= ours["low"]
         reason = WHY_LOST.get((row["what"], row["tasks"]))
         if reason is None:
-            reason = "no reason is known"
+            reason = "the reason is not known"
         if near:
             reason = f"within the spread; {reason}"
         lines.append(
@@ -240,46 +238,43 @@ def _lost(rows: Sequence[Row], where: str) -> list[str]:
 
 def _training(section: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"{section['trunk']}, one task of {section['cells']} cells, AdamW; forward, backward and "
-        "update, as a ratio to the plain trunk's forward for the same images. Memory is what a "
-        "process of its own grows by in the step.",
+        f"{section['trunk']}, one task of {section['cells']} cells, AdamW: forward, backward and "
+        "update, relative to the plain trunk's forward pass on the same images. Memory is the peak "
+        "by which a separate process grows during the step.",
         "",
-        "| | batch | ratio | quartiles | ms | memory, MB |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = []
     for row in section["rows"]:
         memory = f"{row['peak'] / 1e6:,.0f}" if "peak" in row else ""
-        lines.append(
-            f"| {row['what']} | {row['batch']} | {row['ratio']:.3f} | {_range(row)} "
-            f"| {1e3 * row['seconds']:,.0f} | {memory} |"
-        )
+        time = [f"{row['ratio']:.3f}", _range(row), f"{1e3 * row['seconds']:,.0f}"]
+        rows.append([row["what"], str(row["batch"]), *time, memory])
+    lines += markdown_table(("", "batch", "ratio", "quartiles", "ms", "memory, MB"), rows)
     ours = pick(section["rows"], what="engram")
     assert ours is not None
     peers = [row for row in section["rows"] if row["what"] != PLAIN and row["what"][:6] != "engram"]
     lost = [
-        f"- **Lost** {words} to {row['what']}; no reason is known."
+        f"- **Lost** {words} to {row['what']}; the reason is not known."
         for row in peers
         for key, words in (("ratio", "in time"), ("peak", "in memory"))
         if key in row and row[key] < ours[key]
     ]
-    return [*lines, "", *(lost or ["No row is lost to a peer, in time or in memory."])]
+    return [*lines, "", *(lost or ["No other method needs less time or less memory."])]
 
 
 def _sweep(section: Mapping[str, Any]) -> list[str]:
     variants = section["rows"][0]["tasks"]
     lines = [
-        f"{variants} variants of one task: one pass of all of them beside as many runs, a step of "
-        "each, as a ratio to the plain trunk's forward.",
+        f"One training step of {variants} variants of a task, all in one pass or one run after the "
+        "other, relative to the plain trunk's forward pass.",
         "",
-        "| | trunk | batch | ratio | quartiles | by FLOPs |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = []
     for row in section["rows"]:
         limit = "" if row["limit"] is None else f"{row['limit']:.2f}"
-        lines.append(
-            f"| {row['what']}{'†' if row['note'] else ''} | {row['trunk']} | {row['batch']} "
-            f"| {row['ratio']:.3g} | {_range(row)} | {limit} |"
-        )
+        what = f"{row['what']}{'†' if row['note'] else ''}"
+        about = [what, row["trunk"], str(row["batch"])]
+        rows.append([*about, f"{row['ratio']:.3g}", _range(row), limit])
+    lines += markdown_table(("", "trunk", "batch", "ratio", "quartiles", "by FLOPs"), rows)
     for trunk in dict.fromkeys(row["trunk"] for row in section["rows"]):
         here = [row for row in section["rows"] if row["trunk"] == trunk]
         one = pick(here, what="engram, one pass")
@@ -299,38 +294,38 @@ def _storage(section: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{section['trunk']}, {section['cells']} cells, {section['classes']} classes, fp32.",
         "",
-        "| | KB | times an engram |",
-        "|---|---|---|",
     ]
-    for row in section["rows"]:
-        times = row["bytes"] / ours["bytes"]
-        lines.append(f"| {row['what']} | {row['bytes'] / 1e3:,.1f} | {times:,.2f} |")
+    rows = [
+        [row["what"], f"{row['bytes'] / 1e3:,.1f}", f"{row['bytes'] / ours['bytes']:,.2f}"]
+        for row in section["rows"]
+    ]
+    lines += markdown_table(("", "KB", "relative to an engram"), rows)
     for row in section["rows"]:
         if row["bytes"] < ours["bytes"] and not row["what"].startswith("engram"):
             lines += ["", f"- **Lost** to {row['what']}: {_HEADER}."]
     per_image = section["cache_row"] / 1e6
-    return [*lines, "", f"What the cache keeps of an image, for all tasks: {per_image:.2f} MB."]
+    return [*lines, "", f"The cache stores {per_image:.2f} MB per image, for all tasks."]
 
 
 def _growth(section: Mapping[str, Any]) -> list[str]:
     last = section["last"]
     lines = [
-        "![Time over tasks, images, cells and width.](growth.svg)",
+        "![Time over tasks, images, cells and width.](speed/growth.svg)",
         "",
         "The slope of log time over log size, and the same slope of the multiply-accumulates that "
-        "`engram.costs` counts: over all points, and over the "
+        "`engram.tasks.costs` counts: over all points, and over the "
         f"last {last}.",
         "",
-        "| growing | from, to | measured | predicted | measured, last | predicted, last | with |",
-        "|---|---|---|---|---|---|---|",
     ]
+    head = ("what grows", "from, to", "measured", "predicted", "measured, last",
+            "predicted, last", "setting")  # fmt: skip
+    rows = []
     for what, grown in section["of"].items():
         xs = [point["x"] for point in grown["points"]]
-        lines.append(
-            f"| {what} | {xs[0]}, {xs[-1]} | {grown['measured']:.2f} | {grown['predicted']:.2f} "
-            f"| {grown['measured_last']:.2f} | {grown['predicted_last']:.2f} | {grown['about']} |"
-        )
-    return lines
+        slopes = ("measured", "predicted", "measured_last", "predicted_last")
+        exponents = [f"{grown[slope]:.2f}" for slope in slopes]
+        rows.append([what, f"{xs[0]}, {xs[-1]}", *exponents, grown["about"]])
+    return [*lines, *markdown_table(head, rows)]
 
 
 def _tasks(count: int) -> str:

@@ -1,9 +1,9 @@
-"""The memory of one training step, in a process of its own.
+"""Peak memory of one training step, in a separate process.
 
-    python -m benchmarks.speed.peak full engram
+    python -m benchmarks.speed.peak_memory full engram
 
-prints the bytes by which the process grows while it takes one step. A step with a single image
-comes first, so that what a library allocates once is not counted; Linux only.
+prints the bytes by which the process grows during one step. A step with a single image runs first,
+so that memory which a library allocates only once is not counted. Linux only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def peak(plan_name: str, what: str) -> int:
     steps(size, 1)[what]()()
     step = steps(size, plan.step_batch)[what]()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status("VmRSS")
     step()
     return _status("VmHWM") - before

@@ -1,0 +1,21 @@
+"""Where benchmarks find weights and photographs, and where they write."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Measured numbers and the pages made from them; part of the repository.
+RESULTS = ROOT / "benchmarks" / "results"
+#: Exported graphs, decoded images, quick runs: everything that is not worth committing.
+BUILD = ROOT / "build"
+ASSETS = Path(os.environ.get("ENGRAM_ASSETS", ROOT.parent / "shared"))
+TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+
+
+def require_trunk(trunk: Path = TRUNK) -> None:
+    """End the process with one sentence if the weights are missing."""
+    if not trunk.exists():
+        sys.exit(f"There is no {trunk}; set ENGRAM_ASSETS to the folder of weights and data.")
