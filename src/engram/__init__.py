@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.store.bundles import compose
     from engram.store.format import read_engram as inspect
-    from engram.store.remote import find as list  # noqa: F401
+    from engram.store.remote import list_engrams as list  # noqa: F401
     from engram.store.sharing import pull, push
     from engram.train.fit import fit
     from engram.train.recipe import Recipe
@@ -61,7 +61,8 @@ _HOMES = {
     "from_timm": ("trunks.objects", "from_timm"),
     "from_transformers": ("trunks.objects", "from_transformers"),
     "inspect": ("store.format", "read_engram"),
-    "list": ("store.remote", "find"),  # not in __all__: `import *` must not hide Python's own
+    # Not in __all__: `import *` must not hide Python's own.
+    "list": ("store.remote", "list_engrams"),
     "load_model": ("inference.load", "load_model"),
     "load_trunk": ("trunks.load", "load_trunk"),
     "predict": ("inference.predict", "predict"),

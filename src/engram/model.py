@@ -26,7 +26,7 @@ from engram.memory import (
 )
 from engram.store.engram import Engram, TrunkInfo, new_engram
 from engram.store.format import read_engram, write_engram
-from engram.store.remote import one_engram
+from engram.store.remote import single_engram_path
 from engram.tasks.heads import Patches
 from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.regimes import REGIMES
@@ -278,7 +278,7 @@ class MemoryViT(nn.Module):
             >>> task = other.attach("flowers.safetensors")
         """
         if not isinstance(source, Engram):
-            source = read_engram(one_engram(source))
+            source = read_engram(single_engram_path(source))
         engram = source
         engram.check_trunk(TrunkInfo.from_trunk(self.trunk), self.trunk.preprocessing)
         self._check_place(engram.spec)

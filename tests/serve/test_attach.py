@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from engram.serve.run import Service
 from engram.serve.settings import Settings
 from engram.store.bundles import read_bundle
-from engram.store.format import as_bytes, read_engram
+from engram.store.format import read_engram, serialise_engram
 
 from .conftest import AUTH, TOKEN, Opened, World, picture
 
@@ -90,7 +90,7 @@ def test_paths_of_this_machine_are_told_nobody(client: TestClient, world: World)
     recipe = {"data": "/home/ann/private/photos", "lr": 0.1}
     metrics = {"accuracy": 0.5, "from": "/home/ann/private/test.csv"}
     engram = replace(read_engram(world.engrams["third"]), recipe=recipe, metrics=metrics)
-    put = client.put("/v1/tasks/third", content=as_bytes(engram), headers=AUTH)
+    put = client.put("/v1/tasks/third", content=serialise_engram(engram), headers=AUTH)
     assert put.status_code == 201
     assert put.json()["recipe"] == {"data": "photos", "lr": 0.1}
     assert put.json()["content"] == engram.content

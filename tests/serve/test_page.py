@@ -14,7 +14,7 @@ import pytest
 from engram import MemoryViT, load_trunk, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import compose
-from engram.store.format import as_bytes, read_engram
+from engram.store.format import read_engram, serialise_engram
 
 from .conftest import AUTH, Launch, Server, World, picture
 
@@ -187,7 +187,7 @@ def test_a_task_that_is_replaced_answers_anew(seen: Seen, service: Server, world
     assert httpx.put(url, content=old, headers=AUTH, timeout=60).status_code == 201
     seen.upload(picture())
     seen.answer("third").first.wait_for()
-    new = as_bytes(read_engram(world.engrams["regression"]).renamed("third"))
+    new = serialise_engram(read_engram(world.engrams["regression"]).renamed("third"))
     seen.page.route("**/v1/tasks", lambda route: route.abort())  # both happen between two polls
     assert httpx.delete(url, headers=AUTH, timeout=60).status_code == 204
     assert httpx.put(url, content=new, headers=AUTH, timeout=60).status_code == 201

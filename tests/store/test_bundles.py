@@ -14,7 +14,7 @@ import torch
 from engram import EngramError, MemoryViT, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
 from engram.inference.load import load_model
-from engram.store.bundles import MANIFEST, compose, gather, is_bundle, read_bundle
+from engram.store.bundles import MANIFEST, compose, is_bundle, read_bundle, read_engrams
 from engram.store.format import read_engram, write_engram
 from engram.trunks.load import load_trunk
 from engram.vit import ViT
@@ -85,7 +85,12 @@ def test_the_manifest_says_what_is_inside(paths: dict[str, Path], tmp_path: Path
 def test_bundles_and_files_mix_and_repeat(paths: dict[str, Path], tmp_path: Path) -> None:
     one = compose([paths["a"], paths["c"]], tmp_path / "one").folder
     two = compose([paths["a"], paths["b"]], tmp_path / "two").folder
-    assert [e.spec.name for e in gather([one, two, paths["d"], paths["a"]])] == ["a", "c", "b", "d"]
+    assert [e.spec.name for e in read_engrams([one, two, paths["d"], paths["a"]])] == [
+        "a",
+        "c",
+        "b",
+        "d",
+    ]
 
 
 def other_trunk(tmp_path: Path, **changes: object) -> Path:

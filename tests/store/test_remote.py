@@ -12,10 +12,10 @@ from tests.support.hubs import cached
 
 import engram
 from engram import EngramError, MemoryViT, random_trunk
-from engram.store.format import as_bytes, read_engram, write_engram
-from engram.store.remote import find, local
+from engram.store.format import read_engram, serialise_engram, write_engram
+from engram.store.remote import list_engrams, local_path
 from engram.store.sharing import push
-from engram.util.hub import Place, place_of
+from engram.util.hub import HubAddress, parse_hub_address
 
 
 @pytest.fixture
@@ -37,17 +37,17 @@ def files(*names: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("hf:ann/garden", Place("ann/garden")),
-        ("hf:ann/garden/", Place("ann/garden")),
-        ("hf:ann/garden@v1", Place("ann/garden", "v1")),
-        ("hf:ann/garden/a.safetensors", Place("ann/garden", None, "a.safetensors")),
-        ("hf:ann/garden@v1/x/a.safetensors", Place("ann/garden", "v1", "x/a.safetensors")),
-        ("hf:a/b/c#01234567", Place("a/b", None, "c", "01234567")),
-        (r"hf:ann\garden@v1\c", Place("ann/garden", "v1", "c")),  # through a Path of Windows
+        ("hf:ann/garden", HubAddress("ann/garden")),
+        ("hf:ann/garden/", HubAddress("ann/garden")),
+        ("hf:ann/garden@v1", HubAddress("ann/garden", "v1")),
+        ("hf:ann/garden/a.safetensors", HubAddress("ann/garden", None, "a.safetensors")),
+        ("hf:ann/garden@v1/x/a.safetensors", HubAddress("ann/garden", "v1", "x/a.safetensors")),
+        ("hf:a/b/c#01234567", HubAddress("a/b", None, "c", "01234567")),
+        (r"hf:ann\garden@v1\c", HubAddress("ann/garden", "v1", "c")),  # through a Path of Windows
     ],
 )
-def test_places(text: str, place: Place) -> None:
-    assert place_of(text) == place
+def test_places(text: str, place: HubAddress) -> None:
+    assert parse_hub_address(text) == place
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,21 @@ def test_places(text: str, place: Place) -> None:
 )
 def test_no_places(text: str) -> None:
     with pytest.raises(EngramError, match="names nothing on the Hub"):
-        place_of(text)
+        parse_hub_address(text)
 
 
 def test_a_revision_is_what_it_was(cache: Path) -> None:
     first = cached(cache, "ann/garden", files("flowers"), "v1")
     second = cached(cache, "ann/garden", files("flowers", "trees"), "main", "v2")
-    assert [f.task for f in find("hf:ann/garden")] == ["flowers", "trees"]
-    assert [f.task for f in find("hf:ann/garden@v1")] == ["flowers"]
-    assert [f.task for f in find("hf:ann/garden", revision="v1")] == ["flowers"]
-    assert [f.task for f in find(f"hf:ann/garden@{first}")] == ["flowers"]
-    assert find("hf:ann/garden@v2")[0].source == f"hf:ann/garden@{second}/flowers.safetensors"
+    assert [f.task for f in list_engrams("hf:ann/garden")] == ["flowers", "trees"]
+    assert [f.task for f in list_engrams("hf:ann/garden@v1")] == ["flowers"]
+    assert [f.task for f in list_engrams("hf:ann/garden", revision="v1")] == ["flowers"]
+    assert [f.task for f in list_engrams(f"hf:ann/garden@{first}")] == ["flowers"]
+    assert (
+        list_engrams("hf:ann/garden@v2")[0].source == f"hf:ann/garden@{second}/flowers.safetensors"
+    )
     with pytest.raises(EngramError, match="not wholly in the cache"):
-        find("hf:ann/garden@v3")
+        list_engrams("hf:ann/garden@v3")
 
 
 def test_list_is_public_and_takes_folders(cache: Path, tmp_path: Path) -> None:
@@ -84,10 +86,10 @@ def test_list_is_public_and_takes_folders(cache: Path, tmp_path: Path) -> None:
 def test_a_content_that_was_asked_for_is_checked(cache: Path) -> None:
     cached(cache, "ann/garden", files("flowers"))
     content = read_engram("flowers.safetensors").content
-    assert local(f"hf:ann/garden/flowers.safetensors#{content}").is_file()
-    assert local(f"hf:ann/garden#{content[:8]}").is_dir()
+    assert local_path(f"hf:ann/garden/flowers.safetensors#{content}").is_file()
+    assert local_path(f"hf:ann/garden#{content[:8]}").is_dir()
     with pytest.raises(EngramError, match="which you asked for"):
-        local(f"hf:ann/garden/flowers.safetensors#{'0' * 64}")
+        local_path(f"hf:ann/garden/flowers.safetensors#{'0' * 64}")
 
 
 @pytest.mark.parametrize("where", ["README.md", "bundle.json"])
@@ -98,7 +100,7 @@ def test_a_file_that_is_not_what_its_repository_lists_is_refused(
     sent = files("flowers")
     changed = replace(read_engram("flowers.safetensors"), recipe={})
     changed.tensors["head.bias"].add_(1)
-    sent["flowers.safetensors"] = as_bytes(changed)
+    sent["flowers.safetensors"] = serialise_engram(changed)
     left = "bundle.json" if where == "README.md" else "README.md"
     if other == "none":
         del sent[left]
@@ -107,9 +109,9 @@ def test_a_file_that_is_not_what_its_repository_lists_is_refused(
         sent[left] = push("changed.safetensors", "ann/garden", dry_run=True).files[left]
     cached(cache, "ann/garden", sent)
     with pytest.raises(EngramError, match="its card or manifest lists") as refused:
-        local("hf:ann/garden/flowers.safetensors")
+        local_path("hf:ann/garden/flowers.safetensors")
     advised = str(refused.value).partition("say so: ")[2].rstrip(".")
-    pinned = local(advised)
+    pinned = local_path(advised)
     assert read_engram(pinned).content == changed.content  # the user's own word is stronger
 
 
@@ -120,19 +122,19 @@ def test_a_damaged_download_is_refused(cache: Path) -> None:
     sent["flowers.safetensors"] = bytes(data)
     cached(cache, "ann/garden", sent)
     with pytest.raises(EngramError, match=r"is damaged.*hf cache rm model/ann/garden"):
-        local("hf:ann/garden/flowers.safetensors")
+        local_path("hf:ann/garden/flowers.safetensors")
 
 
 def test_a_repository_without_a_card_is_read_as_well(cache: Path) -> None:
     sent = files("flowers")
     cached(cache, "ann/garden", {"flowers.safetensors": sent["flowers.safetensors"]})
-    assert local("hf:ann/garden").name == "flowers.safetensors"
+    assert local_path("hf:ann/garden").name == "flowers.safetensors"
     two = files("flowers", "trees")
     plain = {name: data for name, data in two.items() if name.endswith(".safetensors")}
     cached(cache, "ann/two", {**plain, "model.safetensors": b"a trunk, say"})
     with pytest.raises(EngramError, match="name one"):
-        local("hf:ann/two")
-    assert len(find("hf:ann/two")) == 2
+        local_path("hf:ann/two")
+    assert len(list_engrams("hf:ann/two")) == 2
 
 
 @pytest.mark.parametrize(
@@ -149,21 +151,21 @@ def test_a_card_that_says_nonsense_is_no_obstacle(cache: Path, card: bytes) -> N
     sent = files("flowers")
     del sent["bundle.json"]
     cached(cache, "ann/garden", {**sent, "README.md": card})
-    assert [f.task for f in find("hf:ann/garden")] == ["flowers"]
+    assert [f.task for f in list_engrams("hf:ann/garden")] == ["flowers"]
 
 
 def test_nothing_there_is_a_sentence(cache: Path) -> None:
     cached(cache, "ann/empty", {"README.md": b"# Nothing"})
     with pytest.raises(EngramError, match="has no engrams at main"):
-        find("hf:ann/empty")
+        list_engrams("hf:ann/empty")
     cached(cache, "ann/garden", files("flowers"))
     with pytest.raises(EngramError, match=r"has no none.safetensors.*there is flowers.safetensors"):
-        local("hf:ann/garden/none.safetensors")
+        local_path("hf:ann/garden/none.safetensors")
     sent = files("flowers", "trees")
     del sent["trees.safetensors"]
     cached(cache, "ann/half", sent)
     with pytest.raises(EngramError, match=r"has no trees.safetensors"):
-        local("hf:ann/half")
+        local_path("hf:ann/half")
 
 
 def test_a_manifest_is_verified_as_a_bundle(cache: Path) -> None:
@@ -173,4 +175,4 @@ def test_a_manifest_is_verified_as_a_bundle(cache: Path) -> None:
     sent["bundle.json"] = json.dumps(manifest).encode()
     cached(cache, "ann/garden", sent)
     with pytest.raises(EngramError, match="says that its trunk is"):
-        engram.bundles.load_model("hf:ann/garden")
+        engram.load_model("hf:ann/garden")

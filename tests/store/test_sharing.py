@@ -19,8 +19,8 @@ from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
 from engram.inference.load import load_model
 from engram.store.bundles import compose, read_bundle
-from engram.store.format import as_bytes, read_engram, write_engram
-from engram.store.portable import portable
+from engram.store.format import read_engram, serialise_engram, write_engram
+from engram.store.portable import without_local_paths
 from engram.store.sharing import pull, push
 
 Output = pytest.CaptureFixture[str]
@@ -138,8 +138,8 @@ def test_sources_of_trunks(source: str, goes_out: str, folder: Path) -> None:
     (folder / "here" / "vit").mkdir(parents=True)
     mine = read_engram("roses.safetensors")
     mine = replace(mine, trunk=replace(mine.trunk, source=source))
-    assert portable(mine)[0].trunk.source == goes_out
-    assert portable(mine, "ann/vit")[0].trunk.source == "ann/vit"
+    assert without_local_paths(mine)[0].trunk.source == goes_out
+    assert without_local_paths(mine, "ann/vit")[0].trunk.source == "ann/vit"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_names_of_data(data: str, goes_out: str, folder: Path) -> None:
 )
 def test_paths_in_sentences(note: str, goes_out: str | None, folder: Path) -> None:
     mine = replace(read_engram("roses.safetensors"), recipe={"note": note})
-    assert portable(mine)[0].recipe["note"] == (goes_out or note)
+    assert without_local_paths(mine)[0].recipe["note"] == (goes_out or note)
 
 
 def test_a_class_that_looks_like_a_path_is_warned_of(folder: Path) -> None:
@@ -368,7 +368,7 @@ def test_attach_takes_a_bundle_of_one(folder: Path) -> None:
         assert model.attach(one).spec.name == "flowers"
         model.detach("flowers")
     for several in ("hf:ann/garden", "two"):
-        with pytest.raises(EngramError, match=f"{several} is a bundle of 2 .*bundles.load_model"):
+        with pytest.raises(EngramError, match=f"{several} is a bundle of 2 .*engram.load_model"):
             model.attach(several)
         assert model.attach(f"{several}/flowers.safetensors").spec.name == "flowers"
         model.detach("flowers")
@@ -392,10 +392,10 @@ def test_the_real_client_pushes_to_and_pulls_from_a_local_server(folder: Path) -
         script = """
 import engram
 from engram.store.sharing import push, pull
-from engram.store.remote import find
+from engram.store.remote import list_engrams
 first = push(["flowers.safetensors", "roses.safetensors"], "ann/garden", private=True)
 pulled = pull("hf:ann/garden", "back")
-found = [f.source for f in find("hf:ann/garden")]
+found = [f.source for f in list_engrams("hf:ann/garden")]
 task = engram.MemoryViT(engram.load_trunk("secret-project/our-vit")).attach(
     f"hf:ann/garden@{first.commit}/flowers.safetensors")
 branch = push("flowers.safetensors", "ann/garden", revision="alone", replace=True)
@@ -530,4 +530,4 @@ def test_a_bundle_goes_as_it_is(folder: Path) -> None:
     assert [*planned.files] == [
         "flowers.safetensors", "roses.safetensors", "bundle.json", "README.md",
     ]  # fmt: skip
-    assert as_bytes(planned.engrams[0]) == planned.files["flowers.safetensors"]
+    assert serialise_engram(planned.engrams[0]) == planned.files["flowers.safetensors"]

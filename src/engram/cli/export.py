@@ -17,13 +17,13 @@ from engram.inference.engine import Engine
 from engram.inference.evaluate import answers
 from engram.inference.load import load_model
 from engram.model import MemoryViT
-from engram.store.bundles import Source
 from engram.util.description import Description
+from engram.util.hub import PathOrHubId
 from engram.util.progress import Progress
 
 
 def export_job(
-    sources: Sequence[Source],
+    sources: Sequence[PathOrHubId],
     out: Path,
     *,
     kind: str | None,

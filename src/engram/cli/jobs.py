@@ -30,7 +30,7 @@ from engram.train.sweep import SweepResult, sweep
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
 from engram.util.files import check_writable, write_atomically
-from engram.util.hub import is_place
+from engram.util.hub import is_hub_address
 from engram.util.processes import Team
 from engram.util.progress import Progress
 
@@ -365,7 +365,8 @@ def predict_job(
     """`engram predict`: engrams and bundles among the arguments answer about all the others."""
     engrams = [
         path for path in sources
-        if is_place(path) or is_bundle(path) or is_engram(path) or path.suffix == ".safetensors"
+        if is_hub_address(path) or is_bundle(path) or is_engram(path)
+        or path.suffix == ".safetensors"
     ]  # fmt: skip
     images = [image for path in sources if path not in engrams for image in _images(path)]
     if not engrams and backbone is None:

@@ -153,7 +153,8 @@ def push_command(
     as_json: Json = False,
 ) -> None:
     """Send engrams to the Hub with a card that tells what they are."""
-    from engram.store.sharing import describe_push, push
+    from engram.store.describe import describe_push
+    from engram.store.sharing import push
 
     done = push(
         sources, to, dry_run=dry_run, revision=revision, private=private or None, license=license,
@@ -176,7 +177,8 @@ def pull_command(
     as_json: Json = False,
 ) -> None:
     """Fetch engrams from the Hub, verify them, and put them into a folder."""
-    from engram.store.sharing import describe_pull, pull
+    from engram.store.describe import describe_pull
+    from engram.store.sharing import pull
 
     show(describe_pull(pull(sources, out, revision=revision, overwrite=overwrite)), as_json)
 
@@ -190,9 +192,10 @@ def list_command(
     as_json: Json = False,
 ) -> None:
     """List the engrams in a Hub repository or a folder."""
-    from engram.store.sharing import list_job
+    from engram.store.describe import describe_list
+    from engram.store.remote import list_engrams
 
-    show(list_job(source, revision), as_json)
+    show(describe_list(source, list_engrams(source, revision=revision)), as_json)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from engram.errors import EngramError, Interrupted
 from engram.experiments.demo import WHAT, Size, Tour
-from engram.util.files import check_renamable, put_folder, write_atomically
+from engram.util.files import check_renamable, replace_folder, write_atomically
 from engram.util.progress import Progress, silent
 
 RESULTS = "results.json"
@@ -54,7 +54,7 @@ def run_demo(
             + [RESULTS]
         )
         write_atomically(building / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
-        put_folder(building, folder)
+        replace_folder(building, folder)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
             f"Stopped; nothing was written to {out}. Run `engram demo` again to see it whole."

@@ -6,10 +6,13 @@ import os
 from collections.abc import Sequence
 
 from engram.model import MemoryViT
-from engram.store.bundles import Source, gather, load_trunk_of
+from engram.store.bundles import load_trunk_of, read_engrams
+from engram.util.hub import PathOrHubId
 
 
-def load_model(sources: Source | Sequence[Source], backbone: Source | None = None) -> MemoryViT:
+def load_model(
+    sources: PathOrHubId | Sequence[PathOrHubId], backbone: PathOrHubId | None = None
+) -> MemoryViT:
     """A model from engrams or bundles: the trunk that they name, with all of them attached.
 
     Images are prepared as they were when the engrams were trained.
@@ -29,7 +32,7 @@ def load_model(sources: Source | Sequence[Source], backbone: Source | None = Non
         >>> list(model.tasks)
         ['flowers']
     """
-    engrams = gather([sources] if isinstance(sources, (str, os.PathLike)) else sources)
+    engrams = read_engrams([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     model = MemoryViT(load_trunk_of(engrams[0], backbone))
     for engram in engrams:
         model.attach(engram)

@@ -38,7 +38,7 @@ from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.train.plots import measured
 from engram.util.files import write_atomically
-from engram.util.text import few, utf8
+from engram.util.text import summarise_names, utf8
 
 MOST_LOOKS = 4
 MOST_IMAGES = 1000  # that a task is asked about for a report after training
@@ -146,7 +146,7 @@ def _task_section(model: MemoryViT, part: TaskPart) -> Section:
     names = [f"\u2068{name}\u2069" for name in task.spec.classes]  # whichever way they are written
     html = paragraph(
         f"Data: {said.dataset.name}, {said.dataset.split} split. {kind.name.capitalize()}, "
-        f"{few(names, 12, kind.nouns)}."
+        f"{summarise_names(names, 12, kind.nouns)}."
     ) + facts(told)
     if part.settings:
         html += block(

@@ -22,7 +22,7 @@ from engram.serve.settings import Settings
 from engram.store.bundles import Bundle, read_bundle, update_bundle
 from engram.store.engram import Engram
 from engram.store.format import parse_engram
-from engram.store.portable import portable
+from engram.store.portable import without_local_paths
 from engram.tasks.spec import NAME
 
 
@@ -53,7 +53,7 @@ class Snapshot:
     @cached_property
     def told(self) -> Mapping[str, Engram]:
         """The engrams as others may see them: without paths of this machine."""
-        return {engram.spec.name: portable(engram)[0] for engram in self.bundle.engrams}
+        return {engram.spec.name: without_local_paths(engram)[0] for engram in self.bundle.engrams}
 
     def engram(self, name: str) -> Engram:
         for engram in self.bundle.engrams:

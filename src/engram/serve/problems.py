@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage, LargeImage
-from engram.util.text import shown
+from engram.util.text import printable
 
 
 class Problem(Exception):
@@ -57,10 +57,11 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        path = shown(request.url.path, 80)
+        path = printable(request.url.path, 80)
         sentences = {
             404: f"There is nothing at {path}; /docs lists what there is.",
-            405: f"{path} does not take {shown(request.method, 20)}; /docs lists what it takes.",
+            405: f"{path} does not take {printable(request.method, 20)}; /docs lists what it "
+            "takes.",
         }
         sentence = sentences.get(error.status_code, str(error.detail))
         return told(error.status_code, sentence, dict(error.headers or {}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engram.errors import EngramError
 from engram.serve.settings import Settings
-from engram.store.bundles import is_bundle, unlisted
+from engram.store.bundles import is_bundle, unlisted_files
 from engram.util import hub
 from engram.util.description import Description
 
@@ -33,7 +33,7 @@ class Service:
                 f"The service needs {error.name}, which is not installed; "
                 "pip install 'engram-vit[serve]'."
             ) from None
-        if hub.is_place(folder):
+        if hub.is_hub_address(folder):
             raise EngramError(
                 f"{folder} is on the Hub, and a service keeps its tasks in a folder of its own; "
                 f"`engram pull {folder} -o FOLDER`, then serve the folder."
@@ -65,7 +65,7 @@ class Service:
     def description(self) -> Description:
         """What is served where, for those who started it."""
         snapshot = self.catalogue.now
-        left_out = unlisted(snapshot.bundle)
+        left_out = unlisted_files(snapshot.bundle)
         document = {
             "url": self.url,
             "bundle": str(snapshot.bundle.folder),

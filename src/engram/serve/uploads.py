@@ -18,7 +18,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from engram.serve.problems import Problem
 from engram.serve.schemas import Ask, AskJson
 from engram.serve.settings import Settings
-from engram.util.text import shown
+from engram.util.text import printable
 
 Take = Callable[[int], None]  # so many bytes more, or a Problem
 
@@ -114,7 +114,7 @@ async def read_asked(request: Request, settings: Settings, deadline: float, take
     else:
         raise Problem(
             415,
-            f"The content type is {shown(kind, 60)!r}; send multipart/form-data with the field "
+            f"The content type is {printable(kind, 60)!r}; send multipart/form-data with the field "
             "image, or application/json with images in base64.",
         )
     if len(asked.pictures) > settings.max_images:
@@ -163,16 +163,18 @@ async def _from_fields(form: FormData) -> Asked:
     options: dict[str, Any] = {}
     for field, value in form.multi_items():
         if field == "image" and isinstance(value, UploadFile):
-            name = shown(value.filename or f"image {len(pictures) + 1}", 80)
+            name = printable(value.filename or f"image {len(pictures) + 1}", 80)
             pictures.append((name, await value.read()))
         elif field == "image":
             raise Problem(422, "The field image holds text; send a file, with a filename.")
         elif isinstance(value, UploadFile):
-            raise Problem(422, f"The field {shown(field, 40)!r} is a file; only image may be one.")
+            raise Problem(
+                422, f"The field {printable(field, 40)!r} is a file; only image may be one."
+            )
         elif field == "tasks":
             options.setdefault("tasks", []).extend(value.split(","))
         elif field in options:
-            raise Problem(422, f"The field {shown(field, 40)!r} is there twice.")
+            raise Problem(422, f"The field {printable(field, 40)!r} is there twice.")
         else:
             # Python refuses to read thousands of digits; the limit is far below them
             number = field == "top_k" and value.isdecimal() and len(value) < 100
@@ -189,6 +191,8 @@ def _invalid(error: ValidationError, what: str) -> Problem:
     """The first thing that is wrong, as a sentence; a body that is no JSON at all is a 400."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return Problem(400, f"{what} is not JSON: {shown(first['msg'])}.")
+        return Problem(400, f"{what} is not JSON: {printable(first['msg'])}.")
     where = ".".join(str(part) for part in first["loc"])
-    return Problem(422, f"{what} has a fault at {shown(where, 60)!r}: {shown(first['msg'])}.")
+    return Problem(
+        422, f"{what} has a fault at {printable(where, 60)!r}: {printable(first['msg'])}."
+    )

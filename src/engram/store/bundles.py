@@ -20,18 +20,17 @@ from typing import Any, cast
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import Engram, TrunkInfo
-from engram.store.format import as_bytes, read_engram, write_engram
-from engram.store.remote import MANIFEST, local
+from engram.store.format import read_engram, serialise_engram, write_engram
+from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
 from engram.trunks.load import load_trunk
-from engram.util.files import check_renamable, put_folder, write_atomically
-from engram.util.text import shown
+from engram.util.files import check_renamable, replace_folder, write_atomically
+from engram.util.hub import PathOrHubId
+from engram.util.text import printable
 from engram.vit import Activation, ViT
 
 FORMAT = 1
 _MOST_MANIFEST = 50_000_000  # bytes
-
-Source = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,19 @@ class Bundle:
         return Bundle(self.folder, rest)
 
 
-def is_bundle(folder: Source) -> bool:
+def is_bundle(folder: PathOrHubId) -> bool:
     """Whether a folder says that it is a bundle; whether it is a good one, `read_bundle` tells."""
     return (Path(folder) / MANIFEST).is_file()
 
 
-def gather(sources: Iterable[Source]) -> tuple[Engram, ...]:
+def read_engrams(sources: Iterable[PathOrHubId]) -> tuple[Engram, ...]:
     """The engrams of files and bundles, parents first, if they can share one pass.
 
     Either may be on the Hub: `hf:owner/name`, `hf:owner/name/FILE`.
     """
     found: list[tuple[str, Engram]] = []  # where, what
     for source in sources:
-        path = local(source)
+        path = local_path(source)
         if is_bundle(path):
             bundle = read_bundle(path)
             found += [(str(bundle.folder / _file(e)), e) for e in bundle.engrams]
@@ -100,7 +99,9 @@ def gather(sources: Iterable[Source]) -> tuple[Engram, ...]:
 # Writing
 
 
-def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = None) -> Bundle:
+def compose(
+    paths: Iterable[PathOrHubId], out: PathOrHubId, *, backbone: PathOrHubId | None = None
+) -> Bundle:
     """Put engrams for one trunk into a bundle, a folder that `load_model` and `engram serve` read.
 
     Args:
@@ -121,7 +122,7 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
         ['flowers']
     """
     folder = Path(os.path.realpath(out))
-    engrams = gather(paths)
+    engrams = read_engrams(paths)
     if backbone is not None:
         trunk = load_trunk_of(engrams[0], backbone)
         for engram in engrams:
@@ -134,7 +135,7 @@ def compose(paths: Iterable[Source], out: Source, *, backbone: Source | None = N
         for engram in engrams:
             write_engram(building / _file(engram), engram)
         _write_manifest(Bundle(building, engrams))
-        put_folder(building, folder)
+        replace_folder(building, folder)
     except OSError as error:
         raise EngramError(
             f"The bundle {out} cannot be written ({error.strerror or error}); check the folder, "
@@ -156,7 +157,7 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
             f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
             "as it is; read the bundle again."
         )
-    added = {_file(e): as_bytes(e) for e in new.engrams if e not in old.engrams}
+    added = {_file(e): serialise_engram(e) for e in new.engrams if e not in old.engrams}
     for name in added.keys() - {_file(e) for e in old.engrams}:
         if (old.folder / name).exists() and not _holds(old.folder / name, added[name]):
             raise EngramError(
@@ -177,7 +178,7 @@ def _holds(path: Path, data: bytes) -> bool:
     return False
 
 
-def unlisted(bundle: Bundle) -> list[str]:
+def unlisted_files(bundle: Bundle) -> list[str]:
     """Engrams that lie in the folder but are not listed: a crash or a person left them there."""
     listed = {_file(engram) for engram in bundle.engrams}
     return sorted(p.name for p in bundle.folder.glob("*.safetensors") if p.name not in listed)
@@ -202,7 +203,7 @@ def _check_replaceable(folder: Path) -> None:
     if there - known:
         what = "is not a bundle" if not known else "is a bundle with other files in it"
         raise EngramError(
-            f"The folder {folder} {what} ({shown(', '.join(sorted(there - known)[:3]))}), and "
+            f"The folder {folder} {what} ({printable(', '.join(sorted(there - known)[:3]))}), and "
             "would be replaced; choose another folder, or move those files away."
         )
 
@@ -210,7 +211,7 @@ def _check_replaceable(folder: Path) -> None:
 # Reading
 
 
-def read_bundle(folder: Source) -> Bundle:
+def read_bundle(folder: PathOrHubId) -> Bundle:
     """Read and verify a bundle: its manifest, every engram, and that they fit together."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
@@ -221,8 +222,8 @@ def read_bundle(folder: Source) -> Bundle:
         if (entry["task"], entry["content"]) != (engram.spec.name, engram.content):
             raise EngramError(
                 f"{where} holds {engram.spec.name!r} with the content {engram.content[:12]}, but "
-                f"{MANIFEST} lists {entry['task']!r} with {shown(entry['content'][:12])}; compose "
-                "the bundle again."
+                f"{MANIFEST} lists {entry['task']!r} with {printable(entry['content'][:12])}; "
+                "compose the bundle again."
             )
         found.append((where, engram))
     bundle = Bundle(folder, _fitted(found))
@@ -230,8 +231,8 @@ def read_bundle(folder: Source) -> Bundle:
         says, has = manifest.get(what), bundle.manifest()[what]
         if says != has:
             raise EngramError(
-                f"{folder / MANIFEST} says that its {what} is {shown(json.dumps(says), 300)}, but "
-                f"its engrams have {json.dumps(has)}; compose the bundle again."
+                f"{folder / MANIFEST} says that its {what} is {printable(json.dumps(says), 300)}, "
+                f"but its engrams have {json.dumps(has)}; compose the bundle again."
             )
     return bundle
 
@@ -259,13 +260,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise EngramError(
-            f"{path} is damaged ({shown(str(error))}); compose the bundle again, or get a good "
+            f"{path} is damaged ({printable(str(error))}); compose the bundle again, or get a good "
             "copy."
         ) from None
     if version != FORMAT:
         raise EngramError(
-            f"{path} has the format {shown(str(version))}, and this version of engram reads format "
-            f"{FORMAT}; install a newer engram-vit."
+            f"{path} has the format {printable(str(version))}, and this version of engram reads "
+            f"format {FORMAT}; install a newer engram-vit."
         )
     return cast("dict[str, Any]", manifest)
 
@@ -307,9 +308,10 @@ def _fitted(found: Sequence[tuple[str, Engram]]) -> tuple[Engram, ...]:
 def _check_same_trunk(where: str, engram: Engram, other_place: str, other: Engram) -> None:
     if engram.trunk.fingerprint != other.trunk.fingerprint:
         raise EngramError(
-            f"{where} was trained on {shown(engram.trunk.source)} (fingerprint "
-            f"{engram.trunk.fingerprint[:12]}), but {other_place} on {shown(other.trunk.source)} "
-            f"({other.trunk.fingerprint[:12]}); engrams share a pass only on the same trunk."
+            f"{where} was trained on {printable(engram.trunk.source)} (fingerprint "
+            f"{engram.trunk.fingerprint[:12]}), but {other_place} on "
+            f"{printable(other.trunk.source)} ({other.trunk.fingerprint[:12]}); engrams share a "
+            "pass only on the same trunk."
         )
     if engram.preprocessing != other.preprocessing:
         both = [e.preprocessing and e.preprocessing.to_dict() for e in (engram, other)]
@@ -348,7 +350,7 @@ def _parents_first(engrams: list[Engram]) -> tuple[Engram, ...]:
     return tuple(ordered.values())
 
 
-def load_trunk_of(engram: Engram, backbone: Source | None) -> ViT:
+def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:
     """The trunk of an engram, read as it was when the engram was made."""
     info = engram.trunk
     try:
@@ -363,6 +365,6 @@ def load_trunk_of(engram: Engram, backbone: Source | None) -> ViT:
         if backbone is not None:
             raise
         raise EngramError(
-            f"{error} The engram {engram.spec.name!r} names {shown(info.source)!r} as its trunk; "
-            "say with --backbone (in Python, backbone=...) where it lies today."
+            f"{error} The engram {engram.spec.name!r} names {printable(info.source)!r} as its "
+            "trunk; say with --backbone (in Python, backbone=...) where it lies today."
         ) from None

@@ -10,11 +10,15 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from engram import __version__
-from engram.store.describe import preprocessing_words, shape_words
-from engram.store.engram import Engram, regime_words
+from engram.store.engram import (
+    Engram,
+    summarise_preprocessing,
+    summarise_regime,
+    summarise_shape,
+)
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
-from engram.util.text import few, shown
+from engram.util.text import printable, summarise_names
 
 _PAPER = "https://arxiv.org/abs/2203.15243"
 _TAGS = ("engram", "learnable-memory", "memory-tokens", "vision-transformer", "vit", "fine-tuning")
@@ -135,7 +139,7 @@ def _results(engram: Engram) -> list[EvalResult]:
 
 def _cell(text: object) -> str:
     """Safe inside a table or a line of Markdown."""
-    return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", shown(str(text), 400))
+    return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", printable(str(text), 400))
 
 
 def _brief(value: float) -> str:
@@ -171,8 +175,8 @@ def _learned(engrams: Sequence[Engram]) -> str:
         (
             _cell(e.spec.name),
             e.spec.kind,
-            _cell(few(e.spec.classes, 12, e.spec.does.nouns)),
-            _cell(regime_words(e.spec)),
+            _cell(summarise_names(e.spec.classes, 12, e.spec.does.nouns)),
+            _cell(summarise_regime(e.spec)),
             f"{e.parameters:,}",
         )
         for e in engrams
@@ -196,9 +200,9 @@ def _trunk(engram: Engram) -> str:
         [
             "## Its trunk",
             "",
-            f"- ViT: {named}, {shape_words(trunk)}, {trunk.heads} heads",
+            f"- ViT: {named}, {summarise_shape(trunk)}, {trunk.heads} heads",
             f"- fingerprint: `{trunk.fingerprint}`",
-            f"- pictures: {preprocessing_words(engram.preprocessing)}",
+            f"- pictures: {summarise_preprocessing(engram.preprocessing)}",
             "",
             "It attaches to the ViT with this fingerprint, whichever file that was read from, and "
             "to no other.",
@@ -244,11 +248,13 @@ def _attach(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:
     source = engrams[0].trunk.source
     findable = hub_id(source) is not None or source == "pico"
     where = "" if findable else ', backbone="path/to/that/vit"'
-    lines = ["import engram", "from engram.store.bundles import load_model", ""]
+    lines = ["import engram", ""]
     if bundle:
-        lines.append(f'model = load_model("hf:{repo}"{where})  # the ViT, and all of it attached')
+        lines.append(
+            f'model = engram.load_model("hf:{repo}"{where})  # the ViT, and all of it attached'
+        )
     else:
-        lines.append(f'model = load_model(["its-parents.safetensors", "hf:{repo}"]{where})')
+        lines.append(f'model = engram.load_model(["its-parents.safetensors", "hf:{repo}"]{where})')
     lines += ['answers = engram.predict(model, ["picture.jpg"])', ""]
     lines.append("# or beside what is attached already; what follows # pins the content")
     lines += [f'model.attach("hf:{repo}/{file_of(e)}#{e.content[:12]}")' for e in engrams]

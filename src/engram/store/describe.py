@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError
-from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import Bundle, is_bundle, read_bundle
-from engram.store.engram import Engram, regime_words
+from engram.store.cards import file_of
+from engram.store.engram import Engram, summarise_preprocessing, summarise_regime, summarise_shape
 from engram.store.format import is_engram, read_engram
-from engram.store.remote import local
+from engram.store.remote import CARD, ListedEngram, local_path
+from engram.store.sharing import Pulled, Push
 from engram.tasks.costs import Costs, task_costs, trunk_macs
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
-from engram.util.text import few, shown
+from engram.util.text import printable, summarise_names
 from engram.vit import ViT
 
 _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
@@ -27,7 +30,7 @@ _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (128
 
 def describe(source: str | os.PathLike[str]) -> Description:
     """What a file, a folder or a Hub id is. Only a trunk is loaded, and only if it is one."""
-    path = local(source)
+    path = local_path(source)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and path.exists():
         raise EngramError(
             f"{path} is a pickle, not an engram; if it is a checkpoint of "
@@ -66,16 +69,16 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
     rows = [
         ("task", spec.name),
         ("kind", spec.kind),
-        (spec.does.nouns[1], few(spec.classes, nouns=spec.does.nouns)),
+        (spec.does.nouns[1], summarise_names(spec.classes, nouns=spec.does.nouns)),
         *_settled(engram),
-        ("regime", f"{regime_words(spec)} ({spec.parts.about})"),
+        ("regime", f"{summarise_regime(spec)} ({spec.parts.about})"),
         *[("extends", f"{name}, content {content}") for name, content in engram.parents.items()],
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
         ("costs", _costs_words(costs)),
         ("trunk", trunk.source),
         ("fingerprint", trunk.fingerprint),
-        ("its shape", f"{shape_words(trunk)}, {trunk.heads} heads"),
-        ("pictures", preprocessing_words(engram.preprocessing)),
+        ("its shape", f"{summarise_shape(trunk)}, {trunk.heads} heads"),
+        ("pictures", summarise_preprocessing(engram.preprocessing)),
         *_facts("metrics", engram.metrics),
         *_facts("recipe", engram.recipe),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
@@ -117,8 +120,8 @@ def describe_bundle(bundle: Bundle) -> Description:
         ("costs", f"{_macs(extra)} an image, {_percent(extra / costs[0].trunk_macs)} of the trunk"),
         ("trunk", bundle.trunk.source),
         ("fingerprint", bundle.trunk.fingerprint),
-        ("its shape", f"{shape_words(bundle.trunk)}, {bundle.trunk.heads} heads"),
-        ("pictures", preprocessing_words(bundle.preprocessing)),
+        ("its shape", f"{summarise_shape(bundle.trunk)}, {bundle.trunk.heads} heads"),
+        ("pictures", summarise_preprocessing(bundle.preprocessing)),
     ]
     table = tuple(
         (
@@ -172,13 +175,136 @@ def describe_trunk(trunk: ViT) -> Description:
         ("trunk", trunk.source),
         ("family", _family(shape)),
         ("fingerprint", trunk.fingerprint),
-        ("shape", f"{shape_words(shape)}, {config.heads} heads, {config.activation}"),
+        ("shape", f"{summarise_shape(shape)}, {config.heads} heads, {config.activation}"),
         ("parameters", f"{shape.parameters:,} without its head"),
         ("costs", f"{_macs(macs)} an image of {size[0]} x {size[1]}"),
-        ("pictures", preprocessing_words(preprocessing)),
-        ("own classes", few(trunk.class_names) if trunk.class_names else "none"),
+        ("pictures", summarise_preprocessing(preprocessing)),
+        ("own classes", summarise_names(trunk.class_names) if trunk.class_names else "none"),
     ]
     return Description(document, _safe(rows))
+
+
+def describe_push(done: Push, dry_run: bool) -> Description:
+    at = f"{done.repo} at {done.revision}" if done.revision else done.repo
+    facts = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in done.files.items()
+    }
+    contents = {file_of(engram): engram.content for engram in done.engrams}
+    headers = {file_of(engram): engram.header() for engram in done.engrams}
+    document = {
+        "what": "push",
+        "dry_run": dry_run,
+        "repo": done.repo,
+        "revision": done.revision,
+        "private": done.private,
+        "message": done.message,
+        "url": done.url or None,
+        "commit": done.commit or None,
+        "files": [{"file": n, **fact, "content": contents.get(n)} for n, fact in facts.items()],
+        "headers": headers,
+        "changed": list(done.changed),
+        "warnings": list(done.warnings),
+        "card": done.card,
+    }
+    rows = [
+        ("would go to" if dry_run else "went to", at),
+        *([("url", done.url), ("commit", done.commit)] if done.commit else []),
+        ("message", done.message),
+        *[("changed", text) for text in done.changed],
+        *[("warning", text) for text in done.warnings],
+    ]
+    if dry_run:
+        rows += [
+            (f"{file} says", _says(engram))
+            for file, engram in zip(headers, done.engrams, strict=True)
+        ]
+        rows.append((CARD, "\n\n" + done.card))
+    table = tuple(
+        (name, f"{fact['bytes']:,}", str(fact["sha256"]), contents.get(name, ""))
+        for name, fact in facts.items()
+    )
+    return Description(document, rows, ("file", "bytes", "sha256", "content"), table)
+
+
+def _says(engram: Engram) -> str:
+    """The header, but for shapes and hashes; all of it is in the JSON document."""
+    header = engram.header()
+    said = {
+        "task": engram.spec.name,
+        "classes": summarise_names(engram.spec.classes, 12, engram.spec.does.nouns),
+    }
+    said |= {"trunk": engram.trunk.source}
+    said |= {key: header[key] for key in ("metrics", "recipe", "created", "library")}
+    return json.dumps(said)
+
+
+def describe_pull(done: Sequence[Pulled]) -> Description:
+    document = {
+        "what": "pull",
+        "files": [
+            {
+                "file": str(one.path),
+                "source": one.source,
+                "task": one.task or None,
+                "content": one.content or None,
+                "bytes": one.bytes,
+                "new": one.new,
+            }
+            for one in done
+        ],
+    }
+    table = tuple(
+        (
+            str(one.path),
+            one.task,
+            f"{one.bytes:,}",
+            one.content[:12],
+            one.source,
+            "" if one.new else "was there",
+        )
+        for one in done
+    )
+    return Description(document, [], ("file", "task", "bytes", "content", "from", ""), table)
+
+
+def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
+    document = {
+        "what": "list",
+        "source": source,
+        "engrams": [
+            {
+                "source": one.source,
+                "task": one.task,
+                "kind": one.engram.spec.kind,
+                "classes": len(one.engram.spec.classes),
+                "regime": one.engram.spec.regime,
+                "extends": list(one.engram.spec.extends),
+                "trunk": one.engram.trunk.source,
+                "fingerprint": one.engram.trunk.fingerprint,
+                "metrics": one.engram.header()["metrics"],
+                "content": one.content,
+                "bytes": one.bytes,
+            }
+            for one in found
+        ],
+    }
+    table = tuple(
+        (
+            one.task,
+            f"{len(one.engram.spec.classes):,}",
+            one.engram.spec.regime,
+            ", ".join(one.engram.spec.extends) or "-",
+            printable(one.engram.trunk.source, 60),
+            f"{one.bytes:,}",
+            one.content[:12],
+            one.source,
+        )
+        for one in found
+    )
+    columns = ("task", "classes", "regime", "extends", "trunk", "bytes", "content", "source")
+    rows = [] if found else [("engrams", f"none in {source}")]
+    return Description(document, rows, columns, table)
 
 
 # In words
@@ -227,25 +353,6 @@ def _family(shape: TrunkShape) -> str:
     return f"ViT-{size}/{shape.patch}" if size else f"ViT with patches of {shape.patch}"
 
 
-def shape_words(shape: TrunkShape) -> str:
-    return (
-        f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
-        f"{shape.image_size[0]} x {shape.image_size[1]}"
-    )
-
-
-def preprocessing_words(preprocessing: Preprocessing | None) -> str:
-    if preprocessing is None:
-        return "preprocessing unknown"
-    height, width = preprocessing.size
-    how = "squashed" if preprocessing.resize is None else f"cropped from {preprocessing.resize}"
-    mean, std = (
-        str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
-        for values in (preprocessing.mean, preprocessing.std)
-    )
-    return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
-
-
 def _settled(engram: Engram) -> list[tuple[str, str]]:
     """What the task found in its data: thresholds, or means and deviations; the values of masks."""
     spec = engram.spec
@@ -276,4 +383,4 @@ def _facts(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _safe(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """What files say may hold anything; what is printed may not."""
-    return [(label, shown(text, 600)) for label, text in rows if text]
+    return [(label, printable(text, 600)) for label, text in rows if text]

@@ -21,7 +21,7 @@ from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
-from engram.util.text import few, shown, utf8
+from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT, tensors_hash
 
 if TYPE_CHECKING:
@@ -108,12 +108,13 @@ class Engram:
 
     def __str__(self) -> str:
         spec, trunk = self.spec, self.trunk
+        classes = summarise_names(spec.classes, nouns=spec.does.nouns)
         made = " ".join(part for part in (self.created, self.library) if part)
         return "\n".join(
-            shown(line, 400)
+            printable(line, 400)
             for line in (
-                f"engram {spec.name}: {spec.kind}, {few(spec.classes, nouns=spec.does.nouns)}",
-                f"  regime   {regime_words(spec)}, {self.parameters:,} parameters",
+                f"engram {spec.name}: {spec.kind}, {classes}",
+                f"  regime   {summarise_regime(spec)}, {self.parameters:,} parameters",
                 f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}",
                 f"  content  {self.content[:12]}" + (f", {made}" if made else ""),
             )
@@ -127,7 +128,7 @@ class Engram:
         name = self.spec.name
         if trunk.fingerprint != self.trunk.fingerprint:
             raise EngramError(
-                f"The engram {name!r} was trained on {shown(self.trunk.source)} (fingerprint "
+                f"The engram {name!r} was trained on {printable(self.trunk.source)} (fingerprint "
                 f"{self.trunk.fingerprint[:12]}), but this trunk is {trunk.source} "
                 f"({trunk.fingerprint[:12]}); load the trunk it was trained on."
             )
@@ -136,8 +137,8 @@ class Engram:
             if item.name not in ("source", "antialias") and ours != theirs:
                 raise EngramError(
                     f"The engram {name!r} was trained on a trunk with {item.name} "
-                    f"{shown(str(ours))}, but {trunk.source} has {item.name} {theirs}; load the "
-                    "trunk as it was when the engram was made."
+                    f"{printable(str(ours))}, but {trunk.source} has {item.name} {theirs}; load "
+                    "the trunk as it was when the engram was made."
                 )
         if preprocessing != self.preprocessing:
             raise EngramError(
@@ -156,7 +157,7 @@ class Engram:
     def fill(self, task: Task) -> None:
         """Put the tensors into a task of the same spec."""
         places = task.tensors()  # detached, but the same storage
-        wrong = wrong_tensor(self.tensors, {n: tuple(p.shape) for n, p in places.items()})
+        wrong = shape_mismatch(self.tensors, {n: tuple(p.shape) for n, p in places.items()})
         if wrong:
             raise EngramError(f"The engram {self.spec.name!r} does not fit: {wrong}.")
         with torch.no_grad():
@@ -164,7 +165,7 @@ class Engram:
                 place.copy_(self.tensors[name])
 
 
-def wrong_tensor(
+def shape_mismatch(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
 ) -> str | None:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -177,7 +178,7 @@ def wrong_tensor(
     return None
 
 
-def regime_words(spec: TaskSpec) -> str:
+def summarise_regime(spec: TaskSpec) -> str:
     words = [spec.regime]
     if spec.parts.cells:
         words.append(f"{spec.cells} cells a layer" + (" after the norm" if spec.after_norm else ""))
@@ -190,6 +191,25 @@ def regime_words(spec: TaskSpec) -> str:
     if spec.extends:
         words.append(f"extends {', '.join(spec.extends)}")
     return ", ".join(words)
+
+
+def summarise_shape(shape: TrunkShape) -> str:
+    return (
+        f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
+        f"{shape.image_size[0]} x {shape.image_size[1]}"
+    )
+
+
+def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
+    if preprocessing is None:
+        return "preprocessing unknown"
+    height, width = preprocessing.size
+    how = "squashed" if preprocessing.resize is None else f"cropped from {preprocessing.resize}"
+    mean, std = (
+        str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
 
 
 def _show(preprocessing: Preprocessing | None) -> str:

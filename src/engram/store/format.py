@@ -22,11 +22,11 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.store.engram import FORMAT, Engram, TrunkInfo, wrong_tensor
+from engram.store.engram import FORMAT, Engram, TrunkInfo, shape_mismatch
 from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.spec import TaskSpec
 from engram.util.files import write_atomically
-from engram.util.text import shown
+from engram.util.text import printable
 
 _MOST_HEADER = 50_000_000  # bytes; 100,000 classes with long names need a tenth of it
 
@@ -36,11 +36,11 @@ _MOST_DEPTH = 100  # of lists and objects in the header
 
 def write_engram(path: str | Path, engram: Engram) -> Path:
     """Write an engram atomically: the path holds the old file or all of the new one."""
-    write_atomically(path, as_bytes(engram))
+    write_atomically(path, serialise_engram(engram))
     return Path(path)
 
 
-def as_bytes(engram: Engram) -> bytes:
+def serialise_engram(engram: Engram) -> bytes:
     """An engram as its file holds it, always the same bytes; refused if a number is not finite."""
     bad = [name for name, tensor in engram.tensors.items() if not bool(tensor.isfinite().all())]
     if bad:
@@ -125,7 +125,7 @@ def is_engram(path: str | Path) -> bool:
 
 def _damaged(path: Path, what: str) -> EngramError:
     return EngramError(
-        f"{path} is damaged: {shown(what, 300).rstrip('.')}. Get a good copy of the file."
+        f"{path} is damaged: {printable(what, 300).rstrip('.')}. Get a good copy of the file."
     )
 
 
@@ -168,8 +168,8 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise _damaged(path, "its header holds what is no text in UTF-8") from None
     if version != FORMAT:
         raise EngramError(
-            f"{path} has the format {shown(str(version))}, and this version of engram reads format "
-            f"{FORMAT}; install a newer engram-vit."
+            f"{path} has the format {printable(str(version))}, and this version of engram reads "
+            f"format {FORMAT}; install a newer engram-vit."
         )
     assert isinstance(header, dict)
     return header
@@ -218,7 +218,7 @@ def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tenso
         if not bool(tensor.isfinite().all()):
             raise _damaged(path, f"the tensor {name} holds values that are not finite")
     own = {n: t for n, t in tensors.items() if not (engram.spec.parts.trunk and n[:6] == "trunk.")}
-    wrong = wrong_tensor(own, expected)
+    wrong = shape_mismatch(own, expected)
     if wrong:
         raise _damaged(path, wrong)
     return engram

@@ -27,7 +27,7 @@ from engram.tasks.spec import TaskSpec, class_names
 from engram.trunks.layouts import their_names, transformers_layout, translate
 from engram.trunks.load import load_trunk
 from engram.util import hub
-from engram.util.text import shown
+from engram.util.text import printable
 from engram.vit import ViT
 
 #: What its authors published on the Hub, the ViT that all four were made from, and their names.
@@ -159,9 +159,9 @@ def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
 
 def _locate(checkpoint: str | os.PathLike[str]) -> tuple[Path, str, str | None]:
     """Where it lies, how an engram names it, and for a published one the name of its task."""
-    if not hub.is_place(checkpoint):
+    if not hub.is_hub_address(checkpoint):
         return Path(checkpoint), Path(checkpoint).name, None
-    place = hub.place_of(checkpoint)
+    place = hub.parse_hub_address(checkpoint)
     if place.file is None:
         some = ", ".join(PUBLISHED_FILES) if place.repo == PUBLISHED else "FILE.pt"
         raise EngramError(
@@ -175,7 +175,7 @@ def _locate(checkpoint: str | os.PathLike[str]) -> tuple[Path, str, str | None]:
             "or it is not in the cache; look at its files on its page."
         )
     named = PUBLISHED_FILES.get(place.file) if place.repo == PUBLISHED else None
-    return folder / place.file, str(hub.Place(place.repo, folder.name, place.file)), named
+    return folder / place.file, str(hub.HubAddress(place.repo, folder.name, place.file)), named
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -199,7 +199,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # whatever torch makes of a file that is none of its own
         raise EngramError(
             f"{path} is not a PyTorch checkpoint, or it is damaged "
-            f"({shown(str(error) or type(error).__name__)}); get a good copy."
+            f"({printable(str(error) or type(error).__name__)}); get a good copy."
         ) from None
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
@@ -209,7 +209,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     for name, tensor in found.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise EngramError(f"The tensor {shown(name)} of {path} is no plain tensor.")
+            raise EngramError(f"The tensor {printable(name)} of {path} is no plain tensor.")
     if sum(tensor.numel() * tensor.element_size() for tensor in found.values()) > size:
         raise EngramError(f"{path} claims more numbers than it holds; get a good copy.")
     return found
@@ -252,7 +252,7 @@ def _check_trunk(
                 "was made from."
             )
     if inside.surplus or inside.missing:
-        strange = ", ".join(map(shown, (inside.surplus + inside.missing)[:3]))
+        strange = ", ".join(map(printable, (inside.surplus + inside.missing)[:3]))
         raise EngramError(
             f"{path} is no checkpoint of transformers-learnable-memory that can be read: "
             f"{strange} {'is unknown' if inside.surplus else 'is missing'}."

@@ -11,7 +11,7 @@ from typing import Any
 
 from engram.data.presets import PRESETS
 from engram.store.engram import Engram
-from engram.util.text import shown
+from engram.util.text import printable
 
 _ROOTED = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
 
@@ -26,7 +26,7 @@ _PATH = re.compile(rf"(?:{_FILE}|(?<![\w./\\~-])){_ROOTED}(?=[^\s/])[^\s,;'\"<>|
 _KIND = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # of data, before a Hub id or a path
 
 
-def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
+def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
     """The engram without paths of this machine, and a sentence for every change.
 
     Only the trunk's source, the recipe and the metrics can hold one, and none of them is part of
@@ -36,7 +36,7 @@ def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[
     source = engram.trunk.source
     at = backbone or _short(source, whole=True)
     if at != source:
-        said.append(f"{name}: the trunk's source {shown(source)} goes out as {shown(at)}")
+        said.append(f"{name}: the trunk's source {printable(source)} goes out as {printable(at)}")
 
     def cut(value: Any, where: str) -> Any:
         if isinstance(value, Mapping):
@@ -50,7 +50,7 @@ def portable(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[
             return value
         short = _short(value, whole=where == "recipe.data")
         if short != value:
-            said.append(f"{name}: {where} {shown(value)} goes out as {shown(short)}")
+            said.append(f"{name}: {where} {printable(value)} goes out as {printable(short)}")
         return short
 
     header = engram.header()
@@ -88,11 +88,11 @@ def _last(text: str) -> str:
     return PureWindowsPath(text.removeprefix("file://").rstrip("/\\")).name or "a path"
 
 
-def unchangeable(engram: Engram) -> list[str]:
+def paths_in_class_names(engram: Engram) -> list[str]:
     """Texts that look like paths, but are part of what the content hash covers."""
     return [
-        f"{engram.spec.name}: the class {shown(name)} looks like a path of this machine and goes "
-        "out as it is, because class names are part of the engram"
+        f"{engram.spec.name}: the class {printable(name)} looks like a path of this machine and "
+        "goes out as it is, because class names are part of the engram"
         for name in engram.spec.classes
         if _is_local(name)
     ][:3]

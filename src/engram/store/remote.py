@@ -21,19 +21,17 @@ from engram.errors import EngramError
 from engram.store.engram import Engram
 from engram.store.format import is_engram, read_engram
 from engram.util import hub
-from engram.util.hub import Place
-from engram.util.text import shown
+from engram.util.hub import HubAddress, PathOrHubId
+from engram.util.text import printable
 
 MANIFEST = "bundle.json"
 CARD = "README.md"
 _WEIGHTS = ("model.safetensors", "model-*.safetensors")  # of whole models: no engrams
 LISTED = "engrams"  # the field of both that lists them
 
-Source = str | os.PathLike[str]
-
 
 @dataclass(frozen=True)
-class Found:
+class ListedEngram:
     """An engram that `find` came across: how to name it again, what it is, and its size."""
 
     source: str
@@ -52,14 +50,14 @@ class Found:
         return f"{self.source}\n{self.engram}"
 
 
-def local(source: Source) -> Path:
+def local_path(source: PathOrHubId) -> Path:
     """A path as it is; for `hf:…` the path in the cache, after fetching and verifying it.
 
     A repository without a file's name is its bundle, or its one engram.
     """
-    if not hub.is_place(source):
+    if not hub.is_hub_address(source):
         return Path(source)
-    place = hub.place_of(source)
+    place = hub.parse_hub_address(source)
     folder, names = fetch_engrams(place)
     if place.file is None and (folder / MANIFEST).is_file():
         return folder
@@ -71,23 +69,25 @@ def local(source: Source) -> Path:
     return folder / names[0]
 
 
-def one_engram(source: Source) -> Path:
+def single_engram_path(source: PathOrHubId) -> Path:
     """The file of an engram; of a bundle, on the Hub or here, the only one that it lists."""
-    path = local(source)
+    path = local_path(source)
     if not (path / MANIFEST).is_file():
         return path
     names = sorted(_told(path))
     if len(names) == 1:
         return path / names[0]
     where = os.fspath(source).rstrip("/")
-    such = f", such as {where}/{names[0]} (there are {shown(', '.join(names))})" if names else ""
+    such = (
+        f", such as {where}/{names[0]} (there are {printable(', '.join(names))})" if names else ""
+    )
     raise EngramError(
         f"{where} is a bundle of {len(names)} engrams; name the file of one{such}, or load all of "
-        "them with engram.bundles.load_model."
+        "them with engram.load_model."
     )
 
 
-def find(source: Source, *, revision: str | None = None) -> list[Found]:
+def list_engrams(source: PathOrHubId, *, revision: str | None = None) -> list[ListedEngram]:
     """The engrams in a Hub repository, a folder or a bundle. Those of the Hub are verified.
 
     Args:
@@ -104,10 +104,10 @@ def find(source: Source, *, revision: str | None = None) -> list[Found]:
         >>> [found.task for found in engram.list("garden")]
         ['flowers']
     """
-    if hub.is_place(source):
-        place = hub.place_of(source, revision)
+    if hub.is_hub_address(source):
+        place = hub.parse_hub_address(source, revision)
         folder, names = fetch_engrams(place)
-        pinned = {name: str(Place(place.repo, folder.name, name)) for name in names}
+        pinned = {name: str(HubAddress(place.repo, folder.name, name)) for name in names}
     else:
         folder = Path(source)
         if not folder.is_dir():
@@ -116,12 +116,12 @@ def find(source: Source, *, revision: str | None = None) -> list[Found]:
         names = [path.name for path in paths]
         pinned = {name: str(folder / name) for name in names}
     return [
-        Found(pinned[name], read_engram(folder / name), (folder / name).stat().st_size)
+        ListedEngram(pinned[name], read_engram(folder / name), (folder / name).stat().st_size)
         for name in names
     ]
 
 
-def fetch_engrams(place: Place) -> tuple[Path, list[str]]:
+def fetch_engrams(place: HubAddress) -> tuple[Path, list[str]]:
     """The folder in the cache and the names of the verified engrams in it: all, or the one asked.
 
     The card and the manifest come first: they say which files are engrams, so that nobody
@@ -141,7 +141,7 @@ def fetch_engrams(place: Place) -> tuple[Path, list[str]]:
         raise EngramError(
             f"The Hub repository {place.repo} has no {', '.join(missing) or 'engrams'} at "
             f"{place.revision or 'main'} ({folder.name[:12]}), or it is not in the cache; there "
-            f"is {shown(there)}."
+            f"is {printable(there)}."
         )
     if place.content is not None and len(names) != 1:
         raise EngramError(
@@ -153,7 +153,7 @@ def fetch_engrams(place: Place) -> tuple[Path, list[str]]:
     return folder, names
 
 
-def _verify(path: Path, name: str, place: Place, told: set[str]) -> None:
+def _verify(path: Path, name: str, place: HubAddress, told: set[str]) -> None:
     """The file is whole, and is what the user, or else the card and the manifest, say it is."""
     try:
         content = read_engram(path).content
@@ -172,8 +172,8 @@ def _verify(path: Path, name: str, place: Place, told: set[str]) -> None:
     if place.content is None and others:
         raise EngramError(
             f"{name} of {place.repo} has the content {content[:12]}, but its card or manifest "
-            f"lists {shown(' and '.join(other[:12] for other in others))}: one was changed without "
-            f"the other. If you want the file as it is, say so: {replace(place, file=name)}"
+            f"lists {printable(' and '.join(other[:12] for other in others))}: one was changed "
+            f"without the other. If you want the file as it is, say so: {replace(place, file=name)}"
             f"#{content[:12]}."
         )
 

@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engram.errors import EngramError
-from engram.store.bundles import Bundle, gather, is_bundle
+from engram.store.bundles import Bundle, is_bundle, read_engrams
 from engram.store.cards import card_of, file_of, hub_id
 from engram.store.engram import Engram
-from engram.store.format import as_bytes, read_engram
-from engram.store.portable import portable, unchangeable
-from engram.store.remote import CARD, MANIFEST, Found, Source, fetch_engrams, find, local
+from engram.store.format import read_engram, serialise_engram
+from engram.store.portable import paths_in_class_names, without_local_paths
+from engram.store.remote import (
+    CARD,
+    MANIFEST,
+    fetch_engrams,
+    local_path,
+)
 from engram.util import hub
-from engram.util.description import Description
 from engram.util.files import write_atomically
-from engram.util.text import few, shown
+from engram.util.hub import PathOrHubId
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Pulled:
 
 
 def push(
-    sources: Source | Sequence[Source],
+    sources: PathOrHubId | Sequence[PathOrHubId],
     to: str,
     *,
     dry_run: bool = False,
@@ -95,7 +99,7 @@ def push(
         >>> sorted(planned.files)
         ['README.md', 'bundle.json', 'flowers.safetensors']
     """
-    place = hub.place_of(to if hub.is_place(to) else f"{hub.PREFIX}{to}", revision)
+    place = hub.parse_hub_address(to if hub.is_hub_address(to) else f"{hub.PREFIX}{to}", revision)
     if place.file or place.content:
         raise EngramError(f"{to} names a file; give the repository alone, as in {place.repo}.")
     if backbone is not None and hub_id(backbone) is None:
@@ -106,14 +110,14 @@ def push(
     given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     engrams, bundle = _collect(given)
     changed: list[str] = []
-    warnings = [w for engram in engrams for w in unchangeable(engram)]
+    warnings = [w for engram in engrams for w in paths_in_class_names(engram)]
     files: dict[str, bytes] = {}
     outgoing = []
     for engram in engrams:
-        cleaned, cuts = portable(engram, backbone)
+        cleaned, cuts = without_local_paths(engram, backbone)
         assert cleaned.content == engram.content  # what was cut decides no answer
         changed += cuts
-        files[file_of(engram)] = as_bytes(cleaned)
+        files[file_of(engram)] = serialise_engram(cleaned)
         outgoing.append(cleaned)
     if bundle:
         manifest = Bundle(Path(), tuple(outgoing)).manifest()
@@ -140,9 +144,9 @@ def _send(planned: Push, replace_others: bool) -> Push:
     return replace(planned, url=sent.url, commit=sent.commit)
 
 
-def _collect(sources: Sequence[Source]) -> tuple[tuple[Engram, ...], bool]:
+def _collect(sources: Sequence[PathOrHubId]) -> tuple[tuple[Engram, ...], bool]:
     """The engrams, and whether they are a bundle: all but one whose parents lie elsewhere."""
-    paths = [local(source) for source in sources]
+    paths = [local_path(source) for source in sources]
     if len(paths) == 1 and not is_bundle(paths[0]):
         if paths[0].is_dir():
             raise EngramError(
@@ -151,12 +155,12 @@ def _collect(sources: Sequence[Source]) -> tuple[tuple[Engram, ...], bool]:
             )
         engram = read_engram(paths[0])
         return (engram,), not engram.parents
-    return gather(paths), True
+    return read_engrams(paths), True
 
 
 def pull(
-    sources: Source | Sequence[Source],
-    out: Source | None = None,
+    sources: PathOrHubId | Sequence[PathOrHubId],
+    out: PathOrHubId | None = None,
     *,
     revision: str | None = None,
     overwrite: bool = False,
@@ -182,9 +186,9 @@ def pull(
     given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     plans: list[tuple[Path, Path, str]] = []  # from, to, how it is named
     for source in given:
-        if not hub.is_place(source):
+        if not hub.is_hub_address(source):
             raise EngramError(f"{os.fspath(source)!r} is not on the Hub; write hf:owner/name.")
-        place = hub.place_of(source, revision)
+        place = hub.parse_hub_address(source, revision)
         cached, names = fetch_engrams(place)
         folder = Path(out) if out is not None else Path()
         if place.file is None:
@@ -192,7 +196,7 @@ def pull(
             if (cached / MANIFEST).is_file():
                 names = [*names, MANIFEST]
         for name in names:
-            named = str(hub.Place(place.repo, cached.name, name))
+            named = str(hub.HubAddress(place.repo, cached.name, name))
             plans.append((cached / name, folder / Path(name).name, named))
     taken: dict[Path, tuple[Path, str]] = {}
     for origin, target, named in plans:
@@ -235,134 +239,3 @@ def _put(origin: Path, target: Path, named: str) -> Pulled:
         return Pulled(target, named, "", "", len(data), new)
     engram = read_engram(target)
     return Pulled(target, named, engram.spec.name, engram.content, len(data), new)
-
-
-# In words
-
-
-def describe_push(done: Push, dry_run: bool) -> Description:
-    at = f"{done.repo} at {done.revision}" if done.revision else done.repo
-    facts = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in done.files.items()
-    }
-    contents = {file_of(engram): engram.content for engram in done.engrams}
-    headers = {file_of(engram): engram.header() for engram in done.engrams}
-    document = {
-        "what": "push",
-        "dry_run": dry_run,
-        "repo": done.repo,
-        "revision": done.revision,
-        "private": done.private,
-        "message": done.message,
-        "url": done.url or None,
-        "commit": done.commit or None,
-        "files": [{"file": n, **fact, "content": contents.get(n)} for n, fact in facts.items()],
-        "headers": headers,
-        "changed": list(done.changed),
-        "warnings": list(done.warnings),
-        "card": done.card,
-    }
-    rows = [
-        ("would go to" if dry_run else "went to", at),
-        *([("url", done.url), ("commit", done.commit)] if done.commit else []),
-        ("message", done.message),
-        *[("changed", text) for text in done.changed],
-        *[("warning", text) for text in done.warnings],
-    ]
-    if dry_run:
-        rows += [
-            (f"{file} says", _says(engram))
-            for file, engram in zip(headers, done.engrams, strict=True)
-        ]
-        rows.append((CARD, "\n\n" + done.card))
-    table = tuple(
-        (name, f"{fact['bytes']:,}", str(fact["sha256"]), contents.get(name, ""))
-        for name, fact in facts.items()
-    )
-    return Description(document, rows, ("file", "bytes", "sha256", "content"), table)
-
-
-def _says(engram: Engram) -> str:
-    """The header, but for shapes and hashes; all of it is in the JSON document."""
-    header = engram.header()
-    said = {
-        "task": engram.spec.name,
-        "classes": few(engram.spec.classes, 12, engram.spec.does.nouns),
-    }
-    said |= {"trunk": engram.trunk.source}
-    said |= {key: header[key] for key in ("metrics", "recipe", "created", "library")}
-    return json.dumps(said)
-
-
-def describe_pull(done: Sequence[Pulled]) -> Description:
-    document = {
-        "what": "pull",
-        "files": [
-            {
-                "file": str(one.path),
-                "source": one.source,
-                "task": one.task or None,
-                "content": one.content or None,
-                "bytes": one.bytes,
-                "new": one.new,
-            }
-            for one in done
-        ],
-    }
-    table = tuple(
-        (
-            str(one.path),
-            one.task,
-            f"{one.bytes:,}",
-            one.content[:12],
-            one.source,
-            "" if one.new else "was there",
-        )
-        for one in done
-    )
-    return Description(document, [], ("file", "task", "bytes", "content", "from", ""), table)
-
-
-def describe_found(source: str, found: Sequence[Found]) -> Description:
-    document = {
-        "what": "list",
-        "source": source,
-        "engrams": [
-            {
-                "source": one.source,
-                "task": one.task,
-                "kind": one.engram.spec.kind,
-                "classes": len(one.engram.spec.classes),
-                "regime": one.engram.spec.regime,
-                "extends": list(one.engram.spec.extends),
-                "trunk": one.engram.trunk.source,
-                "fingerprint": one.engram.trunk.fingerprint,
-                "metrics": one.engram.header()["metrics"],
-                "content": one.content,
-                "bytes": one.bytes,
-            }
-            for one in found
-        ],
-    }
-    table = tuple(
-        (
-            one.task,
-            f"{len(one.engram.spec.classes):,}",
-            one.engram.spec.regime,
-            ", ".join(one.engram.spec.extends) or "-",
-            shown(one.engram.trunk.source, 60),
-            f"{one.bytes:,}",
-            one.content[:12],
-            one.source,
-        )
-        for one in found
-    )
-    columns = ("task", "classes", "regime", "extends", "trunk", "bytes", "content", "source")
-    rows = [] if found else [("engrams", f"none in {source}")]
-    return Description(document, rows, columns, table)
-
-
-def list_job(source: str, revision: str | None) -> Description:
-    """`engram list`."""
-    return describe_found(source, find(source, revision=revision))

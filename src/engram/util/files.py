@@ -76,7 +76,7 @@ def check_renamable(folder: Path) -> None:
         raise EngramError(f"{folder} is {what} and cannot be replaced; choose one inside it.")
 
 
-def put_folder(new: Path, folder: Path) -> None:
+def replace_folder(new: Path, folder: Path) -> None:
     """Rename a folder into its place; what was there comes back if that fails or is interrupted.
 
     A process that is killed between the two renames leaves the old one as .engram-….old.

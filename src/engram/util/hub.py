@@ -34,6 +34,8 @@ from huggingface_hub.errors import (
 
 from engram.errors import EngramError
 
+PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something on the Hub
+
 PREFIX = "hf:"
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PLACE = re.compile(
@@ -43,7 +45,7 @@ _PLACE = re.compile(
 
 
 @dataclass(frozen=True)
-class Place:
+class HubAddress:
     """A repository on the Hub or one file of it, at a revision, with a content to expect."""
 
     repo: str
@@ -56,11 +58,11 @@ class Place:
         return f"{PREFIX}{self.repo}{at}" + (f"/{self.file}" if self.file else "")
 
 
-def is_place(source: str | os.PathLike[str]) -> bool:
+def is_hub_address(source: PathOrHubId) -> bool:
     return os.fspath(source).startswith(PREFIX)
 
 
-def place_of(source: str | os.PathLike[str], revision: str | None = None) -> Place:
+def parse_hub_address(source: PathOrHubId, revision: str | None = None) -> HubAddress:
     """What `hf:…` means; a `revision` is for those that cannot stand in the text (with a /)."""
     text = os.fspath(source).replace("\\", "/")  # a path of Windows has them that way round
     found = _PLACE.fullmatch(text)
@@ -71,7 +73,7 @@ def place_of(source: str | os.PathLike[str], revision: str | None = None) -> Pla
             "hf:owner/name@revision/FILE, with #CONTENT behind it to pin what is in the file (8 "
             "to 64 hexadecimal digits)."
         )
-    place = Place(found["repo"], found["revision"], "/".join(parts) or None, found["content"])
+    place = HubAddress(found["repo"], found["revision"], "/".join(parts) or None, found["content"])
     if revision is not None and place.revision not in (None, revision):
         raise EngramError(
             f"{text!r} names the revision {place.revision!r}, but {revision!r} is asked for as "

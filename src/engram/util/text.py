@@ -6,14 +6,16 @@ import os
 from collections.abc import Sequence
 
 
-def few(names: Sequence[str], most: int = 5, nouns: tuple[str, str] = ("class", "classes")) -> str:
+def summarise_names(
+    names: Sequence[str], most: int = 5, nouns: tuple[str, str] = ("class", "classes")
+) -> str:
     """How many classes (or what `nouns` calls them), and what the first are called."""
     more = ", …" if len(names) > most else ""
     count = f"1 {nouns[0]}" if len(names) == 1 else f"{len(names):,} {nouns[1]}"
     return f"{count} ({', '.join(names[:most])}{more})"
 
 
-def shown(text: str, most: int = 120) -> str:
+def printable(text: str, most: int = 120) -> str:
     """What a file says, safe to print: one line, no control characters, not without end."""
     text = text if len(text) <= most else text[: most - 1] + "…"
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
