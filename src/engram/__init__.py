@@ -1,12 +1,41 @@
-"""Engram: one frozen Vision Transformer, any number of tasks, through learnable memory."""
+"""Engram: one frozen Vision Transformer, any number of tasks, through learnable memory.
+
+The map, from the top down. A module imports only what is below it, and import-linter checks that:
+
+    cli          the commands: parse, call, print
+    experiments  the demo, the speed measurements, the paper's tables
+    serve        the HTTP service and its page
+    report       the HTML page about tasks
+    train        from a task and its data to an engram
+    export       ONNX and torch.export files
+    inference    evaluate, predict, attention maps
+    model.py     MemoryViT: a trunk and the tasks attached to it
+    store        engrams on disk and on the Hub
+    data         where labelled images come from
+    tasks        what a task is: regime, kind, head, metrics, costs
+    memory.py    the paper: cells, and which stream reads which
+    adapters.py  the bottleneck adapters of the paper's comparison
+    trunks       other people's ViT files become a trunk
+    vit.py       the ViT itself
+    images       decode, preprocess, augment
+    util         files, text, processes, the Hub
+    errors.py    what users see when something is wrong
+
+Start with `memory.py`, then `model.py`. docs/architecture.md follows an image through them.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from engram.util.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from engram import data as data
+    from engram import export as export
+    from engram import store as store
+    from engram import tasks as tasks
     from engram.errors import EngramError
     from engram.inference.evaluate import evaluate
     from engram.inference.load import load_model
@@ -48,40 +77,36 @@ __all__ = [
     "train_only",
 ]
 
-# Where the public names live. They are imported when first used: torch takes seconds, and
-# `engram --help` needs none of it.
+# Where the public names live; the folders are those whose names the reference writes out.
 _HOMES = {
-    "EngramError": ("errors", "EngramError"),
-    "MemoryViT": ("model", "MemoryViT"),
-    "Recipe": ("train.recipe", "Recipe"),
-    "ViT": ("vit", "ViT"),
-    "compose": ("store.bundles", "compose"),
-    "evaluate": ("inference.evaluate", "evaluate"),
-    "fit": ("train.fit", "fit"),
-    "from_timm": ("trunks.objects", "from_timm"),
-    "from_transformers": ("trunks.objects", "from_transformers"),
-    "inspect": ("store.format", "read_engram"),
+    "EngramError": "errors:EngramError",
+    "MemoryViT": "model:MemoryViT",
+    "Recipe": "train.recipe:Recipe",
+    "ViT": "vit:ViT",
+    "compose": "store.bundles:compose",
+    "data": "data",
+    "evaluate": "inference.evaluate:evaluate",
+    "export": "export",
+    "fit": "train.fit:fit",
+    "from_timm": "trunks.objects:from_timm",
+    "from_transformers": "trunks.objects:from_transformers",
+    "inspect": "store.format:read_engram",
     # Not in __all__: `import *` must not hide Python's own.
-    "list": ("store.remote", "list_engrams"),
-    "load_model": ("inference.load", "load_model"),
-    "load_trunk": ("trunks.load", "load_trunk"),
-    "predict": ("inference.predict", "predict"),
-    "pull": ("store.sharing", "pull"),
-    "push": ("store.sharing", "push"),
-    "random_trunk": ("vit", "random_trunk"),
-    "save_trunk": ("trunks.load", "save_trunk"),
-    "sweep": ("train.sweep", "sweep"),
-    "train_only": ("train.trainable", "train_only"),
+    "list": "store.remote:list_engrams",
+    "load_model": "inference.load:load_model",
+    "load_trunk": "trunks.load:load_trunk",
+    "predict": "inference.predict:predict",
+    "pull": "store.sharing:pull",
+    "push": "store.sharing:push",
+    "random_trunk": "vit:random_trunk",
+    "save_trunk": "trunks.load:save_trunk",
+    "store": "store",
+    "sweep": "train.sweep:sweep",
+    "tasks": "tasks",
+    "train_only": "train.trainable:train_only",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'engram' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    value = getattr(importlib.import_module(f"engram.{module}"), attribute)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> Sequence[str]:

@@ -3,3 +3,13 @@
 `model.py` and all above it import this folder; it knows tasks and trunks but no model. Start in
 `engram.py` (what an engram is) and `format.py` (its file).
 """
+
+from typing import TYPE_CHECKING
+
+from engram.util.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from engram.store import legacy
+
+__all__ = ["legacy"]
+__getattr__ = lazy_names(__name__, {"legacy": "legacy"})
