@@ -148,7 +148,7 @@ def test_mistakes_are_sentences(bundle: Path, nursery: Nursery, tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     assert "is not a bundle; `engram compose" in refusal(tmp_path / "empty")
     assert "then serve the folder" in refusal(Path("hf:you/garden"))
-    assert "batch is 0; it must be a number, at least 1" in refusal(bundle, "--batch", 0)
+    assert "batch is 0; it must be a whole number, at least 1" in refusal(bundle, "--batch", 0)
     assert "make max_bodies at least as large" in refusal(bundle, "--max-bodies", 1000)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

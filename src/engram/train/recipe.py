@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from engram.errors import EngramError
-
-
-def _setting(default: Any, about: str, least: float = 0, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"about": about, "least": least, "choices": choices})
+from engram.util.settings import check, setting
 
 
 @dataclass(frozen=True)
@@ -23,66 +20,51 @@ class Recipe:
     paper's. Everything here but the settings of the last group decides the weights.
     """
 
-    epochs: int = _setting(30, "passes over the training images; ignored when steps is given", 1)
-    steps: int = _setting(0, "optimiser steps; 0: as many as the epochs make")
-    batch: int = _setting(64, "images in a step, over all processes", 1)
-    optimizer: str = _setting("adamw", "the optimiser", choices=("adamw", "sgd"))
-    lr: float = _setting(0.0, "highest learning rate; 0: what suits the regime and the optimiser")
-    momentum: float = _setting(0.9, "of sgd")
-    weight_decay: float = _setting(0.01, "decoupled with adamw, plain with sgd")
-    clip: float = _setting(1.0, "largest norm of the gradient; 0: not clipped")
-    warmup: int = _setting(5, "steps of linear warm-up")
-    schedule: str = _setting("cosine", "after the warm-up", choices=("cosine", "constant"))
-    label_smoothing: float = _setting(0.0, "share of the target spread over all classes")
-    ema: float = _setting(0.0, "decay of an average of the weights that is kept; 0: none")
-    patience: int = _setting(0, "stop after this many evaluations without a better one; 0: never")
-    augment: str = _setting(
+    epochs: int = setting(
+        30, "passes over the training images; ignored when steps is given", least=1
+    )
+    steps: int = setting(0, "optimiser steps; 0: as many as the epochs make")
+    batch: int = setting(64, "images in a step, over all processes", least=1)
+    optimizer: str = setting("adamw", "the optimiser", choices=("adamw", "sgd"))
+    lr: float = setting(0.0, "highest learning rate; 0: what suits the regime and the optimiser")
+    momentum: float = setting(0.9, "of sgd", below=1)
+    weight_decay: float = setting(0.01, "decoupled with adamw, plain with sgd")
+    clip: float = setting(1.0, "largest norm of the gradient; 0: not clipped")
+    warmup: int = setting(5, "steps of linear warm-up")
+    schedule: str = setting("cosine", "after the warm-up", choices=("cosine", "constant"))
+    label_smoothing: float = setting(0.0, "share of the target spread over all classes", below=1)
+    ema: float = setting(0.0, "decay of an average of the weights that is kept; 0: none", below=1)
+    patience: int = setting(0, "stop after this many evaluations without a better one; 0: never")
+    augment: str = setting(
         "none",
         "random views of training images; auto: what suits the data",
         choices=("none", "inception", "pad-crop", "auto"),
     )
-    views: int = _setting(0, "augmented views of each image, made once and cached; 0: new ones")
-    min_area: float = _setting(0.08, "smallest part of a picture that an inception crop shows")
-    seed: int = _setting(0, "of the first weights")
-    data_seed: int = _setting(0, "of the order, the augmentation and the validation split")
-    val_share: float = _setting(0.1, "of the training images, where the data has no val split")
-    precision: str = _setting("auto", "of the products", choices=("auto", "fp32", "bf16", "fp16"))
-    micro_batch: int = _setting(64, "images in memory at once; the batch is accumulated", 1)
+    views: int = setting(0, "augmented views of each image, made once and cached; 0: new ones")
+    min_area: float = setting(
+        0.08, "smallest part of a picture that an inception crop shows", most=1
+    )
+    seed: int = setting(0, "of the first weights")
+    data_seed: int = setting(0, "of the order, the augmentation and the validation split")
+    val_share: float = setting(
+        0.1, "of the training images, where the data has no val split", below=1
+    )
+    precision: str = setting("auto", "of the products", choices=("auto", "fp32", "bf16", "fp16"))
+    micro_batch: int = setting(64, "images in memory at once; the batch is accumulated", least=1)
 
-    evaluations: int = _setting(10, "how often to validate in a run", 1)
-    checkpoint_seconds: float = _setting(60.0, "time between checkpoints")
-    max_bad: float = _setting(0.01, "share of unreadable images above which the run stops")
-    cache: str = _setting(
+    evaluations: int = setting(10, "how often to validate in a run", least=1)
+    checkpoint_seconds: float = setting(60.0, "time between checkpoints")
+    max_bad: float = setting(0.01, "share of unreadable images above which the run stops")
+    cache: str = setting(
         "auto",
         "keep what the trunk feeds to tasks: auto does where nothing is random and it fits",
         choices=("auto", "on", "off"),
     )
-    cache_gb: float = _setting(20.0, "disk that one cache may take")
-    workers: int = _setting(2, "processes that decode images")
+    cache_gb: float = setting(20.0, "disk that one cache may take")
+    workers: int = setting(2, "processes that decode images")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, about = getattr(self, item.name), item.metadata
-            if about["choices"]:
-                if value not in about["choices"]:
-                    raise EngramError(
-                        f"{item.name} is {value!r}; it can be {', '.join(about['choices'])}."
-                    )
-            elif (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not about["least"] <= value < math.inf
-                or (str(item.type) == "int" and not isinstance(value, int))
-            ):
-                kind = "a whole number" if str(item.type) == "int" else "a number"
-                raise EngramError(
-                    f"{item.name} is {value!r}; it must be {kind}, at least {about['least']:g}."
-                )
-        for name in ("momentum", "label_smoothing", "ema", "val_share"):
-            if getattr(self, name) >= 1:
-                raise EngramError(f"{name} is {getattr(self, name)}; it must be below 1.")
-        if self.min_area > 1:
-            raise EngramError(f"min_area is {self.min_area}; it can be 1 at most.")
+        check(self)
         if self.views and self.augment == "none":
             raise EngramError(
                 f"views is {self.views}, but augment is none, so all views would be the same; "

@@ -1,0 +1,78 @@
+"""Settings as a dataclass: each field carries its help text and the values it allows.
+
+The command line makes flags of the fields, and the guides have a row for each. `check` refuses a
+wrong value with a sentence that names the setting.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import Field, field, fields
+from typing import TYPE_CHECKING, Any
+
+from engram.errors import EngramError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def setting(
+    default: Any,
+    about: str,
+    *,
+    least: float = 0,
+    most: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    group: str = "",
+) -> Any:
+    """A field of a settings dataclass.
+
+    Args:
+        default: The value when none is given.
+        about: One line of help.
+        least: The smallest number allowed.
+        most: The largest number allowed.
+        below: Numbers must be less than this.
+        choices: The only texts allowed.
+        group: The panel of `--help` that lists the flag.
+    """
+    metadata = {
+        "about": about,
+        "least": least,
+        "most": most,
+        "below": below,
+        "choices": choices,
+        "group": group,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def check(settings: DataclassInstance) -> None:
+    """Refuse a wrong type, an unknown choice or a number out of range with an EngramError."""
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        expected = _mismatch(item, value)
+        if expected:
+            raise EngramError(f"{item.name} is {value!r}; it {expected}.")
+
+
+def _mismatch(item: Field[Any], value: Any) -> str:
+    """What the value should be instead, or "" if it is allowed."""
+    rules, kind = item.metadata, str(item.type)
+    if rules["choices"]:
+        return "" if value in rules["choices"] else f"can be {', '.join(rules['choices'])}"
+    if kind == "str":
+        return "" if isinstance(value, str) else "must be text"
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int if kind == "int" else (int, float))
+        or not rules["least"] <= value < math.inf
+    ):
+        noun = "a whole number" if kind == "int" else "a number"
+        return f"must be {noun}, at least {rules['least']:g}"
+    if rules["below"] is not None and value >= rules["below"]:
+        return f"must be below {rules['below']}"
+    if rules["most"] is not None and value > rules["most"]:
+        return f"can be {rules['most']} at most"
+    return ""
