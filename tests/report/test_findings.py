@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.findings import FINDINGS, MOST_MASKS, painted
 from engram.report.page import TaskPart, write_report
-from engram.report.pieces import chart, scatter, ticks
 from engram.tasks.kinds import KINDS
 
 NAMES = ("<script>alert(1)</script>", "a & b", "c" * 90)
@@ -113,28 +111,6 @@ def test_a_picture_is_painted_with_the_colours_of_its_classes() -> None:
     assert len(set(drawn[0, 2].tolist())) == 1  # gray: ignored
     far = np.abs(palette(8)[:, None].astype(int) - palette(8)[None]).sum(-1)
     assert far[~np.eye(8, dtype=bool)].min() > 60
-
-
-def test_points_of_equal_numbers_lie_on_the_line() -> None:
-    assert "<svg" in scatter([3.0], [3.0], "one")
-    assert scatter([1.0, 2.0], [1.0, 2.0], "<b>").count("<circle") == 2
-    assert "<b>" not in scatter([1.0], [2.0], "<b>")
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-11, 1.0, 1e17, 1e30])
-def test_numbers_of_any_size_are_drawn(size: float) -> None:
-    assert scatter([size, 3 * size], [size, 2 * size], "far apart").count("<circle") == 2
-    assert scatter([size, size], [size, size], "equal").count("<circle") == 2
-    assert "<svg" in scatter([-size], [size], "both sides")
-    marks = ticks(size, 2 * size)
-    assert 4 <= len(marks) <= 6
-    assert marks[0] <= size < 2 * size <= marks[-1]
-
-
-def test_a_line_that_ends_in_nothing_is_told_by_its_last_number() -> None:
-    drawn = chart([("", [1, 2, 3], [1.0, 2.0, math.nan])], "loss")
-    assert ">2.0</text>" in drawn
-    assert "nan" not in drawn
 
 
 def test_the_matrix_counts_what_was_answered() -> None:

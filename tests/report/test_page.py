@@ -23,7 +23,6 @@ from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.findings import MOST_CLASSES
 from engram.report.page import MOST_IMAGES, TaskPart, answers_for_report, costs_of, write_report
-from engram.report.pieces import chart, ticks
 from engram.tasks.costs import task_costs
 from engram.tasks.regimes import REGIMES
 from engram.tasks.shape import TrunkShape
@@ -148,21 +147,6 @@ def test_costs_count_all_ancestors() -> None:
     specs = {name: task.spec for name, task in model.tasks.items()}
     by_hand = task_costs(TrunkShape.of(model.trunk), specs["c"], [specs["a"], specs["b"]])
     assert costs_of(model)["c"] == by_hand
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.953, 0.961), (12, 97), (3, 3), (-2, 1e6)])
-def test_ticks_are_few_and_span_the_range(low: float, high: float) -> None:
-    marks = ticks(low, high)
-    assert 2 <= len(marks) <= 7
-    assert marks[0] <= low
-    assert marks[-1] >= high
-    assert marks == sorted(set(marks))
-
-
-def test_a_curve_leaves_out_what_is_not_finite() -> None:
-    drawn = chart([("x", [1, 2, 3], [0.5, float("nan"), 0.7])], "title")
-    assert "nan" not in drawn
-    assert chart([("x", [1], [float("inf")])], "title") == ""
 
 
 # Where a class token looks

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -252,19 +253,21 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     assert json.loads(json.dumps(header.metrics)) == json.loads(json.dumps(result.metrics))
     run = out.parent / "colours.run"
     names = {path.name for path in run.iterdir() if not path.name.startswith("events.out")}
-    assert names == {"history.csv", "history.png"}
+    assert names == {"history.csv", "history.svg"}
     assert any(path.name.startswith("events.out") for path in run.iterdir())  # TensorBoard's
     lines = (run / "history.csv").read_text().splitlines()
     assert lines[0] == "step,epoch,loss,lr,val_loss,val_accuracy"
     assert [line.split(",")[0] for line in lines[1:]] == ["2", "4"]
-    assert Image.open(run / "history.png").width > 500
+    drawn = ElementTree.parse(run / "history.svg").getroot()
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert int(drawn.attrib["viewBox"].split()[2]) > 500
 
 
 def test_a_plot_that_cannot_be_written_fails_no_run(
     small_trunk: Path, colours: Path, tmp_path: Path
 ) -> None:
     splits, out = load(colours), tmp_path / "c.safetensors"
-    for name in ("history.png", "sweep.png"):
+    for name in ("history.svg", "sweep.png"):
         (tmp_path / "c.run" / name).mkdir(parents=True)  # no file can be written there
     recipe = QUICK.but(steps=2)
     engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)

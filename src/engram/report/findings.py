@@ -22,9 +22,10 @@ from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
-from engram.report.pieces import bars, key, paragraph, picture, scatter, short, table
+from engram.report.pieces import bars, charts, key, paragraph, picture, short, table
 from engram.tasks.kinds import IGNORED
 from engram.tasks.metrics import average_precision, intersection_over_union, r_squared
+from engram.util.charts import Chart, scatter
 
 MOST_CLASSES = 20  # in a confusion matrix and in the list of classes
 MOST_MISTAKES = 12
@@ -255,16 +256,16 @@ def _regression(model: MemoryViT, said: Answers) -> Blocks:
 
 def _scatters(said: Answers) -> str:
     values, labels = said.logits[:MOST_POINTS], said.labels[:MOST_POINTS]
-    plots = "".join(
-        scatter(labels[:, c].tolist(), values[:, c].tolist(), name)
+    plots = [
+        Chart(name, scatter(labels[:, c].tolist(), values[:, c].tolist(), name))
         for c, name in enumerate(said.dataset.classes[:6])
-    )
+    ]
     note = "A point for each picture; on the dashed line the answer is right."
     if len(said.labels) > MOST_POINTS:
         note += f" The first {MOST_POINTS:,} of {len(said.labels):,} pictures."
     if len(said.dataset.classes) > 6:
         note += f" The first 6 of {len(said.dataset.classes):,} numbers."
-    return paragraph(note, quiet=True) + f'<div class="charts">{plots}</div>'
+    return paragraph(note, quiet=True) + charts(plots)
 
 
 def _number_table(said: Answers) -> str:

@@ -30,13 +30,14 @@ from engram.inference.attention import PARTS, attention
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.findings import FINDINGS, MOST_CLASSES, examples, view_of
-from engram.report.pieces import block, chart, facts, paragraph, picture, short, table
+from engram.report.pieces import block, charts, facts, paragraph, picture, short, table
 from engram.tasks.costs import Costs, task_costs
 from engram.tasks.kinds import Kind
 from engram.tasks.regimes import REGIMES
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
-from engram.train.plots import measured
+from engram.train.plots import learning_curves, validation_metric
+from engram.util.charts import STYLE
 from engram.util.files import write_atomically
 from engram.util.text import summarise_names, utf8
 
@@ -102,7 +103,7 @@ def write_report(
         f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
-        f"<style>{style}</style></head><body>"
+        f"<style>{STYLE}{style}</style></head><body>"
         f"<header><h1>{escape(title)}</h1>{paragraph(lead) if lead else ''}"
         f"<nav>{links}</nav></header><main>{body}</main>"
         f'<footer><p class="quiet">Made by engram {escape(__version__)} on the trunk '
@@ -153,7 +154,9 @@ def _task_section(model: MemoryViT, part: TaskPart) -> Section:
             f"settings-{name}", "Settings that were tried", _settings(kind, part.settings)
         )
     if part.history:
-        html += block(f"curves-{name}", "Learning curves", _curves(kind, part.history))
+        html += block(
+            f"curves-{name}", "Learning curves", charts(learning_curves(part.history, kind.title))
+        )
     if len(said.labels):
         for key, title, found in FINDINGS[kind.name](model, said):
             html += block(f"{key}-{name}", title, found)
@@ -216,25 +219,8 @@ def _looks(model: MemoryViT, said: Answers) -> str:
     )
 
 
-def _curves(kind: Kind, history: Sequence[Mapping[str, float]]) -> str:
-    steps = [row["step"] for row in history]
-    loss = chart(
-        [
-            ("training", steps, [row["loss"] for row in history]),
-            ("validation", steps, [row["val_loss"] for row in history]),
-        ],
-        "Loss over steps",
-        from_zero=True,
-    )
-    accuracy = chart(
-        [("", steps, [100 * row[f"val_{measured(row)}"] for row in history])],
-        f"Validation {kind.title}, %, over steps",
-    )
-    return f'<div class="charts">{loss}{accuracy}</div>'
-
-
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> str:
-    key = f"val_{measured(settings[0])}"
+    key = f"val_{validation_metric(settings[0])}"
     best = max(settings, key=lambda one: one[key])
     ordered = sorted(settings, key=lambda one: -one[key])
     cut = ordered[: 2 * MOST_CLASSES]

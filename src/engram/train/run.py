@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.errors import EngramError
+from engram.train.plots import learning_curves
+from engram.util.charts import side_by_side
 from engram.util.files import write_atomically
 from engram.util.processes import Team
 from engram.util.text import utf8
@@ -141,8 +143,7 @@ class Run:
 
     def finish(self, history: Sequence[Mapping[str, float]]) -> None:
         """The engram is written: draw the history and let the checkpoint go."""
-        from engram.train.plots import draw_history
-
-        with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
-            draw_history(history, self.folder / "history.png")
+        if history:
+            with contextlib.suppress(EngramError):  # a full disk: the engram is what was asked for
+                self.write("history.svg", side_by_side(learning_curves(history)))
         self.checkpoint.unlink(missing_ok=True)
