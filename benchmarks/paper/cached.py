@@ -20,8 +20,8 @@ from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.regimes import REGIMES
 from engram.train.feeds import choose
-from engram.train.fit import train
 from engram.train.learner import Learner
+from engram.train.training import train
 from engram.util.processes import Team
 
 EPOCHS, BATCH = 20, 64

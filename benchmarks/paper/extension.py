@@ -30,9 +30,9 @@ from engram.data.datasets import Dataset, Splits
 from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
 from engram.train.feeds import choose
-from engram.train.fit import train
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
+from engram.train.training import train
 from engram.util.processes import Team
 
 PIXELS, IMAGES, FIRST_RATE = 112, 1_000, 1e-3

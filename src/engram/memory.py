@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,6 @@ from torch.utils.checkpoint import checkpoint
 
 from engram.adapters import Adapters, Bank
 from engram.vit import Attend, Block, ViT, merge_heads
-
-Update = Literal["fresh", "propagate", "add"]
 
 
 @dataclass(frozen=True)
@@ -387,7 +385,7 @@ def full_attention(
     vit: ViT,
     x: Tensor,
     cells: Tensor,
-    update: Update = "fresh",
+    update: str = "fresh",
     bank: Bank | None = None,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:

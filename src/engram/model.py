@@ -17,7 +17,6 @@ from engram.memory import (
     Memory,
     Stream,
     TrunkPass,
-    Update,
     forward_fast,
     forward_tasks,
     from_normed,
@@ -28,9 +27,9 @@ from engram.store.engram import Engram, TrunkInfo, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.heads import Patches
-from engram.tasks.kinds import IGNORED, KINDS
-from engram.tasks.regimes import REGIMES
-from engram.tasks.spec import TaskSpec, class_names
+from engram.tasks.kinds import IGNORED
+from engram.tasks.settings import TaskSettings
+from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.vit import ViT, version
 
@@ -107,7 +106,7 @@ class MemoryViT(nn.Module):
         *,
         regime: str = "masked",
         extends: Sequence[str] = (),
-        update: Update = "fresh",
+        update: str = "fresh",
         tokens: int | None = None,
         adapter_width: int = 32,
         class_init: str = "trunk",
@@ -152,25 +151,14 @@ class MemoryViT(nn.Module):
             raise EngramError(
                 f"extends is the text {extends!r}; give a list such as [{extends!r}]."
             )
-        names = class_names(classes)
-        does = KINDS.get(kind, KINDS["classification"])  # another one is refused below
-        if tokens is None:
-            tokens = does.tokens(len(names), regime in REGIMES and REGIMES[regime].masked)
-        if values is None:
-            values = range(len(names)) if does.per_pixel else ()
-        spec = TaskSpec(
-            name=name,
-            classes=names,
-            kind=kind,
-            regime=regime,
-            cells=cells,
-            tokens=tokens,
-            extends=tuple(dict.fromkeys(extends)),
-            update=update,
-            adapter_width=adapter_width,
-            values=tuple(values),
-            ignore=ignore,
+        settings = TaskSettings(regime, cells, tuple(extends), update, adapter_width, class_init)
+        spec = TaskSpec.create(
+            name, classes, settings, kind=kind, tokens=tokens, values=values, ignore=ignore
         )
+        return self.add(spec, class_init=class_init, seed=seed)
+
+    def add(self, spec: TaskSpec, *, class_init: str = "trunk", seed: int | None = None) -> Task:
+        """Add an untrained task of this spec; `add_task` makes the spec for you."""
         self._check_place(spec)
         if seed is None:
             return self._put(Task(spec, self.trunk, class_init))

@@ -121,7 +121,7 @@ def test_eval_says_that_data_without_splits_is_no_test(work: Path, capsys: Outpu
     for name in ("red", "green", "blue"):
         (work / "photos" / name).mkdir(parents=True)
         Image.new("RGB", (16, 16), name).save(work / "photos" / name / "0.png")
-    with pytest.warns(Notice, match=r"^photos has no splits, so all its 3 pictures .* no test\.$"):
+    with pytest.warns(Notice, match=r"^photos has no splits, so all its 3 images .* no test\.$"):
         assert run("eval", "old.safetensors", "--data", "photos", "--workers", 0, "--json") == 0
     assert document(capsys)["old"]["images"] == 3
 
@@ -206,7 +206,7 @@ def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> 
     command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
     assert run(*command, "--lr", 0.01, "--refit", "-o", "new.safetensors") == 0
     page = (work / "new.run" / "report.html").read_text()
-    assert "what follows is about pictures that it has learned" in page
+    assert "what follows is about images that it has learned" in page
     assert "train accuracy" in page
     assert "val accuracy" not in page
 
@@ -269,7 +269,7 @@ REFUSED = {
     "folder cannot be written (it is a folder)": (
         "eval", ["old.safetensors", "--data", "colours.npz", "--report", "folder"]
     ),
-    "old.safetensors is there already and is no page": (
+    "old.safetensors exists and is not an HTML page": (
         "eval", ["old.safetensors", "--data", "colours.npz", "--report", "old.safetensors"]
     ),
     "/dev/null cannot be written (it is no usual file)": (

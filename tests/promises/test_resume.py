@@ -22,7 +22,7 @@ from torch import Tensor
 import engram
 from engram.data.datasets import load
 from engram.errors import EngramError
-from engram.train.fit import _samples
+from engram.train.identity import samples_of
 
 CACHED = ("--cache", "on", "--workers", "0")
 #: Decoded and augmented anew in every epoch, the average is kept, and patience picks the best.
@@ -284,8 +284,8 @@ def test_masks_of_other_names_or_sizes_are_other_data(tmp_path: Path) -> None:
         for folder in ("images", "masks"):
             (tmp_path / folder).mkdir(exist_ok=True)
             Image.new("L", (16 + 8 * i, 16), i % 2).save(tmp_path / folder / f"{i}.png")
-    before = _samples(load(tmp_path, kind="segmentation")["train"])
-    assert before == _samples(load(tmp_path, kind="segmentation")["train"])
+    before = samples_of(load(tmp_path, kind="segmentation")["train"])
+    assert before == samples_of(load(tmp_path, kind="segmentation")["train"])
     first, last = (tmp_path / "masks" / f"{i}.png" for i in (0, 3))
     first.write_bytes(last.read_bytes())
-    assert before != _samples(load(tmp_path, kind="segmentation")["train"])
+    assert before != samples_of(load(tmp_path, kind="segmentation")["train"])

@@ -12,7 +12,7 @@ from pathlib import Path
 _NURSERY = """
 import json, os, resource, sys
 import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
-import engram.cli.jobs, engram.serve.app, uvicorn
+import engram.report.run, engram.serve.app, uvicorn
 from engram.cli.main import main
 for line in sys.stdin:
     job = json.loads(line)

@@ -24,7 +24,7 @@ from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.train import cache
 from engram.train.cache import Cache, View, contents_of
-from engram.train.feeds import Cached, Pictures, choose
+from engram.train.feeds import CacheFeed, TrunkFeed, open_feed
 from engram.util.processes import Team
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
@@ -34,13 +34,13 @@ QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images the trunk ran on for the cache, batch by batch."""
     counts: list[int] = []
-    rows = Cache._rows
+    rows = Cache.compute
 
     def counted(self: Cache, images: Tensor) -> Tensor:
         counts.append(len(images))
         return rows(self, images)
 
-    monkeypatch.setattr(Cache, "_rows", counted)
+    monkeypatch.setattr(Cache, "compute", counted)
     return counts
 
 
@@ -110,15 +110,15 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     model = MemoryViT(load_trunk(small_trunk))
     model.add_task("t", **splits.task)
     recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
-    made = choose(model, ["t"], splits.with_validation(), recipe, Team())
+    made = open_feed(model, ["t"], splits.with_validation(), recipe, Team())
     [item] = made.epoch(0, 0)
-    whole = Pictures(
+    whole = TrunkFeed(
         model, made.train, made.val, recipe, "inception", splits.flip, Team(), None
     )  # fmt: skip
     [plain] = whole.epoch(0, 0)
     assert torch.equal(item.labels, plain.labels)
-    kept = made._views[0]
-    rows = kept._rows(plain.inputs)
+    kept = made.views[0]
+    rows = kept.compute(plain.inputs)
     assert torch.equal(item.inputs, rows)
 
 
@@ -276,13 +276,13 @@ def test_reading_holds_little_memory(own_cache: Path) -> None:
 def feed(trunk: Path, splits: Splits, recipe: Recipe, regime: str = "masked", **more: Any) -> Any:
     model = MemoryViT(load_trunk(trunk))
     model.add_task("t", splits.classes, regime=regime)
-    return choose(model, ["t"], splits.with_validation(), recipe, Team(), **more)
+    return open_feed(model, ["t"], splits.with_validation(), recipe, Team(), **more)
 
 
 def test_the_cache_is_used_where_it_can_be(small_trunk: Path, colours: Path) -> None:
     splits, auto = load(colours), Recipe(workers=0)
-    assert isinstance(feed(small_trunk, splits, auto), Cached)
-    assert isinstance(feed(small_trunk, splits, auto, "head"), Cached)
+    assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
+    assert isinstance(feed(small_trunk, splits, auto, "head"), CacheFeed)
     for recipe, regime, more in (
         (auto.but(cache="off"), "masked", {}),
         (auto.but(augment="auto"), "masked", {}),
@@ -290,9 +290,9 @@ def test_the_cache_is_used_where_it_can_be(small_trunk: Path, colours: Path) -> 
         (auto, "full", {}),
         (auto, "masked", {"transform": np.asarray}),
     ):
-        assert isinstance(feed(small_trunk, splits, recipe, regime, **more), Pictures)
+        assert isinstance(feed(small_trunk, splits, recipe, regime, **more), TrunkFeed)
     with pytest.warns(Notice, match=r"^The cache is not used: it would .* cache_gb is 1e-06\."):
-        assert isinstance(feed(small_trunk, splits, auto.but(cache_gb=1e-6)), Pictures)
+        assert isinstance(feed(small_trunk, splits, auto.but(cache_gb=1e-6)), TrunkFeed)
 
 
 def test_a_run_says_that_its_pictures_do_not_fit_the_cache(
@@ -314,13 +314,13 @@ def test_a_full_disk_is_no_place_for_a_cache_unless_it_is_there_already(
     splits, auto = load(colours), Recipe(workers=0)
     monkeypatch.setattr("engram.train.feeds.room", lambda: 1000)
     with pytest.warns(Notice, match="GB are free"):
-        assert isinstance(feed(small_trunk, splits, auto), Pictures)
+        assert isinstance(feed(small_trunk, splits, auto), TrunkFeed)
     with pytest.raises(EngramError, match=r"The cache cannot be used: it would take .* are free"):
         feed(small_trunk, splits, auto.but(cache="on"))
     monkeypatch.setattr("engram.train.feeds.room", lambda: 10**12)
-    assert isinstance(feed(small_trunk, splits, auto), Cached)
+    assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
     monkeypatch.setattr("engram.train.feeds.room", lambda: 1000)
-    assert isinstance(feed(small_trunk, splits, auto), Cached)
+    assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
 
 
 @pytest.mark.parametrize(

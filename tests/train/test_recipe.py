@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 
 from engram import EngramError, Recipe
 from engram.cli import main as cli
-from engram.cli.jobs import recipe_from
+from engram.cli.options import recipe_from
 from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RATES, RECIPES, learning_rate
 
@@ -107,7 +107,7 @@ def test_every_setting_is_a_flag_with_its_default(
         if not (command == "sweep" and item.name in ("lr", "weight_decay")):  # lists there
             about = item.metadata["about"]
             assert about[1:] in said
-            assert f"[{item.default}]" in said
+            assert f"default: {item.default})" in said
 
 
 def test_the_guide_has_a_row_for_every_setting() -> None:

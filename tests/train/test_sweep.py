@@ -14,7 +14,9 @@ from PIL import Image
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
 from engram.data.datasets import Splits, load
-from engram.train.sweep import Setting, Variant, _Scratch, sweep
+from engram.tasks.settings import TaskSettings
+from engram.train.sweep import sweep
+from engram.train.variants import Setting, Variant, Workshop
 from engram.util.processes import Team
 from engram.util.progress import silent
 
@@ -65,8 +67,8 @@ def test_a_variant_ends_as_if_it_had_been_alone(
         for seed in (0, 1)
     ]
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
-    scratch = _Scratch(model, "t", whole, recipe, task, Team())
-    scores, _ = scratch.together(variants, None, False, silent)
+    workshop = Workshop(model, "t", whole, recipe, TaskSettings(**task), Team())
+    scores, _ = workshop.train(variants, None, False, silent)
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
         own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)

@@ -1,18 +1,17 @@
 """The bundled trunk: small, whole, and right about pictures it was not trained on."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from tests.support.paths import ROOT
 
 import engram
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.trunks.load import BUNDLED
 
-SAMPLE = Path(__file__).parent / "data" / "cifar10_first_of_each_class.png"
+SAMPLE = ROOT / "tests" / "support" / "cifar10_first_of_each_class.png"
 
 
 @pytest.fixture(scope="module")

@@ -6,73 +6,120 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from engram.cli.jobs import data_for
+import typer
+
+from engram.cli.app import Backbone, Json, Label, Overwrite, Tasks, app
+from engram.cli.flags import DATA, OUTPUT, RESOURCES
+from engram.cli.inference import Split, Workers, data_for
+from engram.cli.terminal import bars, show
 from engram.errors import EngramError
-from engram.export.graphs import OPSET
-from engram.export.runtime import BATCHES, OnnxModel, TorchProgram, require
-from engram.export.write import SUFFIXES, Export, check_place, export_onnx, export_torch
-from engram.inference.engine import Engine
-from engram.inference.evaluate import answers
-from engram.inference.load import load_model
-from engram.model import MemoryViT
 from engram.util.description import Description
-from engram.util.hub import PathOrHubId
-from engram.util.progress import Progress
+
+if TYPE_CHECKING:
+    from engram.export.write import Export
+    from engram.inference.engine import Engine
+    from engram.model import MemoryViT
 
 
-def export_job(
-    sources: Sequence[PathOrHubId],
-    out: Path,
-    *,
-    kind: str | None,
-    int8: bool,
-    tasks: Sequence[str],
-    data: Sequence[str],
-    split: str,
-    label: str,
-    backbone: str | None,
-    batch: int,
-    workers: int,
-    overwrite: bool,
-    progress: Progress,
-) -> Description:
-    """`engram export`: write the file, and measure tasks on data before and after."""
-    kind = _format(out, kind)
+@app.command(name="export")
+def export_command(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one trunk.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", help="The file to write: .onnx or .pt2.", rich_help_panel=OUTPUT
+        ),
+    ],
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="onnx or torch, if the file's ending does not say it.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="int8 quantisation of the linear layers: faster, less exact.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    tasks: Tasks = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="NAME=DATA",
+            help="Measure a task before and after.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    split: Split = "test",
+    label: Label = "",
+    backbone: Backbone = None,
+    batch: Annotated[
+        int, typer.Option(help="Images per pass, when measuring.", rich_help_panel=RESOURCES)
+    ] = 32,
+    workers: Workers = 2,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write all tasks as one file that runs without engram, checked against the model."""
+    from engram.export.runtime import require
+    from engram.export.write import check_place
+    from engram.inference.evaluate import answers
+    from engram.inference.load import load_model
+
+    kind = _format(out, file_format)
     check_place(out, kind, overwrite)
     if kind == "onnx":
         require("onnx", "onnxscript", "onnxruntime")
     elif int8:
         raise EngramError("int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
-    model = load_model(sources, backbone)
-    names = model.output_names(tasks or None)
-    own = [name for name in names if name != "base"]
-    pairs = [data_for(model, own, text, split, label) for text in data]
+    with bars(as_json) as progress:
+        model = load_model(sources, backbone)
+        names = model.output_names(tasks or None)
+        own = [name for name in names if name != "base"]
+        pairs = [data_for(model, own, text, split, label) for text in data or ()]
 
-    def measure(engine: Engine | None, when: str) -> dict[str, dict[str, Any]]:
-        return {
-            name: answers(
-                model, splits, name,
-                split=split, batch=batch, workers=workers, engine=engine,
-                progress=partial(progress, f"{name} {when}"),
-            ).metrics()
-            for name, splits in pairs
-        }  # fmt: skip
+        def measure(engine: Engine | None, when: str) -> dict[str, dict[str, Any]]:
+            return {
+                name: answers(
+                    model, splits, name,
+                    split=split, batch=batch, workers=workers, engine=engine,
+                    progress=partial(progress, f"{name} {when}"),
+                ).metrics()
+                for name, splits in pairs
+            }  # fmt: skip
 
-    before = measure(None, "before")
-    engine: Engine
+        before = measure(None, "before")
+        made, engine = _export(model, out, kind, int8, names)
+        result = _description(model, made, before, measure(engine, "after"))
+    show(result, as_json)
+
+
+def _export(
+    model: MemoryViT, out: Path, kind: str, int8: bool, names: Sequence[str]
+) -> tuple[Export, Engine]:
+    """Write the file, and open it again as an engine."""
+    from engram.export.runtime import OnnxModel, TorchProgram
+    from engram.export.write import export_onnx, export_torch
+
     if kind == "onnx":
-        made = export_onnx(model, out, int8=int8, tasks=names)
-        engine = OnnxModel(out)
-    else:
-        made = export_torch(model, out, tasks=names)
-        engine = TorchProgram(out)
-    return _description(model, made, before, measure(engine, "after"))
+        return export_onnx(model, out, int8=int8, tasks=names), OnnxModel(out)
+    return export_torch(model, out, tasks=names), TorchProgram(out)
 
 
 def _format(out: Path, kind: str | None) -> str:
     """What was asked for, or what the name's ending says."""
+    from engram.export.write import SUFFIXES
+
     known = ", ".join(f"{name} ({suffix})" for name, suffix in SUFFIXES.items())
     if kind is None:
         kind = next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
@@ -89,6 +136,9 @@ def _description(
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
 ) -> Description:
+    from engram.export.graphs import OPSET
+    from engram.export.runtime import BATCHES
+
     document: dict[str, Any] = {
         "file": str(made.path),
         "format": made.format,

@@ -1,9 +1,9 @@
-"""Flags from settings: a dataclass is the flags is the documentation."""
+"""Flags from settings: a dataclass is the flags, the help and the documentation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, fields
 from inspect import Parameter, signature
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -11,45 +11,65 @@ import typer
 
 from engram.errors import EngramError
 
+PANELS = DATA, TASK, TRAINING, RESOURCES, OUTPUT = (
+    "Data",
+    "Task",
+    "Training",
+    "Resources",
+    "Output",
+)
+
 Number = TypeVar("Number", int, float)
+#: The values that were given at the command line, by settings class; no defaults.
+Given = Mapping[type, dict[str, Any]]
+
+_TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "int | None": int,
+    "tuple[str, ...]": list[str],
+}
 
 
 def flags_of(
-    settings_class: type, defaults: Any = None
+    panels: Mapping[type, str], defaults: Any = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every setting of a dataclass that it has not itself, as `flags`.
+    """Give a command a flag for every setting of these dataclasses that it has not itself.
 
-    The help shows the settings' own defaults, or those of the instance `defaults`.
+    Args:
+        panels: The dataclasses, each with the panel of `--help` that lists its flags unless a
+            setting names another.
+        defaults: An instance whose values the help shows in place of the class's own defaults.
+
+    Returns:
+        A decorator. The command receives what was given as `flags`, a `Given`.
     """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         own = signature(command)
         hints = get_type_hints(command, include_extras=True)
         parameters = [
-            p.replace(annotation=hints[p.name])
-            for p in own.parameters.values()
-            if p.name != "flags"
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in own.parameters.values()
+            if parameter.name != "flags"
         ]
-        settings = [item for item in fields(settings_class) if item.name not in own.parameters]
-        for item in settings:
-            kind = {"int": int, "float": float, "str": str}[str(item.type)]
-            about, choices = item.metadata["about"], item.metadata["choices"]
-            text = f"{about[0].upper()}{about[1:]}"
-            text += f" ({', '.join(choices)})" if choices else ""
-            default = item.default if defaults is None else getattr(defaults, item.name)
-            flag = typer.Option(
-                f"--{item.name.replace('_', '-')}",
-                help=f"{text} [{default}]",
-                show_default=False,
-            )
-            hint = Annotated[kind | None, flag]  # type: ignore[valid-type]
-            parameters.append(
-                Parameter(item.name, Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-            )
+        settings = {
+            settings_class: [i for i in fields(settings_class) if i.name not in own.parameters]
+            for settings_class in panels
+        }
+        for settings_class, items in settings.items():
+            parameters += _options(items, panels[settings_class], defaults)
+        parameters = sorted(
+            (parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters), key=_panel
+        )
 
         def called(**values: Any) -> None:
-            flags = {item.name: values.pop(item.name) for item in settings}
-            command(**values, flags=flags)
+            given = {
+                settings_class: dict(_take(values, items))
+                for settings_class, items in settings.items()
+            }
+            command(**values, flags=given)
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__
         called.__annotations__ = {}
@@ -59,11 +79,55 @@ def flags_of(
     return with_flags
 
 
+def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Parameter]:
+    for item in items:
+        about, choices = item.metadata["about"], item.metadata["choices"]
+        default = item.default if defaults is None else getattr(defaults, item.name)
+        notes = [", ".join(choices)] if choices else []
+        notes += [] if default in ("", (), None) else [f"default: {default}"]
+        note = f" ({'; '.join(notes)})" if notes else ""
+        flag = typer.Option(
+            f"--{item.name.replace('_', '-')}",
+            help=f"{about[0].upper()}{about[1:]}{note}.",
+            show_default=False,
+            metavar=item.metadata["metavar"] or None,
+            rich_help_panel=item.metadata["group"] or panel,
+        )
+        kind = _TYPES[str(item.type)]
+        yield Parameter(
+            item.name,
+            Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, flag],
+        )
+
+
+def _panel(parameter: Parameter) -> int:
+    """The place of a parameter in `--help`: arguments, then the panels in their order."""
+    info = parameter.annotation.__metadata__[0]
+    if isinstance(info, typer.models.ArgumentInfo):
+        return -1
+    return PANELS.index(info.rich_help_panel) if info.rich_help_panel in PANELS else len(PANELS)
+
+
+def _take(values: dict[str, Any], items: list[Field[Any]]) -> Iterator[tuple[str, Any]]:
+    """Remove the values of these settings, and yield those that were given."""
+    for item in items:
+        value = values.pop(item.name)
+        if value is not None:
+            yield item.name, tuple(value) if isinstance(value, list) else value
+
+
 def numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
-    """What a flag lists with commas between; anything else is an EngramError."""
+    """The numbers of a flag, with commas between them; anything else is an EngramError."""
     try:
         return [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise EngramError(
             f"{flag} is {text!r}; give numbers with commas between them, such as 1,5."
         ) from None
+
+
+def words(text: str) -> list[str]:
+    """The names of a flag, with commas between them."""
+    return [name.strip() for name in text.split(",")] if text else []

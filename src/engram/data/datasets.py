@@ -23,6 +23,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage, image_size
 from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kinds import IGNORED, KINDS
+from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -126,6 +127,15 @@ class Splits:
         if self.legend is not None:
             terms |= {"values": self.legend.values, "ignore": self.legend.ignore}
         return terms
+
+    def task_spec(self, name: str, settings: TaskSettings) -> TaskSpec:
+        """The spec of a task that learns from this data."""
+        values, ignore = None, IGNORED
+        if self.legend is not None:
+            values, ignore = self.legend.values, self.legend.ignore
+        return TaskSpec.create(
+            name, self.classes, settings, kind=self.kind, values=values, ignore=ignore
+        )
 
     def with_validation(self, share: float = 0.1, seed: int = 0) -> "Splits":
         """These splits, with a validation split taken from the training data if there is none."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from engram.data.datasets import Splits, load
 from engram.errors import EngramError
-from engram.memory import Update
 from engram.model import MemoryViT
 from engram.store.engram import Engram, TrunkInfo
 from engram.store.format import read_engram
@@ -37,7 +36,7 @@ class Row:
 
     regime: str
     cells: int = 0
-    update: Update = "fresh"
+    update: str = "fresh"
     #: Of the adapters. Table 4 says "bottleneck 5" and counts 737K parameters for a B/16; that
     #: count is what 20 gives with one adapter beside attention and one beside the MLP.
     width: int = 20

@@ -259,7 +259,7 @@ def _hash(value: Any, what: str) -> str:
 
 def _typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     """The values of a dataclass's fields, of the very types that its defaults and names promise."""
-    types = {"int": int, "str": str, "bool": bool, "Update": str}
+    types = {"int": int, "str": str, "bool": bool}
     parts = {"tuple[str, ...]": str, "tuple[int, ...]": int, "tuple[int, int]": int}
     for item in fields(kind):
         value, name = values[item.name], str(item.type)

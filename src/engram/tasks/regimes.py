@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     pass
 
 
+#: What happens to cells from layer to layer where every token reads them (Figure 2b).
+UPDATES = ("fresh", "propagate", "add")
+
+
 @dataclass(frozen=True)
 class Regime:
     """Which parameters a task has (all of them train), and how its tokens attend."""

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import get_args
 
 from engram.errors import EngramError
-from engram.memory import Update
 from engram.tasks.kinds import IGNORED, KINDS, Kind
-from engram.tasks.regimes import REGIMES, Regime
+from engram.tasks.regimes import REGIMES, UPDATES, Regime
+from engram.tasks.settings import TaskSettings
 from engram.tasks.shape import TrunkShape
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -29,7 +28,7 @@ class TaskSpec:
     cells: int = 5  # at every layer
     tokens: int = 1  # class tokens; the paper has one
     extends: tuple[str, ...] = ()
-    update: Update = "fresh"  # Figure 2b; only where every token reads the cells
+    update: str = "fresh"  # Figure 2b; only where every token reads the cells
     after_norm: bool = False  # cells join behind the norm: converted checkpoints
     adapter_width: int = 32
     # Of segmentation: the value that each class has in a mask, and the one of ignored pixels.
@@ -67,7 +66,7 @@ class TaskSpec:
             least, value = int(what != "cells"), getattr(self, what)
             if not isinstance(value, int) or not least <= value <= 10_000:
                 refuse(f"{what} is {value!r}; it must be a whole number from {least} to 10,000.")
-        if self.update not in get_args(Update):
+        if self.update not in UPDATES:
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
         if self.update != "fresh" and (self.parts.masked or not self.parts.cells):
             refuse(f"update={self.update!r} is for the regimes memory and memory+adapter only.")
@@ -97,6 +96,40 @@ class TaskSpec:
             )
         if not all(isinstance(value, int) and 0 <= value < 2**16 for value in values):
             refuse(f"values in masks are whole numbers from 0 to 65,535, not {values}.")
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        classes: int | Sequence[str],
+        settings: TaskSettings,
+        *,
+        kind: str = "classification",
+        tokens: int | None = None,
+        values: Sequence[int] | None = None,
+        ignore: int = IGNORED,
+    ) -> TaskSpec:
+        """A spec in which everything that was not given is what the kind of task needs."""
+        names = class_names(classes)
+        does = KINDS.get(kind, KINDS["classification"])  # another one is refused by the spec
+        regime = REGIMES.get(settings.regime)
+        if tokens is None:
+            tokens = does.tokens(len(names), regime is not None and regime.masked)
+        if values is None:
+            values = range(len(names)) if does.per_pixel else ()
+        return cls(
+            name=name,
+            classes=names,
+            kind=kind,
+            regime=settings.regime,
+            cells=settings.cells,
+            tokens=tokens,
+            extends=tuple(dict.fromkeys(settings.extends)),
+            update=settings.update,
+            adapter_width=settings.adapter_width,
+            values=tuple(values),
+            ignore=ignore,
+        )
 
     def shapes(self, trunk: TrunkShape) -> dict[str, tuple[int, ...]]:
         """What the task learns on such a trunk: the shape of every tensor, by its name.

@@ -221,7 +221,7 @@ class Cache:
             ):
                 for found in loader.epoch(view.number, samples=missing):
                     if len(found.indices):
-                        data.write(self._rows(found.images).numpy().data)
+                        data.write(self.compute(found.images).numpy().data)
                         data.flush()
                         os.fsync(data.fileno())
                         names = (contents[i] for i in found.indices.tolist())
@@ -256,8 +256,8 @@ class Cache:
         )
 
     @torch.inference_mode()
-    def _rows(self, images: Tensor) -> Tensor:
-        """(b, H, W, 3) as loaded -> what `read` gives."""
+    def compute(self, images: Tensor) -> Tensor:
+        """Run the trunk on images (b, H, W, 3) as loaded: the rows that `read` returns."""
         device = self.trunk.position.device
         pixels = normalise(images.to(device), self.preprocessing)
         trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)

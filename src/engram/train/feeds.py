@@ -1,4 +1,4 @@
-"""Where a training run gets its numbers from: pictures through the trunk, or the cache."""
+"""Where a training run gets its batches from: images through the trunk, or the cache."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from engram.util.progress import Progress, silent
 
 
 @dataclass(frozen=True)
-class Item:
-    """A part of a batch, as this process sees it."""
+class Share:
+    """This process's share of a batch."""
 
     inputs: Tensor
     labels: Tensor
@@ -41,31 +41,32 @@ class Item:
 
 
 class Feed(Protocol):
-    """Batches that depend on the seed and the epoch alone, and the logits they lead to."""
+    """Batches that depend on the seed and the epoch alone, and the outputs they lead to."""
 
-    cache: str  # on or off: what it would be with that setting
-    contents: str  # a hash of all pictures' bytes, "" where they were not read for one
+    cache: str  # on or off
+    contents: str  # a hash of all images' bytes, "" where they were not hashed
     per_epoch: int  # steps
 
     @property
     def bad(self) -> dict[str, str]:
         """Pictures that could not be read so far, with the reason."""
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
+    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
         """The training batches of an epoch, from batch `skip` on."""
 
-    def validation(self, batches: int | None = None) -> Iterator[Item]:
+    def validation(self, batches: int | None = None) -> Iterator[Share]:
         """The validation images, or only the first batches of them."""
 
-    def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]: ...
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs by task for the inputs of a share."""
 
 
 def _steps(images: int, batch: int) -> int:
     return -(-images // batch)
 
 
-class Pictures:
-    """Pictures are decoded and go through the trunk, every time."""
+class TrunkFeed:
+    """Images are decoded and go through the trunk, every time."""
 
     cache = "off"
     contents = ""
@@ -107,26 +108,28 @@ class Pictures:
     def bad(self) -> dict[str, str]:
         return {**self._train.bad, **self._val.bad}
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
+    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
         for found in self._train.epoch(epoch, skip=skip):
-            yield Item(found.images, found.labels, len(found.failed))
+            yield Share(found.images, found.labels, len(found.failed))
 
-    def validation(self, batches: int | None = None) -> Iterator[Item]:
+    def validation(self, batches: int | None = None) -> Iterator[Share]:
         samples = None if batches is None else range(batches * self._val.batch_size)
         if samples is not None:
             samples = samples[: len(self._val.dataset)]
         for found in self._val.epoch(0, samples=samples):
-            yield Item(found.images, found.labels, len(found.failed))
+            yield Share(found.images, found.labels, len(found.failed))
 
-    def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        logits: dict[str, Tensor] = self.model(
-            normalise(inputs.to(self.team.device), self.preprocessing), tasks=tasks
-        )
-        return logits
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        pixels = normalise(inputs.to(self.team.device), self.preprocessing)
+        outputs: dict[str, Tensor] = self.model(pixels, tasks=tasks)
+        return outputs
 
 
-class Cached:
-    """The trunk runs once for every picture (and view); from then on its tokens are read."""
+class CacheFeed:
+    """The trunk runs once for every image (and view); from then on its tokens are read.
+
+    `scan` and `fill` come first, in this order: they read and compute what is not stored yet.
+    """
 
     cache = "on"
 
@@ -143,36 +146,41 @@ class Cached:
         patches: bool,
     ) -> None:
         self.model, self.team, self.recipe = model, team, recipe
-        self.only_pooled = only_pooled
+        self.augment, self.flip = augment, flip
+        self.only_pooled, self.patches = only_pooled, patches
         self.train, self.val = train, val
         self.per_epoch = _steps(len(train), recipe.batch)
         self.bad: dict[str, str] = {}
-        self._train_contents, self._val_contents = contents_of(train), contents_of(val)
+        self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
+
+    def scan(self) -> None:
+        """Hash every image, and open the caches that belong to them."""
+        self._train_contents, self._val_contents = contents_of(self.train), contents_of(self.val)
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
-        preprocessing = model.preprocessing
-        self._plain = Cache(model.trunk, preprocessing, patches=patches)
-        if augment == "none":
-            self._views = [self._plain]
-        else:
-            if train.masks is not None:  # pictures with the same bytes have views of their own
-                self._train_contents = [
-                    content and sha256(f"{i} {content}".encode()).hexdigest()
-                    for i, content in enumerate(self._train_contents)
-                ]
-            of = sha256("".join(self._train_contents).encode()).hexdigest()
-            self._views = [
-                Cache(
-                    model.trunk,
-                    preprocessing,
-                    View(augment, flip, recipe.min_area, recipe.data_seed, number, of),
-                    patches=patches,
-                )
-                for number in range(recipe.views)
+        trunk, preprocessing = self.model.trunk, self.model.preprocessing
+        self._plain = Cache(trunk, preprocessing, patches=self.patches)
+        self.views = [self._plain] if self.augment == "none" else self._augmented_views()
+        self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
+        self._stores.append((self._plain, self.val, self._val_contents))
+
+    def _augmented_views(self) -> list[Cache]:
+        if self.train.masks is not None:  # images with the same bytes have views of their own
+            self._train_contents = [
+                content and sha256(f"{i} {content}".encode()).hexdigest()
+                for i, content in enumerate(self._train_contents)
             ]
-        self._stores = [(cache, train, self._train_contents) for cache in self._views]
-        self._stores.append((self._plain, val, self._val_contents))
-        self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
+        of = sha256("".join(self._train_contents).encode()).hexdigest()
+        recipe = self.recipe
+        return [
+            Cache(
+                self.model.trunk,
+                self.model.preprocessing,
+                View(self.augment, self.flip, recipe.min_area, recipe.data_seed, number, of),
+                patches=self.patches,
+            )
+            for number in range(recipe.views)
+        ]
 
     def missing(self) -> int:
         """The bytes that filling will add."""
@@ -236,39 +244,109 @@ class Cached:
             return torch.zeros(0, height, width, dtype=torch.uint8)
         return torch.frombuffer(masks, dtype=torch.uint8).view(-1, height, width)
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Item]:
-        cache = self._views[epoch % len(self._views)]
+    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
+        cache = self.views[epoch % len(self.views)]
         order = shuffled(len(self.train), self.recipe.data_seed, epoch)
-        yield from self._items(cache, self.train, self._train_contents, order, skip)
+        yield from self._shares(cache, self.train, self._train_contents, order, skip)
 
-    def validation(self, batches: int | None = None) -> Iterator[Item]:
+    def validation(self, batches: int | None = None) -> Iterator[Share]:
         order = np.arange(len(self.val))
         if batches is not None:
             order = order[: batches * self.recipe.batch]
-        yield from self._items(self._plain, self.val, self._val_contents, order, 0)
+        yield from self._shares(self._plain, self.val, self._val_contents, order, 0)
 
-    def _items(
+    def _shares(
         self, cache: Cache, dataset: Dataset, contents: list[str], order: Integers, skip: int
-    ) -> Iterator[Item]:
+    ) -> Iterator[Share]:
         size, masks = self.recipe.batch, self._masks.get((cache, dataset))
 
-        def read() -> Iterator[Item]:
+        def read() -> Iterator[Share]:
             for start in range(skip * size, len(order), size):
                 batch = order[start : start + size][self.team.rank :: self.team.world]
                 good = [int(i) for i in batch if contents[i] in cache]
                 good = [i for i in good if masks is None or i in masks]
                 rows = cache.read([contents[i] for i in good], self.only_pooled)
-                yield Item(rows, self._labels(cache, dataset, good), len(batch) - len(good))
+                yield Share(rows, self._labels(cache, dataset, good), len(batch) - len(good))
 
         return prefetched(read())
 
-    def logits(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         inputs = inputs.to(self.team.device)
         layers, pooled = self._plain.split(inputs)
         return self.model.from_cache(layers, pooled, tasks, self._plain.patches_of(inputs))
 
 
-def choose(
+@dataclass(frozen=True)
+class FeedChoice:
+    """The feeds that a run can have, and what speaks against the cache."""
+
+    model: MemoryViT
+    names: Sequence[str]
+    splits: Splits
+    recipe: Recipe
+    team: Team
+    transform: Transform | None = None
+
+    @property
+    def augment(self) -> str:
+        return self.splits.augment if self.recipe.augment == "auto" else self.recipe.augment
+
+    @property
+    def patches(self) -> bool:
+        """Whether some task needs the trunk's last patches."""
+        return any(self.model.task(name).kind.per_pixel for name in self.names)
+
+    def against_cache(self) -> str | None:
+        """Why the cache cannot be used, known from the settings alone; None if it can."""
+        if any(self.model.task(name).spec.parts.changes_trunk for name in self.names):
+            return "the regime changes the trunk's own tokens"
+        if self.transform is not None:
+            return "what a transform of your own does cannot be known"
+        if self.augment != "none" and not self.recipe.views:
+            return f"augment is {self.augment}, which is random every time (give views to fix some)"
+        return None
+
+    def too_large(self) -> str | None:
+        """Why the whole cache would be too large for `cache_gb`; None if it is not."""
+        views = self.recipe.views if self.augment != "none" else 1
+        images = len(self.splits["train"]) * views + len(self.splits["val"])
+        need = images * row_bytes(self.model.trunk, self.model.preprocessing, self.patches)
+        if need <= self.recipe.cache_gb * 1e9:
+            return None
+        return f"it would take {need / 1e9:.2g} GB, and cache_gb is {self.recipe.cache_gb:g}"
+
+    def trunk_feed(self) -> TrunkFeed:
+        return TrunkFeed(
+            self.model, self.splits["train"], self.splits["val"], self.recipe,
+            self.augment, self.splits.flip, self.team, self.transform,
+        )  # fmt: skip
+
+    def cache_feed(self) -> CacheFeed:
+        only_pooled = not any(self.model.task(name).spec.parts.masked for name in self.names)
+        return CacheFeed(
+            self.model, self.splits["train"], self.splits["val"], self.recipe,
+            self.augment, self.splits.flip, self.team, only_pooled, self.patches,
+        )  # fmt: skip
+
+    def without_cache(self, reason: str | None, large: bool) -> TrunkFeed:
+        """The trunk's feed; an EngramError where the recipe insists on the cache or needs it."""
+        recipe = self.recipe
+        if recipe.cache == "on" and reason:
+            raise EngramError(f"The cache cannot be used: {reason}. Use cache auto or off.")
+        if self.augment != "none" and recipe.views:
+            raise EngramError(
+                f"views is {recipe.views}, and views live in the cache, which is "
+                + (f"not possible here: {reason}." if reason else "off.")
+            )
+        if recipe.cache == "auto" and large and self.team.main:
+            notice = (
+                f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
+            )
+            warnings.warn(notice, Notice, stacklevel=2)
+        return self.trunk_feed()
+
+
+def open_feed(
     model: MemoryViT,
     names: Sequence[str],
     splits: Splits,
@@ -277,40 +355,20 @@ def choose(
     transform: Transform | None = None,
     progress: Progress = silent,
 ) -> Feed:
-    """The cache where it can be used and fits, else the trunk; cache="on" insists on it."""
-    train, val = splits["train"], splits["val"]
-    augment = splits.augment if recipe.augment == "auto" else recipe.augment
-    regimes = [model.task(name).spec.parts for name in names]
-    patches = any(model.task(name).kind.per_pixel for name in names)
-    views = recipe.views if augment != "none" else 1
-    row = row_bytes(model.trunk, model.preprocessing, patches)
-    need = row * (len(train) * views + len(val))
-    against, large, cached = None, None, None
-    if any(regime.changes_trunk for regime in regimes):
-        against = "the regime changes the trunk's own tokens"
-    elif transform is not None:
-        against = "what a transform of your own does cannot be known"
-    elif augment != "none" and not recipe.views:
-        against = f"augment is {augment}, which is random every time (give views to fix some)"
-    elif need > recipe.cache_gb * 1e9:
-        against = large = f"it would take {need / 1e9:.2g} GB, and cache_gb is {recipe.cache_gb:g}"
-    elif recipe.cache != "off":
-        only_pooled = not any(regime.masked for regime in regimes)
-        cached = Cached(model, train, val, recipe, augment, splits.flip, team, only_pooled, patches)
-        if any(team.gather([cached.missing() > 0.8 * room()])):
-            free = f"{room() / 1e9:.2g} GB are free"
-            against = large = f"it would take {cached.missing() / 1e9:.2g} GB more, and {free}"
-    if recipe.cache == "on" and against:
-        raise EngramError(f"The cache cannot be used: {against}. Use cache auto or off.")
-    if augment != "none" and recipe.views and (against or recipe.cache == "off"):
-        raise EngramError(
-            f"views is {recipe.views}, and views live in the cache, which is "
-            + (f"not possible here: {against}." if against else "off.")
-        )
-    if recipe.cache == "auto" and large and team.main:
-        told = f"The cache is not used: {large}. The ViT runs over all pictures in every epoch."
-        warnings.warn(told, Notice, stacklevel=2)
-    if cached is None or against:
-        return Pictures(model, train, val, recipe, augment, splits.flip, team, transform)
-    cached.fill(progress)
-    return cached
+    """The cache where it can be used and fits, filled now; else the trunk.
+
+    The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
+    """
+    choice = FeedChoice(model, names, splits, recipe, team, transform)
+    reason = choice.against_cache()
+    large = None if reason else choice.too_large()
+    if reason or large or recipe.cache == "off":
+        return choice.without_cache(reason or large, large is not None)
+    feed = choice.cache_feed()
+    feed.scan()
+    if any(team.gather([feed.missing() > 0.8 * room()])):
+        free = f"{room() / 1e9:.2g} GB are free"
+        large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
+        return choice.without_cache(large, True)
+    feed.fill(progress)
+    return feed

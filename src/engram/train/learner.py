@@ -1,4 +1,4 @@
-"""One task in training: how it is updated, judged and kept."""
+"""One task in training: its optimiser, its validation scores, the weights it keeps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Learner:
             self.scale, self.since_scaled = self.scale * 2, 0
         return True
 
-    def judge(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
+    def measure(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
         """The metrics of what `Kind.keep` kept of a validation."""
         return self.task.kind.metrics(kept, self.task.head.settled, failed)
 
@@ -91,8 +91,8 @@ class Learner:
         """The metric that chooses, as last measured."""
         return float(self.metrics[self.task.kind.score])
 
-    def judged(self, metrics: dict[str, Any]) -> None:
-        """Take note of a validation; one whose patience has run out keeps its best."""
+    def record(self, metrics: dict[str, Any]) -> None:
+        """Record a validation; a learner whose patience has run out keeps its best weights."""
         self.metrics = metrics
         if self.done:
             return
@@ -112,7 +112,7 @@ class Learner:
                     average.copy_(kept)
 
     def choose_weights(self) -> bool:
-        """Put the weights that count into the task: the best, else the average. False: as now."""
+        """Put the final weights into the task: the best, else the average. False: no change."""
         self.swap_average()
         if self.best is not None:
             with torch.no_grad():

@@ -25,6 +25,7 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] = (),
     group: str = "",
+    metavar: str = "",
 ) -> Any:
     """A field of a settings dataclass.
 
@@ -36,6 +37,7 @@ def setting(
         below: Numbers must be less than this.
         choices: The only texts allowed.
         group: The panel of `--help` that lists the flag.
+        metavar: What `--help` shows in place of the value.
     """
     metadata = {
         "about": about,
@@ -44,6 +46,7 @@ def setting(
         "below": below,
         "choices": choices,
         "group": group,
+        "metavar": metavar,
     }
     return field(default=default, metadata=metadata)
 

@@ -1,0 +1,77 @@
+"""The command line's application, and the options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engram import __version__
+from engram.cli.flags import DATA, OUTPUT, TASK
+
+app = typer.Typer(
+    name="engram",
+    help="Teach one frozen Vision Transformer any number of new tasks, each one small file.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document for machines.", rich_help_panel=OUTPUT),
+]
+Backbone = Annotated[
+    str | None,
+    typer.Option(metavar="TRUNK", help="Path or Hub id of the backbone, if it has moved."),
+]
+Trunk = Annotated[
+    str,
+    typer.Option(
+        "--backbone",
+        metavar="TRUNK",
+        help="The backbone (trunk): a path, a Hub id, or pico.",
+        rich_help_panel=TASK,
+    ),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(
+        "--image-size",
+        help="Height and width of images in pixels, if not the trunk's own.",
+        rich_help_panel=TASK,
+    ),
+]
+Label = Annotated[
+    str,
+    typer.Option(
+        "--label",
+        metavar="A,B",
+        help="Label column of a table, or several columns.",
+        rich_help_panel=DATA,
+    ),
+]
+Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]
+Tasks = Annotated[list[str] | None, typer.Option("--task", help="Only these tasks; repeatable.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace the file if it exists.", rich_help_panel=OUTPUT),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"engram {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

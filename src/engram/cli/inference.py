@@ -1,0 +1,246 @@
+"""`engram eval` and `engram predict`."""
+
+from __future__ import annotations
+
+import base64
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli.app import Backbone, Engrams, Json, Label, Tasks, app
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, words
+from engram.cli.options import named
+from engram.cli.terminal import bars, show
+from engram.errors import EngramError, Notice
+from engram.util.description import Description
+
+if TYPE_CHECKING:
+    from engram.data.datasets import Splits
+    from engram.inference.evaluate import Answers
+    from engram.model import MemoryViT
+
+Split = Annotated[
+    str, typer.Option(help="Split of the data: train, val or test.", rich_help_panel=DATA)
+]
+Workers = Annotated[
+    int, typer.Option(help="Processes that decode images.", rich_help_panel=RESOURCES)
+]
+
+
+@app.command(name="eval")
+def eval_command(
+    sources: Engrams,
+    data: Annotated[
+        list[str],
+        typer.Option(
+            "--data",
+            metavar="NAME=DATA",
+            help="A task and its data; repeatable.",
+            rich_help_panel=DATA,
+        ),
+    ],
+    split: Split = "test",
+    label: Label = "",
+    backbone: Backbone = None,
+    batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
+    workers: Workers = 2,
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad", help="Leave unreadable images out of the count.", rich_help_panel=DATA
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Also write a page.", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure tasks on data, all of them attached together."""
+    from engram.inference.evaluate import answers
+    from engram.inference.load import load_model
+    from engram.report.run import check_page_path
+    from engram.util.processes import Team
+
+    if report is not None:
+        check_page_path(report)  # before an hour of work, not after it
+    with bars(as_json) as progress:
+        team, model = Team(), load_model(sources, backbone)
+        found = [
+            answers(
+                model, splits, name, split=split, batch=batch, workers=workers, team=team,
+                progress=partial(progress, name),
+            )
+            for name, splits in _pairs(model, data, split, label).items()
+        ]  # fmt: skip
+    rows = []
+    if report is not None and team.main:
+        rows = _write_report(report, model, found, split)
+    metrics = {one.task: one.metrics(skip_bad) for one in found}
+    show(_metrics_description(model, metrics, rows), as_json)
+
+
+def data_for(
+    model: MemoryViT, tasks: Sequence[str], text: str, split: str, label: str = ""
+) -> tuple[str, Splits]:
+    """The task and the data of `--data NAME=DATA`; DATA alone is enough for a single task."""
+    from engram.data.datasets import load
+
+    name, source = named(text, tasks)
+    if not name and len(tasks) != 1:
+        raise EngramError(
+            f"--data {text}: which of the tasks {', '.join(tasks)} is it for? Write "
+            f"--data {next(iter(tasks), 'NAME')}={text}."
+        )
+    task = model.task(name or tasks[0])
+    if task.spec.name not in tasks:
+        raise EngramError(f"--data {text} is for none of the tasks {', '.join(tasks)}.")
+    splits = load(source, split=split, like=task.spec, label=words(label) or None)
+    if splits.unsplit:
+        notice = (
+            f"{source} has no splits, so all its {len(splits[split]):,} images are measured; if "
+            f"{task.spec.name!r} learned from them, that is no test."
+        )
+        warnings.warn(notice, Notice, stacklevel=2)
+    return task.spec.name, splits
+
+
+def _pairs(model: MemoryViT, data: Sequence[str], split: str, label: str) -> dict[str, Splits]:
+    pairs: dict[str, Splits] = {}
+    for text in data:
+        name, splits = data_for(model, list(model.tasks), text, split, label)
+        if name in pairs:
+            raise EngramError(
+                f"--data {text}: there is data for {name!r} already; evaluate on one after the "
+                "other."
+            )
+        pairs[name] = splits
+    if not pairs:
+        raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
+    return pairs
+
+
+def _write_report(
+    path: Path, model: MemoryViT, answers: Sequence[Answers], split: str
+) -> list[tuple[str, str]]:
+    from engram.report.page import TaskPart, write_report
+
+    names = ", ".join(one.task for one in answers)
+    parts = [TaskPart(one) for one in answers]
+    try:
+        write_report(path, model, parts, title=f"{names}: how good on the {split} split")
+    except EngramError as error:  # what was measured is shown all the same
+        return [("report", f"not written: {error}")]
+    return []
+
+
+def _metrics_description(
+    model: MemoryViT, metrics: Mapping[str, Mapping[str, Any]], rows: list[tuple[str, str]]
+) -> Description:
+    wanted = [key for name in metrics for key in model.task(name).kind.columns]
+    columns = tuple(dict.fromkeys([key for key in wanted if key != "loss"] + ["loss"]))
+    table = tuple(
+        (
+            name,
+            f"{values['images']:,}",
+            *(f"{values[key]:.4f}" if key in values else "" for key in columns),
+            str(len(values["unreadable"])),
+        )
+        for name, values in metrics.items()
+    )
+    return Description(metrics, rows, ("task", "images", *columns, "unreadable"), table)
+
+
+@app.command(name="predict")
+def predict_command(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE… IMAGE…", help="Engrams or bundles, and images or folders."),
+    ],
+    backbone: Backbone = None,
+    tasks: Tasks = None,
+    top_k: Annotated[int, typer.Option(help="Number of classes to return per task.")] = 3,
+    masks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write segmentation masks into this folder, as PNG.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask every task about images, in one pass."""
+    from engram.inference.predict import kind_of, predict
+
+    model, images = _model_and_images(sources, backbone)
+    results = predict(model, images, tasks=tasks or None, top_k=top_k)
+    if masks is not None:
+        _write_masks(results, masks)
+    table = []
+    for result in results:
+        if "error" in result:
+            table.append((result["image"], "", result["error"]))
+        for name, answer in result.get("tasks", {}).items():
+            table.append((result["image"], name, kind_of(model, name).words(answer)))
+    show(Description(results, [], ("image", "task", "answer"), tuple(table)), as_json)
+    if any("error" in result for result in results):
+        raise typer.Exit(2)
+
+
+def _model_and_images(sources: Sequence[Path], backbone: str | None) -> tuple[MemoryViT, list[str]]:
+    """Engrams and bundles among the arguments make the model; all the others are images."""
+    from engram.data.sources import images_below
+    from engram.inference.load import load_model
+    from engram.model import MemoryViT
+    from engram.store.bundles import is_bundle
+    from engram.store.format import is_engram
+    from engram.trunks.load import load_trunk
+    from engram.util.hub import is_hub_address
+
+    engrams = [
+        path for path in sources
+        if is_hub_address(path) or is_bundle(path) or is_engram(path)
+        or path.suffix == ".safetensors"
+    ]  # fmt: skip
+    images: list[str] = []
+    for path in sources:
+        if path not in engrams:
+            images += images_below(path)[0] if path.is_dir() else [os.fspath(path)]
+    if not engrams and backbone is None:
+        raise EngramError(
+            "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
+            "bundle), or --backbone to ask the trunk alone."
+        )
+    if not images:
+        raise EngramError("No image was given; add the paths of images, or of a folder of them.")
+    model = load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(str(backbone)))
+    return model, images
+
+
+def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write every mask as IMAGE.TASK.png, and put its path into the answer in its place."""
+    from engram.util.files import write_atomically
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngramError(
+            f"The folder {folder} cannot be made ({error.strerror}); choose another."
+        ) from None
+    taken: set[str] = set()
+    for result in results:
+        stem = Path(result["image"]).stem
+        while stem in taken:  # an image of the same name in another folder
+            stem += "_"
+        taken.add(stem)
+        for name, answer in result.get("tasks", {}).items():
+            if "mask" in answer:
+                path = folder / f"{stem}.{name}.png"
+                write_atomically(path, base64.b64decode(answer["mask"].partition(",")[2]))
+                answer["mask"] = str(path)

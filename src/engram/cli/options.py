@@ -1,0 +1,90 @@
+"""What the flags of `fit` and `sweep` say about data, tasks and recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engram.cli.flags import words
+from engram.errors import EngramError
+from engram.train.recipe import RECIPES, Recipe
+from engram.util.settings import setting
+
+if TYPE_CHECKING:
+    from engram.data.datasets import Splits
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What the data is: the kind of task it is for, and where its labels are."""
+
+    kind: str = setting(
+        "classification", "kind of task: classification, multilabel, regression or segmentation"
+    )
+    label: str = setting("", "label column of a table, or several columns", metavar="A,B")
+    classes: str = setting(
+        "", "class names; for masks with their values: pet=1,sky=2", metavar="A,B"
+    )
+    ignore: int | None = setting(
+        None, "value of ignored pixels in masks; 255 if not given", metavar="VALUE"
+    )
+
+    def load(self, data: str) -> Splits:
+        """The data, as these options describe it."""
+        from engram.data.datasets import load
+        from engram.tasks.kinds import IGNORED
+
+        names, values = self._classes()
+        self._check_masks(bool(values))
+        return load(
+            data,
+            kind=self.kind,
+            label=words(self.label) or None,
+            classes=names or None,
+            values=values or None,
+            ignore=IGNORED if self.ignore is None else self.ignore,
+        )
+
+    def _classes(self) -> tuple[list[str], list[int]]:
+        """The names of classes and, if every one has one, their values in masks."""
+        pairs = [part.rpartition("=") for part in self.classes.split(",") if part.strip()]
+        names = [(name if equals else rest).strip() for name, equals, rest in pairs]
+        if not any(equals for _, equals, _ in pairs):
+            return names, []
+        try:
+            return names, [int(value) for _, _, value in pairs]
+        except ValueError:
+            raise EngramError(
+                f"--classes is {self.classes!r}; give every class the value that it has in masks, "
+                "such as pet=1,background=2, or none of them."
+            ) from None
+
+    def _check_masks(self, values: bool) -> None:
+        """Refuse options about masks where the kind of task has none."""
+        from engram.tasks.kinds import KINDS
+
+        if self.kind not in KINDS or KINDS[self.kind].per_pixel:
+            return
+        for flag, given in (("--ignore", self.ignore is not None), ("--classes with =", values)):
+            if given:
+                raise EngramError(f"{flag} is about masks, and {self.kind} has none; leave it out.")
+
+
+def recipe_from(name: str, given: Mapping[str, Any]) -> Recipe:
+    """The named recipe with the settings that were given."""
+    if name not in RECIPES:
+        raise EngramError(f"There is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
+    changes = {key: value for key, value in given.items() if value is not None}
+    if "epochs" in changes:
+        changes.setdefault("steps", 0)  # else the recipe's own steps would count
+    return RECIPES[name].but(**changes)
+
+
+def named(text: str, names: Collection[str] = ()) -> tuple[str, str]:
+    """NAME=REST in its two parts; no name where there is none, or the text is a path with a =."""
+    name, equals, rest = text.partition("=")
+    if not equals or (name not in names and Path(text).exists()):
+        return "", text
+    return name, rest

@@ -1,0 +1,84 @@
+"""The page about a training run, in the run's folder."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from engram.data.datasets import Dataset, Splits
+from engram.errors import EngramError
+from engram.model import MemoryViT
+from engram.report.page import TaskPart, answers_for_report, write_report
+from engram.tasks.kinds import KINDS
+from engram.train.fit import Result
+from engram.train.recipe import Recipe
+from engram.train.run import run_folder
+from engram.train.sweep import SweepResult
+from engram.util.files import check_writable
+
+
+def check_page_path(path: Path) -> None:
+    """Refuse a path where a page cannot be written, or would replace anything but a page."""
+    check_writable(path)
+    if path.exists():
+        with open(path, "rb") as file:
+            if not file.read(15).lower().startswith(b"<!doctype html"):
+                raise EngramError(f"{path} exists and is not an HTML page; choose another name.")
+
+
+def write_run_report(
+    model: MemoryViT,
+    result: Result | SweepResult,
+    splits: Splits,
+    recipe: Recipe,
+    refit: bool = False,
+) -> str:
+    """Write the page into the run's folder and return its path, or say why there is none.
+
+    It is about the test split if that was evaluated, else about validation.
+    """
+    assert result.path is not None
+    folder = run_folder(result.path)
+    split = "test" if "test" in result.metrics else "val"
+    dataset = splits.with_validation(recipe.val_share, recipe.data_seed)[split]
+    lead = f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}."
+    if refit and split == "val":
+        dataset = dataset.subset(range(len(dataset)), "train")
+        lead += _after_refit(result, splits)
+    settings = [] if isinstance(result, Result) else [one.to_dict() for one in result.settings]
+    try:
+        answers = answers_for_report(model, dataset, result.task)
+        lead += _sampled(answers.dataset, dataset)
+        page = write_report(
+            folder / "report.html",
+            model,
+            [TaskPart(answers, _history(folder / "history.csv"), settings)],
+            title=f"{result.task}: what it learned",
+            lead=lead,
+        )
+    except EngramError as error:  # the engram is written, and that is what was asked for
+        return f"not written: {error}"
+    return str(page)
+
+
+def _after_refit(result: Result | SweepResult, splits: Splits) -> str:
+    kind = KINDS[splits.kind]
+    before = kind.shown(result.metrics["val"][kind.score])
+    return (
+        " It was trained once more with the validation images, so what follows is about images "
+        f"that it has learned; before that, its validation {kind.title} was {before}."
+    )
+
+
+def _sampled(shown: Dataset, dataset: Dataset) -> str:
+    if len(shown) == len(dataset):
+        return ""
+    return f" The page is about {len(shown):,} of the {len(dataset):,} images, chosen at random."
+
+
+def _history(path: Path) -> list[dict[str, float]]:
+    """The learning curve that the run logged; empty where it logged nothing."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

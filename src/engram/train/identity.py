@@ -1,0 +1,69 @@
+"""What a run is a run of, as a hash: the checkpoint of another run is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engram.data.datasets import Dataset, Integers, Splits
+from engram.data.sources import Arrays, Files, Rows
+from engram.model import MemoryViT
+from engram.train.learner import Learner
+from engram.train.recipe import Recipe
+
+
+def identity_of(
+    model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe
+) -> str:
+    """A hash of all that decides the weights: trunk, tasks, recipe and data."""
+    free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
+    if recipe.patience:  # then the evaluations decide when to stop
+        free.remove("evaluations")
+    config, preprocessing = model.trunk.config, model.preprocessing
+    parents = {parent for one in learners for parent in one.task.spec.extends}
+    decides: dict[str, Any] = {
+        "trunk": [model.trunk.fingerprint, config.heads, config.activation, config.antialias],
+        "preprocessing": preprocessing.to_dict(),
+        "parents": {name: model.engram(name).content for name in sorted(parents)},
+        "tasks": [
+            (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
+        ],
+        "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
+        "data": [samples_of(splits["train"]), samples_of(splits["val"])],
+    }
+    if splits.legend is not None:
+        decides["masks"] = [*splits.legend.values, splits.legend.ignore]
+    return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
+
+
+def samples_of(dataset: Dataset) -> list[Any]:
+    """What a split holds, as far as that is known without reading every file."""
+    masks = [] if dataset.masks is None else _names(dataset.masks, dataset.order)
+    return [dataset.labels.tolist(), _names(dataset.rows, dataset.order), masks]
+
+
+def _names(rows: Rows, order: Integers) -> list[Any]:
+    """Names and sizes of files, without the folder they share: a dataset may have been moved.
+
+    Of arrays the content is told, of all else the numbers of the rows.
+    """
+    if isinstance(rows, Arrays):
+        pixels = rows.pixels.contiguous().flatten().view(torch.uint8)
+        return [hashlib.sha256(pixels.numpy().data).hexdigest(), *order.tolist()]
+    if not isinstance(rows, Files):
+        return list(order.tolist())
+    paths = [os.path.abspath(path) for path in rows.paths]
+    shared = os.path.commonpath(paths)
+    return [(paths[row].removeprefix(shared), _size(paths[row])) for row in order]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:  # it will be listed as unreadable
+        return -1

@@ -1,0 +1,303 @@
+"""The training loop: learners that take steps, are validated, checkpointed and finished."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.data.datasets import Splits
+from engram.data.loader import Transform
+from engram.errors import EngramError, Interrupted
+from engram.model import MemoryViT
+from engram.train.feeds import Feed, Share, open_feed
+from engram.train.identity import identity_of
+from engram.train.learner import Learner
+from engram.train.recipe import Recipe
+from engram.train.run import Run
+from engram.train.trainable import train_only
+from engram.util.processes import Stop, Team, dtype_for, stoppable
+from engram.util.progress import Progress
+
+
+def train(
+    model: MemoryViT,
+    learners: Sequence[Learner],
+    splits: Splits,
+    recipe: Recipe,
+    *,
+    run: Run | None = None,
+    resume: bool = False,
+    transform: Transform | None = None,
+    team: Team,
+    progress: Progress,
+) -> tuple[list[dict[str, float]], dict[str, str]]:
+    """Train tasks that cannot interact together, each with its own optimiser: one is enough.
+
+    Gives the history of the run and the pictures that could not be read.
+    """
+    training = Training(model, learners, splits, recipe, run, team, progress)
+    training.prepare(transform)
+    training.begin(resume)
+    training.go()
+    training.end()
+    return training.history, training.unreadable
+
+
+class Training:
+    """Learners that are trained together: where they are, and what a checkpoint keeps of it.
+
+    `prepare`, `begin`, `go` and `end` are called once each, in this order.
+    """
+
+    feed: Feed  # set by `prepare`, with `steps` and `every`
+    steps: int  # of the whole run
+    every: int  # steps between validations
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        learners: Sequence[Learner],
+        splits: Splits,
+        recipe: Recipe,
+        run: Run | None,
+        team: Team,
+        progress: Progress,
+    ) -> None:
+        self.model, self.learners, self.splits, self.recipe = model, learners, splits, recipe
+        self.run, self.team, self.progress = run, team, progress
+        self.names = [learner.name for learner in learners]
+        self.parameters = [p for learner in learners for p in learner.parameters]
+        self.dtype = torch.float32
+        # Where it is
+        self.step, self.spent, self.began = 0, 0.0, 0.0
+        self.history: list[dict[str, float]] = []
+        self.unreadable: dict[str, str] = {}
+        self.losses, self.seen = torch.zeros(len(learners), dtype=torch.float64), 0
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps or all(learner.done for learner in self.learners)
+
+    # The story
+
+    def prepare(self, transform: Transform | None = None) -> None:
+        """All that comes before the first step; the trunk may run over all images, for the cache.
+
+        The model moves to its device and is frozen but for the learners' parameters, heads take
+        what they need from the training labels, and the feed is chosen and made ready.
+        """
+        self.dtype = dtype_for(self.recipe.precision, self.team.device)
+        self.model.to(self.team.device).train()
+        train_only(self.model, *self.names)
+        for learner in self.learners:
+            learner.task.kind.prepare(learner.task.head, self.splits["train"].labels)
+        self.feed = open_feed(
+            self.model, self.names, self.splits, self.recipe, self.team, transform, self.progress
+        )
+        self.steps = self.recipe.steps or self.recipe.epochs * self.feed.per_epoch
+        self.every = max(1, self.steps // self.recipe.evaluations)
+
+    def begin(self, resume: bool) -> None:
+        """Resume an interrupted run, and try a validation: what is wrong should show now."""
+        self.identity = identity_of(self.model, self.learners, self.splits, self.recipe)
+        self.fed = [self.feed.cache, self.feed.contents]
+        state = None if self.run is None else self.run.begin(self.identity, self.fed, resume)
+        if state is not None:
+            self._restore(state)
+        self._refuse_bad()
+        self._validate(batches=2)
+
+    def go(self) -> None:
+        """Take the steps that are left, with validations and checkpoints; Ctrl-C stops cleanly."""
+        self.began = saved = time.perf_counter()
+        with stoppable() as stop:
+            for share in self._shares():
+                asked = self._learn(share, stop)
+                if self.step % self.every == 0 or self.step == self.steps:
+                    self._evaluate()
+                if asked or time.perf_counter() - saved > self.recipe.checkpoint_seconds:
+                    self._checkpoint()
+                    saved = time.perf_counter()
+                if asked and not self.finished:
+                    how = " Run the same command with --resume to go on." if self.run else ""
+                    raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
+
+    def end(self) -> None:
+        """Leave every learner with its final weights, averaged or the best, and measured."""
+        self._refuse_bad()
+        chosen = [learner.choose_weights() for learner in self.learners]
+        if any(chosen):
+            self._validate(averaged=False)
+
+    # One step
+
+    def _shares(self) -> Iterator[Share]:
+        """This process's share of every batch from here on, epoch after epoch."""
+        while not self.finished:
+            epoch, position = divmod(self.step, self.feed.per_epoch)
+            for share in self.feed.epoch(epoch, position):
+                yield share
+                if self.finished:
+                    return
+
+    def _learn(self, share: Share, stop: Stop) -> bool:
+        """One update of every learner; returns whether some process was asked to stop."""
+        learners, device = self.learners, self.team.device
+        losses = torch.zeros(len(learners), device=device)
+        scales = torch.tensor([one.scale for one in learners], device=device)
+        for inputs, labels in share.split(self.recipe.micro_batch):
+            outputs = self._outputs(inputs)
+            labels = labels.to(device)
+            each = torch.stack([one.loss(outputs[one.name], labels) for one in learners])
+            (each * scales).sum().backward()  # type: ignore[no-untyped-call]
+            losses += each.detach()
+        sums = [float(len(share.labels)), float(share.failed), float(stop.asked), *losses.tolist()]
+        count, failed, asked, *sums = _average_gradients(self.team, self.parameters, sums)
+        self.losses += torch.tensor(sums)
+        self.seen += int(count)
+        for learner in learners:
+            if count:
+                learner.step(self.step, self.steps)
+            learner.optimizer.zero_grad()
+        self.step += 1
+        if failed:
+            self._refuse_bad()
+        note = f"loss {float(self.losses.sum()) / max(1, self.seen):.3f}"
+        self.progress("training", self.step, self.steps, note)
+        return bool(asked)
+
+    def _outputs(self, inputs: Tensor) -> dict[str, Tensor]:
+        with torch.autocast(self.team.device.type, self.dtype, self.dtype != torch.float32):
+            return self.feed.outputs(inputs, self.names)
+
+    # Validation
+
+    def _evaluate(self) -> None:
+        """Validate and log; the losses of the history are those since the last time."""
+        if not bool(self.losses.isfinite().all()):
+            diverged = int(self.losses.isfinite().int().argmin())
+            raise EngramError(
+                f"The loss is not finite at step {self.step} with a learning rate of "
+                f"{self.learners[diverged].lr:g}; use a lower one."
+            )
+        self._validate()
+        self.history.append(self._line())
+        self.losses.zero_()
+        self.seen = 0
+        if self.run is not None and self.team.main:
+            self.run.log(self.history)
+
+    def _validate(self, batches: int | None = None, averaged: bool = True) -> None:
+        """Measure all learners on the validation images; on a few batches only as a trial."""
+        self.model.eval()
+        if averaged:
+            for learner in self.learners:
+                learner.swap_average()
+        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.names}
+        failed = 0
+        with torch.no_grad():
+            for share in self.feed.validation(batches):
+                failed += share.failed
+                for inputs, labels in share.split(self.recipe.micro_batch):
+                    for name, outputs in self._outputs(inputs).items():
+                        answers[name].append(self.model.task(name).kind.keep(outputs, labels))
+        failed = sum(self.team.gather([failed]))
+        if failed:
+            self._refuse_bad()
+        for learner in self.learners:
+            kept = self.team.gather(answers[learner.name])
+            if batches is None:
+                learner.task.kind.settle(learner.task.head, kept)
+            metrics = learner.measure(kept, failed)
+            if batches is None:
+                learner.record(metrics)
+            if averaged:
+                learner.swap_average()
+        self.model.train()
+
+    def _line(self) -> dict[str, float]:
+        """One row of the history; of several learners, the best."""
+        best = max(range(len(self.learners)), key=lambda i: self.learners[i].score)
+        learner = self.learners[best]
+        metrics, score = learner.metrics, learner.task.kind.score
+        return {
+            "step": self.step,
+            "epoch": round(self.step / self.feed.per_epoch, 3),
+            "loss": round(float(self.losses[best] / max(1, self.seen)), 6),
+            "lr": self.recipe.rate_at(self.step - 1, self.steps, learner.lr),
+            "val_loss": round(metrics.get("loss", math.nan), 6),
+            f"val_{score}": metrics[score],
+        }
+
+    def _refuse_bad(self) -> None:
+        """List what no process could read so far; more than `max_bad` of it is an EngramError."""
+        known = len(self.unreadable)
+        for shared in self.team.gather([self.feed.bad]):
+            self.unreadable.update(shared)
+        images = len(self.splits["train"]) + len(self.splits["val"])
+        reasons = sorted(self.unreadable.values())
+        if self.run is not None and self.team.main and len(reasons) > known:
+            self.run.list_unreadable(self.unreadable)
+        if len(reasons) > self.recipe.max_bad * images:
+            raise EngramError(
+                f"{len(reasons)} of {images} images cannot be read, more than max_bad "
+                f"({self.recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Mend or "
+                "remove them, or raise max_bad."
+            )
+
+    # What a checkpoint needs
+
+    def _checkpoint(self) -> None:
+        if self.run is None or not self.team.main:
+            return
+        tensors = {
+            f"{i}.{k}": v for i, one in enumerate(self.learners) for k, v in one.tensors().items()
+        }
+        self.run.save(
+            {**tensors, "losses": self.losses},
+            {
+                "identity": self.identity,
+                "feed": self.fed,
+                "step": self.step,
+                "seconds": self.spent + time.perf_counter() - self.began,
+                "history": self.history,
+                "seen": self.seen,
+                "unreadable": self.unreadable,
+                "learners": [one.about() for one in self.learners],
+            },
+        )
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.step, self.history, self.spent = state["step"], state["history"], state["seconds"]
+        self.losses, self.seen = state["tensors"]["losses"], state["seen"]
+        self.unreadable.update(state["unreadable"])
+        for i, learner in enumerate(self.learners):
+            own, tensors = f"{i}.", state["tensors"]
+            kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
+            learner.restore(kept, state["learners"][i])
+
+
+def _average_gradients(team: Team, parameters: Sequence[Tensor], sums: list[float]) -> list[float]:
+    """Turn sums of gradients into means over the whole batch, of all processes together.
+
+    `sums`, the number of images first, are added up over the processes as well.
+    """
+    if team.world > 1:
+        gradients = [
+            (p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in parameters
+        ]
+        head = torch.tensor(sums, device=gradients[0].device, dtype=gradients[0].dtype)
+        total = team.sum(torch.cat([head, *gradients]))
+        sums = total[: len(sums)].tolist()
+        pieces = torch.split(total[len(sums) :], [p.numel() for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).clone()
+    for parameter in parameters:
+        if parameter.grad is not None and sums[0]:
+            parameter.grad /= sums[0]
+    return sums

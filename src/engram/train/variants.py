@@ -1,0 +1,263 @@
+"""The variants of a sweep: points of its grid with their seeds, and how they are trained.
+
+Masked tasks never read each other, so learning rates x weight decays x cell counts x seeds are
+streams side by side: the images are read once for all of them. Each variant has its own optimiser,
+clipping and schedule, and ends (but for rounding) as if it had been trained alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engram.data.datasets import Splits
+from engram.errors import EngramError
+from engram.model import MemoryViT
+from engram.store.engram import Engram
+from engram.store.format import read_engram
+from engram.tasks.regimes import REGIMES
+from engram.tasks.settings import TaskSettings
+from engram.train.fit import fit
+from engram.train.identity import identity_of
+from engram.train.learner import Learner
+from engram.train.recipe import Recipe, learning_rate
+from engram.train.run import Run
+from engram.train.training import train
+from engram.util.processes import Team
+from engram.util.progress import Progress
+
+#: In the run's folder: the images that finished variants could not read, for a run that resumes.
+_UNREADABLE = "variant-unreadable.json"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid, with the validation score of each of its seeds.
+
+    `measure` names the metric that chooses: the accuracy, or what the kind of task has instead.
+    """
+
+    lr: float
+    cells: int
+    weight_decay: float
+    scores: tuple[float, ...] = ()
+    measure: str = "accuracy"
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over seeds; 0 with one."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "lr": self.lr,
+            "cells": self.cells,
+            "weight_decay": self.weight_decay,
+            f"val_{self.measure}": self.mean,
+            "deviation": self.deviation,
+            "accuracies" if self.measure == "accuracy" else "scores": list(self.scores),
+        }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A setting with one seed."""
+
+    setting: Setting
+    seed: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All settings to be tried, and how many seeds each of them gets."""
+
+    lrs: Sequence[float] = ()
+    cells: Sequence[int] = (5,)
+    weight_decays: Sequence[float] = ()
+    seeds: int = 1
+
+    def variants(self, recipe: Recipe, regime: str) -> list[Variant]:
+        """Every setting with every seed; what makes no sense is an EngramError."""
+        if regime not in REGIMES:
+            raise EngramError(f"There is no regime {regime!r}; choose one of {', '.join(REGIMES)}.")
+        if self.seeds < 1:
+            raise EngramError(f"seeds is {self.seeds}; at least one is needed.")
+        if not self.cells:
+            raise EngramError("cells is an empty list; give at least one number, such as 5.")
+        for lr in self.lrs:
+            if not 0 < lr < math.inf:
+                raise EngramError(f"lr is {lr:g}; it must be a number above 0.")
+        for decay in self.weight_decays:
+            recipe.but(weight_decay=decay)  # is checked there
+        points = itertools.product(
+            dict.fromkeys(self.lrs) or (learning_rate(recipe, regime),),
+            dict.fromkeys(self.cells) if REGIMES[regime].cells else (0,),
+            dict.fromkeys(self.weight_decays) or (recipe.weight_decay,),
+        )
+        return [
+            Variant(Setting(*point), recipe.seed + seed)
+            for point in points
+            for seed in range(self.seeds)
+        ]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a variant: its validation metrics and its engram."""
+
+    metrics: dict[str, Any]
+    engram: Engram
+
+    @property
+    def score(self) -> float:
+        return float(self.metrics[self.engram.spec.does.score])
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where variants are trained: models of their own on the same trunk, with the same parents."""
+
+    model: MemoryViT
+    name: str
+    splits: Splits
+    recipe: Recipe
+    task: TaskSettings
+    team: Team
+
+    def check_names(self, variants: Sequence[Variant]) -> None:
+        """Check that the model takes the task under its name: now, not after an hour."""
+        for variant in {variant.setting.cells: variant for variant in variants}.values():
+            self._add(self.model, self.name, variant)
+            self.model.detach(self.name)
+
+    def train(
+        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+    ) -> tuple[list[Trained], dict[str, str]]:
+        """All variants, and the images that could not be read with the reasons."""
+        if REGIMES[self.task.regime].changes_trunk:
+            return self._one_by_one(variants, run, resume, progress)
+        return self._in_one_pass(variants, run, resume, progress)
+
+    def _in_one_pass(
+        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+    ) -> tuple[list[Trained], dict[str, str]]:
+        """All as streams of one pass."""
+        scratch = self._fresh()
+        learners = []
+        for i, variant in enumerate(variants):
+            called = f"{self.name[:50]}.{i}"
+            self._add(scratch, called, variant)
+            decay = variant.setting.weight_decay
+            learners.append(Learner(scratch, called, self.recipe, variant.setting.lr, decay))
+        _, unreadable = train(
+            scratch, learners, self.splits, self.recipe,
+            run=run, resume=resume, team=self.team, progress=progress,
+        )  # fmt: skip
+        scores = [Trained(o.metrics, scratch.engram(o.name).renamed(self.name)) for o in learners]
+        return scores, unreadable
+
+    def _one_by_one(
+        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+    ) -> tuple[list[Trained], dict[str, str]]:
+        """Each by itself; those that an interrupted sweep finished are not trained again."""
+        unreadable: dict[str, str] = {}
+        if run is not None:
+            resume = self._resumes(run, resume)
+            if resume and (run.folder / _UNREADABLE).exists():
+                unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
+        trained = []
+        for i, variant in enumerate(variants):
+            one, bad = self._one(i, variant, run, resume, progress)
+            trained.append(one)
+            if bad and run is not None and self.team.main:
+                run.list_unreadable(unreadable | bad)
+                run.write(_UNREADABLE, json.dumps(unreadable | bad))
+            unreadable |= bad
+        return trained, unreadable
+
+    def _resumes(self, run: Run, resume: bool) -> bool:
+        """Whether to go on with what an interrupted sweep left; if not, that is removed."""
+        begun = any(run.folder.glob("variant-*.safetensors"))
+        begun = begun or any(run.folder.glob("variant-*/checkpoint.safetensors"))
+        resume = run.goes_on(begun, resume)
+        if not resume and self.team.main:
+            self.clear(run)
+        self.team.wait()  # nobody begins what another process is about to clear
+        return resume
+
+    def _one(
+        self, i: int, variant: Variant, run: Run | None, resume: bool, progress: Progress
+    ) -> tuple[Trained, dict[str, str]]:
+        """One variant, and the images that it could not read; read from disk if it is done."""
+        out = None if run is None else run.folder / f"variant-{i}.safetensors"
+        scratch, recipe = self._fresh(), self.recipe_of(variant)
+        self._add(scratch, self.name, variant)
+        if run is not None and out is not None:
+            identity = identity_of(
+                scratch, [Learner(scratch, self.name, recipe)], self.splits, recipe
+            )
+            self._check_identity(run, out, identity, resume)
+            if resume and out.exists():
+                engram = read_engram(out)
+                return Trained(dict(engram.metrics["val"]), engram), {}
+        result = fit(
+            scratch, self.name, self.splits, recipe,
+            out=out, resume=resume, overwrite=resume or run is None or run.overwrite,
+            team=self.team, progress=progress,
+        )  # fmt: skip
+        trained = Trained(dict(result.metrics["val"]), scratch.engram(self.name))
+        return trained, dict(result.unreadable)
+
+    def _check_identity(self, run: Run, out: Path, identity: str, resume: bool) -> None:
+        """Refuse to go on with a variant of another sweep, and record which one this is."""
+        known = out.with_suffix(".identity")
+        was = known.read_text() if known.exists() else ""
+        if resume and was != identity and (was or out.exists()):
+            raise EngramError(
+                f"{out} was trained with other settings, data or trunk; repeat the command "
+                "of that sweep with --resume, or begin anew with --overwrite."
+            )
+        if self.team.main:
+            run.write(known.name, identity)
+
+    def train_again(self, variant: Variant, splits: Splits, progress: Progress) -> Engram:
+        """One variant once more, on other splits."""
+        scratch = self._fresh()
+        self._add(scratch, self.name, variant)
+        fit(scratch, self.name, splits, self.recipe_of(variant), team=self.team, progress=progress)
+        return scratch.engram(self.name)
+
+    def clear(self, run: Run) -> None:
+        """Remove what was kept of every variant: the best is written elsewhere by now."""
+        for path in run.folder.glob("variant-*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def recipe_of(self, variant: Variant) -> Recipe:
+        setting = variant.setting
+        return self.recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
+
+    def _fresh(self) -> MemoryViT:
+        scratch = MemoryViT(self.model.trunk)
+        if self.task.extends:
+            for name in self.model.tasks:
+                scratch.attach(self.model.engram(name))
+        return scratch
+
+    def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
+        settings = replace(self.task, cells=variant.setting.cells)
+        spec = self.splits.task_spec(called, settings)
+        scratch.add(spec, class_init=settings.class_init, seed=variant.seed)
