@@ -5,6 +5,7 @@ The list comes from the commands themselves, so it cannot fall behind them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +54,9 @@ def _row(parameter: Any) -> str:
         if parameter.metavar:
             called += f" `{parameter.metavar}`"
     text, default = _cell(parameter.help or ""), parameter.default
-    if text.endswith("]") and " [" in text:  # the settings of a recipe tell their default there
-        text, _, default = text[:-1].rpartition(" [")
+    found = re.fullmatch(r"(.*) \((?:(.*); )?default: (.*)\)\.", text)
+    if found:  # a flag made from a setting names its choices and its default there
+        text, default = f"{found[1]} ({found[2]})." if found[2] else f"{found[1]}.", found[3]
     if parameter.required:
         shown = "needed"
     elif default is None or default is False or default in ("", (), []):

@@ -20,48 +20,54 @@ class Recipe:
     paper's. Everything here but the settings of the last group decides the weights.
     """
 
-    epochs: int = setting(
-        30, "passes over the training images; ignored when steps is given", least=1
+    epochs: int = setting(30, "passes over the training images, unless steps is given", least=1)
+    steps: int = setting(0, "optimiser steps; 0: as many as the epochs need")
+    batch: int = setting(64, "images per optimiser step, over all processes", least=1)
+    optimizer: str = setting("adamw", "optimiser", choices=("adamw", "sgd"))
+    lr: float = setting(0.0, "peak learning rate; 0: the default of the regime and optimiser")
+    momentum: float = setting(0.9, "momentum of SGD", below=1)
+    weight_decay: float = setting(0.01, "weight decay, decoupled with adamw")
+    clip: float = setting(1.0, "largest gradient norm; 0: no clipping")
+    warmup: int = setting(5, "steps of linear learning-rate warm-up")
+    schedule: str = setting(
+        "cosine", "learning-rate schedule after the warm-up", choices=("cosine", "constant")
     )
-    steps: int = setting(0, "optimiser steps; 0: as many as the epochs make")
-    batch: int = setting(64, "images in a step, over all processes", least=1)
-    optimizer: str = setting("adamw", "the optimiser", choices=("adamw", "sgd"))
-    lr: float = setting(0.0, "highest learning rate; 0: what suits the regime and the optimiser")
-    momentum: float = setting(0.9, "of sgd", below=1)
-    weight_decay: float = setting(0.01, "decoupled with adamw, plain with sgd")
-    clip: float = setting(1.0, "largest norm of the gradient; 0: not clipped")
-    warmup: int = setting(5, "steps of linear warm-up")
-    schedule: str = setting("cosine", "after the warm-up", choices=("cosine", "constant"))
-    label_smoothing: float = setting(0.0, "share of the target spread over all classes", below=1)
-    ema: float = setting(0.0, "decay of an average of the weights that is kept; 0: none", below=1)
-    patience: int = setting(0, "stop after this many evaluations without a better one; 0: never")
+    label_smoothing: float = setting(0.0, "label smoothing", below=1)
+    ema: float = setting(0.0, "decay of the moving average of the weights; 0: none", below=1)
+    patience: int = setting(0, "stop after this many evaluations without improvement; 0: never")
     augment: str = setting(
         "none",
-        "random views of training images; auto: what suits the data",
+        "random augmentation of training images; auto: what suits the data",
         choices=("none", "inception", "pad-crop", "auto"),
     )
-    views: int = setting(0, "augmented views of each image, made once and cached; 0: new ones")
-    min_area: float = setting(
-        0.08, "smallest part of a picture that an inception crop shows", most=1
-    )
-    seed: int = setting(0, "of the first weights")
-    data_seed: int = setting(0, "of the order, the augmentation and the validation split")
+    views: int = setting(0, "augmented views per image, computed once and cached; 0: new ones")
+    min_area: float = setting(0.08, "smallest share of an image that a random crop shows", most=1)
+    seed: int = setting(0, "random seed for initialisation")
+    data_seed: int = setting(0, "random seed for order, augmentation and the validation split")
     val_share: float = setting(
-        0.1, "of the training images, where the data has no val split", below=1
+        0.1, "share of training images held out for validation, if there is no val split", below=1
     )
-    precision: str = setting("auto", "of the products", choices=("auto", "fp32", "bf16", "fp16"))
-    micro_batch: int = setting(64, "images in memory at once; the batch is accumulated", least=1)
+    precision: str = setting(
+        "auto",
+        "numeric precision of training",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        group="Resources",
+    )
+    micro_batch: int = setting(
+        64, "images in memory at once; gradients are accumulated", least=1, group="Resources"
+    )
 
-    evaluations: int = setting(10, "how often to validate in a run", least=1)
-    checkpoint_seconds: float = setting(60.0, "time between checkpoints")
+    evaluations: int = setting(10, "number of validations in a run", least=1)
+    checkpoint_seconds: float = setting(60.0, "seconds between checkpoints", group="Resources")
     max_bad: float = setting(0.01, "share of unreadable images above which the run stops")
     cache: str = setting(
         "auto",
-        "keep what the trunk feeds to tasks: auto does where nothing is random and it fits",
+        "train from a cache of the trunk's tokens; auto: where nothing is random and it fits",
         choices=("auto", "on", "off"),
+        group="Resources",
     )
-    cache_gb: float = setting(20.0, "disk that one cache may take")
-    workers: int = setting(2, "processes that decode images")
+    cache_gb: float = setting(20.0, "largest size of a cache in GB", group="Resources")
+    workers: int = setting(2, "processes that decode images", group="Resources")
 
     def __post_init__(self) -> None:
         check(self)
