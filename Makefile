@@ -79,7 +79,7 @@ bench: $(INSTALLED_FOR_BENCH)
 	$(BIN)/python -m benchmarks.speed $(ARGS)
 
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html."
 
 # Only what drives a page needs a browser: without one those tests are skipped, and say so.

@@ -1,29 +1,45 @@
-"""A hook of mkdocs: every command with every flag, written into docs/commands.md as it is built.
+"""An mkdocs hook: lists every command with its flags, and every setting of a recipe.
 
-The list comes from the commands themselves, so it cannot fall behind them.
+Both come from the code as the site is built, so the pages cannot fall behind it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import typer.main
 
 from engram.cli.main import app
+from engram.train.recipe import Recipe
 
-PLACE = "<!-- commands -->"
+COMMANDS = "<!-- commands -->"
+RECIPE = "<!-- recipe -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What mkdocs calls for each page."""
-    return markdown.replace(PLACE, commands()) if PLACE in markdown else markdown
+    for place, text in ((COMMANDS, commands), (RECIPE, recipe)):
+        if place in markdown:
+            markdown = markdown.replace(place, text())
+    return markdown
 
 
 def commands() -> str:
     """A section for each command: what it does, its arguments and its flags."""
     return "\n\n".join(_section(name, command) for name, command in found())
+
+
+def recipe() -> str:
+    """A table of the settings, their defaults and what they are."""
+    rows = ["| setting | default | what it is |", "|---|---|---|"]
+    for item in fields(Recipe):
+        choices = item.metadata["choices"]
+        about = item.metadata["about"] + (f" ({', '.join(choices)})" if choices else "")
+        rows.append(f"| `{item.name}` | `{item.default}` | {_cell(about)} |")
+    return "\n".join(rows)
 
 
 def found() -> Iterator[tuple[str, Any]]:
@@ -41,9 +57,16 @@ def _within(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _section(name: str, command: Any) -> str:
-    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
-    table = ["| | what it is | default |", "|---|---|---|", *rows]
-    return f"## engram {name}\n\n{_cell(command.help or '')}\n\n" + "\n".join(table)
+    panels: dict[str, list[str]] = {}  # in the order of `--help`
+    for parameter in command.params:
+        if parameter.name != "help":
+            panel = getattr(parameter, "rich_help_panel", None) or ""
+            panels.setdefault(panel, []).append(_row(parameter))
+    tables = [
+        "\n".join([f"| {panel} | what it is | default |", "|---|---|---|", *rows])
+        for panel, rows in panels.items()
+    ]
+    return "\n\n".join([f"## engram {name}", _cell(command.help or ""), *tables])
 
 
 def _row(parameter: Any) -> str:
@@ -58,7 +81,7 @@ def _row(parameter: Any) -> str:
     if found:  # a flag made from a setting names its choices and its default there
         text, default = f"{found[1]} ({found[2]})." if found[2] else f"{found[1]}.", found[3]
     if parameter.required:
-        shown = "needed"
+        shown = "required"
     elif default is None or default is False or default in ("", (), []):
         shown = ""
     else:

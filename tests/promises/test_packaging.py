@@ -1,11 +1,9 @@
 """The tested set is exact, complete, and free of what does not import beside a CPU torch."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from tests.support.paths import ROOT
@@ -43,16 +41,3 @@ def test_import_leaves_optional_packages_alone() -> None:
     code = f"import sys, engram; print(*sorted({optional!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-def test_the_documentation_builds(tmp_path: Path) -> None:
-    mkdocs = shutil.which("mkdocs", path=str(Path(sys.executable).parent))
-    assert mkdocs, "mkdocs is not installed: run make setup"
-    done = subprocess.run(
-        [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

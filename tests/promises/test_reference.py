@@ -2,7 +2,10 @@
 
 import importlib.util
 import re
+from dataclasses import fields
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.support.paths import ROOT
@@ -10,6 +13,20 @@ from tests.support.paths import ROOT
 import engram
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+ALSO = (
+    "list",
+    "data.load",
+    "data.Splits",
+    "data.Dataset",
+    "export.export_onnx",
+    "export.export_torch",
+    "export.OnnxModel",
+    "store.legacy.convert",
+    "tasks.costs.task_costs",
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +41,35 @@ def hook() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", engram.__all__)
+@pytest.mark.parametrize("name", [*engram.__all__, *ALSO])
 def test_every_public_name_is_in_the_reference(name: str) -> None:
-    assert re.search(rf"\bengram\.{name}\b", REFERENCE)
+    assert re.search(rf"^::: engram\.{re.escape(name)}$", REFERENCE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_that_a_page_writes_can_be_reached(page: Path) -> None:
+    text = re.sub(r"^from engram\S* import", "", page.read_text(encoding="utf-8"), flags=re.M)
+    written = set(re.findall(r"(?<![\w./-])engram\.([A-Za-z_][\w.]*\w)", text))
+    assert [name for name in sorted(written) if name != "json" and not reached(name)] == []
+
+
+def reached(name: str) -> bool:
+    """Whether the name can be typed as it is written after `import engram`."""
+    thing: Any = engram
+    for part in name.split("."):
+        if not hasattr(thing, part):
+            return False
+        thing = getattr(thing, part)
+    return True
 
 
 def test_every_command_is_in_the_reference(hook: ModuleType) -> None:
-    missing = [name for name, _ in hook.found() if f"`engram {name}" not in REFERENCE]
+    missing = [name for name, _ in hook.found() if f"`engram {name}" not in COMMANDS]
     assert missing == []
 
 
 def test_the_site_lists_every_flag(hook: ModuleType) -> None:
-    page = hook.on_page_markdown((ROOT / "docs" / "commands.md").read_text(encoding="utf-8"))
+    page = hook.on_page_markdown(COMMANDS)
     sections = dict(re.findall(r"^## engram (.+?)\n(.+?)(?=^## |\Z)", page, re.M | re.S))
     for name, command in hook.found():
         for parameter in command.params:
@@ -44,6 +78,12 @@ def test_the_site_lists_every_flag(hook: ModuleType) -> None:
                     assert f"`{flag}`" in sections[name], f"engram {name} {flag}"
     assert "| `--epochs` | Passes over the training images" in sections["fit"]
     assert "| `30` |" in sections["fit"]
+
+
+def test_the_site_lists_every_setting_of_a_recipe(hook: ModuleType) -> None:
+    page = hook.on_page_markdown(REFERENCE)
+    assert [item.name for item in fields(engram.Recipe) if f"| `{item.name}` |" not in page] == []
+    assert "| `epochs` | `30` | passes over the training images" in page
 
 
 def test_a_page_without_the_place_stays_as_it_is(hook: ModuleType) -> None:
