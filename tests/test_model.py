@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from engram import EngramError, MemoryViT, random_trunk
 from engram.train.trainable import train_only
-from engram.vit import Block, HeadConfig, tensors_hash
+from engram.util.tensors import tensors_hash
+from engram.vit import Block, HeadConfig
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]

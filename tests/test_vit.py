@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram import EngramError, ViT, random_trunk
-from engram.vit import Block, HeadConfig, merge_heads, self_attention, tensors_hash
+from engram.util.tensors import tensors_hash
+from engram.vit import Block, HeadConfig, merge_heads, self_attention
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from engram.experiments.bench import Size, shaped
-from engram.vit import ViT, random_trunk
+from engram.trunks.random import random_trunk
+from engram.vit import ViT
 
 
 @dataclass(frozen=True)

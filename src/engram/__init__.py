@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from engram.train.trainable import train_only
     from engram.trunks.load import load_trunk, save_trunk
     from engram.trunks.objects import from_timm, from_transformers
-    from engram.vit import ViT, random_trunk
+    from engram.trunks.random import random_trunk
+    from engram.vit import ViT
 
 __version__ = "0.1.0"
 
@@ -98,7 +99,7 @@ _HOMES = {
     "predict": "inference.predict:predict",
     "pull": "store.sharing:pull",
     "push": "store.sharing:push",
-    "random_trunk": "vit:random_trunk",
+    "random_trunk": "trunks.random:random_trunk",
     "save_trunk": "trunks.load:save_trunk",
     "store": "store",
     "sweep": "train.sweep:sweep",

@@ -14,6 +14,8 @@ layer has fresh ones (Figures 1-3). Who may read whom is Table 1, queries down, 
 Axes, beside those of vit.py (b images, n trunk tokens, h heads, d, D, l layers):
 
     s class tokens of all tasks in the pass   a class tokens that one reads   m cells that one reads
+
+Long because the whole method of the paper stands in this one file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""MemoryViT: a trunk and the engrams attached to it."""
+"""MemoryViT: a trunk and the engrams attached to it.
+
+Long because the reference is generated from the docstrings of its public methods.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,12 @@ from engram.store.format import read_engram, write_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.heads import Patches
 from engram.tasks.kinds import IGNORED
+from engram.tasks.registry import TaskRegistry
 from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
-from engram.vit import ViT, version
+from engram.util.tensors import version
+from engram.vit import ViT
 
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept
 
@@ -58,8 +63,7 @@ class MemoryViT(nn.Module):
     def __init__(self, trunk: ViT, *, unmasked: bool = False) -> None:
         super().__init__()
         self.trunk = trunk.requires_grad_(False)
-        self.unmasked = unmasked
-        self._tasks: dict[str, Task] = {}
+        self._tasks = TaskRegistry(unmasked)
         self._modules_of_tasks = nn.ModuleList()
         self._memories: dict[tuple[str, ...], tuple[object, Memory]] = {}
         self._constant: Memory | None = None
@@ -159,7 +163,7 @@ class MemoryViT(nn.Module):
 
     def add(self, spec: TaskSpec, *, class_init: str = "trunk", seed: int | None = None) -> Task:
         """Add an untrained task of this spec; `add_task` makes the spec for you."""
-        self._check_place(spec)
+        self._tasks.check(spec)
         if seed is None:
             return self._put(Task(spec, self.trunk, class_init))
         with torch.random.fork_rng(devices=[]):
@@ -180,10 +184,7 @@ class MemoryViT(nn.Module):
             >>> model.detach("roses")  # flowers can be detached only after it
         """
         self.task(name)
-        children = [child for child, task in self._tasks.items() if name in task.spec.extends]
-        if children:
-            raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
-        del self._tasks[name]
+        self._tasks.remove(name)
         self._refresh()
 
     def save(
@@ -269,7 +270,7 @@ class MemoryViT(nn.Module):
             source = read_engram(single_engram_path(source))
         engram = source
         engram.check_trunk(TrunkInfo.from_trunk(self.trunk), self.trunk.preprocessing)
-        self._check_place(engram.spec)
+        self._tasks.check(engram.spec)
         for parent, content in engram.parents.items():
             attached = self.engram(parent).content
             if attached != content:
@@ -283,36 +284,8 @@ class MemoryViT(nn.Module):
         engram.fill(task)
         return self._put(task)
 
-    def _check_place(self, spec: TaskSpec) -> None:
-        if spec.name in self._tasks:
-            raise EngramError(
-                f"A task {spec.name!r} is attached already; detach it first, or give one of the "
-                "two another name."
-            )
-        for parent in spec.extends:
-            if parent not in self._tasks:
-                raise EngramError(
-                    f"{spec.name!r} extends {parent!r}, which is not attached; attach it first."
-                )
-            if not self._tasks[parent].spec.parts.masked:
-                raise EngramError(
-                    f"{spec.name!r} cannot extend {parent!r}, whose regime "
-                    f"{self._tasks[parent].spec.regime!r} has no stream of its own to read."
-                )
-        for other in self._tasks.values():
-            alone = [s for s in (spec, other.spec) if s.parts.changes_trunk]
-            alike = (
-                spec.regime == other.spec.regime == "memory" and spec.update == other.spec.update
-            )
-            if alone and not (self.unmasked and alike):
-                raise EngramError(
-                    f"{alone[0].name!r} has the regime {alone[0].regime!r}, which changes the "
-                    f"trunk's own tokens, so {spec.name!r} and {other.spec.name!r} cannot share a "
-                    "pass; use one MemoryViT for each, or train with the regime masked."
-                )
-
     def _put(self, task: Task) -> Task:
-        self._tasks[task.spec.name] = task
+        self._tasks.put(task)
         self._refresh()
         return task.train(self.training)
 
@@ -379,13 +352,13 @@ class MemoryViT(nn.Module):
 
     def memory(self, names: Sequence[str]) -> Memory:
         """The streams of these masked tasks and of all they read, parents first."""
-        closure = self._closure(names)
+        closure = self._tasks.closure(names)
         streams = []
         for name in closure:
             task = self.task(name)
             assert task.class_token is not None
             assert task.cells is not None
-            ancestors = self._closure(task.spec.extends)
+            ancestors = self._tasks.closure(task.spec.extends)
             streams.append(
                 Stream(
                     name=name,
@@ -403,7 +376,7 @@ class MemoryViT(nn.Module):
 
         It answers these tasks for images of this (height, width), and cannot be trained.
         """
-        fixed = MemoryViT(self.trunk.at_size(size), unmasked=self.unmasked)
+        fixed = MemoryViT(self.trunk.at_size(size), unmasked=self._tasks.unmasked)
         for task in self._tasks.values():
             own = copy.deepcopy(task)
             own.trunk = None if own.trunk is None else own.trunk.at_size(size)
@@ -517,23 +490,10 @@ class MemoryViT(nn.Module):
                 needed = n
         return needed
 
-    def _closure(self, names: Sequence[str]) -> list[str]:
-        """These tasks and all they extend, parents first, in an order that attaching leaves alone.
-
-        Sums in another order differ in their last bits, so `exact` needs one that is its own.
-        """
-        wanted, depth = set(names), dict[str, int]()
-        for name in reversed(self._tasks):
-            if name in wanted:
-                wanted.update(self._tasks[name].spec.extends)
-        for name, task in self._tasks.items():
-            depth[name] = 1 + max((depth[parent] for parent in task.spec.extends), default=0)
-        return sorted(wanted, key=lambda name: (depth[name], name))
-
     def _builds_graph(self, names: Sequence[str], x: Tensor) -> bool:
         if not torch.is_grad_enabled():
             return False
-        tasks = (self.task(name) for name in self._closure(names))
+        tasks = (self.task(name) for name in self._tasks.closure(names))
         return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
 
     def _memory(self, names: Sequence[str], x: Tensor) -> Memory:
@@ -546,7 +506,7 @@ class MemoryViT(nn.Module):
         if self._builds_graph(names, x):
             self._memories.clear()  # some optimisers write where `version` does not see it
             return self.memory(names)
-        closure = self._closure(names)
+        closure = self._tasks.closure(names)
         key, state = tuple(closure), self._versions(closure)
         kept = self._memories.pop(key, None)
         if kept is None or kept[0] != state:

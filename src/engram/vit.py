@@ -7,12 +7,13 @@ SigLIP, MAE); none of them is a different architecture. Axes, everywhere in the 
 
 A block takes *how to attend* as an argument. The plain model passes `self_attention`; memory.py
 passes functions that also hand out or bring in keys and values. So the layer is written once.
+
+Long because the whole model stands in this one file, to be read in one sitting.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
+from engram.util.tensors import tensors_hash, version
 
 if TYPE_CHECKING:
     from engram.images.preprocessing import Preprocessing
@@ -472,68 +474,3 @@ class ViT(nn.Module):
         if self._fingerprint is None or self._fingerprint[0] != state:
             self._fingerprint = (state, tensors_hash(dict(parts)))
         return self._fingerprint[1]
-
-
-def tensors_hash(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names, shapes and values (as little-endian fp32), in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to("cpu", torch.float32).contiguous()
-        digest.update(f"{name}{list(tensor.shape)}".encode())
-        digest.update(tensor.numpy().astype("<f4", copy=False).data)
-    return digest.hexdigest()
-
-
-def version(tensor: Tensor) -> tuple[int, int, torch.dtype]:
-    """Changes when the tensor is written in place, moved or cast.
-
-    Fused optimisers and what writes to `.data` go unseen: a pass that learns must drop what was
-    kept by it. So do writes to tensors that were made in inference mode, which count none.
-    """
-    writes = 0 if tensor.is_inference() else tensor._version
-    return writes, tensor.data_ptr(), tensor.dtype
-
-
-def random_trunk(
-    image_size: int = 32,
-    patch: int = 8,
-    width: int = 64,
-    depth: int = 4,
-    heads: int = 4,
-    classes: int = 10,
-    seed: int = 0,
-    **options: object,
-) -> ViT:
-    """A small ViT with random weights, for first steps and tests.
-
-    Args:
-        image_size: Height and width of its images, in pixels.
-        patch: Height and width of a patch, in pixels.
-        width: Width of a token.
-        depth: Number of layers.
-        heads: Number of attention heads.
-        classes: Number of classes of its own head; 0 for a trunk without a head.
-        seed: Random seed for the weights.
-        **options: Further fields of `ViTConfig`.
-
-    Returns:
-        The trunk, in evaluation mode.
-
-    Examples:
-        >>> trunk = engram.random_trunk(image_size=16, patch=4, classes=3)
-        >>> logits = trunk(torch.rand(2, 3, 16, 16))  # (2, 3)
-    """
-    config = ViTConfig(
-        image_size=(image_size, image_size),
-        patch=patch,
-        width=width,
-        depth=depth,
-        heads=heads,
-        mlp_width=4 * width,
-        head=HeadConfig(classes) if classes else None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        vit = ViT(replace(config, **options))  # type: ignore[arg-type]
-    vit.source = f"random (seed {seed})"
-    return vit.eval()

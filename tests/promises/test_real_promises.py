@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, load_trunk
 from engram.train.trainable import train_only
-from engram.vit import tensors_hash
+from engram.util.tensors import tensors_hash
 
 FOLDER = "weights/vit_tiny_patch16_224"
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}

@@ -21,8 +21,9 @@ from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
+from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
-from engram.vit import ViT, tensors_hash
+from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.tasks.task import Task

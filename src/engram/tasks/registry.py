@@ -1,0 +1,83 @@
+"""The tasks that share one trunk: who may join, and who reads whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from engram.errors import EngramError
+from engram.tasks.spec import TaskSpec
+from engram.tasks.task import Task
+
+
+class TaskRegistry(Mapping[str, Task]):
+    """Tasks by name, parents before children.
+
+    `unmasked` lets tasks of the regime `memory` share a pass: the experiment of the paper's
+    section 4.4.
+    """
+
+    def __init__(self, unmasked: bool = False) -> None:
+        self.unmasked = unmasked
+        self._tasks: dict[str, Task] = {}
+
+    def __getitem__(self, name: str) -> Task:
+        return self._tasks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def put(self, task: Task) -> None:
+        self._tasks[task.spec.name] = task
+
+    def remove(self, name: str) -> None:
+        """Remove a task; one that others extend is refused."""
+        children = [child for child, task in self.items() if name in task.spec.extends]
+        if children:
+            raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
+        del self._tasks[name]
+
+    def check(self, spec: TaskSpec) -> None:
+        """Refuse a task that cannot join: its name, its parents or its regime."""
+        if spec.name in self:
+            raise EngramError(
+                f"A task {spec.name!r} is attached already; detach it first, or give one of the "
+                "two another name."
+            )
+        for parent in spec.extends:
+            if parent not in self:
+                raise EngramError(
+                    f"{spec.name!r} extends {parent!r}, which is not attached; attach it first."
+                )
+            if not self[parent].spec.parts.masked:
+                raise EngramError(
+                    f"{spec.name!r} cannot extend {parent!r}, whose regime "
+                    f"{self[parent].spec.regime!r} has no stream of its own to read."
+                )
+        for other in self.values():
+            self._check_pass(spec, other.spec)
+
+    def _check_pass(self, spec: TaskSpec, other: TaskSpec) -> None:
+        alone = next((s for s in (spec, other) if s.parts.changes_trunk), None)
+        alike = spec.regime == other.regime == "memory" and spec.update == other.update
+        if alone is not None and not (self.unmasked and alike):
+            raise EngramError(
+                f"{alone.name!r} has the regime {alone.regime!r}, which changes the trunk's own "
+                f"tokens, so {spec.name!r} and {other.name!r} cannot share a pass; use one "
+                "MemoryViT for each, or train with the regime masked."
+            )
+
+    def closure(self, names: Sequence[str]) -> list[str]:
+        """These tasks and all they extend, parents first, in an order that attaching leaves alone.
+
+        Sums in another order differ in their last bits, so `exact` needs an order of its own.
+        """
+        wanted, depth = set(names), dict[str, int]()
+        for name in reversed(self._tasks):
+            if name in wanted:
+                wanted.update(self[name].spec.extends)
+        for name, task in self.items():
+            depth[name] = 1 + max((depth[parent] for parent in task.spec.extends), default=0)
+        return sorted(wanted, key=lambda name: (depth[name], name))
