@@ -10,28 +10,21 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.trunks import test_load as _checkpoints
+from tests.support.trunks import (
+    FAMILIES,
+    TIMM,
+    mae,
+    mae_reference,
+    near,
+    reference,
+    timm_names,
+    timm_tensors,
+)
 from torch import Tensor, nn
 
 import engram
 from engram import EngramError, MemoryViT, ViT, from_timm, from_transformers, load_trunk
 from engram.images.preprocessing import Preprocessing
-
-FAMILIES: dict[str, Callable[[], nn.Module]] = _checkpoints.FAMILIES
-
-
-@pytest.fixture(scope="module")
-def made() -> Callable[[str], nn.Module]:
-    models: dict[str, nn.Module] = {}
-
-    def get(family: str) -> nn.Module:
-        if family not in models:
-            torch.manual_seed(0)
-            models[family] = _checkpoints.randomised(FAMILIES[family]())
-        return models[family]
-
-    return get
-
 
 Made = Callable[[str], nn.Module]
 
@@ -57,10 +50,10 @@ def test_answers_as_the_object_of_transformers(family: str, made: Made) -> None:
     assert not trunk.training
     for size in ((32, 32), (24, 40)):
         pixels = torch.randn(2, 3, *size)
-        tokens, answer = _checkpoints.reference(model, pixels, native=size == (32, 32))
-        _checkpoints.near(trunk.tokens(pixels), tokens)
+        tokens, answer = reference(model, pixels, native=size == (32, 32))
+        near(trunk.tokens(pixels), tokens)
         if answer is not None:
-            _checkpoints.near(trunk(pixels), answer)
+            near(trunk(pixels), answer)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,16 +81,9 @@ def test_only_what_has_to_be_joined_is_copied(family: str, made: Made) -> None:
 
 
 def test_mae_is_read_from_the_object() -> None:
-    config = transformers.ViTMAEConfig(
-        **_checkpoints.VIT, mask_ratio=0.0, decoder_hidden_size=16, decoder_num_attention_heads=2,
-        decoder_num_hidden_layers=1, decoder_intermediate_size=16,
-    )  # fmt: skip
-    model = _checkpoints.randomised(transformers.ViTMAEForPreTraining(config))
+    model = mae()
     pixels = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        kept_order = torch.arange(16.0).expand(2, -1)
-        tokens = model.vit(pixels, noise=kept_order).last_hidden_state
-    _checkpoints.near(from_transformers(model).tokens(pixels), tokens)
+    near(from_transformers(model).tokens(pixels), mae_reference(model, pixels))
 
 
 def test_names_of_transformers_4_are_read_too(made: Made, tmp_path: Path) -> None:
@@ -190,7 +176,7 @@ def test_what_is_no_vit_of_transformers_is_refused(model: Callable[[], Any], sen
 def test_a_model_without_numbers_is_refused() -> None:
     with torch.device("meta"):
         model = FAMILIES["vit"]()
-    with pytest.raises(EngramError, match="no numbers yet"):
+    with pytest.raises(EngramError, match="no values yet"):
         from_transformers(model)
 
 
@@ -215,17 +201,13 @@ class LikeTimm(nn.Module):
         self.pretrained_cfg = cfg
 
 
-@pytest.mark.parametrize("family", _checkpoints.TIMM)
+@pytest.mark.parametrize("family", TIMM)
 def test_an_object_with_timms_names_is_read_by_family(
     family: str, made: Made, tmp_path: Path
 ) -> None:
     trunk = from_transformers(made(family))
-    names = _checkpoints.timm_names(trunk)
-    if family == "clip-projection":
-        names["head.bias"] = torch.zeros(len(names["head.weight"]))
-    if family == "dinov2-swiglu":
-        names = {name: tensor for name, tensor in names.items() if not name.startswith("head.")}
-    settings = {"num_classes": 0, **_checkpoints.TIMM[family]}
+    names = timm_tensors(family, trunk)
+    settings = {"num_classes": 0, **TIMM[family]}
     settings |= settings.pop("pretrained_cfg", {})
     model = LikeTimm(names, 4, **settings)
     timm = from_timm(model)
@@ -257,7 +239,7 @@ def test_timms_file_and_an_object_built_from_it_are_the_same_trunk(assets: Path)
 def test_what_is_no_vit_of_timm_is_refused(made: Made) -> None:
     with pytest.raises(EngramError, match="from_transformers"):
         from_timm(made("vit"))
-    names = _checkpoints.timm_names(engram.random_trunk())
+    names = timm_names(engram.random_trunk())
     for called in ("swin_tiny_patch4_window7_224", "vit_base_patch16_rpn_224"):
         with pytest.raises(EngramError, match="not a plain ViT"):
             from_timm(LikeTimm(names, 4, architecture=called))

@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 import engram
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.trunks.load import BUNDLED
+from engram.trunks.read import BUNDLED
 
 SAMPLE = ROOT / "tests" / "support" / "cifar10_first_of_each_class.png"
 

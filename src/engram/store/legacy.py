@@ -24,8 +24,9 @@ from engram.errors import EngramError
 from engram.store.engram import Engram, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.tasks.spec import TaskSpec, class_names
-from engram.trunks.layouts import their_names, transformers_layout, translate
+from engram.trunks.layouts import transformers_layout
 from engram.trunks.load import load_trunk
+from engram.trunks.translate import their_names, translate
 from engram.util import hub
 from engram.util.text import printable
 from engram.vit import ViT

@@ -1,5 +1,6 @@
-"""Other people's ViT files become one plain ViT, the trunk; `pico/` is the bundled one.
+"""ViT weights of other libraries become a `ViT`, the trunk; `pico/` is the bundled one.
 
-The store, experiments and the public surface import it. Start in `load.py`; `layouts.py` holds one
-table for each layout of tensors.
+The store, the experiments and the public functions import this folder. Start in `load.py` (from
+files) or `objects.py` (from a model in memory). Both use `build.py`; `layouts.py` has one table of
+tensor names per layout, and `configs.py` reads the configurations.
 """

@@ -1,7 +1,7 @@
-"""Models that the user already holds -> trunk, on the same storage.
+"""`from_timm` and `from_transformers`: a model in memory becomes a trunk on the same storage.
 
-As with files, tensors get our names and a configuration tells the rest. A model is asked for its
-state_dict and its configuration alone; neither timm nor transformers is imported.
+A model is asked only for its state_dict and its configuration. Neither timm nor transformers is
+imported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import nn
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.trunks.configs import READABLE, refuse_by_name
+from engram.trunks.build import Overrides, build_trunk, parse_timm, parse_transformers
+from engram.trunks.configs import READABLE, check_architecture
 from engram.trunks.layouts import as_on_disk
-from engram.trunks.load import build, read_timm, read_transformers
 from engram.vit import Activation, ViT
 
 
@@ -55,28 +55,21 @@ def from_transformers(
         >>> vit = transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=2))
         >>> model = engram.MemoryViT(engram.from_transformers(vit))
     """
-    model = _bare(model, "from_transformers")
-    config = _settings(getattr(model, "config", None), "config", model)
-    called = config.get("_name_or_path") or getattr(model.config, "name_or_path", "")
-    name = source or str(called or "") or f"{type(model).__name__} (an object)"
+    model = _unwrapped(model, "from_transformers")
+    config = _as_dict(getattr(model, "config", None), "config", model)
+    loaded_from = config.get("_name_or_path") or getattr(model.config, "name_or_path", "")
+    name = source or str(loaded_from or "") or f"{type(model).__name__} (an object)"
     if "model_type" not in config:
         raise EngramError(
             f"The model given to from_transformers ({type(model).__name__}) has no config with a "
-            "model_type, so it is none of transformers; from_timm takes models of timm."
+            "model_type, so it is not a model of transformers; from_timm takes models of timm."
         )
-    refuse_by_name({"model_type": config["model_type"]}, name)
-    told = _settings(processor, "processor", model) if processor is not None else {}
-    told = told.get("image_processor") or told
+    check_architecture({"model_type": config["model_type"]}, name)
+    settings = _as_dict(processor, "processor", model) if processor is not None else {}
+    settings = settings.get("image_processor") or settings
     tensors = as_on_disk(config["model_type"], model.state_dict())
-    read = read_transformers(tensors, config, told, name, share=True)
-    return build(
-        read,
-        name,
-        source=name,
-        image_size=image_size,
-        preprocessing=preprocessing,
-        antialias=antialias,
-    )
+    parsed = parse_transformers(tensors, config, settings, name, share=True)
+    return build_trunk(parsed, name, name, Overrides(image_size, preprocessing, antialias))
 
 
 def from_timm(
@@ -114,44 +107,38 @@ def from_timm(
         >>> vit = timm.create_model("vit_tiny_patch16_224", pretrained=True)  # doctest: +SKIP
         >>> model = engram.MemoryViT(engram.from_timm(vit))  # doctest: +SKIP
     """
-    model = _bare(model, "from_timm")
+    model = _unwrapped(model, "from_timm")
     tensors = model.state_dict()
-    told = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    cfg = _settings(told, "pretrained_cfg", model) if told is not None else {}
-    config: dict[str, Any] = {"pretrained_cfg": cfg, "label_names": cfg.get("label_names")}
-    called = ".".join(str(cfg[key]) for key in ("architecture", "tag") if cfg.get(key))
-    at = str(cfg.get("hf_hub_id") or "")
-    name = source or (at + called if at.endswith("/") else at) or called
-    name = name or f"{type(model).__name__} (an object)"
-    if cfg.get("architecture"):
-        config["architecture"] = cfg["architecture"]
-        refuse_by_name(config, name)
-    pool = getattr(model, "global_pool", None)
-    if isinstance(pool, str):
-        config["global_pool"] = cfg["global_pool"] = pool
     if any("patch_embedding" in key for key in tensors):
         raise EngramError(
             f"The model given to from_timm ({type(model).__name__}) has the tensor names of "
             "transformers; use from_transformers."
         )
-    return build(
-        read_timm(tensors, config, name, share=True),
+    cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    cfg = _as_dict(cfg, "pretrained_cfg", model) if cfg is not None else {}
+    name = source or _timm_source(cfg) or f"{type(model).__name__} (an object)"
+    config: dict[str, Any] = {"pretrained_cfg": cfg, "label_names": cfg.get("label_names")}
+    if cfg.get("architecture"):
+        config["architecture"] = cfg["architecture"]
+        check_architecture(config, name)
+    pool = getattr(model, "global_pool", None)
+    if isinstance(pool, str):
+        config["global_pool"] = cfg["global_pool"] = pool
+    heads = _heads(model) if heads is None else heads
+    return build_trunk(
+        parse_timm(tensors, config, name, share=True),
         name,
-        source=name,
-        image_size=image_size,
-        preprocessing=preprocessing,
-        antialias=antialias,
-        heads=_heads(model) if heads is None else heads,
-        activation=activation,
+        name,
+        Overrides(image_size, preprocessing, antialias, heads, activation),
     )
 
 
-def _bare(model: nn.Module, asked: str) -> nn.Module:
-    """The model without what it is wrapped in: DataParallel, torch.compile."""
+def _unwrapped(model: nn.Module, function: str) -> nn.Module:
+    """The model inside DataParallel and torch.compile."""
     if not isinstance(model, nn.Module):
         raise EngramError(
-            f"{asked} got {model!r}; it takes a model that is in memory ({READABLE}). Paths and "
-            "Hub ids are for load_trunk."
+            f"{function} got {model!r}; it takes a model in memory ({READABLE}). For paths and Hub "
+            "ids, use load_trunk."
         )
     while True:
         inner = getattr(model, "_orig_mod", getattr(model, "module", None))
@@ -160,19 +147,27 @@ def _bare(model: nn.Module, asked: str) -> nn.Module:
         model = inner
 
 
-def _settings(value: Any, what: str, model: nn.Module) -> dict[str, Any]:
+def _as_dict(settings: Any, what: str, model: nn.Module) -> dict[str, Any]:
     """A configuration as a dictionary, whether it is one or can become one."""
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
-    if not isinstance(value, Mapping):
+    if hasattr(settings, "to_dict"):
+        settings = settings.to_dict()
+    if not isinstance(settings, Mapping):
         raise EngramError(
-            f"The {what} of the model {type(model).__name__} is {value!r}; settings were expected."
+            f"The {what} of the model {type(model).__name__} is {settings!r}; settings were "
+            "expected."
         )
-    return dict(value)
+    return dict(settings)
+
+
+def _timm_source(cfg: Mapping[str, Any]) -> str:
+    """Where the weights of a timm model come from: a Hub id, a model's name, or nothing."""
+    model = ".".join(str(cfg[key]) for key in ("architecture", "tag") if cfg.get(key))
+    hub_id = str(cfg.get("hf_hub_id") or "")
+    return (hub_id + model if hub_id.endswith("/") else hub_id) or model
 
 
 def _heads(model: nn.Module) -> int | None:
-    """How many heads the first layer says it has; the tensors do not show it."""
+    """The number of heads of the first layer, which the tensors do not show."""
     attention = dict(model.named_modules()).get("blocks.0.attn")
     heads = getattr(attention, "num_heads", None)
     return heads if isinstance(heads, int) else None

@@ -1,0 +1,118 @@
+"""Preprocessing, labels and architecture as the configurations of each library say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+from tests.support.trunks import (
+    refusal,
+    timm_names,
+    update,
+)
+
+from engram import load_trunk, random_trunk
+from engram.images.preprocessing import Preprocessing
+
+SQUASH = {"size": {"height": 32, "width": 48}, "resample": 2}
+CROP = {
+    "size": {"shortest_edge": 36},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+    "resample": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Preprocessing((32, 32), None, "bilinear")),
+        (SQUASH, Preprocessing((32, 48), None, "bilinear")),
+        (CROP, Preprocessing((32, 32), 36, "bicubic")),
+        ({"size": 32, "resample": 1}, Preprocessing((32, 32), None, "lanczos")),
+        (
+            {"size": 40, "crop_size": 32, "do_center_crop": True, "resample": 3},
+            Preprocessing((32, 32), 40, "bicubic"),
+        ),
+        ({"size": {"shortest_edge": 32}}, Preprocessing((32, 32), 32, "bilinear")),
+        ({**CROP, "do_center_crop": False}, Preprocessing((32, 32), 32, "bicubic")),
+        (
+            {"size": {"height": 40, "width": 40}, "crop_size": 32, "do_center_crop": True},
+            Preprocessing((32, 32), 40, "bilinear"),
+        ),
+        (
+            {"size": 32, "image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]},
+            Preprocessing((32, 32), None, "bilinear", (0.1, 0.2, 0.3), (1, 2, 3)),
+        ),
+        (
+            {"size": 32, "do_normalize": False},
+            Preprocessing((32, 32), None, "bilinear", (0, 0, 0), (1, 1, 1)),
+        ),
+        ({"size": 37}, Preprocessing((32, 32), None, "bilinear")),  # 37 is no multiple of 8
+    ],
+)
+def test_preprocessing_comes_with_the_weights(
+    settings: dict[str, Any], expected: Preprocessing, folder: Path
+) -> None:
+    if settings:
+        update(folder / "preprocessor_config.json", **settings)
+    assert load_trunk(folder).preprocessing == expected
+    if settings:
+        (folder / "preprocessor_config.json").unlink()
+        update(folder / "processor_config.json", image_processor=settings)
+        assert load_trunk(folder).preprocessing == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Preprocessing((32, 32), 35)),
+        ({"input_size": [3, 32, 32], "crop_pct": 0.8}, Preprocessing((32, 32), 40)),
+        ({"crop_pct": 1.0, "interpolation": "bilinear"}, Preprocessing((32, 32), 32, "bilinear")),
+        ({"crop_mode": "squash", "crop_pct": 1.0}, Preprocessing((32, 32), None)),
+        (
+            {"input_size": [3, 48, 48], "mean": [0, 0, 0], "std": [1, 1, 1]},
+            Preprocessing((48, 48), 52, "bicubic", (0, 0, 0), (1, 1, 1)),
+        ),
+    ],
+)
+def test_preprocessing_of_timm(
+    settings: dict[str, Any], expected: Preprocessing, tmp_path: Path
+) -> None:
+    save_file(timm_names(random_trunk()), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_tiny", "pretrained_cfg": settings, "label_names": list("abc")}
+    for form in (config, {**config, **settings, "pretrained_cfg": None}):  # older repositories
+        (tmp_path / "config.json").write_text(json.dumps(form))
+        trunk = load_trunk(tmp_path)
+        assert trunk.preprocessing == expected
+        assert trunk.labels is None  # three names for ten classes
+    config["label_names"] = [f"class {i}" for i in range(10)]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_trunk(tmp_path).labels == tuple(f"class {i}" for i in range(10))
+
+
+def test_labels(folder: Path) -> None:
+    assert load_trunk(folder).labels is None
+    update(folder / "config.json", id2label={"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"})
+    assert load_trunk(folder).labels is None
+    update(folder / "config.json", id2label={"2": "c", "0": "a", "1": "b"})
+    assert load_trunk(folder).labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("kind", ["swin", "convnext", "beit", "resnet", "timm_swin"])
+def test_models_that_are_no_plain_vit_by_name(kind: str, folder: Path) -> None:
+    update(folder / "config.json", model_type=kind)
+    assert f"'{kind}'" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "kind", ["swin_tiny_patch4_window7_224", "convnext_tiny", "beit_base_patch16_224", "eva02_base",
+             "vit_base_patch16_rpn_224", "vit_base_resnet50_384", "vit_relpos_base_patch16_224"]
+)  # fmt: skip
+def test_timm_models_that_are_no_plain_vit_by_name(kind: str, tmp_path: Path) -> None:
+    save_file(timm_names(random_trunk()), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": kind}))
+    assert f"'{kind}'" in refusal(tmp_path)
