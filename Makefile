@@ -21,7 +21,7 @@ help:
 	@echo "make test      lint, types and all tests"
 	@echo "make setup     create $(VENV) and install, nothing else"
 	@echo "make lint      ruff and the import contract     make format   let ruff fix and format"
-	@echo "make types     mypy --strict on the package"
+	@echo "make types     mypy --strict"
 	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (20 minutes)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make chromium  install the browser that page tests drive"

@@ -15,7 +15,7 @@ ASSETS = Path(os.environ.get("ENGRAM_ASSETS", ROOT.parent / "shared"))
 TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
 
 
-def require_trunk(trunk: Path = TRUNK) -> None:
+def require_trunk() -> None:
     """End the process with one sentence if the weights are missing."""
-    if not trunk.exists():
-        sys.exit(f"There is no {trunk}; set ENGRAM_ASSETS to the folder of weights and data.")
+    if not TRUNK.exists():
+        sys.exit(f"There is no {TRUNK}; set ENGRAM_ASSETS to the folder of weights and data.")

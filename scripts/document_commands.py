@@ -12,7 +12,8 @@ from typing import Any
 
 import typer.main
 
-from engram.cli.main import app
+import engram.cli.main  # noqa: F401, registers the commands
+from engram.cli.app import app
 from engram.train.recipe import Recipe
 
 COMMANDS = "<!-- commands -->"

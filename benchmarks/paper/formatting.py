@@ -1,0 +1,57 @@
+"""Cells of the tables, from the records of runs; runs without a record show as "not run"."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.paper.runs.settings import SEEDS, Setting, run_records
+from engram.tasks.costs import task_costs
+from engram.tasks.shape import TrunkShape
+from engram.tasks.spec import TaskSpec, class_names
+
+MISSING = "not run"
+
+
+def accuracies(setting: Setting) -> list[float]:
+    """Test accuracy of every seed that was run."""
+    return [record["test"] for record in run_records(setting)]
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """The mean in per cent; for several seeds also the standard deviation."""
+    if not values:
+        return MISSING
+    mean = f"{100 * statistics.fmean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.1f}"
+
+
+def accuracy_cell(setting: Setting) -> str:
+    """As `mean_and_spread`, with the number of seeds if some are missing."""
+    values = accuracies(setting)
+    seeds = "" if len(values) in (0, len(SEEDS)) else f" ({len(values)})"
+    return mean_and_spread(values) + seeds
+
+
+def parameters_cell(setting: Setting) -> str:
+    """The number of parameters that the task trains, without its head."""
+    found = [record["parameters"] for record in run_records(setting)]
+    return f"{found[0]:,}" if found else MISSING
+
+
+def macs_cell(setting: Setting, trunk: TrunkShape) -> str:
+    """Multiply-accumulates per image, as a share of the trunk's own pass at that image size."""
+    spec = TaskSpec(
+        "task",
+        class_names(2),
+        regime=setting.regime,
+        cells=setting.cells,
+        adapter_width=setting.width or 32,
+    )
+    size = (setting.pixels, setting.pixels)
+    cost = task_costs(trunk, spec, image_size=size)
+    more = cost.macs
+    if setting.place != "both":
+        more -= 2 * trunk.width * setting.width * trunk.depth
+    own_pass = ", in a pass of its own" if cost.own_pass else ""
+    return f"{100 * more / cost.trunk_macs:.1f} %{own_pass}"

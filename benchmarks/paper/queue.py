@@ -1,0 +1,92 @@
+"""All runs in the order of their value, so that stopping early loses what matters least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.paper.runs import concatenation, extension
+from benchmarks.paper.runs.datasets import FIRST
+from benchmarks.paper.runs.from_cache import CachedRuns, cached_runs
+from benchmarks.paper.runs.settings import SEEDS, Setting
+from benchmarks.paper.runs.through_trunk import TrunkRun
+from benchmarks.paper.worker import Job
+
+#: Rows that train through the trunk, each at the best of its own learning rates.
+MAIN: tuple[dict[str, Any], ...] = (
+    {"regime": "full"},
+    {"regime": "memory"},
+    {"regime": "class"},
+    {"regime": "adapter"},
+)
+MANY_CELLS: tuple[dict[str, Any], ...] = ({"regime": "memory", "cells": 20},)
+#: Rows that take the learning rate of another row.
+MORE: tuple[dict[str, Any], ...] = (
+    {"regime": "memory+adapter", "like": {"regime": "adapter"}},
+    {"regime": "memory", "update": "propagate", "like": {"regime": "memory"}},
+    {"regime": "memory", "update": "add", "like": {"regime": "memory"}},
+    {"regime": "memory", "cells": 1, "like": {"regime": "memory"}},
+    {"regime": "memory", "cells": 10, "like": {"regime": "memory", "cells": 20}},
+)
+
+
+def trunk_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> list[Job]:
+    jobs: list[Job] = []
+    for row in rows:
+        like = Setting(dataset, **row["like"]) if "like" in row else None
+        setting = Setting(dataset, **{key: value for key, value in row.items() if key != "like"})
+        jobs.append(TrunkRun(setting, seed, like))
+    return jobs
+
+
+def all_jobs() -> list[Job]:
+    jobs: list[Job] = [cached_runs("fashion", "rows", 0), *trunk_runs("fashion", 0, MAIN)]
+    jobs += [*trunk_runs("pets", 0, MAIN), cached_runs("flowers", "five", 0)]
+    jobs += [*trunk_runs("flowers", 0, MAIN[1:2]), *concatenation.jobs()]
+    jobs += [cached_runs("pets", "rows", 0), *trunk_runs("fashion", 0, MANY_CELLS)]
+    jobs += [cached_runs(name, "rows", seed) for seed in (1, 2) for name in ("pets", "fashion")]
+    jobs += [*trunk_runs("fashion", 0, MORE), *trunk_runs("pets", 0, MANY_CELLS)]
+    jobs += [cached_runs("fashion", "crops", 0), cached_runs("fashion", "gap", 0)]
+    jobs += [cached_runs("fashion", "views", 0), cached_runs("pets", "large", *SEEDS)]
+    jobs += extension.jobs()
+    for seed in SEEDS[1:]:
+        jobs += [*trunk_runs("pets", seed, MAIN[:2]), *trunk_runs("fashion", seed, MAIN[:2])]
+    jobs += [cached_runs(FIRST, "rows", 0), cached_runs(FIRST, "views", 0)]
+    jobs += [*trunk_runs(FIRST, 0, MAIN[:2]), *trunk_runs(FIRST, 0, MANY_CELLS)]
+    jobs += [*trunk_runs("pets", 0, MORE), cached_runs("pets", "gap", 0)]
+    jobs += [cached_runs("pets", "views", 0)]
+    jobs += [cached_runs(name, "rows", 0) for name in ("flowers", "cifar10")]
+    jobs += [cached_runs("flowers", "large", *SEEDS)]
+    for seed in SEEDS[1:]:
+        jobs += [*trunk_runs("pets", seed, MAIN), *trunk_runs("fashion", seed, MAIN)]
+        jobs += [cached_runs(name, "rows", seed) for name in ("flowers", "cifar10")]
+    jobs += [cached_runs("fashion", "large", *SEEDS)]
+    for seed in SEEDS[1:]:
+        for name in ("pets", "fashion"):
+            jobs += trunk_runs(name, seed, MANY_CELLS + MORE)
+    jobs += [cached_runs("pets", "large views", *SEEDS), cached_runs("cifar10", "large", *SEEDS)]
+    jobs += [cached_runs(name, "views", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
+    jobs += [cached_runs(name, "gap", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
+    jobs += [*trunk_runs("flowers", 0, MAIN), *trunk_runs("cifar10", 0, MAIN)]
+    jobs += [cached_runs(name, "norm", *SEEDS) for name in ("cifar10", "flowers")]
+    jobs += [cached_runs("flowers", "views", 0), cached_runs("flowers", "large views", *SEEDS)]
+    for seed in SEEDS:
+        for name in ("cifar10", "flowers"):
+            jobs += trunk_runs(name, seed, MAIN + MANY_CELLS + MORE)
+    return list(dict.fromkeys(jobs))
+
+
+def jobs_for(settings: Sequence[Setting]) -> list[Job]:
+    """The jobs that these settings need, and no more."""
+    jobs: list[Job] = []
+    runs = [job for job in all_jobs() if isinstance(job, TrunkRun)]
+    likes = {job.like for job in runs if job.setting in settings}
+    for job in all_jobs():
+        if isinstance(job, CachedRuns):
+            wanted = tuple(one for one in job.settings if one in settings)
+            jobs += [replace(job, settings=wanted)] if wanted else []
+        elif isinstance(job, TrunkRun):
+            rate_of_others = job.chooses and job.setting in likes
+            jobs += [job] if job.setting in settings or rate_of_others else []
+    return jobs
