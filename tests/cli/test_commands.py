@@ -278,7 +278,7 @@ REFUSED = {
     "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),
     "There is no task 'flowers'": ("eval", ["old.safetensors", "--data", "flowers=colours.npz"]),
     "has no val split": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "val"]),
-    "unknown split 'any'": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "any"]),
+    "no split 'any'": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "any"]),
     "gone.safetensors cannot be": ("eval", ["gone.safetensors", "--data", "colours.npz"]),
     "No engram was given": ("predict", ["red.png"]),
     "lost.safetensors cannot be read": ("predict", ["lost.safetensors", "red.png"]),

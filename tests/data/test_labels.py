@@ -157,5 +157,5 @@ def test_a_label_that_nothing_would_read_is_a_sentence(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=x, labels=np.array([0, 1]))
     for spec in (tmp_path / "photos", tmp_path / "a.npz", "digits"):
         assert len(load(spec).classes) >= 2
-        with pytest.raises(EngramError, match=r"has no column 'nonsense' .*; .* leave it out here"):
+        with pytest.raises(EngramError, match=r"has no column 'nonsense' .* leave the label out"):
             load(spec, label="nonsense")

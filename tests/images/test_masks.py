@@ -220,15 +220,15 @@ def _break(root: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "terms", "sentence"),
     [
-        ("missing", {}, r"images/2\.png has no mask of its name in .*masks$"),
-        ("twice", {}, "are masks of the same picture; keep one"),
+        ("missing", {}, r"images/2\.png has no mask of the same name in .*masks\.$"),
+        ("twice", {}, "are masks of the same image; keep one"),
         ("no masks", {}, "has no folders images/ and masks/"),
-        ("no pictures", {}, "images has no pictures"),
+        ("no pictures", {}, "images contains no images"),
         ("ignored", {"ignore": 1}, "the masks hold nothing but 1, which is ignored"),
         ("colours", {}, r"masks/1\.png: a mask needs one number a pixel .*, and this is RGB"),
-        ("", {"ignore": 70000}, "70000 is no value of a mask; they go from 0 to 65,535"),
-        ("", {"ignore": 3, "values": [1, -2]}, "-2 is no value of a mask"),
-        ("photographs", {}, "the masks hold 4095 values, and 255 classes are the most"),
+        ("", {"ignore": 70000}, "70000 is not a value of a mask; they go from 0 to 65,535"),
+        ("", {"ignore": 3, "values": [1, -2]}, "-2 is not a value of a mask"),
+        ("photographs", {}, "the masks hold 4095 values, and at most 255 classes"),
         ("", {"classes": ["a"], "ignore": 3}, r"1 names for 2 classes \(the values 1, 2 in its m"),
         ("", {"split": "val", "ignore": 3, "splits": {"val": "x"}}, ""),
     ],
@@ -249,7 +249,10 @@ def test_two_folders_have_to_be_folders(tmp_path: Path) -> None:
     root = write(tmp_path, {"1": 1})
     for spec, sentence in (
         (f"{root}/images::{root}/nothing", "nothing is not a folder; give the folder of the masks"),
-        (f"{root}/nothing::{root}/masks", "nothing is not a folder; give PICTURES::MASKS"),
+        (
+            f"{root}/nothing::{root}/masks",
+            "nothing is not a folder; give two folders as IMAGES",
+        ),
     ):
         with pytest.raises(EngramError, match=sentence):
             load(spec, kind="segmentation")

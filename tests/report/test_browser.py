@@ -9,7 +9,7 @@ import torch
 
 import engram
 from engram.data.datasets import Dataset
-from engram.data.sources import Arrays
+from engram.data.source import Arrays
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
 from engram.report.page import TaskPart, write_report

@@ -12,7 +12,7 @@ from tests.support.html import Checker
 
 import engram
 from engram.data.datasets import Dataset
-from engram.data.sources import Arrays
+from engram.data.source import Arrays
 from engram.images.masks import Legend, palette
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT

@@ -16,7 +16,7 @@ from tests.support.html import Checker
 import engram
 from engram.cli.main import main
 from engram.data.datasets import Dataset
-from engram.data.sources import Arrays
+from engram.data.source import Arrays
 from engram.errors import EngramError
 from engram.inference.attention import PARTS, attention
 from engram.inference.evaluate import Answers, answers

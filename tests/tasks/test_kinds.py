@@ -426,13 +426,13 @@ def test_a_task_and_data_of_other_kinds_are_a_sentence(data: Path) -> None:
     model = MemoryViT(small_trunk())
     model.add_task("c", 2)
     with pytest.raises(
-        EngramError, match=r"is of the kind classification, and .* for segmentation"
+        EngramError, match=r"has the kind classification, but .* has the kind segmentation"
     ):
         engram.fit(model, "c", splits)
-    with pytest.raises(EngramError, match=r"has the kind classification, but .* has segmentation"):
+    with pytest.raises(EngramError, match=r"has the kind classification, but .* has the kind segm"):
         engram.evaluate(model, splits, "c")
     model.add_task("s", ["ground", "box"], kind="segmentation")
-    with pytest.raises(EngramError, match=r"are the values \(0, 1\) in masks and 255 is ignored"):
+    with pytest.raises(EngramError, match=r"has the mask values 0, 1 and ignores 255, but .* has"):
         engram.fit(model, "s", splits)
 
 

@@ -131,7 +131,9 @@ def test_logits_from_the_cache_are_the_models(small_trunk: Path, photos: Path) -
     for task in model.tasks.values():
         torch.nn.init.normal_(task.head.weight)
     dataset = load(photos)["train"]
-    views = [evaluation_view(dataset.where(i), kept.preprocessing) for i in range(len(dataset))]
+    views = [
+        evaluation_view(dataset.sample_name(i), kept.preprocessing) for i in range(len(dataset))
+    ]
     pixels = normalise(torch.from_numpy(np.stack(views)), kept.preprocessing)
     layers, pooled = kept.split(kept.read(contents_of(dataset)))
     names = ["child", "parent", "head"]

@@ -195,7 +195,7 @@ def predict_command(
 
 def _model_and_images(sources: Sequence[Path], backbone: str | None) -> tuple[MemoryViT, list[str]]:
     """Engrams and bundles among the arguments make the model; all the others are images."""
-    from engram.data.sources import images_below
+    from engram.data.folders import images_below
     from engram.inference.load import load_model
     from engram.model import MemoryViT
     from engram.store.bundles import is_bundle

@@ -1,7 +1,9 @@
-"""Where labelled pictures come from: folders, tables, arrays, masks, the Hub.
+"""Where labelled images come from: folders, tables, arrays, masks, the Hub.
 
-Everything from `store` upwards may import it. Start in `datasets.py`: `load` finds the source and
-gives `Splits` of `Dataset`s; `loader.py` reads them in batches.
+Everything from `store` upwards may import it. Start in `datasets.py`: `load` chooses a reader
+(`folders`, `tables`, `arrays`, `presets`) and returns `Splits` of a `Dataset` each; `labels.py`
+reads the labels, `loader.py` makes batches. Users import the names below from here; this package
+imports them from the modules that define them.
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +12,15 @@ from engram.util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset, Splits, load
+    from engram.data.loader import Loader
 
-__all__ = ["Dataset", "Splits", "load"]
-__getattr__ = lazy_names(__name__, {name: f"datasets:{name}" for name in __all__})
+__all__ = ["Dataset", "Loader", "Splits", "load"]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Dataset": "datasets:Dataset",
+        "Loader": "loader:Loader",
+        "Splits": "datasets:Splits",
+        "load": "datasets:load",
+    },
+)

@@ -1,28 +1,29 @@
-"""Data for training and evaluation: what `load` finds, in splits.
+"""Datasets for training and evaluation: `load` reads them, as `Splits` of a `Dataset` each.
 
-A `Dataset` lists samples and decodes none of them; `batches.Loader` reads them.
+A `Dataset` lists samples without decoding them; `loader.Loader` reads them in batches.
 """
 
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from engram.data import presets, sources
-from engram.data.labels import LABELS
-from engram.data.presets import PRESETS
-from engram.data.sources import SPLITS, Columns, Picture, Rows, Source
+from engram.data.arrays import read_digits, read_npz
+from engram.data.folders import read_class_folders, read_mask_folders
+from engram.data.labels import LABELS, find_legend
+from engram.data.presets import PRESETS, read_hub, read_preset
+from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
+from engram.data.tables import TABLES, read_table
 from engram.errors import EngramError
 from engram.images.decode import BadImage, image_size
-from engram.images.masks import MASK_VALUES, Legend, read_mask
-from engram.tasks.kinds import IGNORED, KINDS
+from engram.images.masks import Legend
+from engram.tasks.kinds import IGNORED
 from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 
@@ -31,11 +32,11 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples of one split: pictures that are read one at a time, and a label for each.
+    """Samples of one split: images that are read one at a time, and a label for each.
 
-    `labels[i]` is the class of sample i, a number below `len(classes)`; for multilabel a row of
-    0 and 1, for regression a row of numbers, one a class. For segmentation it is empty: there
-    `mask` has the classes of the pixels.
+    `labels[i]` is the class of sample i, an index into `classes`; for multilabel a row of 0 and
+    1, for regression a row of numbers, one per class. For segmentation it is empty: there `mask`
+    has the classes of the pixels.
     """
 
     name: str
@@ -51,38 +52,41 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, i: int) -> Picture:
-        """The picture of sample i, not yet decoded: `images.read_image` takes it."""
+    def read(self, i: int) -> StoredImage:
+        """The image of sample i, not yet decoded: `images.decode.read_image` takes it."""
         return self.rows.read(int(self.order[i]))
 
-    def where(self, i: int) -> str:
-        """What to call sample i: its path, or its row."""
-        return self.rows.where(int(self.order[i]))
+    def sample_name(self, i: int) -> str:
+        """What messages call sample i: its path, or its row."""
+        return self.rows.row_name(int(self.order[i]))
 
     def mask(self, i: int) -> Image.Image:
-        """The mask of sample i: class + 1 a pixel, 0 for ignored. A bad one is a BadImage."""
+        """The mask of sample i: class + 1 in every pixel, 0 where it is ignored.
+
+        A mask that cannot be used is a BadImage.
+        """
         assert self.masks is not None
         assert self.legend is not None
         row = int(self.order[i])
-        size = image_size(self.read(i), name=self.where(i))
-        return self.legend.read(self.masks.read(row), size, self.masks.where(row))
+        size = image_size(self.read(i), name=self.sample_name(i))
+        return self.legend.read(self.masks.read(row), size, self.masks.row_name(row))
 
     def sample_hash(self, i: int) -> str:
-        """SHA-256 of the picture's bytes: the same picture has the same hash wherever it lies."""
-        picture = self.read(i)
-        if isinstance(picture, bytes):
-            content = picture
-        elif isinstance(picture, str):
+        """SHA-256 of the image's bytes: the same image has the same hash wherever it is stored."""
+        image = self.read(i)
+        if isinstance(image, bytes):
+            content = image
+        elif isinstance(image, str):
             try:
-                content = Path(picture).read_bytes()
+                content = Path(image).read_bytes()
             except OSError as error:
-                raise BadImage(f"{picture}: {error.strerror}") from error
+                raise BadImage(f"{image}: {error.strerror}") from error
         else:
-            content = str(picture.shape).encode() + picture.tobytes()
+            content = str(image.shape).encode() + image.tobytes()
         return hashlib.sha256(content).hexdigest()
 
     def subset(self, samples: Sequence[int] | Integers, split: str | None = None) -> "Dataset":
-        """Only these samples, in this order; nothing is copied but their numbers."""
+        """Only these samples, in this order. No image is copied."""
         chosen = np.asarray(samples, dtype=np.int64)
         return replace(
             self,
@@ -92,12 +96,22 @@ class Dataset:
         )
 
 
+class TaskArguments(TypedDict):
+    """Arguments of `MemoryViT.add_task` that follow from the data."""
+
+    classes: tuple[str, ...]
+    kind: str
+    values: NotRequired[tuple[int, ...]]
+    ignore: NotRequired[int]
+
+
 @dataclass(frozen=True)
 class Splits:
-    """What `load` found: the splits it has (None for those it has not) and how to augment them.
+    """What `load` found: a Dataset for each split, or None, and how to augment the training data.
 
-    `augment` and `flip` are what suits this data ("inception" or "pad-crop", mirrored or not);
-    `ignored` counts the files that are no images by their name.
+    `augment` and `flip` are what suits this data ("inception" or "pad-crop", mirrored or not).
+    `ignored` counts the files and rows that were left out. `unsplit` means that the source has no
+    splits.
     """
 
     name: str
@@ -108,7 +122,7 @@ class Splits:
     augment: str = "inception"
     flip: bool = True
     ignored: int = 0
-    unsplit: bool = False  # the source knew no splits
+    unsplit: bool = False
     kind: str = "classification"
     legend: Legend | None = None  # of segmentation: what the values in masks mean
 
@@ -116,26 +130,25 @@ class Splits:
         """The split by name; an EngramError if there is none."""
         dataset = getattr(self, split) if split in SPLITS else None
         if not isinstance(dataset, Dataset):
-            have = ", ".join(name for name in SPLITS if getattr(self, name) is not None)
-            raise EngramError(f"{self.name} has no {split} split; it has {have}")
+            available = ", ".join(name for name in SPLITS if getattr(self, name) is not None)
+            raise EngramError(f"{self.name} has no {split} split; it has {available}.")
         return dataset
 
     @property
-    def task(self) -> dict[str, Any]:
-        """What a task for this data is: arguments of `MemoryViT.add_task`."""
-        terms: dict[str, Any] = {"classes": self.classes, "kind": self.kind}
-        if self.legend is not None:
-            terms |= {"values": self.legend.values, "ignore": self.legend.ignore}
-        return terms
+    def task(self) -> TaskArguments:
+        """What a task for this data is: `model.add_task("name", **splits.task)`."""
+        if self.legend is None:
+            return {"classes": self.classes, "kind": self.kind}
+        return {
+            "classes": self.classes,
+            "kind": self.kind,
+            "values": self.legend.values,
+            "ignore": self.legend.ignore,
+        }
 
     def task_spec(self, name: str, settings: TaskSettings) -> TaskSpec:
         """The spec of a task that learns from this data."""
-        values, ignore = None, IGNORED
-        if self.legend is not None:
-            values, ignore = self.legend.values, self.legend.ignore
-        return TaskSpec.create(
-            name, self.classes, settings, kind=self.kind, values=values, ignore=ignore
-        )
+        return TaskSpec.create(name, settings=settings, **self.task)
 
     def with_validation(self, share: float = 0.1, seed: int = 0) -> "Splits":
         """These splits, with a validation split taken from the training data if there is none."""
@@ -148,39 +161,84 @@ class Splits:
 def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
     """(train, val): a stratified share of the training data, the same for the same seed.
 
-    Every class keeps at least one training image; where a picture has no one class, pictures are
-    drawn from all of them. The choice depends on the samples' names, not
-    on their order. If no sample can be spared, an EngramError.
+    Every class keeps at least one training image. Where an image has no single class, the share is
+    drawn from all images. The choice depends on the samples' names, not on their order. If no
+    sample can be spared, it is an EngramError.
     """
     if not 0 < share < 1:
-        raise EngramError(f"the validation share must lie between 0 and 1, not {share}")
-    by_name = np.array(sorted(range(len(train)), key=train.where), dtype=np.int64)
-    strata = train.labels if train.labels.ndim == 1 else np.zeros(len(train), dtype=np.int64)
-    by_class = by_name[np.argsort(strata[by_name], kind="stable")]
-    sizes = np.bincount(strata, minlength=len(train.classes))
-    groups = np.split(by_class, np.cumsum(sizes)[:-1])
-    wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
-    take = np.minimum(np.floor(wanted).astype(np.int64), spare)
-    # What rounding down left over goes to the classes that lost most by it, ties by the seed.
-    tie = np.random.default_rng([seed]).random(len(groups))
-    for c in np.lexsort((tie, np.floor(wanted) - wanted)):
-        if take.sum() < round(share * len(train)) and take[c] < spare[c]:
-            take[c] += 1
+        raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
+    groups = _by_class(train)
     chosen = [
-        np.random.default_rng([seed, c]).permutation(group)[: take[c]]
-        for c, group in enumerate(groups)
+        np.random.default_rng([seed, c]).permutation(group)[:count]
+        for c, (group, count) in enumerate(zip(groups, _held_out(groups, share, seed), strict=True))
     ]
     held_out = np.sort(np.concatenate(chosen))
     if len(held_out) == 0:
         raise EngramError(
             f"{train.name} is too small to hold out {share:.0%} for validation: "
-            f"{len(train)} images in {len(train.classes)} classes; add images or a val split"
+            f"{len(train)} images in {len(train.classes)} classes; add images or a val split."
         )
     kept = np.setdiff1d(np.arange(len(train)), held_out)
     return train.subset(kept, "train"), train.subset(held_out, "val")
 
 
-# -------------------------------------------------------------------------------- loading
+def _by_class(dataset: Dataset) -> list[Integers]:
+    """The samples of every class, sorted by name; all in the first where there are no classes."""
+    by_name = np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
+    labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
+    by_class = by_name[np.argsort(labels[by_name], kind="stable")]
+    sizes = np.bincount(labels, minlength=len(dataset.classes))
+    return np.split(by_class, np.cumsum(sizes)[:-1])
+
+
+def _held_out(groups: Sequence[Integers], share: float, seed: int) -> Integers:
+    """How many samples of every group to hold out, so that all of them add up to the share."""
+    sizes: Integers = np.array([len(group) for group in groups])
+    wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
+    take: Integers = np.minimum(np.floor(wanted).astype(np.int64), spare)
+    # What rounding down left over goes to the classes that lost most by it, ties by the seed.
+    tie = np.random.default_rng([seed]).random(len(groups))
+    for c in np.lexsort((tie, np.floor(wanted) - wanted)):
+        if take.sum() < round(share * sizes.sum()) and take[c] < spare[c]:
+            take[c] += 1
+    return take
+
+
+def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = False) -> None:
+    """Raise an EngramError unless the data has the kind, classes and mask values of the task.
+
+    With `same_ignore` the value of ignored pixels must be the same too. A task that is trained
+    stores it; evaluation does not depend on it.
+    """
+    legend = data.legend or Legend((), spec.ignore)
+    if data.kind != spec.kind:
+        difference = f"has the kind {spec.kind}, but {data.name} has the kind {data.kind}"
+    elif data.classes != spec.classes:
+        noun, order = spec.does.nouns[1], ""
+        if sorted(data.classes) == sorted(spec.classes):
+            order = " in another order"
+        difference = (
+            f"has {len(spec.classes)} {noun} ({_shorten(spec.classes)}), but {data.name} has "
+            f"{len(data.classes)}{order} ({_shorten(data.classes)})"
+        )
+    elif legend.values != spec.values or (same_ignore and legend.ignore != spec.ignore):
+        difference = (
+            f"has the mask values {_shorten(spec.values)} and ignores {spec.ignore}, but "
+            f"{data.name} has {_shorten(legend.values)} and ignores {legend.ignore}"
+        )
+    else:
+        return
+    raise EngramError(
+        f"The task {spec.name!r} {difference}; load the data with "
+        f"like=model.task({spec.name!r}).spec, or add the task with **splits.task."
+    )
+
+
+def _shorten(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:4])) + (", …" if len(names) > 4 else "")
+
+
+# Loading
 
 
 def load(
@@ -197,155 +255,146 @@ def load(
     values: Sequence[int] | None = None,
     ignore: int = IGNORED,
 ) -> Splits:
-    """The dataset that `spec` names, as train / val / test; what is wrong with it is a sentence.
+    """Load a dataset as train, val and test splits. What is wrong with it is an EngramError.
 
-    `spec` is a folder of class folders, a .csv/.tsv/.jsonl/.parquet table, an .npz file,
-    "hf:owner/name[:config]" or "hf:" and a local path, "digits", or a preset ("cifar100", or
-    "cifar100:PATH" for a copy on disk). For segmentation it is a folder with images/ and masks/,
-    "PICTURES::MASKS" for two folders of the same shape, a table, an .npz file or a Hub dataset.
-
-    With `split`, only that split is kept, and a source without splits becomes it as a whole.
-    `classes` fixes the names and their order. `like`, a task's spec, fixes all that data must have
-    to fit a task already learned. `image`, `label` (one or several; of a mask too) and
-    `split_column` name columns; `splits` maps train/val/test to the names that the source uses.
-    `values` are what the classes are in masks, if not all that occur, and `ignore` is the value
-    of pixels that count nowhere.
+    Args:
+        spec: A folder of class folders, a .csv/.tsv/.jsonl/.parquet table, an .npz file,
+            "hf:owner/name[:config]" or "hf:PATH", "digits", or a preset ("cifar100", or
+            "cifar100:PATH" for a copy on disk). For segmentation also a folder with images/ and
+            masks/, or "IMAGES::MASKS" for two folders of the same shape.
+        split: Keep only this split. A source without splits becomes this split as a whole.
+        kind: The kind of task that the labels are for.
+        classes: The names of the classes, in the order that numbers them.
+        like: The spec of a trained task: sets kind, classes, values and ignore to fit it.
+        image: The column of images.
+        label: The column of labels or masks; several for multilabel and regression.
+        split_column: The column that names the split of each row.
+        splits: Maps train, val and test to the names that the source uses.
+        values: The value of each class in masks. By default every value that occurs is a class.
+        ignore: The value of pixels in masks that are neither trained on nor evaluated.
     """
     if like is not None:
-        kind, classes, ignore = like.kind, like.classes, like.ignore
-        values = like.values or None
-    if kind not in KINDS:
-        raise EngramError(f"There is no kind of task {kind!r}; choose one of {', '.join(KINDS)}.")
-    for name in (*(splits or ()), *([split] if split else ())):
-        if name not in SPLITS:
-            raise EngramError(f"unknown split {name!r}; it can be train, val or test")
-    text = os.fspath(spec)
-    given = (label,) if isinstance(label, str) else tuple(label or ())
-    wanted = Columns(image, given, split_column, splits or {}, kind, classes or ())
-    found = _find(text, wanted)
-    for name in given:
-        if name not in found.columns:  # folders and arrays have none to choose from
-            raise EngramError(
-                f"{text} has no column {name!r} to learn from; a label names columns of tables "
-                "and Hub datasets, so leave it out here"
-            )
-    legend = None
-    if wanted.masks:
-        for value in (ignore, *(values or ())):
-            if not 0 <= value < MASK_VALUES:
-                raise EngramError(f"{value} is no value of a mask; they go from 0 to 65,535")
-        legend = Legend(tuple(values or _values(text, found, ignore)), ignore)
-        found.classes = [str(value) for value in legend.values]
-        if classes is not None and len(classes) != len(legend.values):
-            raise EngramError(
-                f"{text}: {len(classes)} names for {len(legend.values)} classes (the values "
-                f"{', '.join(found.classes[:8])} in its masks); name each, or give their values"
-            )
-    train = found.splits.get("train")
-    labels = train.labels if train else [x for s in found.splits.values() for x in s.labels]
-    names = list(classes or LABELS[kind].classes(text, found.columns, labels, found.classes))
+        kind, classes = like.kind, like.classes
+        values, ignore = like.values or None, like.ignore
     if split is not None:
-        if found.unsplit:
-            found.splits = {split: found.splits["train"]}
-        if split not in found.splits:
-            have = ", ".join(found.splits)
-            raise EngramError(f"{text} has no {split} split; it has {have}")
-        found.splits = {split: found.splits[split]}
-    return _numbered(text, found, names, kind, legend)
+        check_split(split)
+    columns = (label,) if isinstance(label, str) else tuple(label or ())
+    request = DataRequest(kind, image, columns, split_column, splits or {}, classes or ())
+    name = os.fspath(spec)
+    found = _read(name, request)
+    _refuse_unused_columns(name, columns, found)
+    legend = None
+    if request.has_masks:
+        legend = find_legend(name, found, values, ignore)
+        found.classes = [str(value) for value in legend.values]
+        _refuse_other_count(name, classes, legend)
+    names = classes or _classes(name, found, kind)
+    if split is not None:
+        _keep_only(name, found, split)
+    return _numbered(name, found, names, kind, legend)
 
 
-def _find(text: str, names: Columns) -> Source:
-    kind, _, rest = text.partition(":")
-    path = Path(text)
-    if names.masks and "::" in text:
-        pictures, _, masks = text.partition("::")
-        if not Path(pictures).is_dir():
-            raise EngramError(f"{pictures} is not a folder; give PICTURES::MASKS, two folders")
-        return sources.mask_folders(Path(pictures), Path(masks))
-    if kind == "hf" and rest:
-        return presets.hub(rest, names)
-    if (text == "digits" or text in PRESETS) and path.exists():
+def _read(name: str, request: DataRequest) -> FoundData:
+    """Choose the reader by the name of the data, and read it."""
+    prefix, _, rest = name.partition(":")
+    path = Path(name)
+    if request.has_masks and "::" in name:
+        images, _, masks = name.partition("::")
+        if not Path(images).is_dir():
+            raise EngramError(f"{images} is not a folder; give two folders as IMAGES::MASKS.")
+        return read_mask_folders(Path(images), Path(masks))
+    if prefix == "hf" and rest:
+        return read_hub(rest, request)
+    if (name == "digits" or name in PRESETS) and path.exists():
         raise EngramError(
-            f"{text} is a dataset's name and a path here; write ./{text} for the path"
+            f"{name} is the name of a dataset and of a path here; write ./{name} for the path."
         )
-    if text == "digits":
-        return sources.digits(names)
-    if kind in PRESETS:
-        return presets.preset(kind, rest, names)
+    if name == "digits":
+        return read_digits(request)
+    if prefix in PRESETS:
+        return read_preset(prefix, rest, request)
     if not path.exists():
         raise EngramError(
-            f"{text} does not exist; data can be a folder, a table, an .npz file, "
-            f"hf:owner/name, digits, or one of {', '.join(PRESETS)}"
+            f"{name} does not exist; data can be a folder, a table, an .npz file, "
+            f"hf:owner/name, digits, or one of {', '.join(PRESETS)}."
         )
+    return _read_path(path, request)
+
+
+def _read_path(path: Path, request: DataRequest) -> FoundData:
     if path.is_dir():
-        return sources.mask_folders(path, None) if names.masks else sources.folder(path, names)
-    if path.suffix.lower() in sources.TABLES:
-        return sources.table(path, names)
+        if request.has_masks:
+            return read_mask_folders(path, None)
+        return read_class_folders(path, request)
+    if path.suffix.lower() in TABLES:
+        return read_table(path, request)
     if path.suffix.lower() == ".npz":
-        return sources.arrays(path, names)
+        return read_npz(path, request)
     raise EngramError(
-        f"{text} is not data of a known kind: give a folder of class folders, "
-        f"a table ({', '.join(sources.TABLES)}) or an .npz file"
+        f"{path} is not data of a known kind; give a folder of class folders, "
+        f"a table ({', '.join(TABLES)}) or an .npz file."
     )
 
 
-def _values(name: str, source: Source, ignore: int) -> list[int]:
-    """The values that the training masks hold, sorted, but the ignored one: every mask is read."""
-    found = source.splits.get("train") or next(iter(source.splits.values()))
-    masks = found.masks
-    assert masks is not None
+def _refuse_unused_columns(name: str, given: Sequence[str], found: FoundData) -> None:
+    for column in given:
+        if column not in found.label_columns:
+            raise EngramError(
+                f"{name} has no column {column!r} of labels; only tables and Hub datasets have "
+                "columns to choose from, so leave the label out here."
+            )
 
-    def of(row: int) -> npt.NDArray[np.bool_] | BadImage:
-        try:
-            mask = read_mask(masks.read(row), name=masks.where(row))
-        except BadImage as error:  # will be told when it is to be learned from
-            return error
-        return np.bincount(mask.ravel(), minlength=MASK_VALUES) > 0
 
-    seen = np.zeros(MASK_VALUES, dtype=bool)
-    bad: BadImage | None = None
-    with ThreadPoolExecutor(4) as pool:
-        for one in pool.map(of, range(len(masks))):
-            if isinstance(one, BadImage):
-                bad = bad or one
-            else:
-                seen |= one
-    seen[ignore] = False
-    values = [int(value) for value in np.flatnonzero(seen)]
-    if not values:
-        raise bad or EngramError(f"{name}: the masks hold nothing but {ignore}, which is ignored")
-    if len(values) > IGNORED:
+def _refuse_other_count(name: str, classes: Sequence[str] | None, legend: Legend) -> None:
+    if classes is not None and len(classes) != len(legend.values):
         raise EngramError(
-            f"{name}: the masks hold {len(values)} values, and {IGNORED} classes are the most; "
-            "are they masks, with a class for every pixel?"
+            f"{name}: {len(classes)} names for {len(legend.values)} classes (the values "
+            f"{', '.join(map(str, legend.values[:8]))} in its masks); name each of them, or give "
+            "the values of the classes."
         )
-    return values
+
+
+def _classes(name: str, found: FoundData, kind: str) -> Sequence[str]:
+    """The classes of the training data, or of all data where there is none."""
+    train = found.splits.get("train")
+    splits = [train] if train else found.splits.values()
+    labels = [label for split in splits for label in split.labels]
+    return LABELS[kind].classes(name, found.label_columns, labels, found.classes)
+
+
+def _keep_only(name: str, found: FoundData, split: str) -> None:
+    """Drop the other splits; data without splits is used as this one."""
+    if found.unsplit:
+        found.splits = {split: found.splits["train"]}
+    if split not in found.splits:
+        raise EngramError(f"{name} has no {split} split; it has {', '.join(found.splits)}.")
+    found.splits = {split: found.splits[split]}
 
 
 def _numbered(
-    name: str, source: Source, classes: Sequence[str], kind: str, legend: Legend | None
+    name: str, found: FoundData, classes: Sequence[str], kind: str, legend: Legend | None
 ) -> Splits:
-    """Number the labels by class; a label that is no class is an EngramError."""
+    """Replace labels by class indices; a label that is no class is an EngramError."""
     if len(set(classes)) != len(classes):
-        raise EngramError(f"{name}: the list of classes names one of them twice")
+        raise EngramError(f"{name}: the list of classes has the same name twice.")
     datasets = {}
-    for split, found in source.splits.items():
-        where = f"{name}: the {split} split"
-        if not found.labels:
-            raise EngramError(f"{where} is empty")
-        labels = LABELS[kind].numbered(where, found.labels, classes)
+    for split, part in found.splits.items():
+        location = f"{name}: the {split} split"
+        if not part.labels:
+            raise EngramError(f"{location} is empty.")
+        labels = LABELS[kind].numbered(location, part.labels, classes)
         order = np.arange(len(labels))
         datasets[split] = Dataset(
-            name, split, tuple(classes), labels, found.rows, order, kind, found.masks, legend
+            name, split, tuple(classes), labels, part.rows, order, kind, part.masks, legend
         )
     return Splits(
         name,
         tuple(classes),
         **datasets,
-        augment=source.augment,
-        flip=source.flip,
-        ignored=source.ignored,
-        unsplit=source.unsplit,
+        augment=found.augment,
+        flip=found.flip,
+        ignored=found.ignored,
+        unsplit=found.unsplit,
         kind=kind,
         legend=legend,
     )

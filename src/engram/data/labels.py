@@ -1,28 +1,38 @@
-"""What a label is for each kind of task: found in the columns of a table, and numbered by class.
+"""What a label is for each kind of task: where it is found, how it is read and numbered.
 
-classification   a name                                one column
-multilabel       the names that hold                   one column of lists, or a column a class
-regression       numbers                               a column each
-segmentation     a mask                                one column of paths; see `sources`
+classification   the name of a class                   one column
+multilabel       the names of any number of classes    one column of lists, or a column per class
+regression       numbers                               a column for each
+segmentation     a mask                                one column of paths; read as an image
 """
 
 from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from engram.data.source import DataRequest, FoundData, Rows
 from engram.errors import EngramError
+from engram.images.decode import BadImage
+from engram.images.masks import MASK_VALUES, Legend, read_mask
+from engram.tasks.kinds import IGNORED
 
-_LARGEST = float(np.finfo(np.float32).max)  # of a number that is learned
+Names: TypeAlias = Sequence[str]
+Labels: TypeAlias = Iterable[Any]  # as `LabelReader.read` returns them
 
-# The column that is meant when none is given: the first of these that there is.
-COLUMNS = {
+_LARGEST_NUMBER = float(np.finfo(np.float32).max)  # labels are trained on as float32
+
+# The names that columns usually have. Without a name from the caller, the first that exists is
+# used.
+USUAL_COLUMNS = {
     "image": ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path"),
     "label": ("label", "labels", "class", "class_name", "category", "target", "fine_label"),
     "mask": ("mask", "masks", "mask_path", "segmentation", "annotation"),
@@ -30,175 +40,149 @@ COLUMNS = {
 }
 
 
-def column(
-    where: str | Path, columns: Sequence[str], kind: str, given: str | None, needed: bool = True
+def find_column(
+    source: str, columns: Names, role: str, given: str | None, needed: bool = True
 ) -> str:
-    """The column that holds this kind of thing: the given one, or the first usual name."""
+    """The column that holds the image, label, mask or split: as given, or by its usual name.
+
+    If there is none, the result is "" unless it is `needed`; then it is an EngramError.
+    """
     if given is not None and given in columns:
         return given
-    by_name = {str(column).lower(): column for column in columns}
-    usual = [by_name[name] for name in COLUMNS[kind] if name in by_name] if given is None else []
-    if usual:
-        return usual[0]
-    if given is None and not needed:
-        return ""
     hint = ""
     if given is None:
-        say = "in Python with image=" if kind == "image" else "with --label (in Python label=)"
-        hint = f"; rename one to {' or '.join(COLUMNS[kind])}, or say {say} which it is"
+        by_name = {str(column).lower(): column for column in columns}
+        usual = [by_name[name] for name in USUAL_COLUMNS[role] if name in by_name]
+        if usual or not needed:
+            return usual[0] if usual else ""
+        option = "image= in Python" if role == "image" else "--label (label= in Python)"
+        names = ", ".join(USUAL_COLUMNS[role])
+        hint = f"; name one of them with {option}, or rename it to one of {names}"
     raise EngramError(
-        f"{where} has no column {given or kind!r}; it has {', '.join(map(str, columns))}{hint}"
+        f"{source} has no column {given or role!r}; it has {', '.join(map(str, columns))}{hint}."
     )
 
 
-def class_order(label: str) -> tuple[int, int, str]:
-    """Numbers by their value, then names by the alphabet."""
-    is_number = label.isascii() and label.isdigit()
-    return (0, int(label), label) if is_number else (1, 0, label)
+def read_labels(
+    source: str,
+    rows: Iterable[Mapping[str, Any]],
+    listed: Names | None,
+    request: DataRequest,
+) -> list[Any]:
+    """The label of every row, from the cells of its label columns."""
+    reader = LABELS[request.kind]
+    return [reader.read(f"{source}: row {i}", cells, listed) for i, cells in enumerate(rows)]
 
 
-class Labels:
-    """How one kind reads its labels. Here: one name a picture."""
+# One reader of labels for each kind of task
 
-    least = 2  # classes
-    dimensions: tuple[int, ...] = (1,)  # of an array of labels
 
-    def columns(
-        self, where: str | Path, there: Sequence[str], given: Sequence[str], classes: Sequence[str]
-    ) -> list[str]:
-        """Which columns hold the labels: those given, or what can be guessed."""
+class LabelReader(ABC):
+    """How the labels of one kind of task are read and numbered."""
+
+    dimensions: tuple[int, ...]  # that an array of labels may have
+
+    @abstractmethod
+    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
+        """The columns that hold labels: those given, or the usual ones."""
+
+    @abstractmethod
+    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
+        """The label in the cells of one row. Integers are indices into `listed`, if it is given."""
+
+    @abstractmethod
+    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+        """The names of all classes: as the source lists them, or those that occur, sorted."""
+
+    @abstractmethod
+    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
+        """All labels as an array of class indices, or of whatever the kind trains on.
+
+        A label that is none of the classes is an EngramError.
+        """
+
+
+class ClassLabels(LabelReader):
+    """The name of one class."""
+
+    dimensions = (1,)
+
+    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
         if len(given) > 1:
             raise EngramError(
-                f"{where}: {len(given)} columns of labels ({', '.join(given)}), but one label a "
-                "picture is learned; name one column, or choose the kind multilabel or regression"
+                f"{source}: got {len(given)} columns of labels ({', '.join(given)}), but "
+                "classification has one label per image; name one column, or choose the kind "
+                "multilabel or regression."
             )
-        return [column(where, there, "label", given[0] if given else None)]
+        return [find_column(source, available, "label", given[0] if given else None)]
 
-    def read(
-        self, where: str, cells: Mapping[str, Any], listed: Sequence[str] | None = None
-    ) -> Any:
-        """The label in the cells of one row; `listed` are names that numbers count in."""
+    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         ((name, cell),) = cells.items()
         if isinstance(cell, str) and not cell:
-            raise EngramError(f"{where}: the column {name!r} is empty")
-        return _named(where, cell, listed)
+            raise EngramError(f"{location}: the column {name!r} is empty.")
+        return _class_name(location, cell, listed)
 
-    def classes(
-        self, name: str, columns: Sequence[str], labels: Iterable[Any], listed: Sequence[str] | None
-    ) -> Sequence[str]:
-        """The names of all classes: as the source lists them, or those that occur, sorted."""
-        classes = listed or sorted(set(labels), key=class_order)
-        if 0 < len(classes) < self.least:
-            raise EngramError(
-                f"{name} has only one class ({classes[0]}); a task needs at least two"
-            )
-        return classes
+    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+        return _at_least_two(source, listed or sorted(set(labels), key=class_order))
 
-    def numbered(
-        self, where: str, labels: Sequence[Any], classes: Sequence[str]
-    ) -> npt.NDArray[Any]:
-        """All labels as an array; one that is no class is an EngramError."""
-        number = {label: i for i, label in enumerate(classes)}
-        self._check(where, set(labels) - set(number), classes)
-        return np.array([number[label] for label in labels], dtype=np.int64)
-
-    def _check(self, where: str, strange: Iterable[str], classes: Sequence[str]) -> None:
-        names = sorted(strange)
-        if names:
-            raise EngramError(
-                f"{where} has the label {names[0]!r}, which is none of the {len(classes)} classes"
-                + (f" (nor are {len(names) - 1} others)" if len(names) > 1 else "")
-            )
+    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
+        index = {label: i for i, label in enumerate(classes)}
+        _refuse_unknown(location, set(labels) - set(index), classes)
+        return np.array([index[label] for label in labels], dtype=np.int64)
 
 
-class ManyLabels(Labels):
-    """The names that hold, as a tuple."""
+class MultilabelLabels(LabelReader):
+    """The names of any number of classes, as a tuple."""
 
-    least = 1
     dimensions = (2,)
 
-    def columns(
-        self, where: str | Path, there: Sequence[str], given: Sequence[str], classes: Sequence[str]
-    ) -> list[str]:
-        if not given and len(classes) > 0 and set(classes) <= set(there):
-            return list(classes)  # of a task that was learned from such columns
-        return [column(where, there, "label", name) for name in given or (None,)]
+    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
+        return _columns_or_classes(source, available, given, classes)
 
-    def read(
-        self, where: str, cells: Mapping[str, Any], listed: Sequence[str] | None = None
-    ) -> Any:
+    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         if len(cells) > 1:
-            return tuple(name for name, cell in cells.items() if self._holds(where, name, cell))
+            return tuple(name for name, cell in cells.items() if _is_true(location, name, cell))
         cell = next(iter(cells.values()))
         if cell is None:
-            raise EngramError(f"{where} is empty; a picture without labels has an empty list")
+            raise EngramError(f"{location} is empty; an image without labels has an empty list.")
         if isinstance(cell, str):
             cell = [part.strip() for part in re.split(r"[;|,]", cell) if part.strip()]
         if not isinstance(cell, (list, tuple, np.ndarray)):
             raise EngramError(
-                f"{where} is {cell!r}; expected a list of labels, or texts with ';' between them"
+                f"{location} is {cell!r}; expected a list of labels, or text with ';' between them."
             )
-        return tuple(_named(where, label, listed) for label in cell)
+        return tuple(_class_name(location, label, listed) for label in cell)
 
-    def _holds(self, where: str, name: str, cell: Any) -> bool:
-        text = str(cell).strip().lower()
-        if text in ("1", "1.0", "true", "yes"):
-            return True
-        if text in ("0", "0.0", "false", "no"):
-            return False
-        raise EngramError(f"{where}: the column {name!r} holds {cell!r}; expected 0 or 1")
-
-    def classes(
-        self, name: str, columns: Sequence[str], labels: Iterable[Any], listed: Sequence[str] | None
-    ) -> Sequence[str]:
+    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         if len(columns) > 1:
             return columns
-        return super().classes(name, columns, [one for label in labels for one in label], listed)
+        return listed or sorted({name for label in labels for name in label}, key=class_order)
 
-    def numbered(
-        self, where: str, labels: Sequence[Any], classes: Sequence[str]
-    ) -> npt.NDArray[Any]:
-        number = {label: i for i, label in enumerate(classes)}
-        self._check(where, {one for label in labels for one in label} - set(number), classes)
+    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
+        index = {label: i for i, label in enumerate(classes)}
+        _refuse_unknown(location, {one for label in labels for one in label} - set(index), classes)
         array = np.zeros((len(labels), len(classes)), dtype=np.int64)
         for row, label in zip(array, labels, strict=True):
-            row[[number[one] for one in label]] = 1
+            row[[index[name] for name in label]] = 1
         return array
 
 
-class Numbers(Labels):
+class NumberLabels(LabelReader):
     """One or several numbers, as a tuple; the columns' names are the classes."""
 
-    least = 1
     dimensions = (1, 2)
 
-    def columns(
-        self, where: str | Path, there: Sequence[str], given: Sequence[str], classes: Sequence[str]
-    ) -> list[str]:
-        if not given and len(classes) > 0 and set(classes) <= set(there):
-            return list(classes)
-        return [column(where, there, "label", name) for name in given or (None,)]
+    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
+        return _columns_or_classes(source, available, given, classes)
 
-    def read(
-        self, where: str, cells: Mapping[str, Any], listed: Sequence[str] | None = None
-    ) -> Any:
-        numbers = []
-        for name, cell in cells.items():
-            for part in cell if isinstance(cell, (list, tuple, np.ndarray)) else [cell]:
-                try:
-                    number = float(part)
-                except (TypeError, ValueError):
-                    number = math.nan
-                if not abs(number) <= _LARGEST:
-                    raise EngramError(
-                        f"{where}: the column {name!r} holds {part!r}; expected a number"
-                    )
-                numbers.append(number)
-        return tuple(numbers)
+    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
+        return tuple(
+            _number(location, name, part)
+            for name, cell in cells.items()
+            for part in (cell if isinstance(cell, (list, tuple, np.ndarray)) else [cell])
+        )
 
-    def classes(
-        self, name: str, columns: Sequence[str], labels: Iterable[Any], listed: Sequence[str] | None
-    ) -> Sequence[str]:
+    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         count = len(next(iter(labels), ()))
         if listed is not None and len(listed) == count:
             return listed
@@ -206,49 +190,142 @@ class Numbers(Labels):
             return columns
         return [f"{columns[0]}{i}" for i in range(count)]  # a column of lists
 
-    def numbered(
-        self, where: str, labels: Sequence[Any], classes: Sequence[str]
-    ) -> npt.NDArray[Any]:
+    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         for i, label in enumerate(labels):
             if len(label) != len(classes):
                 raise EngramError(
-                    f"{where} has {len(label)} numbers in row {i}; expected {len(classes)} "
-                    f"({', '.join(classes[:4])})"
+                    f"{location} has {len(label)} numbers in row {i}; expected {len(classes)} "
+                    f"({', '.join(classes[:4])})."
                 )
         return np.array(labels, dtype=np.float32).reshape(len(labels), len(classes))
 
 
-class NoLabels(Labels):
-    """Masks take the place of labels: an array without columns."""
+class MaskLabels(LabelReader):
+    """Nothing: the masks of the images are the labels."""
 
     dimensions = (3,)
 
-    def columns(
-        self, where: str | Path, there: Sequence[str], given: Sequence[str], classes: Sequence[str]
-    ) -> list[str]:
-        return [column(where, there, "mask", given[0] if given else None)]
+    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
+        return [find_column(source, available, "mask", given[0] if given else None)]
 
-    def numbered(
-        self, where: str, labels: Sequence[Any], classes: Sequence[str]
-    ) -> npt.NDArray[Any]:
+    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
+        return None
+
+    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+        return _at_least_two(source, listed or ())
+
+    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         return np.zeros((len(labels), 0), dtype=np.int64)
 
 
-LABELS: Mapping[str, Labels] = {
-    "classification": Labels(),
-    "multilabel": ManyLabels(),
-    "regression": Numbers(),
-    "segmentation": NoLabels(),
+LABELS: Mapping[str, LabelReader] = {
+    "classification": ClassLabels(),
+    "multilabel": MultilabelLabels(),
+    "regression": NumberLabels(),
+    "segmentation": MaskLabels(),
 }
 
 
-def _named(where: str, label: Any, listed: Sequence[str] | None) -> str:
-    """A label's name; a number counts in the list of classes where there is one."""
+def class_order(label: str) -> tuple[int, int, str]:
+    """The key that sorts classes: numbers by value, then names alphabetically."""
+    is_number = label.isascii() and label.isdigit()
+    return (0, int(label), label) if is_number else (1, 0, label)
+
+
+def _columns_or_classes(source: str, available: Names, given: Names, classes: Names) -> list[str]:
+    """The given columns; else those named after the classes of the task; else the usual one."""
+    if not given and len(classes) > 0 and set(classes) <= set(available):
+        return list(classes)
+    return [find_column(source, available, "label", name) for name in given or (None,)]
+
+
+def _class_name(location: str, label: Any, listed: Names | None) -> str:
     if label is None or isinstance(label, (list, tuple, np.ndarray, Mapping)):
-        raise EngramError(f"{where} has the label {label}; expected one label each")
+        raise EngramError(f"{location} has the label {label}; expected one label per image.")
     if listed is None or isinstance(label, str):
         return str(label)
     if not 0 <= int(label) < len(listed):
         hint = "; -1 means that the labels are not public" if label == -1 else ""
-        raise EngramError(f"{where}: label {label} is none of {len(listed)} classes{hint}")
+        raise EngramError(f"{location}: label {label} is none of {len(listed)} classes{hint}.")
     return listed[int(label)]
+
+
+def _is_true(location: str, column: str, cell: Any) -> bool:
+    text = str(cell).strip().lower()
+    if text in ("1", "1.0", "true", "yes"):
+        return True
+    if text in ("0", "0.0", "false", "no"):
+        return False
+    raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected 0 or 1.")
+
+
+def _number(location: str, column: str, cell: Any) -> float:
+    try:
+        number = float(cell)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) <= _LARGEST_NUMBER:
+        raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected a number.")
+    return number
+
+
+def _at_least_two(source: str, classes: Names) -> Names:
+    if len(classes) == 1:
+        raise EngramError(f"{source} has only one class ({classes[0]}); a task needs at least two.")
+    return classes
+
+
+def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> None:
+    names = sorted(unknown)
+    if names:
+        others = f", nor are {len(names) - 1} other labels" if len(names) > 1 else ""
+        raise EngramError(
+            f"{location} has the label {names[0]!r}, which is none of the {len(classes)} "
+            f"classes{others}."
+        )
+
+
+# What the values in masks mean
+
+
+def find_legend(source: str, found: FoundData, values: Sequence[int] | None, ignore: int) -> Legend:
+    """The values that are classes, as given or all that occur, and the one that is ignored."""
+    for value in (ignore, *(values or ())):
+        if not 0 <= value < MASK_VALUES:
+            raise EngramError(f"{value} is not a value of a mask; they go from 0 to 65,535.")
+    return Legend(tuple(values or _values_in_masks(source, found, ignore)), ignore)
+
+
+def _values_in_masks(source: str, found: FoundData, ignore: int) -> list[int]:
+    """The values in the training masks, sorted, without the ignored one. Reads every mask."""
+    split = found.splits.get("train") or next(iter(found.splits.values()))
+    assert split.masks is not None
+    occurs = np.zeros(MASK_VALUES, dtype=bool)
+    first_error: BadImage | None = None
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(partial(_occurring, split.masks), range(len(split.masks))):
+            if isinstance(result, BadImage):  # reported when the mask is to be trained on
+                first_error = first_error or result
+            else:
+                occurs |= result
+    occurs[ignore] = False
+    values = [int(value) for value in np.flatnonzero(occurs)]
+    if not values:
+        raise first_error or EngramError(
+            f"{source}: the masks hold nothing but {ignore}, which is ignored."
+        )
+    if len(values) > IGNORED:
+        raise EngramError(
+            f"{source}: the masks hold {len(values)} values, and at most {IGNORED} classes are "
+            "possible; are these masks, with a class for every pixel?"
+        )
+    return values
+
+
+def _occurring(masks: Rows, row: int) -> npt.NDArray[np.bool_] | BadImage:
+    """Which values one mask has, or why it cannot be read."""
+    try:
+        mask = read_mask(masks.read(row), name=masks.row_name(row))
+    except BadImage as error:
+        return error
+    return np.bincount(mask.ravel(), minlength=MASK_VALUES) > 0

@@ -194,7 +194,7 @@ class Loader:
                     raise EngramError(result)
                 images, masks, indices, failures = result
                 labels = self.dataset.labels[indices] if masks is None else masks
-                self.bad.update({self.dataset.where(i): reason for i, reason in failures})
+                self.bad.update({self.dataset.sample_name(i): reason for i, reason in failures})
                 yield Batch(
                     torch.from_numpy(images),
                     torch.from_numpy(labels),
@@ -245,7 +245,7 @@ class _Reader:
             return str(error)
 
     def _view(self, epoch: int, i: int) -> npt.NDArray[Any]:
-        source, name = self.dataset.read(i), self.dataset.where(i)
+        source, name = self.dataset.read(i), self.dataset.sample_name(i)
         if self.transform is None:
             rng = np.random.default_rng([self.seed, epoch, i])
             return training_view(

@@ -1,31 +1,26 @@
-"""Datasets of the Hub, and those known by name: from there, or from a copy on disk."""
+"""Datasets of the Hugging Face Hub, and those known by name: from there, or from a copy on disk."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engram.data.labels import LABELS, column
-from engram.data.sources import (
-    Columns,
-    Files,
-    Found,
-    Picture,
-    Source,
-    named_splits,
-    read_labels,
-)
+from engram.data.labels import LABELS, find_column, read_labels
+from engram.data.source import DataRequest, Files, FoundData, FoundSplit, StoredImage, match_splits
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.util.optional import require
 
-_LONE = "all"  # what to call the rows of a file or folder that has no splits
+_UNSPLIT = "all"  # the name given to the rows of a file or folder that has no splits
+
+
+# The Hub
 
 
 @dataclass(frozen=True, eq=False)
 class HubRows:
-    """Pictures in a column of a `datasets` dataset, left encoded until they are read."""
+    """Images in a column of a `datasets` dataset, left encoded until they are read."""
 
     table: Any
     column: str
@@ -34,21 +29,87 @@ class HubRows:
     def __len__(self) -> int:
         return len(self.table)
 
-    def read(self, row: int) -> Picture:
+    def read(self, row: int) -> StoredImage:
         value = self.table[row][self.column]
         if isinstance(value, Mapping):  # an undecoded Image column
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
         if not isinstance(value, (bytes, str)):
-            raise BadImage(f"{self.where(row)}: column {self.column} holds no picture")
+            raise BadImage(f"{self.row_name(row)}: the column {self.column} holds no image")
         return value
 
-    def where(self, row: int) -> str:
+    def row_name(self, row: int) -> str:
         return f"{self.name}[{row}]"
+
+
+def read_hub(source: str, request: DataRequest) -> FoundData:
+    """Read a dataset of the Hub, "owner/name" or "owner/name:config", or a copy of one on disk."""
+    datasets = require("datasets", extra="hub-data", purpose=f"hf:{source}")
+    try:
+        tables = _load_tables(datasets, source)
+    except EngramError:
+        raise
+    except Exception as error:  # the network, the Hub and the files can fail in any way
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise EngramError(f"hf:{source} cannot be loaded: {reason.rstrip('.')}.") from error
+    splits, classes = {}, None
+    columns: list[str] = []
+    for split, name in match_splits(tables, request.split_names, f"hf:{source}").items():
+        splits[split], listed, columns = _read_split(
+            datasets, tables[name], f"hf:{source}/{name}", request
+        )
+        classes = classes or listed
+    unsplit = list(tables) == [_UNSPLIT]
+    return FoundData(splits, classes, label_columns=columns, unsplit=unsplit)
+
+
+def _load_tables(datasets: Any, source: str) -> dict[str, Any]:
+    path = Path(source)
+    if path.is_file():
+        tables = datasets.load_dataset("parquet", data_files=str(path), split="train")
+    elif path.is_dir():
+        saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+        tables = (datasets.load_from_disk if saved else datasets.load_dataset)(str(path))
+    elif source.startswith((".", "/", "~")):
+        raise EngramError(f"hf:{source} does not exist on disk.")
+    else:
+        name, _, config = source.partition(":")
+        tables = datasets.load_dataset(name, config or None)
+    return dict(tables) if isinstance(tables, Mapping) else {_UNSPLIT: tables}
+
+
+def _read_split(
+    datasets: Any, table: Any, title: str, request: DataRequest
+) -> tuple[FoundSplit, list[str] | None, list[str]]:
+    """One split, the classes that its label column lists, and the label columns."""
+    available = table.column_names
+    images = [c for c, feature in table.features.items() if isinstance(feature, datasets.Image)]
+    only = images[0] if len(images) == 1 else None
+    image = find_column(title, available, "image", request.image_column or only)
+    columns = LABELS[request.kind].columns(title, available, request.label_columns, request.classes)
+
+    def encoded(column: str) -> HubRows:
+        rows = table.select_columns([column])
+        if column in images:
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+        return HubRows(rows, column, title)
+
+    if request.has_masks:
+        masks = encoded(columns[0])
+        return FoundSplit(encoded(image), [None] * len(table), masks), None, columns
+    feature = table.features[columns[0]]
+    listed = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel
+    values = table.select_columns(columns)[:].values()
+    cells = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
+    labels = read_labels(title, cells, listed, request)
+    return FoundSplit(encoded(image), labels), listed, columns
+
+
+# Datasets known by name
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A dataset known by name. `splits` says which of its splits is used as which of ours."""
+    """A dataset known by name. `splits` maps train, val and test to the dataset's own names."""
 
     hub: str | None
     image: str
@@ -75,110 +136,53 @@ PRESETS = {
 }
 
 
-def hub(where: str, names: Columns) -> Source:
-    """A dataset of the Hub, "owner/name" or "owner/name:config", or one that lies on disk."""
-    datasets = require("datasets", extra="hub-data", purpose=f"hf:{where}")
-    try:
-        tables = _hub_tables(datasets, where)
-    except EngramError:
-        raise
-    except Exception as error:  # the network, the Hub and the files can fail in any way
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise EngramError(f"hf:{where} cannot be loaded: {reason}") from error
-    splits = {}
-    classes = None
-    for ours, theirs in named_splits(tables, names.splits, f"hf:{where}").items():
-        table = tables[theirs]
-        title = f"hf:{where}/{theirs}"
-        pictures = [c for c, kind in table.features.items() if isinstance(kind, datasets.Image)]
-        only = pictures[0] if len(pictures) == 1 else None
-        image = column(title, table.column_names, "image", names.image or only)
-        wanted = LABELS[names.kind].columns(title, table.column_names, names.labels, names.classes)
-
-        def encoded(
-            name: str, table: Any = table, title: str = title, pictures: Sequence[str] = pictures
-        ) -> HubRows:
-            rows = table.select_columns([name])
-            if name in pictures:
-                rows = rows.cast_column(name, datasets.Image(decode=False))
-            return HubRows(rows, name, title)
-
-        if names.masks:
-            count = len(table)
-            splits[ours] = Found(encoded(image), [None] * count, encoded(wanted[0]))
-            continue
-        kind = table.features[wanted[0]]
-        listed = getattr(getattr(kind, "feature", kind), "names", None)  # of a ClassLabel
-        classes = classes or listed
-        cells = table.select_columns(wanted)[:]
-        labels = read_labels(
-            title,
-            (dict(zip(wanted, row, strict=True)) for row in zip(*cells.values(), strict=True)),
-            listed,
-            names,
-        )
-        splits[ours] = Found(encoded(image), labels)
-    return Source(splits, classes, unsplit=list(tables) == [_LONE], columns=wanted)
-
-
-def _hub_tables(datasets: Any, where: str) -> dict[str, Any]:
-    path = Path(where)
-    if path.is_file():
-        tables = datasets.load_dataset("parquet", data_files=str(path), split="train")
-    elif path.is_dir():
-        saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-        tables = (datasets.load_from_disk if saved else datasets.load_dataset)(str(path))
-    elif where.startswith((".", "/", "~")):
-        raise EngramError(f"hf:{where} does not exist on disk")
-    else:
-        name, _, config = where.partition(":")
-        tables = datasets.load_dataset(name, config or None)
-    return dict(tables) if isinstance(tables, Mapping) else {_LONE: tables}
-
-
-def preset(name: str, copy: str, names: Columns) -> Source:
-    """A dataset known by name, from the Hub or from a copy on disk."""
-    known = PRESETS[name]
-    names = replace(
-        names,
-        image=names.image or known.image,
-        labels=names.labels or (known.label,),
-        split=None,
-        splits=names.splits or known.splits,
+def read_preset(name: str, copy: str, request: DataRequest) -> FoundData:
+    """Read a dataset known by name, from the Hub or from a copy on disk."""
+    preset = PRESETS[name]
+    request = replace(
+        request,
+        image_column=request.image_column or preset.image,
+        label_columns=request.label_columns or (preset.label,),
+        split_column=None,
+        split_names=request.split_names or preset.splits,
     )
-    if known.hub is not None:
-        source = hub(copy or known.hub, names)
+    if preset.hub is not None:
+        found = read_hub(copy or preset.hub, request)
     elif copy:
-        source = _annotated(Path(copy), names)
+        found = _read_inaturalist(Path(copy), request)
     else:
-        files = " and ".join(known.splits.values())
+        files = " and ".join(preset.splits.values())
         raise EngramError(
-            f"{name} is not on the Hub; give the folder that holds {files}: {name}:PATH"
+            f"{name} is not on the Hub; give the folder that holds {files}: {name}:PATH."
         )
-    source.augment, source.flip = known.augment, known.flip
-    return source
+    found.augment, found.flip = preset.augment, preset.flip
+    return found
 
 
-def _annotated(root: Path, names: Columns) -> Source:
-    """iNaturalist's own layout: an annotation file per split beside the folder of pictures."""
-    if names.kind != "classification":
-        raise EngramError(f"{root} tells one class a picture, which is no data for {names.kind}")
+def _read_inaturalist(root: Path, request: DataRequest) -> FoundData:
+    """iNaturalist's own layout: an annotation file per split next to the folder of images."""
+    if request.kind != "classification":
+        raise EngramError(
+            f"{root} gives each image one class, so it cannot be used for {request.kind}."
+        )
     splits = {}
-    for ours, file in names.splits.items():
+    for split, file in request.split_names.items():
         if not (root / file).exists():
-            raise EngramError(f"{root} has no {file}")
+            raise EngramError(f"{root} has no {file}.")
         try:
-            notes = json.loads((root / file).read_text(encoding="utf-8"))
-            category = {entry["id"]: str(entry["name"]) for entry in notes["categories"]}
-            if len(set(category.values())) < len(category):
-                raise ValueError("two categories have the same name")
-            path = {entry["id"]: str(root / entry["file_name"]) for entry in notes["images"]}
-            pairs = [
-                (path[n["image_id"]], category[n["category_id"]]) for n in notes["annotations"]
-            ]
+            samples = sorted(_annotated_images(root, file))
         except (ValueError, KeyError, TypeError) as error:
-            raise EngramError(f"{root / file} is not an annotation file: {error!r}") from error
-        pairs.sort()
-        rows = Files(tuple(image for image, _ in pairs))
-        splits[ours] = Found(rows, [label for _, label in pairs])
-    return Source(splits)
+            raise EngramError(f"{root / file} is not an annotation file: {error!r}.") from error
+        rows = Files(tuple(image for image, _ in samples))
+        splits[split] = FoundSplit(rows, [label for _, label in samples])
+    return FoundData(splits)
+
+
+def _annotated_images(root: Path, file: str) -> list[tuple[str, str]]:
+    """The path and the class of every image that an annotation file lists."""
+    content = json.loads((root / file).read_text(encoding="utf-8"))
+    names = {category["id"]: str(category["name"]) for category in content["categories"]}
+    if len(set(names.values())) < len(names):
+        raise ValueError("two categories have the same name")
+    paths = {image["id"]: str(root / image["file_name"]) for image in content["images"]}
+    return [(paths[a["image_id"]], names[a["category_id"]]) for a in content["annotations"]]

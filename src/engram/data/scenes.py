@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from engram.data.datasets import Dataset, Splits
-from engram.data.sources import Arrays
+from engram.data.source import Arrays
 from engram.errors import EngramError
 
 SHAPES = ("circle", "cross", "square", "star", "triangle")

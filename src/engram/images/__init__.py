@@ -1,5 +1,26 @@
-"""Pictures in, pixels out: decode safely, crop and resize, normalise, read masks.
+"""From image files to pixels: decode safely, crop and resize, normalise, read masks.
 
-Everything above may import it; it knows nothing of models. Start in `decode.py` (what can go wrong
-with a file) and `views.py` (what the ViT sees of a picture).
+Every folder above may import it; it does not know about models. Start in `decode.py` (what can be
+wrong with a file) and `views.py` (what the ViT sees of an image). Users import the names below
+from here; this package imports them from the modules that define them.
 """
+
+from typing import TYPE_CHECKING
+
+from engram.util.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from engram.images.decode import BadImage
+    from engram.images.preprocessing import Preprocessing, normalise
+    from engram.images.views import evaluation_view
+
+__all__ = ["BadImage", "Preprocessing", "evaluation_view", "normalise"]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "BadImage": "decode:BadImage",
+        "Preprocessing": "preprocessing:Preprocessing",
+        "evaluation_view": "views:evaluation_view",
+        "normalise": "preprocessing:normalise",
+    },
+)

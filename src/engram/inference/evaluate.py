@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits, load
+from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.loader import Loader, Transform
-from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
@@ -136,7 +135,7 @@ def answers(
         if len(part.labels):
             outputs = engine.run(normalise(part.images.to(device), preprocessing), [task])
             found.append((*kind.keep(outputs[task], part.labels), part.indices))
-        failed += [dataset.where(i) for i in part.failed.tolist()]
+        failed += [dataset.sample_name(i) for i in part.failed.tolist()]
         progress(done, len(loader))
     if team is not None:
         found, failed = team.gather(found), team.gather(failed)
@@ -152,18 +151,5 @@ def _dataset(data: Data, spec: TaskSpec, split: str) -> Dataset:
     if isinstance(data, (str, os.PathLike)):
         return load(data, split=split, like=spec)[split]
     dataset = data if isinstance(data, Dataset) else data[split]
-    for what, ours, theirs in (
-        ("kind", [spec.kind], [dataset.kind]),
-        (spec.does.nouns[1], spec.classes, dataset.classes),
-        ("values", spec.values, dataset.legend.values if dataset.legend else ()),
-    ):
-        if tuple(ours) != tuple(theirs):
-            raise EngramError(
-                f"The task has the {what} {_few([*map(str, ours)])}, but {dataset.name} has "
-                f"{_few([*map(str, theirs)])}; load the data with like=model.task(…).spec."
-            )
+    check_fits(spec, dataset)
     return dataset
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f", … ({len(names)} in all)" if len(names) > 4 else "")

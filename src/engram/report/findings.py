@@ -56,13 +56,13 @@ def _one_of_each(said: Answers) -> list[int]:
 
 
 def _file(said: Answers, row: int) -> str:
-    return Path(said.dataset.where(int(said.samples[row]))).name
+    return Path(said.dataset.sample_name(int(said.samples[row]))).name
 
 
 def _figure(model: MemoryViT, said: Answers, row: int, alt: str, caption: str) -> str:
     """A picture with HTML below it, and then its name."""
     sample = int(said.samples[row])
-    where = said.dataset.where(sample)
+    where = said.dataset.sample_name(sample)
     return (
         f"<figure>{picture(view_of(model, said.dataset, sample), alt)}<figcaption>{caption}<br>"
         f'<span title="{escape(where)}">{escape(short(Path(where).name, 30))}</span>'

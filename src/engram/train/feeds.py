@@ -218,8 +218,9 @@ class CacheFeed:
         cache.refresh()
         self.bad.update(pair for shared in self.team.gather([found]) for pair in shared.items())
         for i, content in enumerate(contents):  # of pictures with the same bytes one was tried
-            if content not in cache and dataset.where(i) not in self.bad:
-                self.bad[dataset.where(i)] = f"{dataset.where(i)}: the file cannot be read"
+            name = dataset.sample_name(i)
+            if content not in cache and name not in self.bad:
+                self.bad[name] = f"{name}: the file cannot be read"
 
     def _read_masks(self, cache: Cache, dataset: Dataset, progress: Progress) -> None:
         """Keep every mask as the view shows it, compressed: a few hundred bytes each.

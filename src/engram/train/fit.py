@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engram.data.datasets import Splits, load
+from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
-from engram.errors import EngramError
-from engram.images.masks import Legend
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
-from engram.tasks.spec import TaskSpec
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.run import Run
@@ -74,7 +71,7 @@ def fit(
     task = model.task(name)
     splits = data if isinstance(data, Splits) else load(data, like=task.spec)
     splits = splits.with_validation(recipe.val_share, recipe.data_seed)
-    _check_fits(task.spec, splits)
+    check_fits(task.spec, splits, same_ignore=True)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     run = Run(Path(out), team, overwrite) if out is not None else None
@@ -104,23 +101,3 @@ def fit(
 def training_record(recipe: Recipe, splits: Splits) -> dict[str, Any]:
     """What an engram records of its training: the recipe, the data's name and its size."""
     return {**recipe.to_dict(), "data": splits.name, "train_images": len(splits["train"])}
-
-
-def _check_fits(spec: TaskSpec, splits: Splits) -> None:
-    noun, count = spec.does.nouns[1], len(spec.classes)
-    if spec.kind != splits.kind:
-        raise EngramError(
-            f"The task {spec.name!r} is of the kind {spec.kind}, and {splits.name} was loaded for "
-            f"{splits.kind}; load it with kind={spec.kind!r}."
-        )
-    if splits.classes != spec.classes:
-        raise EngramError(
-            f"The task {spec.name!r} has {count} {noun} and {splits.name} has "
-            f"{len(splits.classes)}, or in another order; add the task with classes=splits.classes."
-        )
-    if splits.legend is not None and splits.legend != Legend(spec.values, spec.ignore):
-        raise EngramError(
-            f"The classes of the task {spec.name!r} are the values {spec.values} in masks and "
-            f"{spec.ignore} is ignored, but those of {splits.name} are {splits.legend.values} and "
-            f"{splits.legend.ignore}; add the task with **splits.task."
-        )

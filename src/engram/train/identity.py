@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engram.data.datasets import Dataset, Integers, Splits
-from engram.data.sources import Arrays, Files, Rows
+from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe

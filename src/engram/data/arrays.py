@@ -1,0 +1,171 @@
+"""Arrays of pixels and labels: .npz files, and scikit-learn's digits."""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engram.data.labels import LABELS, read_labels
+from engram.data.source import SPLITS, Arrays, DataRequest, FoundData, FoundSplit
+from engram.errors import EngramError
+from engram.images.masks import MASK_VALUES
+from engram.util.optional import require
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def read_npz(path: Path, request: DataRequest) -> FoundData:
+    """Read x_train, y_train, … or train_images, train_labels, … or images, labels."""
+    arrays = _read_arrays(path)
+    listed = arrays.get("class_names", arrays.get("classes"))
+    classes = None if listed is None else [str(name) for name in listed]
+    keys = _split_keys(arrays)
+    unsplit = not keys
+    if unsplit:
+        pairs = [pair for pair in (("images", "labels"), ("x", "y")) if set(pair) <= arrays.keys()]
+        if not pairs:
+            raise EngramError(
+                f"{path} has the arrays {', '.join(arrays)}; expected x_train and y_train "
+                "(x_test, …), train_images and train_labels, or images and labels."
+            )
+        keys = {"train": pairs[0]}
+    splits = {
+        split: _read_split(f"{path}:{x}", arrays[x], arrays[y], classes, request)
+        for split, (x, y) in keys.items()
+    }
+    labels = arrays[next(iter(keys.values()))[1]]
+    columns = _label_columns(labels, classes, request)
+    return FoundData(splits, classes, label_columns=columns, unsplit=unsplit)
+
+
+def _read_arrays(path: Path) -> dict[str, Array]:
+    try:
+        zipfile.ZipFile(path).close()  # np.load takes an .npy file too, which is one array
+        with np.load(path, allow_pickle=False) as file:
+            return {key.lower(): _decode_text(file[key]) for key in file.files}
+    except Exception as error:  # on damaged bytes the libraries raise nearly anything
+        raise EngramError(f"{path} cannot be read as .npz arrays: {error}.") from error
+
+
+def _decode_text(array: Array) -> Array:
+    """The array, with bytes decoded: names of classes may be text or bytes."""
+    if array.dtype.kind != "S":
+        return array
+    return np.char.decode(array, "utf-8", "backslashreplace")
+
+
+def _split_keys(arrays: Mapping[str, Array]) -> dict[str, tuple[str, str]]:
+    """The keys of images and labels of every split that is there."""
+    found = {}
+    for split, names in SPLITS.items():
+        pairs = [(f"x_{name}", f"y_{name}") for name in names]
+        pairs += [(f"{name}_images", f"{name}_labels") for name in names]
+        for pair in pairs:
+            if set(pair) <= arrays.keys():
+                found[split] = pair
+    return found
+
+
+def read_digits(request: DataRequest) -> FoundData:
+    """scikit-learn's 1,797 handwritten digits, 8x8 pixels; every fifth of a class is test data."""
+    sklearn = require("sklearn.datasets", extra="demo", purpose="The dataset digits")
+    digits = sklearn.load_digits()
+    test = np.zeros(len(digits.target), dtype=bool)
+    for digit in range(10):
+        test[np.flatnonzero(digits.target == digit)[::5]] = True
+    splits = {
+        split: _read_split(
+            f"digits/{split}", digits.images[chosen] / 16, digits.target[chosen], None, request
+        )
+        for split, chosen in (("train", ~test), ("test", test))
+    }
+    return FoundData(splits, augment="pad-crop", flip=False)
+
+
+# One split
+
+
+def _read_split(
+    name: str,
+    images: Array,
+    labels: Array,
+    classes: Sequence[str] | None,
+    request: DataRequest,
+) -> FoundSplit:
+    labels = _squeeze(labels, request)
+    dimensions = LABELS[request.kind].dimensions
+    if labels.ndim not in dimensions or len(labels) != len(images):
+        each = {1: "one per image", 2: "a row per image", 3: "a mask per image"}
+        raise EngramError(
+            f"{name}: {len(images)} images need as many labels, "
+            f"{' or '.join(each[n] for n in dimensions)}; got labels of shape {labels.shape}."
+        )
+    rows = Arrays(_to_pixels(name, images), name)
+    if request.has_masks:
+        masks = Arrays(_to_mask_values(name, labels), f"{name}, mask")
+        return FoundSplit(rows, [None] * len(labels), masks)
+    if labels.ndim == 2:
+        columns = _label_columns(labels, classes, request)
+        if len(columns) != labels.shape[1]:
+            raise EngramError(
+                f"{name}: {labels.shape[1]} columns of labels, but {len(columns)} class names."
+            )
+        cells: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in labels]
+        return FoundSplit(rows, read_labels(name, cells, None, request))
+    listed = classes if labels.dtype.kind in "iu" else None
+    return FoundSplit(rows, read_labels(name, [{"label": y} for y in labels], listed, request))
+
+
+def _squeeze(labels: Array, request: DataRequest) -> Array:
+    """Labels of shape (N, 1) as (N,), where the kind of task has one label per image."""
+    one_each = 1 in LABELS[request.kind].dimensions
+    return labels[:, 0] if one_each and labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+def _label_columns(
+    labels: Array, classes: Sequence[str] | None, request: DataRequest
+) -> Sequence[str]:
+    """What the columns of labels are called: by the classes, or by their numbers."""
+    labels = _squeeze(labels, request)
+    if labels.ndim != 2:
+        return ("label",)
+    return classes or [str(column) for column in range(labels.shape[1])]
+
+
+def _to_pixels(name: str, images: Array) -> torch.Tensor:
+    """(N, H, W[, 1 or 3]) or (N, 1 or 3, H, W); uint8, or floats from 0 to 1, as uint8."""
+    if images.ndim == 4 and images.shape[-1] not in (1, 3) and images.shape[1] in (1, 3):
+        images = np.moveaxis(images, 1, -1)
+    if images.ndim == 4 and images.shape[-1] == 1:
+        images = images[..., 0]
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] != 3):
+        raise EngramError(
+            f"{name} has the shape {images.shape}; expected (N, H, W), (N, H, W, 3) "
+            "or (N, 3, H, W)."
+        )
+    if images.dtype != np.uint8 and images.size:
+        highest = 1 if images.dtype.kind == "f" else 255
+        low, high = images.min(), images.max()
+        if images.dtype.kind not in "fiu" or not (low >= 0 and high <= highest):
+            raise EngramError(
+                f"{name} holds {images.dtype} values from {low} to {high}; "
+                "expected integers from 0 to 255 or floats from 0 to 1."
+            )
+        images = np.rint(images * (255 / highest)).astype(np.uint8)
+    return torch.from_numpy(np.ascontiguousarray(images))
+
+
+def _to_mask_values(name: str, masks: Array) -> torch.Tensor:
+    """(N, H, W) as uint8 or uint16, which an image of one channel can have."""
+    low, high = (masks.min(), masks.max()) if masks.size else (0, 0)
+    if masks.dtype.kind not in "biu" or not (low >= 0 and high < MASK_VALUES):
+        raise EngramError(
+            f"{name}: the masks hold {masks.dtype} values from {low} to {high}; "
+            "expected integers from 0 to 65,535."
+        )
+    dtype = np.uint8 if high < 256 else np.uint16
+    return torch.from_numpy(np.ascontiguousarray(masks, dtype=dtype))

@@ -1,0 +1,187 @@
+"""What every reader of data is asked for, and what it returns: images by row, and their labels.
+
+The readers are `folders`, `tables`, `arrays` and `presets`. A reader lists images without decoding
+them, and raises an EngramError that says what is wrong with the data. `datasets.load` chooses the
+reader.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engram.errors import EngramError
+from engram.tasks.kinds import KINDS
+
+#: An image that is not decoded yet: its path, its encoded bytes, or its pixels.
+StoredImage: TypeAlias = str | bytes | npt.NDArray[np.uint8]
+
+#: The splits of this package, and the names that other people give them.
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+
+
+# Images
+
+
+class Rows(Protocol):
+    """Images (or masks) by row number."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> StoredImage: ...
+
+    def row_name(self, row: int) -> str:
+        """What error messages call this image."""
+        ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """Images that are files."""
+
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> StoredImage:
+        return self.paths[row]
+
+    def row_name(self, row: int) -> str:
+        return self.paths[row]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images in memory, uint8 (N, H, W, 3) or (N, H, W).
+
+    A tensor, because torch hands tensors to worker processes through shared memory.
+    """
+
+    pixels: torch.Tensor
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, row: int) -> StoredImage:
+        array: npt.NDArray[np.uint8] = self.pixels[row].numpy()
+        return array
+
+    def row_name(self, row: int) -> str:
+        return f"{self.name}[{row}]"
+
+
+# What a reader is asked for, and what it returns
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What to read: labels for which kind of task, and the names that the caller knows.
+
+    `split_names` maps train, val and test to the names of these splits in the source. A kind or a
+    split that does not exist is an EngramError.
+    """
+
+    kind: str = "classification"
+    image_column: str | None = None
+    label_columns: tuple[str, ...] = ()
+    split_column: str | None = None
+    split_names: Mapping[str, str] = field(default_factory=dict)
+    classes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise EngramError(
+                f"There is no kind of task {self.kind!r}; choose one of {', '.join(KINDS)}."
+            )
+        for split in self.split_names:
+            check_split(split)
+
+    @property
+    def has_masks(self) -> bool:
+        return KINDS[self.kind].per_pixel
+
+
+@dataclass
+class FoundSplit:
+    """One split as a reader found it: images, and for each the label before it is numbered.
+
+    `labels` describes what a label is for each kind of task. For segmentation the labels are None
+    and `masks` has the mask of every image.
+    """
+
+    rows: Rows
+    labels: list[Any]
+    masks: Rows | None = None
+
+
+@dataclass
+class FoundData:
+    """All splits that a reader found, and what the source says about its classes.
+
+    `unsplit` means that nothing in the source says that this is training data, so it may be used
+    as any split. `augment` and `flip` are the augmentation that suits the data. `ignored` counts
+    the files or rows that were left out.
+    """
+
+    splits: dict[str, FoundSplit]
+    classes: Sequence[str] | None = None
+    label_columns: Sequence[str] = ("label",)
+    unsplit: bool = False
+    augment: str = "inception"
+    flip: bool = True
+    ignored: int = 0
+
+
+# Names of splits
+
+
+def check_split(split: str) -> None:
+    """Raise an EngramError unless `split` is train, val or test."""
+    if split not in SPLITS:
+        raise EngramError(f"There is no split {split!r}; choose train, val or test.")
+
+
+def split_of(name: str) -> str | None:
+    """The split that is usually called `name`: train, val, test or None."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+
+
+def match_splits(names: Iterable[str], given: Mapping[str, str], source: str) -> dict[str, str]:
+    """Map train, val and test to the names that the source uses, as given or by the usual names.
+
+    A source with a single split of another name is training data.
+    """
+    available = list(names)
+    if given:
+        for name in given.values():
+            if name not in available:
+                raise EngramError(f"{source} has no split {name!r}; it has {', '.join(available)}.")
+        return dict(given)
+    matched: dict[str, str] = {}
+    for name in available:
+        split = split_of(name)
+        if split in matched:
+            raise EngramError(
+                f"{source} has two {split} splits, {matched[split]} and {name}; keep one."
+            )
+        if split:
+            matched[split] = name
+    if not matched and len(available) == 1:
+        return {"train": available[0]}
+    if not matched:
+        shown = ", ".join(available[:8]) + (", …" if len(available) > 8 else "")
+        usual = ", ".join(name for names in SPLITS.values() for name in names)
+        raise EngramError(
+            f"{source} has the splits {shown}; rename them to one of {usual}, or map them in "
+            "Python with splits=."
+        )
+    return matched

@@ -1,0 +1,151 @@
+"""Tables of image paths and labels: CSV, TSV, JSON lines, parquet."""
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engram.data.labels import LABELS, find_column
+from engram.data.source import DataRequest, Files, FoundData, FoundSplit, match_splits
+from engram.errors import EngramError
+from engram.util.optional import require
+
+
+@dataclass(frozen=True)
+class _Sample:
+    image: str
+    label: Any
+    mask: str | None
+    row: int
+
+
+def read_table(path: Path, request: DataRequest) -> FoundData:
+    """Read rows of a path and labels, or the paths of an image and its mask.
+
+    Relative paths start at the table's folder. Every path is checked.
+    """
+    records = _read_records(path)
+    columns = list(dict.fromkeys(column for record in records for column in record))
+    image = find_column(str(path), columns, "image", request.image_column)
+    labels = LABELS[request.kind].columns(
+        str(path), columns, request.label_columns, request.classes
+    )
+    split = find_column(str(path), columns, "split", request.split_column, needed=False)
+    splits = _splits(path, records, split, request.split_names)
+    samples: dict[str, list[_Sample]] = {name: [] for name in splits.values()}
+    ignored = 0
+    for row, record in enumerate(records, start=1):
+        name = splits.get(str(record.get(split)) if split else "train")
+        if name is None:  # a row of a split that was not asked for
+            ignored += 1
+        else:
+            samples[name].append(_read_sample(path, row, record, image, labels, request))
+    _refuse_missing(path, [sample for found in samples.values() for sample in found])
+    return FoundData(
+        {name: _found_split(found, request) for name, found in samples.items()},
+        label_columns=labels,
+        unsplit=not split,
+        ignored=ignored,
+    )
+
+
+def _splits(
+    path: Path, records: Sequence[Mapping[str, Any]], column: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """What a cell of the split column means: the table's name of a split -> train, val or test."""
+    names = sorted({str(record.get(column)) for record in records}) if column else ["train"]
+    source = f"{path}, column {column!r}," if column else str(path)
+    return {name: split for split, name in match_splits(names, given, source).items()}
+
+
+def _read_sample(
+    path: Path,
+    row: int,
+    record: Mapping[str, Any],
+    image: str,
+    labels: Sequence[str],
+    request: DataRequest,
+) -> _Sample:
+    if isinstance(record.get(image), (bytes, Mapping)):
+        raise EngramError(f"{path} holds images, not paths; load it as hf:{path}.")
+
+    def file(column: str) -> str:
+        cell = record.get(column)
+        if cell in (None, ""):
+            raise EngramError(f"{path}, row {row}: the column {column!r} is empty.")
+        return os.path.join(path.parent, str(cell))
+
+    found = file(image)
+    if request.has_masks:
+        return _Sample(found, None, file(labels[0]), row)
+    cells = {name: record.get(name) for name in labels}
+    return _Sample(found, LABELS[request.kind].read(f"{path}, row {row}", cells), None, row)
+
+
+def _refuse_missing(path: Path, samples: Sequence[_Sample]) -> None:
+    files = [(s.row, file) for s in samples for file in (s.image, s.mask) if file is not None]
+    missing = sorted((row, file) for row, file in files if not os.path.isfile(file))
+    if missing:
+        row, file = missing[0]
+        others = f" (the same is true of {len(missing) - 1} other paths)" if missing[1:] else ""
+        raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
+
+
+def _found_split(samples: Sequence[_Sample], request: DataRequest) -> FoundSplit:
+    images = Files(tuple(sample.image for sample in samples))
+    masks = Files(tuple(s.mask for s in samples if s.mask is not None))
+    labels = [sample.label for sample in samples]
+    return FoundSplit(images, labels, masks if request.has_masks else None)
+
+
+# The formats
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    try:
+        records = TABLES[path.suffix.lower()](path)
+    except (csv.Error, ValueError, OSError) as error:
+        raise EngramError(f"{path} cannot be read as a table: {error}.") from error
+    if not records:
+        raise EngramError(f"{path} is an empty table.")
+    return records
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    records = []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:  # its own line number is always 1
+                raise ValueError(f"line {number} column {error.colno}: {error.msg}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"line {number}: every line must be an object with named columns")
+            records.append(record)
+    return records
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    parquet = require("pyarrow.parquet", extra="hub-data", purpose="A parquet table")
+    records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return records
+
+
+#: What reads a table, by the suffix of its file.
+TABLES = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".parquet": _read_parquet,
+}
