@@ -19,7 +19,7 @@ def test_an_installed_module_is_returned() -> None:
 def test_a_missing_module_is_named_with_the_extra_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(EngramError) as caught:
         require("sklearn.datasets", extra="demo", purpose="The dataset digits")
     assert str(caught.value) == (
