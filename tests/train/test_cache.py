@@ -112,9 +112,7 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
     made = open_feed(model, ["t"], splits.with_validation(), recipe, Team())
     [item] = made.epoch(0, 0)
-    whole = TrunkFeed(
-        model, made.train, made.val, recipe, "inception", splits.flip, Team(), None
-    )  # fmt: skip
+    whole = TrunkFeed(made.plan)
     [plain] = whole.epoch(0, 0)
     assert torch.equal(item.labels, plain.labels)
     kept = made.views[0]

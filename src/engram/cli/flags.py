@@ -27,6 +27,7 @@ _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
     "str": str,
+    "bool": bool,
     "int | None": int,
     "tuple[str, ...]": list[str],
 }
@@ -84,7 +85,11 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
         about, choices = item.metadata["about"], item.metadata["choices"]
         default = item.default if defaults is None else getattr(defaults, item.name)
         notes = [", ".join(choices)] if choices else []
-        notes += [] if default in ("", (), None) else [f"default: {default}"]
+        notes += (
+            []
+            if default in ("", ()) or default is None or default is False
+            else [f"default: {default}"]
+        )
         note = f" ({'; '.join(notes)})" if notes else ""
         flag = typer.Option(
             f"--{item.name.replace('_', '-')}",
@@ -94,12 +99,9 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             rich_help_panel=item.metadata["group"] or panel,
         )
         kind = _TYPES[str(item.type)]
-        yield Parameter(
-            item.name,
-            Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, flag],
-        )
+        hint = Annotated[kind, flag] if kind is bool else Annotated[kind | None, flag]
+        absent = False if kind is bool else None
+        yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)
 
 
 def _panel(parameter: Parameter) -> int:

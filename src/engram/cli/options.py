@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engram.cli.flags import words
+from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, words
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe
 from engram.util.settings import setting
@@ -70,6 +70,22 @@ class DataOptions:
         for flag, given in (("--ignore", self.ignore is not None), ("--classes with =", values)):
             if given:
                 raise EngramError(f"{flag} is about masks, and {self.kind} has none; leave it out.")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run starts from, and what it does with what is there already."""
+
+    backbone: str = setting(
+        "pico", "the backbone (trunk): a path, a Hub id, or pico", group=TASK, metavar="TRUNK"
+    )
+    image_size: int | None = setting(
+        None, "height and width of images in pixels, if not the trunk's own", group=TASK
+    )
+    recipe: str = setting("default", "settings to start from: default or paper", group=TRAINING)
+    resume: bool = setting(False, "continue an interrupted run", group=TRAINING)
+    test: bool = setting(False, "evaluate the test split once, at the end", group=DATA)
+    overwrite: bool = setting(False, "replace the engram if it exists", group=OUTPUT)
 
 
 def recipe_from(name: str, given: Mapping[str, Any]) -> Recipe:

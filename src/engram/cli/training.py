@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.app import ImageSize, Json, Overwrite, Trunk, app
+from engram.cli.app import Json, app
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers
-from engram.cli.options import DataOptions, named, recipe_from
+from engram.cli.options import DataOptions, RunOptions, named, recipe_from
 from engram.cli.terminal import bars, show
 from engram.errors import EngramError
 from engram.tasks.settings import TaskSettings
@@ -17,10 +19,13 @@ from engram.train.recipe import Recipe
 from engram.util.description import Description
 
 if TYPE_CHECKING:
+    from engram.data.datasets import Splits
     from engram.model import MemoryViT
     from engram.tasks.kinds import Kind
-    from engram.train.fit import Result
+    from engram.train.result import Result
     from engram.train.sweep import SweepResult
+    from engram.util.processes import Team
+    from engram.util.progress import Progress
 
 Data = Annotated[
     str,
@@ -30,21 +35,7 @@ Out = Annotated[
     Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Name of the task.", rich_help_panel=TASK)]
-RecipeName = Annotated[
-    str,
-    typer.Option(
-        "--recipe", help="Settings to start from: default or paper.", rich_help_panel=TRAINING
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue an interrupted run.", rich_help_panel=TRAINING),
-]
-Test = Annotated[
-    bool,
-    typer.Option("--test", help="Evaluate the test split once, at the end.", rich_help_panel=DATA),
-]
-_PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING}
+_PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
 
 
 @app.command(name="fit")
@@ -53,52 +44,27 @@ def fit_command(
     data: Data,
     task: TaskName,
     out: Out,
-    backbone: Trunk = "pico",
-    image_size: ImageSize = None,
     seeds: Annotated[
         int,
         typer.Option(help="Train this many seeds and keep the best.", rich_help_panel=TRAINING),
     ] = 1,
-    recipe: RecipeName = "default",
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    test: Test = False,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
     """Train a task on images and write it as an engram."""
     from engram.report.run import write_run_report
-    from engram.train.fit import fit
-    from engram.train.sweep import sweep
-    from engram.util.processes import Team
 
-    given = flags or {}
-    settings, training = TaskSettings(**given[TaskSettings]), recipe_from(recipe, given[Recipe])
     with bars(as_json) as progress:
-        team, splits = Team(), DataOptions(**given[DataOptions]).load(data)
-        model, parents = _start(backbone, image_size, settings)
+        job = _Job.start(data, flags or {})
         result: Result | SweepResult
-        if seeds != 1:
-            result = sweep(
-                model, task, splits, training,
-                cells=[settings.cells], seeds=seeds, regime=settings.regime, extends=parents,
-                update=settings.update, adapter_width=settings.adapter_width,
-                class_init=settings.class_init,
-                out=out, resume=resume, overwrite=overwrite, test=test, team=team,
-                progress=progress,
-            )  # fmt: skip
+        if seeds == 1:
+            result = job.fit(task, out, progress)
         else:
-            spec = splits.task_spec(task, settings.with_parents(parents))
-            model.add(spec, class_init=settings.class_init, seed=training.seed)
-            result = fit(
-                model, task, splits, training,
-                out=out, resume=resume, overwrite=overwrite, test=test, team=team,
-                progress=progress,
-            )  # fmt: skip
-        report = write_run_report(model, result, splits, training) if team.main else ""
-    rows = _result_rows(result, model.task(task).kind)
-    if splits.ignored:
-        rows.append(("ignored", f"{splits.ignored} files that are no images"))
+            result = job.sweep(task, out, progress, cells=[job.settings.cells], seeds=seeds)
+        report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
+    rows = _result_rows(result, job.model.task(task).kind)
+    if job.splits.ignored:
+        rows.append(("ignored", f"{job.splits.ignored} files that are no images"))
     document = {**result.to_dict(), "report": report}
     show(Description(document, [*rows, ("report", report)]), as_json)
 
@@ -109,8 +75,6 @@ def sweep_command(
     data: Data,
     task: TaskName,
     out: Out,
-    backbone: Trunk = "pico",
-    image_size: ImageSize = None,
     cells: Annotated[
         str, typer.Option(metavar="A,B", help="Numbers of memory cells.", rich_help_panel=TASK)
     ] = "5",
@@ -124,7 +88,6 @@ def sweep_command(
     seeds: Annotated[
         int, typer.Option(help="Seeds for every combination.", rich_help_panel=TRAINING)
     ] = 1,
-    recipe: RecipeName = "default",
     refit: Annotated[
         bool,
         typer.Option(
@@ -133,55 +96,101 @@ def sweep_command(
             rich_help_panel=TRAINING,
         ),
     ] = False,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    test: Test = False,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
     """Train many variants of a task at once and keep the best on validation."""
     from engram.report.run import write_run_report
-    from engram.train.sweep import sweep
-    from engram.util.processes import Team
 
-    given = flags or {}
-    settings, training = TaskSettings(**given[TaskSettings]), recipe_from(recipe, given[Recipe])
     lrs, counts = numbers("--lr", lr, float), numbers("--cells", cells, int)
-    weight_decays = numbers("--weight-decay", weight_decay, float)
+    decays = numbers("--weight-decay", weight_decay, float)
     with bars(as_json) as progress:
-        team, splits = Team(), DataOptions(**given[DataOptions]).load(data)
-        model, parents = _start(backbone, image_size, settings)
-        result = sweep(
-            model, task, splits, training,
-            lrs=lrs, cells=counts, weight_decays=weight_decays, seeds=seeds,
-            regime=settings.regime, extends=parents, update=settings.update,
-            adapter_width=settings.adapter_width, class_init=settings.class_init,
-            out=out, resume=resume, overwrite=overwrite, refit=refit, test=test, team=team,
-            progress=progress,
+        job = _Job.start(data, flags or {})
+        result = job.sweep(
+            task, out, progress,
+            lrs=lrs, cells=counts, weight_decays=decays, seeds=seeds, refit=refit,
         )  # fmt: skip
-        report = write_run_report(model, result, splits, training, refit) if team.main else ""
-    show(_sweep_description(result, model.task(task).kind, report), as_json)
+        report = ""
+        if job.main:
+            report = write_run_report(job.model, result, job.splits, job.recipe, refit)
+    show(_sweep_description(result, job.model.task(task).kind, report), as_json)
 
 
-def _start(
-    backbone: str, image_size: int | None, settings: TaskSettings
-) -> tuple[MemoryViT, list[str]]:
-    """The trunk with the engrams of --extends attached, and their names."""
-    from engram.model import MemoryViT
-    from engram.trunks.load import load_trunk
+@dataclass(frozen=True)
+class _Job:
+    """What `fit` and `sweep` train: data, a trunk with the parents attached, and the settings."""
 
-    model = MemoryViT(load_trunk(backbone, image_size=image_size))
-    names = []
-    for text in settings.extends:
-        given, path = named(text)
-        task = model.attach(path)
-        if given and given != task.spec.name:
-            raise EngramError(
-                f"--extends {text}: the engram in {path} is called {task.spec.name!r}, not "
-                f"{given!r}; write --extends {task.spec.name}={path}."
-            )
-        names.append(task.spec.name)
-    return model, names
+    splits: Splits
+    model: MemoryViT
+    settings: TaskSettings
+    options: RunOptions
+    recipe: Recipe
+    team: Team
+
+    @classmethod
+    def start(cls, data: str, given: Given) -> _Job:
+        from engram.model import MemoryViT
+        from engram.trunks.load import load_trunk
+        from engram.util.processes import Team
+
+        settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
+        recipe = recipe_from(options.recipe, given[Recipe])
+        team, splits = Team(), DataOptions(**given[DataOptions]).load(data)
+        model = MemoryViT(load_trunk(options.backbone, image_size=options.image_size))
+        settings = settings.with_parents([_attach(model, text) for text in settings.extends])
+        return cls(splits, model, settings, options, recipe, team)
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes what all of them share."""
+        return self.team.main
+
+    def fit(self, task: str, out: Path, progress: Progress) -> Result:
+        from engram.train.fit import fit
+
+        spec, options = self.splits.task_spec(task, self.settings), self.options
+        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
+        return fit(
+            self.model, task, self.splits, self.recipe,
+            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
+            team=self.team, progress=progress,
+        )  # fmt: skip
+
+    def sweep(
+        self,
+        task: str,
+        out: Path,
+        progress: Progress,
+        *,
+        cells: Sequence[int],
+        seeds: int,
+        lrs: Sequence[float] = (),
+        weight_decays: Sequence[float] = (),
+        refit: bool = False,
+    ) -> SweepResult:
+        from engram.train.sweep import sweep
+
+        settings, options = self.settings, self.options
+        return sweep(
+            self.model, task, self.splits, self.recipe,
+            lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
+            regime=settings.regime, extends=settings.extends, update=settings.update,
+            adapter_width=settings.adapter_width, class_init=settings.class_init,
+            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
+            team=self.team, progress=progress,
+        )  # fmt: skip
+
+
+def _attach(model: MemoryViT, text: str) -> str:
+    """Attach an engram of --extends (T=FILE, or FILE alone), and return its name."""
+    given, path = named(text)
+    task = model.attach(path)
+    if given and given != task.spec.name:
+        raise EngramError(
+            f"--extends {text}: the engram in {path} is called {task.spec.name!r}, not "
+            f"{given!r}; write --extends {task.spec.name}={path}."
+        )
+    return task.spec.name
 
 
 def _result_rows(result: Result | SweepResult, kind: Kind) -> list[tuple[str, str]]:

@@ -34,8 +34,9 @@ from engram.model import MemoryViT
 from engram.report.page import Section, TaskPart, costs_of, write_report
 from engram.report.pieces import bars, paragraph, picture, table
 from engram.store.bundles import compose
-from engram.train.fit import Result, fit
+from engram.train.fit import fit
 from engram.train.recipe import Recipe
+from engram.train.result import Result
 from engram.trunks.load import load_trunk
 from engram.util.progress import Progress
 

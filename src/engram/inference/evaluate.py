@@ -103,11 +103,11 @@ def answers(
     data: Data,
     task: str,
     *,
+    engine: Engine | None = None,
     split: str = "test",
     batch: int = 64,
     workers: int = 2,
     transform: Transform | None = None,
-    engine: Engine | None = None,
     team: Team | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:

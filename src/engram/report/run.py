@@ -10,8 +10,8 @@ from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.report.page import TaskPart, answers_for_report, write_report
 from engram.tasks.kinds import KINDS
-from engram.train.fit import Result
 from engram.train.recipe import Recipe
+from engram.train.result import Result
 from engram.train.run import run_folder
 from engram.train.sweep import SweepResult
 from engram.util.files import check_writable

@@ -61,8 +61,62 @@ class Feed(Protocol):
         """Outputs by task for the inputs of a share."""
 
 
-def _steps(images: int, batch: int) -> int:
-    return -(-images // batch)
+@dataclass(frozen=True)
+class FeedPlan:
+    """What a feed is made from, and what speaks against the cache."""
+
+    model: MemoryViT
+    names: Sequence[str]
+    splits: Splits
+    recipe: Recipe
+    team: Team
+    transform: Transform | None = None
+
+    @property
+    def augment(self) -> str:
+        return self.splits.augment if self.recipe.augment == "auto" else self.recipe.augment
+
+    @property
+    def train(self) -> Dataset:
+        return self.splits["train"]
+
+    @property
+    def val(self) -> Dataset:
+        return self.splits["val"]
+
+    @property
+    def per_epoch(self) -> int:
+        """Optimiser steps in an epoch."""
+        return -(-len(self.train) // self.recipe.batch)
+
+    @property
+    def only_pooled(self) -> bool:
+        """Whether every task reads nothing but the trunk's pooled token."""
+        return not any(self.model.task(name).spec.parts.masked for name in self.names)
+
+    @property
+    def patches(self) -> bool:
+        """Whether some task needs the trunk's last patches."""
+        return any(self.model.task(name).kind.per_pixel for name in self.names)
+
+    def against_cache(self) -> str | None:
+        """Why the cache cannot be used, known from the settings alone; None if it can."""
+        if any(self.model.task(name).spec.parts.changes_trunk for name in self.names):
+            return "the regime changes the trunk's own tokens"
+        if self.transform is not None:
+            return "what a transform of your own does cannot be known"
+        if self.augment != "none" and not self.recipe.views:
+            return f"augment is {self.augment}, which is random every time (give views to fix some)"
+        return None
+
+    def too_large(self) -> str | None:
+        """Why the whole cache would be too large for `cache_gb`; None if it is not."""
+        views = self.recipe.views if self.augment != "none" else 1
+        images = len(self.train) * views + len(self.val)
+        need = images * row_bytes(self.model.trunk, self.model.preprocessing, self.patches)
+        if need <= self.recipe.cache_gb * 1e9:
+            return None
+        return f"it would take {need / 1e9:.2g} GB, and cache_gb is {self.recipe.cache_gb:g}"
 
 
 class TrunkFeed:
@@ -71,38 +125,28 @@ class TrunkFeed:
     cache = "off"
     contents = ""
 
-    def __init__(
-        self,
-        model: MemoryViT,
-        train: Dataset,
-        val: Dataset,
-        recipe: Recipe,
-        augment: str,
-        flip: bool,
-        team: Team,
-        transform: Transform | None = None,
-    ) -> None:
-        self.model, self.team = model, team
-        self.preprocessing = model.preprocessing
-        self.per_epoch = _steps(len(train), recipe.batch)
+    def __init__(self, plan: FeedPlan) -> None:
+        self.model, self.team = plan.model, plan.team
+        self.preprocessing = plan.model.preprocessing
+        self.per_epoch = plan.per_epoch
 
         def loader(dataset: Dataset, mode: str) -> Loader:
             return Loader(
                 dataset,
                 self.preprocessing,
-                recipe.batch,
+                plan.recipe.batch,
                 mode=mode,
-                augment=augment,
-                flip=flip,
-                min_area=recipe.min_area,
-                transform=transform,
-                seed=recipe.data_seed,
-                workers=recipe.workers,
-                rank=team.rank,
-                world=team.world,
+                augment=plan.augment,
+                flip=plan.splits.flip,
+                min_area=plan.recipe.min_area,
+                transform=plan.transform,
+                seed=plan.recipe.data_seed,
+                workers=plan.recipe.workers,
+                rank=plan.team.rank,
+                world=plan.team.world,
             )
 
-        self._train, self._val = loader(train, "train"), loader(val, "eval")
+        self._train, self._val = loader(plan.train, "train"), loader(plan.val, "eval")
 
     @property
     def bad(self) -> dict[str, str]:
@@ -133,23 +177,9 @@ class CacheFeed:
 
     cache = "on"
 
-    def __init__(
-        self,
-        model: MemoryViT,
-        train: Dataset,
-        val: Dataset,
-        recipe: Recipe,
-        augment: str,
-        flip: bool,
-        team: Team,
-        only_pooled: bool,
-        patches: bool,
-    ) -> None:
-        self.model, self.team, self.recipe = model, team, recipe
-        self.augment, self.flip = augment, flip
-        self.only_pooled, self.patches = only_pooled, patches
-        self.train, self.val = train, val
-        self.per_epoch = _steps(len(train), recipe.batch)
+    def __init__(self, plan: FeedPlan) -> None:
+        self.plan, self.model, self.team, self.recipe = plan, plan.model, plan.team, plan.recipe
+        self.train, self.val, self.per_epoch = plan.train, plan.val, plan.per_epoch
         self.bad: dict[str, str] = {}
         self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
 
@@ -159,8 +189,8 @@ class CacheFeed:
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         trunk, preprocessing = self.model.trunk, self.model.preprocessing
-        self._plain = Cache(trunk, preprocessing, patches=self.patches)
-        self.views = [self._plain] if self.augment == "none" else self._augmented_views()
+        self._plain = Cache(trunk, preprocessing, patches=self.plan.patches)
+        self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
         self._stores.append((self._plain, self.val, self._val_contents))
 
@@ -171,13 +201,13 @@ class CacheFeed:
                 for i, content in enumerate(self._train_contents)
             ]
         of = sha256("".join(self._train_contents).encode()).hexdigest()
-        recipe = self.recipe
+        plan, recipe = self.plan, self.recipe
         return [
             Cache(
                 self.model.trunk,
                 self.model.preprocessing,
-                View(self.augment, self.flip, recipe.min_area, recipe.data_seed, number, of),
-                patches=self.patches,
+                View(plan.augment, plan.splits.flip, recipe.min_area, recipe.data_seed, number, of),
+                patches=self.plan.patches,
             )
             for number in range(recipe.views)
         ]
@@ -266,7 +296,7 @@ class CacheFeed:
                 batch = order[start : start + size][self.team.rank :: self.team.world]
                 good = [int(i) for i in batch if contents[i] in cache]
                 good = [i for i in good if masks is None or i in masks]
-                rows = cache.read([contents[i] for i in good], self.only_pooled)
+                rows = cache.read([contents[i] for i in good], self.plan.only_pooled)
                 yield Share(rows, self._labels(cache, dataset, good), len(batch) - len(good))
 
         return prefetched(read())
@@ -275,76 +305,6 @@ class CacheFeed:
         inputs = inputs.to(self.team.device)
         layers, pooled = self._plain.split(inputs)
         return self.model.from_cache(layers, pooled, tasks, self._plain.patches_of(inputs))
-
-
-@dataclass(frozen=True)
-class FeedChoice:
-    """The feeds that a run can have, and what speaks against the cache."""
-
-    model: MemoryViT
-    names: Sequence[str]
-    splits: Splits
-    recipe: Recipe
-    team: Team
-    transform: Transform | None = None
-
-    @property
-    def augment(self) -> str:
-        return self.splits.augment if self.recipe.augment == "auto" else self.recipe.augment
-
-    @property
-    def patches(self) -> bool:
-        """Whether some task needs the trunk's last patches."""
-        return any(self.model.task(name).kind.per_pixel for name in self.names)
-
-    def against_cache(self) -> str | None:
-        """Why the cache cannot be used, known from the settings alone; None if it can."""
-        if any(self.model.task(name).spec.parts.changes_trunk for name in self.names):
-            return "the regime changes the trunk's own tokens"
-        if self.transform is not None:
-            return "what a transform of your own does cannot be known"
-        if self.augment != "none" and not self.recipe.views:
-            return f"augment is {self.augment}, which is random every time (give views to fix some)"
-        return None
-
-    def too_large(self) -> str | None:
-        """Why the whole cache would be too large for `cache_gb`; None if it is not."""
-        views = self.recipe.views if self.augment != "none" else 1
-        images = len(self.splits["train"]) * views + len(self.splits["val"])
-        need = images * row_bytes(self.model.trunk, self.model.preprocessing, self.patches)
-        if need <= self.recipe.cache_gb * 1e9:
-            return None
-        return f"it would take {need / 1e9:.2g} GB, and cache_gb is {self.recipe.cache_gb:g}"
-
-    def trunk_feed(self) -> TrunkFeed:
-        return TrunkFeed(
-            self.model, self.splits["train"], self.splits["val"], self.recipe,
-            self.augment, self.splits.flip, self.team, self.transform,
-        )  # fmt: skip
-
-    def cache_feed(self) -> CacheFeed:
-        only_pooled = not any(self.model.task(name).spec.parts.masked for name in self.names)
-        return CacheFeed(
-            self.model, self.splits["train"], self.splits["val"], self.recipe,
-            self.augment, self.splits.flip, self.team, only_pooled, self.patches,
-        )  # fmt: skip
-
-    def without_cache(self, reason: str | None, large: bool) -> TrunkFeed:
-        """The trunk's feed; an EngramError where the recipe insists on the cache or needs it."""
-        recipe = self.recipe
-        if recipe.cache == "on" and reason:
-            raise EngramError(f"The cache cannot be used: {reason}. Use cache auto or off.")
-        if self.augment != "none" and recipe.views:
-            raise EngramError(
-                f"views is {recipe.views}, and views live in the cache, which is "
-                + (f"not possible here: {reason}." if reason else "off.")
-            )
-        if recipe.cache == "auto" and large and self.team.main:
-            notice = (
-                f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
-            )
-            warnings.warn(notice, Notice, stacklevel=2)
-        return self.trunk_feed()
 
 
 def open_feed(
@@ -360,16 +320,32 @@ def open_feed(
 
     The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
     """
-    choice = FeedChoice(model, names, splits, recipe, team, transform)
-    reason = choice.against_cache()
-    large = None if reason else choice.too_large()
+    plan = FeedPlan(model, names, splits, recipe, team, transform)
+    reason = plan.against_cache()
+    large = None if reason else plan.too_large()
     if reason or large or recipe.cache == "off":
-        return choice.without_cache(reason or large, large is not None)
-    feed = choice.cache_feed()
+        return _without_cache(plan, reason or large, large is not None)
+    feed = CacheFeed(plan)
     feed.scan()
     if any(team.gather([feed.missing() > 0.8 * room()])):
         free = f"{room() / 1e9:.2g} GB are free"
         large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
-        return choice.without_cache(large, True)
+        return _without_cache(plan, large, True)
     feed.fill(progress)
     return feed
+
+
+def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> TrunkFeed:
+    """The trunk's feed; an EngramError where the recipe insists on the cache or needs it."""
+    recipe = plan.recipe
+    if recipe.cache == "on" and reason:
+        raise EngramError(f"The cache cannot be used: {reason}. Use cache auto or off.")
+    if plan.augment != "none" and recipe.views:
+        raise EngramError(
+            f"views is {recipe.views}, and views live in the cache, which is "
+            + (f"not possible here: {reason}." if reason else "off.")
+        )
+    if recipe.cache == "auto" and large and plan.team.main:
+        notice = f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
+        warnings.warn(notice, Notice, stacklevel=2)
+    return TrunkFeed(plan)

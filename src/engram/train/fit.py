@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +14,11 @@ from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
+from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.training import train
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave: its metrics by split, its history, and the engram it wrote."""
-
-    task: str
-    regime: str
-    parameters: int
-    seconds: float
-    metrics: Mapping[str, Mapping[str, Any]]
-    history: Sequence[Mapping[str, float]]
-    path: Path | None = None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `engram fit --json` prints it."""
-        return {
-            "task": self.task,
-            "path": None if self.path is None else str(self.path),
-            "regime": self.regime,
-            "parameters": self.parameters,
-            "seconds": round(self.seconds, 2),
-            "metrics": {split: dict(values) for split, values in self.metrics.items()},
-        }
 
 
 def fit(
@@ -93,9 +67,16 @@ def fit(
             model.save(name, run.out, metrics=metrics, recipe=training_record(recipe, splits))
             run.finish(history)
     model.eval()
-    parameters = sum(p.numel() for p in task.parameters())
-    path = None if run is None else run.out
-    return Result(name, task.spec.regime, parameters, seconds, metrics, history, path, unreadable)
+    return Result(
+        task=name,
+        regime=task.spec.regime,
+        parameters=sum(p.numel() for p in task.parameters()),
+        seconds=seconds,
+        metrics=metrics,
+        path=None if run is None else run.out,
+        unreadable=unreadable,
+        history=history,
+    )
 
 
 def training_record(recipe: Recipe, splits: Splits) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import csv
 import io
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,26 @@ from engram.tasks.settings import TaskSettings
 from engram.train.fit import training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
+from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.train.variants import Grid, Setting, Trained, Variant, Workshop
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
 
 
-@dataclass(frozen=True)
-class SweepResult:
-    """All settings, the best on validation, and the engram that was kept of it."""
+@dataclass(frozen=True, kw_only=True)
+class SweepResult(RunResult):
+    """The result of `sweep`: all settings, and the best on validation, whose engram was kept."""
 
-    task: str
-    regime: str
     settings: tuple[Setting, ...]
     best: Setting
     seed: int  # of the engram that was kept
-    parameters: int
-    seconds: float
-    metrics: dict[str, dict[str, Any]]
-    path: Path | None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "task": self.task,
-            "path": None if self.path is None else str(self.path),
-            "regime": self.regime,
-            "parameters": self.parameters,
-            "seconds": round(self.seconds, 2),
+            **super().to_dict(),
             "best": self.best.to_dict(),
             "seed": self.seed,
-            "metrics": self.metrics,
             "settings": [setting.to_dict() for setting in self.settings],
         }
 
@@ -118,11 +107,18 @@ def sweep(
             _write_tables(run, settings)
             run.finish([])
             workshop.clear(run)
-    path, seconds = None if run is None else run.out, time.perf_counter() - began
     return SweepResult(
-        name, regime, tuple(settings), best, variant.seed, engram.parameters, seconds, metrics,
-        path, unreadable,
-    )  # fmt: skip
+        task=name,
+        regime=regime,
+        parameters=engram.parameters,
+        seconds=time.perf_counter() - began,
+        metrics=metrics,
+        path=None if run is None else run.out,
+        unreadable=unreadable,
+        settings=tuple(settings),
+        best=best,
+        seed=variant.seed,
+    )
 
 
 def _by_setting(
