@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NURSERY = """
-import json, os, resource, sys
+import gc, json, os, resource, sys
 import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import engram.report.run, engram.serve.app, uvicorn
 from engram.cli.main import main
+# What is loaded now stays until a child exits: looking through it for garbage takes seconds.
+gc.freeze()
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:
