@@ -1,66 +1,29 @@
-"""A small trunk, a bundle of two tasks, engrams to attach, and pictures to ask about."""
+"""A small trunk, a bundle of two tasks, engrams to attach, and services that answer for them."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
-import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from PIL import Image
+from tests.support.serving import TOKEN, Launch, Opened, Server, World
 
 import engram
-from engram.images.preprocessing import normalise
-from engram.images.views import evaluation_view
 from engram.model import MemoryViT
-from engram.serve.app import create_app
-from engram.serve.catalogue import Catalogue
-from engram.serve.settings import Settings
 from engram.store.bundles import compose
 from engram.vit import ViT
 
 if TYPE_CHECKING:
-    from tests.support.nursery import Nursery, Running
-
-TOKEN = "a-secret"
-AUTH = {"Authorization": f"Bearer {TOKEN}"}
-
-
-@dataclass
-class World:
-    """Everything on disk; `model` has all tasks, for answers to compare with."""
-
-    trunk: Path
-    bundle: Path  # first, second (extends first)
-    engrams: dict[str, Path]
-    model: MemoryViT
-
-    def logits(self, picture: bytes, *names: str) -> dict[str, torch.Tensor]:
-        preprocessing = self.model.trunk.preprocessing
-        assert preprocessing is not None
-        view = torch.from_numpy(evaluation_view(picture, preprocessing))
-        with torch.inference_mode():
-            answers = self.model(normalise(view[None], preprocessing), tasks=list(names))
-        return {name: values[0] for name, values in answers.items()}
-
-
-def picture(seed: int = 0, width: int = 24, height: int = 20, kind: str = "PNG") -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
+    from tests.support.nursery import Nursery
 
 
 def wild(trunk: ViT, folder: Path) -> Path:
@@ -106,22 +69,6 @@ def bundle(world: World, tmp_path: Path) -> Path:
     return Path(shutil.copytree(world.bundle, tmp_path / "bundle"))
 
 
-@dataclass
-class Opened:
-    """Services in this process, closed at the end of the test."""
-
-    bundle: Path
-    clients: list[TestClient] = field(default_factory=list)
-
-    def __call__(self, token: str | None = TOKEN, **settings: Any) -> TestClient:
-        catalogue = Catalogue(self.bundle, Settings(**settings))
-        app = create_app(catalogue, catalogue.settings, token)
-        client = TestClient(app, raise_server_exceptions=False)
-        client.__enter__()
-        self.clients.append(client)
-        return client
-
-
 @pytest.fixture
 def opened(bundle: Path) -> Iterator[Opened]:
     opened = Opened(bundle)
@@ -133,32 +80,6 @@ def opened(bundle: Path) -> Iterator[Opened]:
 @pytest.fixture
 def client(opened: Opened) -> TestClient:
     return opened()
-
-
-# Real processes
-
-
-@dataclass
-class Server:
-    """`engram serve` in a process of its own."""
-
-    running: Running
-    url: str
-    document: dict[str, Any]
-
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send it a signal and give its exit code."""
-        if self.running.code is None:
-            os.kill(self.running.pid, number)
-        code = self.running.wait().code
-        assert code is not None
-        return code
-
-
-Launch = Callable[..., Server]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from engram.serve.connections import Punctual
+from engram.serve.connections import HeadTimeoutProtocol
 
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -28,12 +28,12 @@ def talk(words: Talk, seconds: float) -> None:
     """Talk over a real socket to a server that waits so long for a head."""
 
     async def main() -> None:
-        config = uvicorn.Config(app, http=Punctual, log_level="error")
+        config = uvicorn.Config(app, http=HeadTimeoutProtocol, log_level="error")
         config.timeout_keep_alive = seconds  # type: ignore[assignment]
         config.load()
         loop, state = asyncio.get_running_loop(), ServerState()
         server = await loop.create_server(
-            lambda: Punctual(config, server_state=state, app_state={}), "127.0.0.1", 0
+            lambda: HeadTimeoutProtocol(config, server_state=state, app_state={}), "127.0.0.1", 0
         )
         async with server, asyncio.timeout(30):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -82,8 +82,8 @@ def test_a_head_in_pieces_and_a_slow_body_are_answered() -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n")
         await asyncio.sleep(0.05)
         writer.write(b"Content-Length: 2\r\n\r\n1")
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(1.2)
         writer.write(b"2")
         assert await answer(reader) == b"yes"
 
-    talk(pieces, 2)
+    talk(pieces, 1)

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.support.serving import AUTH, Opened, picture
 
 import engram
-from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
-from engram.serve.settings import Settings
 from engram.store.bundles import compose
 from engram.trunks.load import save_trunk
-
-from .conftest import AUTH, Opened, picture
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,3 @@ def test_int8_answers_nearly_so_while_a_task_comes_and_goes(opened: Opened, tiny
     assert client.delete("/v1/tasks/later", headers=AUTH).status_code == 204
     assert answers(client) == before
     assert client.get("/readyz").json() == {"status": "ready"}
-
-
-def test_there_are_no_other_engines() -> None:
-    with pytest.raises(EngramError, match="engine is 'fast'; it can be torch, onnx, onnx-int8"):
-        Settings(engine="fast")

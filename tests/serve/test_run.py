@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
+from tests.support.serving import AUTH, TOKEN, Launch, Server, World, picture
 
-from engram.store.bundles import read_bundle, update_bundle
-from engram.store.format import read_engram
-
-from .conftest import AUTH, Launch, Server, World, picture
-
-if TYPE_CHECKING:
-    from tests.support.nursery import Nursery
+from engram.cli import main as cli
+from engram.serve.run import Service
+from engram.serve.settings import Settings
+from engram.store.bundles import read_bundle
 
 
 def test_it_listens_on_this_machine_alone(server: Server) -> None:
@@ -87,63 +84,20 @@ def test_kill_9_while_attaching_leaves_a_bundle_that_serves(
     assert launch(bundle).stop() == 0
 
 
-@pytest.mark.parametrize("change", ["attach", "remove"])
-def test_kill_9_at_any_step_of_a_change_leaves_a_whole_bundle(
-    bundle: Path, world: World, change: str
+def test_a_token_from_a_file_ends_in_a_newline(bundle: Path) -> None:
+    service = Service.open(bundle, Settings(port=0), token=f"{TOKEN}\n")
+    with service.listener, TestClient(service.app) as client:
+        assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
+
+
+def test_mistakes_are_sentences(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A process kills itself before the nth call that touches the disk, for every n."""
-    old = read_bundle(bundle)
-    new = (
-        old.plus(read_engram(world.engrams["third"])) if change == "attach" else old.minus("second")
-    )
-    before, after = ([engram.spec.name for engram in one.engrams] for one in (old, new))
-    found = []
-    for step in range(1, 30):
-        child = os.fork()
-        if child == 0:
-            _kill_before(step)
-            with contextlib.suppress(BaseException):
-                update_bundle(old, new)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        found.append([engram.spec.name for engram in read_bundle(bundle).engrams])
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        if found[-1] == after:
-            update_bundle(new, old)
-    else:
-        raise AssertionError("it never came to an end")
-    assert len(found) > 4
-    assert before in found
-    assert found[-1] == after
-    assert all(names in (before, after) for names in found)
-
-
-def _kill_before(step: int) -> None:
-    """Make the nth call to the system that changes files the last of this process."""
-    count = 0
-
-    def dying(real):  # type: ignore[no-untyped-def]
-        def call(*arguments, **settings):  # type: ignore[no-untyped-def]
-            nonlocal count
-            count += 1
-            if count == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **settings)
-
-        return call
-
-    for name in ("fsync", "replace", "open", "unlink"):
-        setattr(os, name, dying(getattr(os, name)))
-
-
-def test_mistakes_are_sentences(bundle: Path, nursery: Nursery, tmp_path: Path) -> None:
     def refusal(*arguments: object) -> str:
-        done = nursery.run("serve", *arguments)
-        assert done.code == 2, done.stderr
-        assert len(done.stderr.splitlines()) == 1
-        return done.stderr
+        assert cli.main(["serve", *map(str, arguments)]) == 2
+        sentence = capsys.readouterr().err
+        assert len(sentence.splitlines()) == 1
+        return sentence
 
     (tmp_path / "empty").mkdir()
     assert "is not a bundle; `engram compose" in refusal(tmp_path / "empty")

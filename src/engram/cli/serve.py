@@ -33,6 +33,6 @@ def serve_command(
     from engram.serve.run import Service
 
     settings = Settings(**(flags or {})[Settings])
-    service = Service(bundle, settings, token=token, backbone=backbone)
+    service = Service.open(bundle, settings, token=token, backbone=backbone)
     show(service.description, as_json)
     service.run()

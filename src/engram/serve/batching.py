@@ -1,4 +1,4 @@
-"""Images of many requests in one pass: a bounded queue, a bounded wait, one engine thread."""
+"""Images of many requests in one forward pass: a bounded queue, a bounded wait, one thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engram.serve.problems import Problem
 from engram.serve.settings import Settings
 
 Result = TypeVar("Result")
-Logits = dict[str, Tensor]  # of one image, by task
+Outputs = dict[str, Tensor]  # of one image, by task
 
 
 @dataclass(eq=False)
@@ -27,19 +27,22 @@ class _Job:
     snapshot: Snapshot
     view: Tensor  # uint8 (h, w, 3)
     tasks: Sequence[str]
-    answer: asyncio.Future[Logits]
+    outputs: asyncio.Future[Outputs]
 
 
 class Batcher:
-    """Collects images and asks the engine about several at once.
+    """Collects images from requests and runs the engine on several at once.
 
-    All images of a pass belong to one snapshot; each gets the answers of the tasks it asked for.
-    `passed` is told the size of every pass.
+    All images of a batch belong to one snapshot; each gets the outputs of the tasks it asked for.
+    `on_batch` is called with the size of every batch.
     """
 
-    def __init__(self, settings: Settings, passed: Callable[[int], None] = lambda images: None):
-        self.settings, self.passed = settings, passed
-        self.images = 0  # accepted and not answered
+    def __init__(
+        self, settings: Settings, on_batch: Callable[[int], None] = lambda images: None
+    ) -> None:
+        self.settings = settings
+        self.pending = 0  # images accepted and not yet answered
+        self._on_batch = on_batch
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
@@ -49,7 +52,7 @@ class Batcher:
         self._loop = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End, after the server has seen to it that nobody waits any more."""
+        """Stop running batches. Requests that still wait get no answer."""
         if self._loop is not None:
             self._loop.cancel()
             with suppress(asyncio.CancelledError):
@@ -60,39 +63,40 @@ class Batcher:
     def running(self) -> bool:
         return self._loop is not None and not self._loop.done()
 
-    def check_room(self, images: int = 1) -> None:
-        if self.images + images > self.settings.queue:
+    def check_capacity(self, images: int = 1) -> None:
+        """Refuse images beyond the length of the queue with a Problem."""
+        if self.pending + images > self.settings.queue:
             raise Problem(
                 503,
-                f"{self.images} images are waiting already, and at most {self.settings.queue} may; "
-                "try again in a second.",
+                f"{self.pending} images are already waiting, and the limit is "
+                f"{self.settings.queue}; try again in a second.",
                 retry=1,
             )
 
     @contextmanager
-    def room(self, images: int) -> Iterator[None]:
-        """A place in the queue for so many images, or a Problem that says when to come back."""
-        self.check_room(images)
-        self.images += images
+    def reserve(self, images: int) -> Iterator[None]:
+        """Hold places in the queue, or refuse with a Problem that says when to try again."""
+        self.check_capacity(images)
+        self.pending += images
         try:
             yield
         finally:
-            self.images -= images
+            self.pending -= images
 
-    async def answer(
+    async def run(
         self, snapshot: Snapshot, views: Sequence[Tensor], tasks: Sequence[str]
-    ) -> list[Logits]:
-        """Logits of every image, for requests that have `room`."""
+    ) -> list[Outputs]:
+        """The outputs of the tasks for each image; the caller has reserved places for them."""
         loop = asyncio.get_running_loop()
         jobs = [_Job(snapshot, view, tasks, loop.create_future()) for view in views]
         self._jobs += jobs
         self._some.set()
         if len(self._jobs) >= self.settings.batch:
             self._enough.set()
-        return await asyncio.gather(*(job.answer for job in jobs))
+        return await asyncio.gather(*(job.outputs for job in jobs))
 
-    async def between(self, work: Callable[[], Result]) -> Result:
-        """Do something in the engine's thread, between two passes."""
+    async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
+        """Call `work` in the engine's thread, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _run(self) -> None:
@@ -102,18 +106,18 @@ class Batcher:
                 self._enough.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._enough.wait(), self.settings.wait_ms / 1000)
-            jobs = self._next()
+            jobs = self._next_batch()
             if jobs:
-                self.passed(len(jobs))
-                await self._pass(jobs)
+                self._on_batch(len(jobs))
+                await self._run_batch(jobs)
             if not self._jobs:
                 self._some.clear()
 
-    def _next(self) -> list[_Job]:
-        """The oldest image, and those behind it that can share its pass."""
+    def _next_batch(self) -> list[_Job]:
+        """The oldest image, and those after it that can share its forward pass."""
         jobs: list[_Job] = []
         while self._jobs and len(jobs) < self.settings.batch:
-            if self._jobs[0].answer.done():  # its request gave up
+            if self._jobs[0].outputs.done():  # its request was cancelled
                 self._jobs.popleft()
             elif jobs and self._jobs[0].snapshot is not jobs[0].snapshot:
                 break
@@ -121,22 +125,22 @@ class Batcher:
                 jobs.append(self._jobs.popleft())
         return jobs
 
-    async def _pass(self, jobs: Sequence[_Job]) -> None:
+    async def _run_batch(self, jobs: Sequence[_Job]) -> None:
         snapshot = jobs[0].snapshot
         wanted = {name for job in jobs for name in job.tasks}
         names = [name for name in snapshot.names if name in wanted]
 
-        def ask() -> Logits:
+        def forward() -> Outputs:
             pixels = normalise(torch.stack([job.view for job in jobs]), snapshot.preprocessing)
             return snapshot.engine.run(pixels, names)
 
         try:
-            logits = await self.between(ask)
+            outputs = await self.in_engine_thread(forward)
         except Exception as error:
             for job in jobs:
-                if not job.answer.done():
-                    job.answer.set_exception(error)
+                if not job.outputs.done():
+                    job.outputs.set_exception(error)
             return
         for i, job in enumerate(jobs):
-            if not job.answer.done():
-                job.answer.set_result({name: logits[name][i] for name in job.tasks})
+            if not job.outputs.done():
+                job.outputs.set_result({name: outputs[name][i] for name in job.tasks})

@@ -1,4 +1,4 @@
-"""The tasks of a running service: snapshots that never change, and how one follows another."""
+"""The tasks of a running service: snapshots that never change, and how one replaces another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engram.tasks.spec import NAME
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A model that does not change any more. A request is answered by the one it began with."""
+    """A model that does not change any more. A request uses one snapshot from start to end."""
 
     bundle: Bundle
     model: MemoryViT
@@ -37,7 +37,7 @@ class Snapshot:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """All that can answer: base, if the trunk has classes, and the tasks, parents first."""
+        """What can be run: base, if the trunk has classes, and the tasks, parents first."""
         base = ["base"] if self.model.trunk.class_names else []
         return (*base, *self.model.tasks)
 
@@ -51,11 +51,12 @@ class Snapshot:
         return hashlib.sha256(",".join(self.contents.values()).encode()).hexdigest()[:16]
 
     @cached_property
-    def told(self) -> Mapping[str, Engram]:
-        """The engrams as others may see them: without paths of this machine."""
+    def public_engrams(self) -> Mapping[str, Engram]:
+        """The engrams as clients may see them: without paths of this machine."""
         return {engram.spec.name: without_local_paths(engram)[0] for engram in self.bundle.engrams}
 
     def engram(self, name: str) -> Engram:
+        """The engram of a task; a Problem if there is no such task."""
         for engram in self.bundle.engrams:
             if engram.spec.name == name:
                 return engram
@@ -63,47 +64,36 @@ class Snapshot:
 
 
 class Catalogue:
-    """The snapshot of now. Changes are made beside it, written to the bundle, then take its place.
+    """The current snapshot. A change builds another one, writes the bundle, then replaces it.
 
-    `attach` and `detach` take their time and belong in a thread; `now` may be read at any moment.
+    `attach` and `detach` are slow and belong in a thread; `now` may be read at any moment.
     """
 
-    def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
-        self.settings = settings
+    def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
+        self.now, self.settings = snapshot, settings
         self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, folder: Path, settings: Settings, backbone: str | None = None) -> Catalogue:
+        """Read a bundle and its trunk, and try the engine once."""
         bundle = read_bundle(folder)
-        model = load_model(folder, backbone)
-        self.now = self._snapshot(bundle, model)
+        return cls(_snapshot(bundle, load_model(folder, backbone), settings), settings)
 
     def attach(self, name: str, data: bytes) -> tuple[Snapshot, bool]:
         """Add the engram in these bytes; gives the new snapshot and whether anything changed."""
-        if not NAME.fullmatch(name) or name == "base":
-            raise Problem(
-                422,
-                "That cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and '-', beginning "
-                "with a letter or a digit, and not 'base', which is the trunk itself.",
-            )
-        try:
-            engram = parse_engram(data, f"{name}.safetensors")
-        except EngramError as error:
-            raise Problem(422, str(error)) from None
-        if engram.spec.name != name:
-            raise Problem(
-                409,
-                f"The engram that was sent is called {engram.spec.name!r}, not {name!r}; put it "
-                f"to /v1/tasks/{engram.spec.name}.",
-            )
+        engram = _parse(name, data)
         with self._lock:
             if name in self.now.model.tasks:
                 if self.now.contents[name] == engram.content:
                     return self.now, False
                 raise Problem(
-                    409, f"Another {name!r} is attached already; delete it first, then put this."
+                    409,
+                    f"A different {name!r} is already attached; delete it first, then send this.",
                 )
             return self._change(lambda bundle: bundle.plus(engram)), True
 
     def detach(self, name: str) -> Snapshot:
-        """Take a task away; one that others extend, and the last one, stay."""
+        """Remove a task; one that others extend, and the last one, cannot be removed."""
         with self._lock:
             self.now.engram(name)
             return self._change(lambda bundle: bundle.minus(name))
@@ -115,7 +105,7 @@ class Catalogue:
             model = MemoryViT(old.model.trunk)
             for engram in bundle.engrams:
                 model.attach(engram)
-            new = self._snapshot(bundle, model)
+            new = _snapshot(bundle, model, self.settings)
         except EngramError as error:
             raise Problem(409, str(error)) from None
         try:
@@ -125,13 +115,35 @@ class Catalogue:
         self.now = new
         return new
 
-    def _snapshot(self, bundle: Bundle, model: MemoryViT) -> Snapshot:
-        """With an engine that has answered once: what fails, fails before anybody asks."""
-        engine = make_engine(model.eval(), self.settings.engine, self.settings.threads)
-        contents = {engram.spec.name: engram.content for engram in bundle.engrams}
-        snapshot = Snapshot(bundle, model, engine, contents)
-        grey = torch.zeros(1, 3, *snapshot.preprocessing.size)
-        for name, logits in engine.run(grey, snapshot.names).items():
-            if not bool(logits.isfinite().all()):
-                raise EngramError(f"{name!r} answers with numbers that are not finite.")
-        return snapshot
+
+def _parse(name: str, data: bytes) -> Engram:
+    """The engram in these bytes, which must be called `name`."""
+    if not NAME.fullmatch(name) or name == "base":
+        raise Problem(
+            422,
+            "The last part of the URL cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and "
+            "'-', starting with a letter or a digit, and not 'base', which is the trunk itself.",
+        )
+    try:
+        engram = parse_engram(data, f"{name}.safetensors")
+    except EngramError as error:
+        raise Problem(422, str(error)) from None
+    if engram.spec.name != name:
+        raise Problem(
+            409,
+            f"The engram in the body is called {engram.spec.name!r}, not {name!r}; send it to "
+            f"/v1/tasks/{engram.spec.name}.",
+        )
+    return engram
+
+
+def _snapshot(bundle: Bundle, model: MemoryViT, settings: Settings) -> Snapshot:
+    """A snapshot whose engine has run once, so that errors occur before any request uses it."""
+    engine = make_engine(model.eval(), settings.engine, settings.threads)
+    contents = {engram.spec.name: engram.content for engram in bundle.engrams}
+    snapshot = Snapshot(bundle, model, engine, contents)
+    grey = torch.zeros(1, 3, *snapshot.preprocessing.size)
+    for name, output in engine.run(grey, snapshot.names).items():
+        if not bool(output.isfinite().all()):
+            raise EngramError(f"The output of {name!r} is not finite.")
+    return snapshot

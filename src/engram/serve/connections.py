@@ -1,4 +1,4 @@
-"""Connections that wait for a request, but not for ever."""
+"""HTTP connections with a time limit for the head of a request."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class Punctual(H11Protocol):
-    """Closes a connection when a request's head is not whole in time.
+class HeadTimeoutProtocol(H11Protocol):
+    """Closes a connection when the head of a request is not complete in time.
 
-    The server by itself closes only connections that are idle behind an answer: one that sends
-    nothing at first, or a header now and then, would be kept for ever.
+    The server itself closes only connections that are idle after a response: one that sends
+    nothing at first, or one header now and then, would stay open for ever.
     """
 
-    _late: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._update_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._await_head()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop_waiting()
+        self._stop_timer()
 
-    def _await_head(self) -> None:
+    def _update_timer(self) -> None:
         if self.conn.their_state is not h11.IDLE:
-            self._stop_waiting()
-        elif self._late is None:  # counted from the first byte: more of them give no more time
-            self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+            self._stop_timer()
+        elif self._timer is None:  # the time starts once: more bytes do not extend it
+            self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
-    def _stop_waiting(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

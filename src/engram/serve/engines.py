@@ -1,4 +1,4 @@
-"""The engine that a service was asked for: PyTorch, or ONNX Runtime on an exported graph."""
+"""The engine that the settings name: PyTorch, or ONNX Runtime on an exported graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engram.model import MemoryViT
 
 
 def make_engine(model: MemoryViT, kind: str, threads: int = 0) -> Engine:
-    """An engine of this kind for a model; those of ONNX export the model first."""
+    """An engine of this kind for a model; the ONNX engines export the model first."""
     if kind == "torch":
         if threads:
             torch.set_num_threads(threads)
         return TorchEngine(model)
-    from engram.export.write import OnnxModel, export_onnx
+    from engram.export import OnnxModel, export_onnx
 
     with tempfile.TemporaryDirectory(prefix="engram-") as folder:
         path = Path(folder) / "model.onnx"

@@ -1,4 +1,4 @@
-"""What the service answers when it does not answer: a status and a sentence."""
+"""Errors as responses: a status and a sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engram.util.text import printable
 
 
 class Problem(Exception):
-    """Ends a request with this status; `retry` is after how many seconds to try again."""
+    """Ends a request with this status; `retry` is the number of seconds before trying again."""
 
     def __init__(self, status: int, sentence: str, *, retry: int | None = None) -> None:
         super().__init__(sentence)
@@ -26,46 +26,49 @@ class Problem(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Whatever goes wrong is a status and {"error": a sentence}."""
+def error_response(
+    status: int, sentence: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """The body of every error: {"error": a sentence}."""
+    return JSONResponse({"error": " ".join(sentence.split())}, status, headers)
 
-    def told(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"error": " ".join(sentence.split())}, status, headers)
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every exception with an error response."""
 
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> Response:
-        return told(error.status, error.sentence, error.headers)
+        return error_response(error.status, error.sentence, error.headers)
 
     @app.exception_handler(BadImage)
     async def bad_image(request: Request, error: BadImage) -> Response:
         what = (
             "a smaller one" if isinstance(error, LargeImage) else "a JPEG, PNG, WebP or other image"
         )
-        return told(422, f"{str(error).rstrip('.')}. Send {what}.")
+        return error_response(422, f"{str(error).rstrip('.')}. Send {what}.")
 
     @app.exception_handler(EngramError)
-    async def refused(request: Request, error: EngramError) -> Response:
-        return told(422, str(error))
+    async def user_error(request: Request, error: EngramError) -> Response:
+        return error_response(422, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(422, f"The request cannot be understood: {error.errors()[0]['msg']}.")
+    async def invalid_request(request: Request, error: RequestValidationError) -> Response:
+        return error_response(422, f"The request is invalid: {error.errors()[0]['msg']}.")
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return told(400, "The body ended before it was whole.")
+    async def disconnected(request: Request, error: ClientDisconnect) -> Response:
+        return error_response(400, "The body ended before it was complete.")
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        path = printable(request.url.path, 80)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path, method = printable(request.url.path, 80), printable(request.method, 20)
         sentences = {
-            404: f"There is nothing at {path}; /docs lists what there is.",
-            405: f"{path} does not take {printable(request.method, 20)}; /docs lists what it "
-            "takes.",
+            404: f"There is nothing at {path}; /docs lists the endpoints.",
+            405: f"{path} does not accept {method}; /docs lists the methods.",
         }
         sentence = sentences.get(error.status_code, str(error.detail))
-        return told(error.status_code, sentence, dict(error.headers or {}))
+        return error_response(error.status_code, sentence, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def ours(request: Request, error: Exception) -> Response:
-        return told(500, "Something went wrong inside the service; its log says what.")
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return error_response(500, "The service had an internal error; its log has the details.")

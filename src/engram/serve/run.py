@@ -1,80 +1,84 @@
-"""`engram serve`: read the bundle, take the port, answer until told to stop."""
+"""`engram serve`: open the port, load the bundle, answer until a signal comes."""
 
 from __future__ import annotations
 
 import ipaddress
 import signal
 import socket
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engram.errors import EngramError
 from engram.serve.settings import Settings
 from engram.store.bundles import is_bundle, unlisted_files
 from engram.util import hub
 from engram.util.description import Description
+from engram.util.optional import require
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from engram.serve.catalogue import Catalogue
+
+_PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 
 
+@dataclass(frozen=True)
 class Service:
-    """A bundle that is loaded and a port that is taken; `run` answers until a signal comes."""
+    """A loaded bundle and an open port; `run` answers until a signal comes."""
 
-    def __init__(
-        self,
+    app: FastAPI
+    catalogue: Catalogue
+    settings: Settings
+    listener: socket.socket
+    token: str | None
+
+    @classmethod
+    def open(
+        cls,
         folder: Path,
         settings: Settings,
         *,
         token: str | None = None,
         backbone: str | None = None,
-    ) -> None:
+    ) -> Service:
+        """Open the port and load the bundle; whatever is wrong is an EngramError."""
+        for package in _PACKAGES:
+            require(package, extra="serve", purpose="The service")
+        from engram.serve.app import create_app
+        from engram.serve.catalogue import Catalogue
+
+        _check_bundle(folder)
+        token = _clean_token(token)
+        listener = _listen(settings)  # first: a port in use is reported before a model is loaded
         try:
-            from engram.serve.app import create_app
-            from engram.serve.catalogue import Catalogue
-        except ImportError as error:
-            raise EngramError(
-                f"The service needs {error.name}, which is not installed; "
-                "pip install 'engram-vit[serve]'."
-            ) from None
-        if hub.is_hub_address(folder):
-            raise EngramError(
-                f"{folder} is on the Hub, and a service keeps its tasks in a folder of its own; "
-                f"`engram pull {folder} -o FOLDER`, then serve the folder."
-            )
-        if not is_bundle(folder):
-            what = "is not a bundle" if folder.exists() else "does not exist, so it is not a bundle"
-            engrams = folder if folder.is_file() else "FILE…"
-            raise EngramError(
-                f"{folder} {what}; `engram compose {engrams} -o FOLDER` makes one from engrams."
-            )
-        token = None if token is None else token.strip()  # a mounted secret ends in a newline
-        if token is not None and (not token or not token.isascii()):
-            raise EngramError("The token is blank or has letters beyond ASCII; choose another.")
-        self.settings, self.token = settings, token
-        self.socket = _listen(settings)  # first: a port in use is known before a model is loaded
-        try:
-            self.catalogue = Catalogue(folder, settings, backbone)
-            self.app = create_app(self.catalogue, settings, token)
+            catalogue = Catalogue.load(folder, settings, backbone)
+            app = create_app(catalogue, settings, token)
         except BaseException:
-            self.socket.close()
+            listener.close()
             raise
+        return cls(app, catalogue, settings, listener, token)
 
     @property
     def url(self) -> str:
-        host, port = self.socket.getsockname()[:2]
+        host, port = self.listener.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
     def description(self) -> Description:
-        """What is served where, for those who started it."""
+        """What is served and where, for the person who started it."""
         snapshot = self.catalogue.now
-        left_out = unlisted_files(snapshot.bundle)
+        unlisted = unlisted_files(snapshot.bundle)
         document = {
             "url": self.url,
             "bundle": str(snapshot.bundle.folder),
             "tasks": list(snapshot.names),
             "engine": self.settings.engine,
             "attaching": self.token is not None,
-            "unlisted": left_out,
+            "unlisted": unlisted,
         }
-        attaching = "with the token" if self.token else "off (--token or ENGRAM_TOKEN turns it on)"
+        attaching = "enabled" if self.token else "disabled (--token or ENGRAM_TOKEN enables it)"
         rows = [
             ("page", f"{self.url}/"),
             ("reference", f"{self.url}/docs"),
@@ -83,34 +87,57 @@ class Service:
             ("engine", self.settings.engine),
             ("attaching", attaching),
         ]
-        if left_out:
-            rows.append(("not listed", f"{', '.join(left_out)}: in the folder, not in the bundle"))
+        if unlisted:
+            rows.append(("not listed", f"{', '.join(unlisted)}: in the folder, not in the bundle"))
         if not _is_loopback(self.settings.host):
-            rows.append(("open", "everybody who reaches this address can ask"))
-        rows.append(("stop", "Ctrl-C; what was accepted is finished"))
+            rows.append(("open", "anyone who can reach this address can send requests"))
+        rows.append(("stop", "Ctrl-C; requests in progress are finished first"))
         return Description(document, rows)
 
     def run(self) -> None:
-        """Answer until SIGTERM or Ctrl-C, then finish what was accepted."""
+        """Answer until SIGTERM or Ctrl-C, then finish the requests in progress."""
         import uvicorn
 
-        from engram.serve.connections import Punctual
-        from engram.serve.observe import MOST_HEADERS
+        from engram.serve.connections import HeadTimeoutProtocol
+        from engram.serve.middleware import MAX_HEADER_BYTES
 
-        # The server raises the signal again when it is done; after SIGTERM there is no more to do.
+        # uvicorn raises the signal again when it has finished; after SIGTERM nothing is left to do.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         config = uvicorn.Config(
             self.app,
-            http=Punctual,
+            http=HeadTimeoutProtocol,
             ws="none",
             log_level="error",
             access_log=False,
             server_header=False,
             timeout_keep_alive=max(1, int(min(10, self.settings.timeout))),
             timeout_graceful_shutdown=int(self.settings.timeout) + 10,
-            h11_max_incomplete_event_size=2 * MOST_HEADERS,
+            h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         )
-        uvicorn.Server(config).run(sockets=[self.socket])
+        uvicorn.Server(config).run(sockets=[self.listener])
+
+
+def _check_bundle(folder: Path) -> None:
+    if hub.is_hub_address(folder):
+        raise EngramError(
+            f"{folder} is on the Hub, and the service needs a folder on this machine; run "
+            f"`engram pull {folder} -o FOLDER`, then serve the folder."
+        )
+    if not is_bundle(folder):
+        what = "is not a bundle" if folder.exists() else "does not exist, so it is not a bundle"
+        engrams = folder if folder.is_file() else "FILE…"
+        raise EngramError(
+            f"{folder} {what}; `engram compose {engrams} -o FOLDER` makes one from engrams."
+        )
+
+
+def _clean_token(token: str | None) -> str | None:
+    if token is None:
+        return None
+    token = token.strip()  # a mounted secret ends in a newline
+    if not token or not token.isascii():
+        raise EngramError("The token is blank or has characters outside ASCII; choose another.")
+    return token
 
 
 def _listen(settings: Settings) -> socket.socket:

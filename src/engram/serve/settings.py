@@ -1,4 +1,4 @@
-"""Every setting of the service, once: this dataclass is the flags and the documentation."""
+"""All settings of the service: this dataclass is the flags and their help."""
 
 from __future__ import annotations
 
@@ -9,24 +9,40 @@ from engram.util.settings import check, setting
 
 ENGINES = ("torch", "onnx", "onnx-int8")
 
+_NETWORK, _ENGINE, _LIMITS = "Network", "Engine", "Limits"  # panels of --help
+
 
 @dataclass(frozen=True)
 class Settings:
     """How the service runs. A value out of range is an EngramError that names it."""
 
-    host: str = setting("127.0.0.1", "the address to listen on; 0.0.0.0: all of this machine's")
-    port: int = setting(8000, "the port to listen on; 0: any that is free", most=65535)
-    engine: str = setting("torch", "what computes the answers", choices=ENGINES)
-    threads: int = setting(0, "threads of the engine; 0: as many as it likes")
-    batch: int = setting(16, "images in a pass, at most", least=1)
-    wait_ms: float = setting(3.0, "milliseconds to wait for more images before a pass")
-    queue: int = setting(256, "images that may wait; more are told to come back later", least=1)
-    max_images: int = setting(32, "images in a request", least=1)
-    max_body: int = setting(64_000_000, "bytes of a request", least=1)
-    max_bodies: int = setting(256_000_000, "bytes of all requests that wait for answers", least=1)
-    max_pixels: int = setting(50_000_000, "pixels of an image, known from its header", least=1)
-    max_engram: int = setting(256_000_000, "bytes of an engram that is attached", least=1)
-    timeout: float = setting(30.0, "seconds for a request", least=0.1)
+    host: str = setting(
+        "127.0.0.1", "address to listen on; 0.0.0.0: all network interfaces", group=_NETWORK
+    )
+    port: int = setting(8000, "port to listen on; 0: any free port", most=65535, group=_NETWORK)
+
+    engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
+    threads: int = setting(0, "CPU threads of the engine; 0: its own default", group=_ENGINE)
+    batch: int = setting(16, "maximum images per forward pass", least=1, group=_ENGINE)
+    wait_ms: float = setting(
+        3.0, "how long a forward pass waits for more images, in milliseconds", group=_ENGINE
+    )
+
+    queue: int = setting(
+        256, "maximum images waiting; requests beyond it get status 503", least=1, group=_LIMITS
+    )
+    max_images: int = setting(32, "maximum images per request", least=1, group=_LIMITS)
+    max_body: int = setting(64_000_000, "maximum bytes per request", least=1, group=_LIMITS)
+    max_bodies: int = setting(
+        256_000_000, "maximum bytes of all requests in progress", least=1, group=_LIMITS
+    )
+    max_pixels: int = setting(
+        50_000_000, "maximum pixels per image, checked before decoding", least=1, group=_LIMITS
+    )
+    max_engram: int = setting(
+        256_000_000, "maximum bytes of an engram to attach", least=1, group=_LIMITS
+    )
+    timeout: float = setting(30.0, "maximum time per request, in seconds", least=0.1, group=_LIMITS)
 
     def __post_init__(self) -> None:
         check(self)
@@ -37,6 +53,6 @@ class Settings:
             )
         if self.max_body > self.max_bodies:
             raise EngramError(
-                f"max_body is {self.max_body}, but all requests together may have "
+                f"max_body is {self.max_body}, but all requests in progress may have only "
                 f"{self.max_bodies} bytes; make max_bodies at least as large."
             )

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
+from tests.support.serving import AUTH, Launch, Server, World, picture
 
 from engram import MemoryViT, load_trunk, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import compose
 from engram.store.format import read_engram, serialise_engram
-
-from .conftest import AUTH, Launch, Server, World, picture
 
 SIZES = {"desktop": (1280, 900), "phone": (360, 780)}
 
@@ -60,6 +60,10 @@ class Seen:
 
     def answer(self, task: str) -> Any:
         return self.page.locator(f"[data-task='{task}'] .answer")
+
+    def refresh(self) -> None:
+        """Let the page ask for the tasks now, as it does by itself every two seconds."""
+        self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
     def close(self) -> None:
         self.context.close()
@@ -138,6 +142,7 @@ def test_a_task_that_is_attached_appears_and_answers(
     seen.answer("third").first.wait_for()
     assert "third" in seen.page.locator("#news").inner_text()
     assert httpx.delete(url, headers=AUTH, timeout=60).status_code == 204
+    seen.refresh()
     seen.page.wait_for_selector("[data-task='third']", state="detached")
     assert seen.said == []
 
@@ -149,6 +154,7 @@ def test_a_mask_lies_over_the_picture_and_numbers_are_told(
     for kind in kinds:
         url, data = f"{service.url}/v1/tasks/{kind}", world.engrams[kind].read_bytes()
         assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    seen.refresh()
     seen.upload(picture(2, width=48, height=32))
     seen.answer("segmentation").first.wait_for()
     assert seen.answer("regression").locator("span").all_inner_texts() == ["one", "two", "three"]
@@ -174,6 +180,7 @@ def test_a_task_that_is_not_finite_says_so_on_its_card(
 ) -> None:
     url, data = f"{service.url}/v1/tasks/wild", world.engrams["wild"].read_bytes()
     assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    seen.refresh()
     seen.upload(picture())
     seen.page.locator("[data-task='wild']", has_text="not finite for this image").wait_for()
     seen.answer("first").first.wait_for()
@@ -185,6 +192,7 @@ def test_a_task_that_is_not_finite_says_so_on_its_card(
 def test_a_task_that_is_replaced_answers_anew(seen: Seen, service: Server, world: World) -> None:
     url, old = f"{service.url}/v1/tasks/third", world.engrams["third"].read_bytes()
     assert httpx.put(url, content=old, headers=AUTH, timeout=60).status_code == 201
+    seen.refresh()
     seen.upload(picture())
     seen.answer("third").first.wait_for()
     new = serialise_engram(read_engram(world.engrams["regression"]).renamed("third"))
@@ -192,6 +200,7 @@ def test_a_task_that_is_replaced_answers_anew(seen: Seen, service: Server, world
     assert httpx.delete(url, headers=AUTH, timeout=60).status_code == 204
     assert httpx.put(url, content=new, headers=AUTH, timeout=60).status_code == 201
     seen.page.unroute("**/v1/tasks")
+    seen.refresh()
     seen.answer("third").filter(has_text="two").wait_for()
     assert seen.answer("third").locator("span").all_inner_texts() == ["one", "two", "three"]
     httpx.delete(url, headers=AUTH, timeout=60)
@@ -272,10 +281,12 @@ def test_the_service_goes_and_comes_back(browser: Any, launch: Launch, bundle: P
     server = launch(bundle)
     seen = Seen(browser, server.url)
     server.stop()
+    seen.refresh()
     seen.page.wait_for_selector("#problem:not([hidden])")
     assert "does not answer" in seen.page.locator("#problem").inner_text()
     port = server.url.rsplit(":", 1)[1]
     again = launch(bundle, "--port", port)
+    seen.refresh()
     seen.page.wait_for_selector("#problem", state="hidden")
     seen.close()
     again.stop()
@@ -286,3 +297,12 @@ def test_the_reference_is_quiet(seen: Seen) -> None:
     seen.page.get_by_text("Attach an engram").wait_for()
     assert seen.said == []
     assert seen.elsewhere == []
+
+
+def test_the_reference_needs_no_network(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/v1/predict" in page.text
+    assert "http" not in page.text.replace("HTTP", "")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/predict", "/v1/tasks"}

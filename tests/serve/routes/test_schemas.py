@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from tests.support.serving import AUTH, TOKEN, World, picture
 
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
 from engram.serve.settings import Settings
-
-from .conftest import AUTH, TOKEN, World, picture
 
 PICTURES = [picture(seed) for seed in range(3)]
 CODED = [base64.b64encode(data).decode() for data in PICTURES]
@@ -41,7 +40,7 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def app(world: World, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     folder = shutil.copytree(world.bundle, tmp_path_factory.mktemp("schema") / "bundle")
-    catalogue = Catalogue(Path(folder), Settings())
+    catalogue = Catalogue.load(Path(folder), Settings())
     return create_app(catalogue, catalogue.settings, TOKEN)
 
 

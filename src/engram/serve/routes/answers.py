@@ -1,4 +1,4 @@
-"""What a task says about an image, in words."""
+"""What a response says about one image."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from engram.inference.predict import kind_of
 from engram.serve.catalogue import Snapshot
 
 
-def answer(
+def task_answers(
     snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
 ) -> dict[str, dict[str, Any]]:
-    """By task, its kind and what it says about one image, from its output of the model.
+    """By task, its kind and its answer about one image, from the model's outputs.
 
-    One whose output is not finite, which JSON cannot hold, gets an error: the others answer.
+    A task whose output is not finite gets an error, because JSON has no such numbers; the other
+    tasks still answer.
     """
     answers: dict[str, dict[str, Any]] = {}
     for name, output in outputs.items():
         kind = kind_of(snapshot.model, name)
         if not bool(output.isfinite().all()):
-            problem = f"{name!r} has numbers that are not finite for this image; train it again."
+            problem = f"The output of {name!r} is not finite for this image; train the task again."
             answers[name] = {"kind": kind.name, "error": problem}
             continue
-        found = predict.answer(snapshot.model, name, output, top_k)
+        answer = predict.answer(snapshot.model, name, output, top_k)
         if kind.per_pixel:
             classes = snapshot.model.task(name).spec.classes
-            found["classes"] = _coloured(found["classes"], classes)
-        answers[name] = {"kind": kind.name, "answer": found}
+            answer["classes"] = _with_colours(answer["classes"], classes)
+        answers[name] = {"kind": kind.name, "answer": answer}
     return answers
 
 
-def _coloured(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """The classes of a mask with the colours that they have in it."""
+def _with_colours(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The classes of a mask with their colours in it."""
     colours = palette(len(classes))
     return [
         {**row, "colour": "#" + bytes(colours[classes.index(row["class"])]).hex()} for row in rows
     ]
 
 
-def look(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:
-    """Where the class token of a task looked in one image (1, 3, h, w), layer by layer."""
-    seen = attention(snapshot.model, name, pixels)
-    if not bool(seen.shares.isfinite().all()):
-        raise EngramError(f"{name!r} looks with numbers that are not finite; train it again.")
-    patches = seen.patches[0]  # (l, rows, columns)
+def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:
+    """The attention of a task's class token in one image (1, 3, h, w), layer by layer."""
+    maps = attention(snapshot.model, name, pixels)
+    if not bool(maps.shares.isfinite().all()):
+        raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
+    patches = maps.patches[0]  # (l, rows, columns)
     return {
         "task": name,
         "parts": list(PARTS),
@@ -59,6 +60,6 @@ def look(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:
                 "shares": [round(share, 5) for share in shares.tolist()],
                 "patches": [[round(p, 6) for p in row] for row in rows.tolist()],
             }
-            for shares, rows in zip(seen.shares, patches, strict=True)
+            for shares, rows in zip(maps.shares, patches, strict=True)
         ],
     }

@@ -1,4 +1,4 @@
-"""What goes in and what comes out, as the OpenAPI document tells it."""
+"""Requests and responses, as the OpenAPI document describes them."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
-def _whole(value: Any) -> Any:
-    """JSON knows one type of number, so that 5.0 is 5."""
+def _as_int(value: Any) -> Any:
+    """JSON has one type of number, so 5.0 counts as 5."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-class Ask(BaseModel):
-    """What is wanted, beside the images."""
+class PredictOptions(BaseModel):
+    """Which tasks to run and what to return."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tasks: Annotated[
-        list[str] | None, Field(min_length=1, max_length=1000, description="Default: all, and base")
+        list[str] | None,
+        Field(
+            min_length=1,
+            max_length=1000,
+            description="Tasks to run; default: all of them, and base",
+        ),
     ] = None
     top_k: Annotated[
-        int, Field(ge=1, le=1000, description="Classes of each answer"), BeforeValidator(_whole)
+        int,
+        Field(ge=1, le=1000, description="Number of classes to return per task"),
+        BeforeValidator(_as_int),
     ] = 5
-    looks: Annotated[
-        str | None, Field(description="A task, to see where its class token looked")
-    ] = None
+    looks: Annotated[str | None, Field(description="A task whose attention maps to return")] = None
 
 
-class AskJson(Ask):
+class PredictJson(PredictOptions):
     images: Annotated[
         list[Annotated[str, Field(json_schema_extra={"format": "byte"})]],
         Field(min_length=1, description="Images in base64"),
     ]
 
 
-class AskForm(Ask):
+class PredictForm(PredictOptions):
     image: Annotated[
         list[Annotated[str, Field(json_schema_extra={"format": "binary"})]],
         Field(min_length=1, description="Images, one file each"),
@@ -49,13 +54,13 @@ class Named(BaseModel):
 
 
 class LikelyClass(Named):
-    """Of classification: the likeliest first."""
+    """An answer of classification: the most likely class first."""
 
     probability: float
 
 
 class Label(Named):
-    """Of multilabel: the likeliest first, and all that are present."""
+    """An answer of multilabel: the most likely class first, and all classes that are present."""
 
     probability: float
     threshold: float
@@ -63,7 +68,7 @@ class Label(Named):
 
 
 class Number(BaseModel):
-    """Of regression, in the units of the labels."""
+    """An answer of regression, in the units of the labels."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,18 +77,18 @@ class Number(BaseModel):
 
 
 class Area(Named):
-    """Of segmentation: the largest first."""
+    """A class in a mask; the largest area comes first."""
 
-    share: Annotated[float, Field(description="Of what the ViT saw")]
-    colour: Annotated[str, Field(description="In the mask")]
+    share: Annotated[float, Field(description="Share of the view")]
+    colour: Annotated[str, Field(description="Its colour in the mask")]
 
 
 class Mask(BaseModel):
-    """Of segmentation: one class for every pixel of the view."""
+    """An answer of segmentation: one class for every pixel of the view."""
 
     classes: list[Area]
     size: Annotated[list[int], Field(description="Height and width")]
-    mask: Annotated[str, Field(description="A PNG as a data: URL; a pixel's number is its class")]
+    mask: Annotated[str, Field(description="A PNG as a data: URL; a pixel's value is its class")]
 
 
 class TaskAnswer(BaseModel):
@@ -92,20 +97,20 @@ class TaskAnswer(BaseModel):
 
 
 class NoAnswer(BaseModel):
-    """Of a task whose numbers are not finite; the others answer."""
+    """For a task whose output is not finite; the other tasks still answer."""
 
     kind: str
     error: Annotated[str, Field(description="A sentence: what is wrong and what to do")]
 
 
 class LayerLook(BaseModel):
-    shares: Annotated[list[float], Field(description="Of each part; they add up to 1")]
-    patches: Annotated[list[list[float]], Field(description="Of each patch, row by row")]
+    shares: Annotated[list[float], Field(description="Attention to each part; the sum is 1")]
+    patches: Annotated[list[list[float]], Field(description="Attention to each patch, row by row")]
 
 
 class Look(BaseModel):
     task: str
-    parts: Annotated[list[str], Field(description="What the class token reads")]
+    parts: Annotated[list[str], Field(description="What the class token can attend to")]
     layers: list[LayerLook]
 
 
@@ -114,7 +119,8 @@ class ImageAnswer(BaseModel):
     width: int
     height: int
     view: Annotated[
-        list[float], Field(description="Left, top, right, bottom of what was seen, in pixels")
+        list[float],
+        Field(description="The part that the ViT saw: left, top, right, bottom in pixels"),
     ]
     tasks: dict[str, TaskAnswer | NoAnswer]
     looks: Look | None = None
@@ -127,12 +133,12 @@ class Prediction(BaseModel):
 class TaskInfo(BaseModel):
     name: str
     kind: str
-    classes: Annotated[int, Field(description="How many")]
+    classes: Annotated[int, Field(description="Number of classes")]
     regime: str
-    cells: Annotated[int, Field(description="At every layer")]
+    cells: Annotated[int, Field(description="Number of cells per layer")]
     extends: list[str]
     parameters: int
-    content: Annotated[str, Field(description="A hash of all that decides its answers")]
+    content: Annotated[str, Field(description="Hash of everything that affects its answers")]
     metrics: dict[str, Any]
 
 
@@ -146,17 +152,19 @@ class TaskDetail(TaskInfo):
 class TrunkFacts(BaseModel):
     source: str
     fingerprint: str
-    classes: Annotated[int | None, Field(description="Of its own head, called base")]
+    classes: Annotated[
+        int | None, Field(description="Number of classes of its own head, called base")
+    ]
     image_size: list[int]
     layers: int
 
 
 class TaskList(BaseModel):
-    tag: Annotated[str, Field(description="Changes when a task comes or goes")]
+    tag: Annotated[str, Field(description="Changes when a task is attached or removed")]
     trunk: TrunkFacts
     tasks: list[TaskInfo]
-    engine: Annotated[str, Field(description="What computes the answers")]
-    attaching: Annotated[bool, Field(description="Whether tasks can be attached and deleted")]
+    engine: Annotated[str, Field(description="What runs the model")]
+    attaching: Annotated[bool, Field(description="Whether tasks can be attached and removed")]
 
 
 class Status(BaseModel):

@@ -1,19 +1,123 @@
-"""What the service says of its tasks."""
+"""/v1/tasks: list and describe the tasks, attach and remove them."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from engram.serve.catalogue import Snapshot
-from engram.serve.schemas import TaskInfo
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from engram.serve.catalogue import Catalogue, Snapshot
+from engram.serve.problems import Problem
+from engram.serve.routes.openapi import error_responses, request_body
+from engram.serve.routes.schemas import TaskDetail, TaskInfo, TaskList
+from engram.serve.routes.uploads import read_body
+from engram.serve.settings import Settings
 from engram.util.text import without_folder
+
+Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Depends(HTTPBearer(auto_error=False, description="The token of --token or ENGRAM_TOKEN")),
+]
+_ENGRAM_FILE = {"type": "string", "format": "binary", "minLength": 1}
+
+
+def tasks_router(catalogue: Catalogue, settings: Settings, token: str | None) -> APIRouter:
+    """The endpoints about tasks; those that change them need the token."""
+    router = APIRouter()
+    _add_reading(router, catalogue, settings.engine, attaching=token is not None)
+    _add_changing(router, catalogue, settings, token)
+    return router
+
+
+def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, attaching: bool) -> None:
+    @router.get("/v1/tasks", summary="List all tasks", response_model=TaskList, responses={304: {}})
+    async def tasks(request: Request) -> Response:
+        snapshot = catalogue.now
+        tag = f'"{snapshot.tag}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        return JSONResponse(task_list(snapshot, engine, attaching), headers={"ETag": tag})
+
+    @router.get(
+        "/v1/tasks/{name}",
+        summary="Describe one task and its classes",
+        response_model=TaskDetail,
+        responses=error_responses(404, 422),
+    )
+    async def task(name: str) -> Response:
+        return JSONResponse(task_detail(catalogue.now, name))
+
+
+def _add_changing(
+    router: APIRouter, catalogue: Catalogue, settings: Settings, token: str | None
+) -> None:
+    authorised = [Depends(_authorise(token))]
+
+    @router.put(
+        "/v1/tasks/{name}",
+        summary="Attach an engram",
+        description="The body is the engram's file. It is verified, loaded into a second model "
+        "and written to the bundle; then the second model takes over.",
+        status_code=201,
+        response_model=TaskDetail,
+        responses={
+            **error_responses(401, 403, 408, 409, 413, 422, 503),
+            200: {"model": TaskDetail, "description": "It was already attached"},
+        },
+        dependencies=authorised,
+        openapi_extra=request_body({"application/octet-stream": _ENGRAM_FILE}),
+    )
+    async def attach(name: str, request: Request) -> Response:
+        deadline = asyncio.get_running_loop().time() + settings.timeout
+        body = read_body(request, settings.max_engram, deadline)
+        data = b"".join([piece async for piece in body])
+        snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
+        return JSONResponse(task_detail(snapshot, name), 201 if new else 200)
+
+    @router.delete(
+        "/v1/tasks/{name}",
+        summary="Detach a task",
+        status_code=204,
+        response_class=Response,
+        responses=error_responses(401, 403, 404, 409, 422, 503),
+        dependencies=authorised,
+    )
+    async def detach(name: str) -> Response:
+        await asyncio.to_thread(catalogue.detach, name)
+        return Response(status_code=204)
+
+
+def _authorise(token: str | None) -> Callable[..., None]:
+    """A dependency that lets only callers with the token through."""
+
+    def check_token(bearer: Bearer) -> None:
+        if token is None:
+            raise Problem(
+                403,
+                "Attaching and removing tasks is disabled; start the service with --token or "
+                "ENGRAM_TOKEN to enable it.",
+            )
+        given = bearer.credentials if bearer is not None else ""
+        # compare_digest takes equally long for every wrong token, so time reveals nothing.
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            raise Problem(401, "The token is missing or wrong; send Authorization: Bearer TOKEN.")
+
+    return check_token
+
+
+# What the responses say
 
 
 def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """One task, as the list has it."""
-    engram = snapshot.told[name]
+    """One task, as an entry of the list."""
+    engram = snapshot.public_engrams[name]
     spec = engram.spec
-    known = {
+    info = {
         "name": spec.name,
         "kind": spec.kind,
         "classes": len(spec.classes),
@@ -24,14 +128,14 @@ def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
         "content": snapshot.contents[name],
         "metrics": engram.metrics,
     }
-    assert known.keys() == TaskInfo.model_fields.keys()
-    return known
+    assert info.keys() == TaskInfo.model_fields.keys()
+    return info
 
 
 def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """One task, with its classes and how it was made."""
-    snapshot.engram(name)  # a Problem if there is none
-    engram = snapshot.told[name]
+    """One task with its classes and how it was trained; a Problem if there is none."""
+    snapshot.engram(name)  # raises the Problem
+    engram = snapshot.public_engrams[name]
     return {
         **task_info(snapshot, name),
         "class_names": list(engram.spec.classes),
@@ -42,7 +146,7 @@ def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
 
 
 def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any]:
-    """Everything that answers now, and what computes it."""
+    """The trunk, all tasks attached to it, and the engine that runs them."""
     trunk = snapshot.model.trunk
     head = trunk.config.head
     return {
@@ -54,7 +158,7 @@ def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any
             "image_size": list(snapshot.preprocessing.size),
             "layers": trunk.config.depth,
         },
-        "tasks": [task_info(snapshot, name) for name in snapshot.told],
+        "tasks": [task_info(snapshot, name) for name in snapshot.public_engrams],
         "engine": engine,
         "attaching": attaching,
     }

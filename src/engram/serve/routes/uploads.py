@@ -1,4 +1,4 @@
-"""Reading requests: never more bytes than allowed, never for longer, every fault a sentence."""
+"""Reading requests: a limit on bytes, a limit on time, and a sentence for every error."""
 
 from __future__ import annotations
 
@@ -16,56 +16,57 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from engram.serve.problems import Problem
-from engram.serve.schemas import Ask, AskJson
+from engram.serve.routes.schemas import PredictJson, PredictOptions
 from engram.serve.settings import Settings
 from engram.util.text import printable
 
-Take = Callable[[int], None]  # so many bytes more, or a Problem
+Reserve = Callable[[int], None]  # counts more bytes, or raises a Problem
 
-_LINGER = 2.0  # seconds to let a client finish what will not be read, so that it reads the answer
+# Seconds in which a client may finish sending a refused body: only then does it read the answer.
+_DRAIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request to predict: pictures (what they are called, their bytes) and options."""
+class PredictRequest:
+    """A request to predict: images (name and bytes) and options."""
 
-    pictures: list[tuple[str, bytes]]
-    options: Ask
+    images: list[tuple[str, bytes]]
+    options: PredictOptions
 
 
-class Bodies:
-    """Counts the bytes of all requests of this moment: with many, each below its limit is much."""
+class BodyBudget:
+    """Limits the bytes of all requests in progress: many bodies within their own limits add up."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
 
     @contextmanager
-    def one(self) -> Iterator[Take]:
-        """Counts what one request brings until it is over."""
-        mine = 0
+    def request(self) -> Iterator[Reserve]:
+        """Counts the bytes of one request until it ends."""
+        own = 0
 
-        def take(size: int) -> None:
-            nonlocal mine
+        def reserve(size: int) -> None:
+            nonlocal own
             if self.bytes + size > self.most:
                 raise Problem(
                     503,
-                    f"The requests of this moment have {self.most:,} bytes together, which is the "
-                    "limit here; try again in a second.",
+                    f"The requests in progress would have more than {self.most:,} bytes, which is "
+                    "the limit for all of them; try again in a second.",
                     retry=1,
                 )
             self.bytes += size
-            mine += size
+            own += size
 
         try:
-            yield take
+            yield reserve
         finally:
-            self.bytes -= mine
+            self.bytes -= own
 
 
 async def read_body(
-    request: Request, most: int, deadline: float, take: Take = lambda size: None
+    request: Request, most: int, deadline: float, reserve: Reserve = lambda size: None
 ) -> AsyncGenerator[bytes, None]:
-    """The body, piece by piece; too much of it, or too slow, is a Problem. `take` counts it."""
+    """The body in pieces; a body that is too large or too slow is a Problem."""
     declared = request.headers.get("content-length", "")
     stream = request.stream()
     seen = 0
@@ -79,22 +80,23 @@ async def read_body(
             seen += len(piece)
             too_much = seen > most
             if not too_much:
-                take(len(piece))
+                reserve(len(piece))
                 yield piece
     except TimeoutError:
         raise Problem(
             408, "The body did not arrive in time; send it faster, or send less."
         ) from None
     except Problem:
-        await _discard(stream, most)
+        await _drain(stream, most)
         raise
-    await _discard(stream, most)
-    raise Problem(413, f"The body has more than {most:,} bytes, which is the limit here.")
+    await _drain(stream, most)
+    raise Problem(413, f"The body has more than {most:,} bytes, which is the limit.")
 
 
-async def _discard(stream: AsyncIterator[bytes], most: int) -> None:
+async def _drain(stream: AsyncIterator[bytes], most: int) -> None:
+    """Read and drop the rest of a refused body, within limits."""
     try:
-        async with asyncio.timeout(_LINGER):
+        async with asyncio.timeout(_DRAIN_SECONDS):
             async for piece in stream:
                 most -= len(piece)
                 if most < 0:
@@ -103,46 +105,48 @@ async def _discard(stream: AsyncIterator[bytes], most: int) -> None:
         return
 
 
-async def read_asked(request: Request, settings: Settings, deadline: float, take: Take) -> Asked:
-    """Pictures and options from a multipart form, or from JSON with the pictures in base64."""
+async def read_predict_request(
+    request: Request, settings: Settings, deadline: float, reserve: Reserve
+) -> PredictRequest:
+    """Images and options from a multipart form, or from JSON with the images in base64."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = read_body(request, settings.max_body, deadline, take)
+    body = read_body(request, settings.max_body, deadline, reserve)
     if kind == "multipart/form-data":
-        asked = await _from_form(request, body, settings)
+        result = await _from_form(request, body, settings)
     elif kind == "application/json":
-        asked = _from_json(b"".join([piece async for piece in body]))
+        result = _from_json(b"".join([piece async for piece in body]))
     else:
         raise Problem(
             415,
             f"The content type is {printable(kind, 60)!r}; send multipart/form-data with the field "
             "image, or application/json with images in base64.",
         )
-    if len(asked.pictures) > settings.max_images:
+    if len(result.images) > settings.max_images:
         raise Problem(422, _too_many(settings))
-    return asked
+    return result
 
 
 def _too_many(settings: Settings) -> str:
-    return f"A request may have {settings.max_images} images; send fewer at a time."
+    return f"A request may have {settings.max_images} images at most; send fewer."
 
 
-def _from_json(body: bytes) -> Asked:
+def _from_json(body: bytes) -> PredictRequest:
     try:
-        ask = AskJson.model_validate_json(body)
+        document = PredictJson.model_validate_json(body)
     except ValidationError as error:
         raise _invalid(error, "The JSON body") from None
-    pictures = []
-    for i, text in enumerate(ask.images):
+    images = []
+    for i, text in enumerate(document.images):
         try:
-            pictures.append((f"image {i + 1}", base64.b64decode(text.encode(), validate=True)))
+            images.append((f"image {i + 1}", base64.b64decode(text.encode(), validate=True)))
         except (binascii.Error, ValueError):
             raise Problem(422, f"image {i + 1} is not valid base64.") from None
-    return Asked(pictures, ask)
+    return PredictRequest(images, document)
 
 
 async def _from_form(
     request: Request, body: AsyncGenerator[bytes, None], settings: Settings
-) -> Asked:
+) -> PredictRequest:
     parser = MultiPartParser(
         request.headers, body, max_files=settings.max_images, max_fields=1000, max_part_size=10_000
     )
@@ -158,13 +162,13 @@ async def _from_form(
         await form.close()
 
 
-async def _from_fields(form: FormData) -> Asked:
-    pictures: list[tuple[str, bytes]] = []
+async def _from_fields(form: FormData) -> PredictRequest:
+    images: list[tuple[str, bytes]] = []
     options: dict[str, Any] = {}
     for field, value in form.multi_items():
         if field == "image" and isinstance(value, UploadFile):
-            name = printable(value.filename or f"image {len(pictures) + 1}", 80)
-            pictures.append((name, await value.read()))
+            name = printable(value.filename or f"image {len(images) + 1}", 80)
+            images.append((name, await value.read()))
         elif field == "image":
             raise Problem(422, "The field image holds text; send a file, with a filename.")
         elif isinstance(value, UploadFile):
@@ -174,25 +178,25 @@ async def _from_fields(form: FormData) -> Asked:
         elif field == "tasks":
             options.setdefault("tasks", []).extend(value.split(","))
         elif field in options:
-            raise Problem(422, f"The field {printable(field, 40)!r} is there twice.")
+            raise Problem(422, f"The field {printable(field, 40)!r} is given twice.")
         else:
             # Python refuses to read thousands of digits; the limit is far below them
             number = field == "top_k" and value.isdecimal() and len(value) < 100
             options[field] = int(value) if number else value
-    if not pictures:
+    if not images:
         raise Problem(422, "There is no image; send at least one file in the field image.")
     try:
-        return Asked(pictures, Ask.model_validate(options))
+        return PredictRequest(images, PredictOptions.model_validate(options))
     except ValidationError as error:
         raise _invalid(error, "The form") from None
 
 
 def _invalid(error: ValidationError, what: str) -> Problem:
-    """The first thing that is wrong, as a sentence; a body that is no JSON at all is a 400."""
+    """The first error as a sentence; a body that is not JSON at all gets status 400."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return Problem(400, f"{what} is not JSON: {printable(first['msg'])}.")
     where = ".".join(str(part) for part in first["loc"])
     return Problem(
-        422, f"{what} has a fault at {printable(where, 60)!r}: {printable(first['msg'])}."
+        422, f"{what} is invalid at {printable(where, 60)!r}: {printable(first['msg'])}."
     )

@@ -1,0 +1,31 @@
+"""What the OpenAPI document says about errors and request bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engram.serve.routes.schemas import Error
+
+_REASONS = {
+    400: "The body cannot be read",
+    401: "The token is missing or wrong",
+    403: "Attaching is disabled: the service was started without a token",
+    404: "There is no such task",
+    408: "The body arrived too slowly",
+    409: "The engram does not fit, or the task cannot be removed",
+    413: "The body is too large",
+    415: "The content type is not supported",
+    422: "An image, an engram or an option is invalid",
+    503: "The service is busy; Retry-After says when to try again",
+}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of an operation, for the argument `responses` of a route."""
+    return {status: {"model": Error, "description": _REASONS[status]} for status in statuses}
+
+
+def request_body(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A required body, by content type, for the argument `openapi_extra` of a route."""
+    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,74 @@
+"""Every kind of task answers in its own form, and attention maps are the model's."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+from tests.support.serving import AUTH, World, ask, picture
+
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
+from engram.inference.attention import attention
+from engram.serve.routes.schemas import NoAnswer, TaskAnswer
+
+
+def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World) -> None:
+    kinds = ("multilabel", "regression", "segmentation")
+    for kind in kinds:
+        data = world.engrams[kind].read_bytes()
+        response = client.put(f"/v1/tasks/{kind}", content=data, headers=AUTH)
+        assert response.status_code == 201, response.text
+        assert response.json()["kind"] == kind
+    (image,) = ask(client, picture(), tasks=",".join(kinds), looks="segmentation")
+    outputs = world.logits(picture(), *kinds)
+    for kind in kinds:
+        answer = image["tasks"][kind]
+        TaskAnswer.model_validate(answer)
+        assert answer["kind"] == kind
+    values = {one["name"]: one["value"] for one in image["tasks"]["regression"]["answer"]}
+    assert list(values.values()) == pytest.approx(outputs["regression"].tolist(), rel=1e-4)
+    labels = {one["class"]: one["probability"] for one in image["tasks"]["multilabel"]["answer"]}
+    sigmoids = outputs["multilabel"].sigmoid().tolist()
+    assert [labels[name] for name in ("one", "two", "three")] == pytest.approx(sigmoids, abs=1e-5)
+    areas = image["tasks"]["segmentation"]["answer"]
+    mask = Image.open(io.BytesIO(base64.b64decode(areas["mask"].partition(",")[2])))
+    assert areas["size"] == [mask.height, mask.width] == [16, 16]
+    classes = outputs["segmentation"].argmax(0)
+    assert (torch.from_numpy(np.array(mask)) == classes).float().mean() > 0.99
+    colours = np.array(mask.convert("RGB")).reshape(-1, 3)
+    assert {one["colour"] for one in areas["classes"] if one["share"]} == {
+        "#" + bytes(colour).hex() for colour in colours
+    }
+
+
+def test_a_task_that_is_not_finite_silences_no_other(client: TestClient, world: World) -> None:
+    data = world.engrams["wild"].read_bytes()
+    assert client.put("/v1/tasks/wild", content=data, headers=AUTH).status_code == 201
+    (image,) = ask(client, picture())
+    assert image["tasks"].keys() == {"base", "first", "second", "wild"}
+    wild = image["tasks"].pop("wild")
+    NoAnswer.model_validate(wild)
+    assert wild["error"].startswith("The output of 'wild' is not finite for this image")
+    assert all(task["answer"] for task in image["tasks"].values())
+
+
+def test_attention_maps_are_those_of_the_model(client: TestClient, world: World) -> None:
+    data = picture(3, width=40, height=20)
+    (image,) = ask(client, data, looks="second")
+    preprocessing = world.model.trunk.preprocessing
+    assert preprocessing is not None
+    assert (image["width"], image["height"], image["view"]) == (40, 20, [0, 0, 40, 20])
+    view = torch.from_numpy(evaluation_view(data, preprocessing))
+    maps = attention(world.model, "second", normalise(view[None], preprocessing))
+    patches = torch.tensor([layer["patches"] for layer in image["looks"]["layers"]])
+    assert torch.allclose(patches, maps.patches[0], atol=1e-5)
+    shares = torch.tensor([layer["shares"] for layer in image["looks"]["layers"]])
+    assert torch.allclose(shares, maps.shares, atol=1e-4)
+    assert len(image["looks"]["parts"]) == shares.shape[1]
+    assert "looks" in ask(client, data, looks="base")[0]

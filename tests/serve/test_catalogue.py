@@ -1,0 +1,161 @@
+"""Tasks are attached and removed while the service runs, and nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.support.serving import AUTH, Opened, World, ask, picture, put, task_names
+
+from engram.store.bundles import read_bundle, update_bundle
+from engram.store.format import read_engram, write_engram
+
+
+def test_a_request_is_answered_by_the_tasks_it_began_with(client: TestClient, world: World) -> None:
+    put(client, world, "third")
+    catalogue = client.app.state.catalogue  # type: ignore[attr-defined]
+    old = catalogue.now
+    client.delete("/v1/tasks/third", headers=AUTH)
+    assert "third" in old.names
+    assert "third" not in catalogue.now.names
+
+
+def test_what_does_not_fit_is_refused_with_a_sentence(
+    client: TestClient, opened: Opened, world: World
+) -> None:
+    third = world.engrams["third"].read_bytes()
+    listing = sorted(path.name for path in opened.bundle.iterdir())
+
+    def refusal(name: str, data: bytes, status: int) -> str:
+        response = client.put(f"/v1/tasks/{name}", content=data, headers=AUTH)
+        assert response.status_code == status, response.text
+        return response.json()["error"]
+
+    assert "called 'third', not 'other'" in refusal("other", third, 409)
+    assert "was trained on" in refusal("stranger", world.engrams["stranger"].read_bytes(), 409)
+    assert "not a safetensors file" in refusal("third", b"", 422)
+    assert "not a safetensors file" in refusal("third", b"x" * 1000, 422)
+    assert "damaged" in refusal("third", third[:-5] + b"\xff\xff\x7f\x7f!", 422)
+    for wrong in ("base", "UPPER", ".hidden", "a" * 65, "%2e%2e", "a%00b"):
+        assert "cannot name a task" in refusal(wrong, third, 422)
+    assert "nothing at" in refusal("..%2f..%2fetc%2fpasswd", third, 404)
+    assert "/work" not in refusal("third", b"", 422)
+    assert sorted(path.name for path in opened.bundle.iterdir()) == listing
+    assert task_names(client) == ["first", "second"]
+
+
+def test_another_task_of_the_same_name_has_to_wait(
+    client: TestClient, world: World, tmp_path: Path
+) -> None:
+    other = write_engram(
+        tmp_path / "second.safetensors", read_engram(world.engrams["third"]).renamed("second")
+    )
+    response = client.put("/v1/tasks/second", content=other.read_bytes(), headers=AUTH)
+    assert response.status_code == 409
+    assert "delete it first" in response.json()["error"]
+
+
+def test_parents_stay_while_they_have_children(client: TestClient, world: World) -> None:
+    response = client.delete("/v1/tasks/first", headers=AUTH)
+    assert response.status_code == 409
+    assert "'first' is extended by second" in response.json()["error"]
+    assert put(client, world, "child").status_code == 201
+    assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
+    assert client.delete("/v1/tasks/child", headers=AUTH).status_code == 204
+    response = client.delete("/v1/tasks/first", headers=AUTH)
+    assert response.status_code == 409
+    assert "the only task" in response.json()["error"]
+
+
+def test_a_bundle_that_somebody_else_changed_is_left_alone(
+    client: TestClient, opened: Opened, world: World
+) -> None:
+    other = opened()
+    assert put(other, world, "third").status_code == 201
+    response = put(client, world, "fourth")
+    assert response.status_code == 503
+    assert "changed by somebody else" in response.json()["error"]
+    assert [e.spec.name for e in read_bundle(opened.bundle).engrams] == ["first", "second", "third"]
+
+
+def test_a_file_that_is_not_in_the_bundle_is_left_alone(
+    client: TestClient, opened: Opened, world: World
+) -> None:
+    somebodys = opened.bundle / "third.safetensors"
+    somebodys.write_bytes(b"somebody's own")
+    response = put(client, world, "third")
+    assert response.status_code == 503
+    assert "Another third.safetensors lies in" in response.json()["error"]
+    assert somebodys.read_bytes() == b"somebody's own"
+    assert task_names(client) == ["first", "second"]
+    somebodys.write_bytes(world.engrams["third"].read_bytes())  # as a crash may leave it
+    assert put(client, world, "third").status_code == 201
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    response = put(client, world, "third")
+    assert response.status_code == 503
+    assert "No space left" in response.json()["error"]
+    assert task_names(client) == ["first", "second"]
+    assert "third" not in ask(client, picture())[0]["tasks"]
+
+
+@pytest.mark.parametrize("change", ["attach", "remove"])
+def test_kill_9_at_any_step_of_a_change_leaves_a_whole_bundle(
+    bundle: Path, world: World, change: str
+) -> None:
+    """A process kills itself before the nth call that touches the disk, for every n."""
+    old = read_bundle(bundle)
+    new = (
+        old.plus(read_engram(world.engrams["third"])) if change == "attach" else old.minus("second")
+    )
+    before, after = ([engram.spec.name for engram in one.engrams] for one in (old, new))
+    found = []
+    for step in range(1, 30):
+        child = os.fork()
+        if child == 0:
+            _kill_before(step)
+            with contextlib.suppress(BaseException):
+                update_bundle(old, new)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found.append([engram.spec.name for engram in read_bundle(bundle).engrams])
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        if found[-1] == after:
+            update_bundle(new, old)
+    else:
+        raise AssertionError("it never came to an end")
+    assert len(found) > 4
+    assert before in found
+    assert found[-1] == after
+    assert all(names in (before, after) for names in found)
+
+
+def _kill_before(step: int) -> None:
+    """Make the nth call to the system that changes files the last of this process."""
+    count = 0
+
+    def dying(real):  # type: ignore[no-untyped-def]
+        def call(*arguments, **settings):  # type: ignore[no-untyped-def]
+            nonlocal count
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **settings)
+
+        return call
+
+    for name in ("fsync", "replace", "open", "unlink"):
+        setattr(os, name, dying(getattr(os, name)))

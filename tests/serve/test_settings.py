@@ -1,0 +1,24 @@
+"""Settings that cannot work are refused with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from engram import EngramError
+from engram.serve.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"engine": "fast"}, "engine is 'fast'; it can be torch, onnx, onnx-int8."),
+        ({"port": 70_000}, "port is 70000; it can be 65535 at most."),
+        ({"host": 5}, "host is 5; it must be text."),
+        ({"max_images": 300}, "max_images is 300, but only 256 images may wait"),
+        ({"max_bodies": 1000}, "max_body is 64000000, but all requests in progress may have only"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, object], expected: str) -> None:
+    with pytest.raises(EngramError) as caught:
+        Settings(**settings)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(expected)
