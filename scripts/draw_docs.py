@@ -56,28 +56,28 @@ def picture(width: int, height: int, title: str, about: str, parts: list[str]) -
     )
 
 
-def say(x: float, y: float, text: str, look: str = "text", anchor: str = "start") -> str:
-    return f'<text class="{look}" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+def label(x: float, y: float, text: str, style: str = "text", anchor: str = "start") -> str:
+    return f'<text class="{style}" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, text: str = "") -> str:
     drawn = f'<rect class="box" x="{x}" y="{y}" width="{width}" height="{height}" rx="8"/>'
-    return drawn + (say(x + width / 2, y + height / 2 + 5, text, anchor="middle") if text else "")
+    return drawn + (label(x + width / 2, y + height / 2 + 5, text, anchor="middle") if text else "")
 
 
-def arrow(path: str, look: str = "trunk") -> str:
-    return f'<path class="arrow {look}" marker-end="url(#tip)" d="{path}"/>'
+def arrow(path: str, style: str = "trunk") -> str:
+    return f'<path class="arrow {style}" marker-end="url(#tip)" d="{path}"/>'
 
 
-def cell(x: float, y: float, look: str, text: str = "") -> str:
+def cell(x: float, y: float, style: str, text: str = "") -> str:
     """A memory cell or a patch: a small square."""
-    drawn = f'<rect class="token {look}" x="{x}" y="{y}" width="26" height="26"/>'
-    return drawn + (say(x + 13, y + 18, text, anchor="middle") if text else "")
+    drawn = f'<rect class="token {style}" x="{x}" y="{y}" width="26" height="26"/>'
+    return drawn + (label(x + 13, y + 18, text, anchor="middle") if text else "")
 
 
-def token(x: float, y: float, look: str, text: str) -> str:
+def token(x: float, y: float, style: str, text: str) -> str:
     """A class token: a circle, its left edge at x, as high as a cell."""
-    drawn = f'<circle class="token {look}" cx="{x + 16}" cy="{y + 13}" r="17"/>'
+    drawn = f'<circle class="token {style}" cx="{x + 16}" cy="{y + 13}" r="17"/>'
     return drawn + (
         f'<text class="text" x="{x + 16}" y="{y + 17}" text-anchor="middle" font-size="12">'
         f"{text}</text>"
@@ -104,10 +104,10 @@ def memory(x: float, y: float, gone: str = "") -> list[str]:
 
 def layer() -> str:
     parts = [
-        say(30, 40, "one layer, from top to bottom", "text name"),
-        say(30, 78, "the stream", "soft"),
+        label(30, 40, "one layer, from top to bottom", "text name"),
+        label(30, 78, "the stream", "soft"),
         *stream(30, 92),
-        say(360, 78, "this layer's cells: M₁ of flowers, M₂ of roses", "soft"),
+        label(360, 78, "this layer's cells: M₁ of flowers, M₂ of roses", "soft"),
         *memory(360, 92),
         box(30, 158, 530, 36, "LayerNorm, the same for tokens and cells"),
         arrow("M166 132V154"),
@@ -117,20 +117,20 @@ def layer() -> str:
         arrow("M166 194V228"),
         arrow("M300 194C330 214 360 214 392 228"),
         arrow("M462 194V228"),
-        say(576, 247, "Tokens ask and are read.", "soft"),
-        say(576, 267, "Cells are read only.", "soft"),
+        label(576, 247, "Tokens give all three.", "soft"),
+        label(576, 267, "Cells give no queries.", "soft"),
         box(30, 306, 530, 36, "attention, where Table 1 allows it"),
         arrow("M166 268V302"),
         arrow("M462 268V302"),
-        say(576, 329, "Cells get no answer.", "soft"),
+        label(576, 329, "Cells get no output.", "soft"),
         box(30, 380, 300, 36, "residual, LayerNorm, MLP, residual"),
         arrow("M166 342V376"),
         arrow("M462 342V380"),
         *memory(360, 390, "gone"),
-        say(576, 408, "They are dropped here.", "soft"),
+        label(576, 408, "The cells are dropped.", "soft"),
         *stream(30, 450),
         arrow("M166 416V440"),
-        say(360, 468, "on to the next layer, which has cells of its own", "soft"),
+        label(360, 468, "to the next layer, which has its own cells", "soft"),
     ]
     about = (
         "The tokens of the ViT and of two tasks and the cells of this layer go through the same "
@@ -154,50 +154,50 @@ def reads(reader: str, read: str, extends: bool) -> bool:
 
 
 def matrix(x: float, y: float, extends: bool) -> list[str]:
-    looks = {"C₁": "by-flowers", "C₂": "by-roses"}
+    styles = {"C₁": "by-flowers", "C₂": "by-roses"}
     drawn = []
     for i, reader in enumerate(ROWS):
-        drawn.append(say(x - 10, y + 28 * i + 19, reader, anchor="end"))
+        drawn.append(label(x - 10, y + 28 * i + 19, reader, anchor="end"))
         for j, read in enumerate(COLUMNS):
-            look = looks.get(reader, "by-trunk") if reads(reader, read, extends) else "no"
+            style = styles.get(reader, "by-trunk") if reads(reader, read, extends) else "no"
             place = f'x="{x + 28 * j}" y="{y + 28 * i}" width="25" height="25" rx="3"'
-            drawn.append(f'<rect class="{look}" {place}/>')
+            drawn.append(f'<rect class="{style}" {place}/>')
             if extends and reads(reader, read, True) and not reads(reader, read, False):
                 drawn.append(f'<rect class="star" {place}/>')
     for name, first, count in (("patches", 0, 3), ("CLS", 3, 1), ("C₁", 4, 1), ("C₂", 5, 1),
                                ("cells M₁", 6, 3), ("cells M₂", 9, 3)):  # fmt: skip
-        drawn.append(say(x + 28 * (first + count / 2) - 1.5, y - 10, name, "soft", "middle"))
+        drawn.append(label(x + 28 * (first + count / 2) - 1.5, y - 10, name, "soft", "middle"))
     return drawn
 
 
 def masks() -> str:
     parts = [
-        say(30, 40, "concatenation: flowers and roses side by side", "text name"),
+        label(30, 40, "concatenation: flowers and roses side by side", "text name"),
         *matrix(90, 88, extends=False),
-        say(520, 40, "extension: roses extends flowers", "text name"),
+        label(520, 40, "extension: roses extends flowers", "text name"),
         *matrix(580, 88, extends=True),
-        say(30, 292, "Rows ask, columns are read; a filled square is a read that is allowed."),
-        say(
+        label(30, 292, "Rows are queries, columns are keys. Filled: the row may read the column."),
+        label(
             30, 316,
             "The upper four rows, the ViT itself, are the same in both, and the same as without "
             "any task.", "soft",
         ),
-        say(
+        label(
             30, 338,
-            "Outlined: what extension adds. The row of C₁ is the same in both: who is read does "
-            "not notice.", "soft",
+            "Outlined: what extension adds. The row of C₁ is the same in both: being read changes "
+            "nothing.", "soft",
         ),
     ]  # fmt: skip
     about = (
-        "Two matrices of who reads whom. In both, patches and the ViT's class token read only "
-        "each other, and C1 reads the ViT, itself and its cells M1. C2 reads the ViT, itself and "
-        "M2; where it extends flowers, it also reads C1 and M1."
+        "Two matrices that show which token reads which. In both, patches and the ViT's class "
+        "token read only each other, and C1 reads the ViT, itself and its cells M1. C2 reads the "
+        "ViT, itself and M2; where it extends flowers, it also reads C1 and M1."
     )
-    return picture(950, 360, "Who reads whom, as a matrix", about, parts)
+    return picture(950, 360, "Which token reads which, as a matrix", about, parts)
 
 
 def fresh() -> str:
-    parts = [say(30, 40, "the whole way of a picture", "text name")]
+    parts = [label(30, 40, "an image through all layers", "text name")]
     y = 62
     for number, name in enumerate(("layer 1", "layer 2", "…", "layer 12")):
         top = y + 92 * number
@@ -207,9 +207,9 @@ def fresh() -> str:
             parts += memory(430, top + 56)
             parts += [arrow(f"M424 {top + 69}H336")]
             text = f"cells of {name}" if number else "cells of layer 1: learned, the same"
-            parts.append(say(648, top + 74 - (9 if not number else 0), text, "soft"))
+            parts.append(label(648, top + 74 - (9 if not number else 0), text, "soft"))
             if not number:
-                parts.append(say(648, top + 84, "for every picture", "soft"))
+                parts.append(label(648, top + 84, "for every image", "soft"))
     bottom = y + 4 * 92
     parts += [
         *stream(30, bottom),
@@ -219,7 +219,7 @@ def fresh() -> str:
         box(14, bottom + 60, 70, 32, "base"),
         box(152, bottom + 60, 104, 32, "flowers"),
         box(264, bottom + 60, 80, 32, "roses"),
-        say(372, bottom + 81, "a head each: three answers, one pass", "soft"),
+        label(372, bottom + 81, "one head each: three answers in one pass", "soft"),
     ]
     about = (
         "The stream of tokens goes through twelve layers. Every layer reads cells of its own, "
@@ -231,13 +231,13 @@ def fresh() -> str:
 
 def paths() -> str:
     def one(x: float, title: str, lines: list[str]) -> list[str]:
-        said = [say(x, 262 + 22 * i, line, "soft") for i, line in enumerate(lines)]
-        return [say(x, 40, title, "text name"), *said]
+        texts = [label(x, 262 + 22 * i, line, "soft") for i, line in enumerate(lines)]
+        return [label(x, 40, title, "text name"), *texts]
 
     parts = [
         *one(30, "fast (the default)", [
             "All tokens in one sequence: the large",
-            "products of a layer run once for all.",
+            "matrix products of a layer run once.",
             "Within 1e-5 of each answer alone.",
         ]),
         *stream(30, 66),
@@ -246,8 +246,8 @@ def paths() -> str:
         arrow("M166 160V186"),
         *stream(30, 192),
         *one(350, "exact=True", [
-            "The ViT runs by itself, as if there were",
-            "no tasks; each task beside it, alone.",
+            "The ViT runs alone, as if there were",
+            "no tasks; each task runs separately.",
             "Bit for bit the same, and slower.",
         ]),
         token(350, 66, "trunk", "CLS"),
@@ -256,7 +256,7 @@ def paths() -> str:
         arrow("M440 104V116"),
         token(544, 66, "flowers", "C₁"),
         token(592, 66, "roses", "C₂"),
-        box(544, 120, 82, 40, "beside"),
+        box(544, 120, 82, 40, "tasks"),
         arrow("M560 104V116", "flowers"), arrow("M608 104V116", "roses"),
         arrow("M530 140H541"),
         arrow("M440 160V186"), arrow("M560 160V186", "flowers"), arrow("M608 160V186", "roses"),
@@ -273,15 +273,15 @@ def paths() -> str:
         + "".join(cell(716 + 34 * i, 66, "trunk") for i in range(4)) + "</g>",
         box(670, 120, 180, 40, "stored once"),
         token(880, 66, "flowers", "C₁"),
-        box(866, 120, 62, 40, "beside"),
+        box(866, 120, 62, 40, "task"),
         arrow("M896 104V116", "flowers"), arrow("M850 140H863"),
         arrow("M896 160V186", "flowers"),
         token(880, 192, "flowers", "C₁"),
     ]  # fmt: skip
     about = (
         "Three ways to compute the same. Fast: all tokens go through a layer together. Exact: the "
-        "plain layer runs by itself and each task beside it. Training: what the plain layer feeds "
-        "to tasks comes from disk and only the task's token is computed."
+        "plain layer runs alone and each task runs separately. Training: what the plain layer "
+        "feeds to tasks comes from disk and only the task's token is computed."
     )
     return picture(960, 330, "Three ways to compute the same", about, parts)
 

@@ -34,6 +34,7 @@ from engram.util.lazy import lazy_names
 if TYPE_CHECKING:
     from engram import data as data
     from engram import export as export
+    from engram import images as images
     from engram import store as store
     from engram import tasks as tasks
     from engram.errors import EngramError
@@ -91,6 +92,7 @@ _HOMES = {
     "fit": "train.fit:fit",
     "from_timm": "trunks.objects:from_timm",
     "from_transformers": "trunks.objects:from_transformers",
+    "images": "images",
     "inspect": "store.format:read_engram",
     # Not in __all__: `import *` must not hide Python's own.
     "list": "store.remote:list_engrams",
