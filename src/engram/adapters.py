@@ -1,8 +1,8 @@
-"""Bottleneck adapters beside attention and MLP: the paper's comparison (its Table 4).
+"""Bottleneck adapters in parallel to attention and MLP: the paper's comparison (its Table 4).
 
-An adapter is x + up(gelu(down(normed))) with no biases, one beside the attention and one beside
-the MLP of every layer. In the regimes `adapter` and `memory+adapter` every token passes through
-them; in `masked+adapter` only the tokens of the task they belong to.
+An adapter is x + up(gelu(down(normed))) with no biases, one parallel to the attention and one
+parallel to the MLP of every layer. In the regimes `adapter` and `memory+adapter` every token passes
+through them; in `masked+adapter` only the tokens of the task they belong to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Adapters(nn.Module):
 
     def __init__(self, depth: int, width: int, bottleneck: int) -> None:
         super().__init__()
-        # the second axis: 0 beside attention, 1 beside the MLP
+        # the second axis: 0 parallel to attention, 1 parallel to the MLP
         self.down = nn.Parameter(torch.randn(depth, 2, width, bottleneck) * width**-0.5)
         self.up = nn.Parameter(torch.zeros(depth, 2, bottleneck, width))
 
@@ -36,7 +36,7 @@ class _Group:
 
 
 class Bank:
-    """The adapters of several streams, applied to their tokens together."""
+    """The adapters of several streams, applied to their tokens in batched products."""
 
     def __init__(self, members: Sequence[tuple[range, Adapters]], tokens: int) -> None:
         """`members`: which tokens of the pass, of `tokens` in all, go through which adapters."""

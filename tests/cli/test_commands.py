@@ -240,7 +240,7 @@ REFUSED = {
     "cells is -2; it must be": ("fit", {"more": ["--cells", "-2"]}),
     "'UPPER' cannot name a task": ("fit", {"task": "UPPER"}),
     "is a folder; -o names the engram's file": ("fit", {"out": "folder"}),
-    "old.safetensors is there already": ("fit", {"out": "old.safetensors"}),
+    "old.safetensors exists already": ("fit", {"out": "old.safetensors"}),
     "cannot be written": ("fit", {"out": "red.png/new.safetensors"}),
     "gone.safetensors": ("fit", {"more": ["--extends", "old=gone.safetensors"]}),
     "only masked tasks extend": (

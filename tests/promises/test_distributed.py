@@ -141,7 +141,7 @@ def test_two_processes_killed_and_stopped_end_with_the_same_bits(
     first, second = two(*run, "--resume")
     second.signal_when(signal.SIGTERM, reached(out, 8))  # only one is told
     assert (first.wait().code, second.code) == (130, 130), first.stderr + second.stderr
-    assert "with --resume to go on" in first.stderr
+    assert "with --resume to continue" in first.stderr
     assert not out.exists()
     stopped = step_of(out)
     assert 8 <= stopped < 24

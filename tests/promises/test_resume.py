@@ -88,7 +88,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     run.signal_when(signal.SIGINT, reached(out, 3))
     assert run.code == 130, run.stderr
     assert "Stopped at step" in run.stderr
-    assert "of 30. Run the same command with --resume to go on." in run.stderr
+    assert "of 30. Run the same command with --resume to continue." in run.stderr
     assert "Traceback" not in run.stderr
     assert step_of(out) >= 3
     assert not out.exists()
@@ -100,17 +100,17 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     else:
         again = nursery.run(*fit(out, *settings))
         assert again.code == 2
-        assert "holds an interrupted run; go on with --resume" in again.stderr
+        assert "holds an interrupted run; continue it with --resume" in again.stderr
         changed = nursery.run(*fit(out, *settings, "--lr", 0.5, "--resume"))
         assert changed.code == 2
-        assert "was of other settings, data or trunk" in changed.stderr
+        assert "had other settings, data or trunk" in changed.stderr
         anew = nursery.run(*fit(out, *settings, "--overwrite", *hour))
         fresh = nursery.run(*fit(other, *settings, *hour))
         assert (anew.code, fresh.code) == (0, 0), anew.stderr
         assert engram.inspect(out).content == engram.inspect(other).content
         there = nursery.run(*fit(out, *settings, "--resume"))
         assert there.code == 2
-        assert "is there already" in there.stderr
+        assert "exists already" in there.stderr
 
 
 def test_sigterm_to_every_process_lets_the_main_one_save(
@@ -121,7 +121,7 @@ def test_sigterm_to_every_process_lets_the_main_one_save(
     run = nursery.start(*fit(out, *AUGMENTED, "--steps", 1000))
     run.signal_when(signal.SIGTERM, reached(out, 3))
     assert run.code == 130, run.stderr
-    assert "of 1000. Run the same command with --resume to go on." in run.stderr
+    assert "of 1000. Run the same command with --resume to continue." in run.stderr
     assert step_of(out) >= 3
 
 
@@ -234,7 +234,7 @@ def test_other_pictures_under_the_same_labels_are_other_data(
     go(small_trunk, photos, out, stop=3, cache=cache)
     for old, new in renamed:
         (photos / old).rename(photos / new)
-    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+    with pytest.raises(EngramError, match="had other settings, data or trunk"):
         go(small_trunk, photos, out, cache=cache, resume=True)
 
 
@@ -249,7 +249,7 @@ def test_another_trunk_or_parent_is_another_run(
 ) -> None:
     out = tmp_path / "out.safetensors"
     go(small_trunk, photos, out, stop=3, cache=cache)
-    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+    with pytest.raises(EngramError, match="had other settings, data or trunk"):
         go(small_trunk, photos, out, cache=cache, resume=True, **change)
 
 
@@ -260,9 +260,9 @@ def test_a_run_says_that_it_went_another_way_through_the_cache(
     """With cache auto the room on the disk decides, which may be another a day later."""
     out = tmp_path / "out.safetensors"
     go(small_trunk, photos, out, stop=3, cache=first)
-    with pytest.raises(EngramError, match=rf"; go on with --resume --cache {first}, or"):
+    with pytest.raises(EngramError, match=rf"; continue with --resume --cache {first}, or"):
         go(small_trunk, photos, out, cache=then, resume=True)
-    with pytest.raises(EngramError, match="was of other settings, data or trunk"):
+    with pytest.raises(EngramError, match="had other settings, data or trunk"):
         go(small_trunk, photos, out, cache=then, lr=0.5, resume=True)
     assert go(small_trunk, photos, out, cache=first, resume=True) == 4
 

@@ -218,7 +218,7 @@ def test_a_class_token_that_learned_nothing_looks_as_the_trunks_own() -> None:
 def test_without_a_class_token_nothing_looks() -> None:
     model = MemoryViT(engram.random_trunk(class_token=False, prefix_positions=0, classes=0))
     model.add_task("t", 2, regime="head")
-    with pytest.raises(EngramError, match="looks nowhere"):
+    with pytest.raises(EngramError, match="no attention to show"):
         attention(model, "t", torch.rand(1, 3, 32, 32))
 
 

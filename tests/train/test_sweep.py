@@ -154,7 +154,7 @@ def test_regimes_that_change_the_trunk_run_one_by_one(
     with pytest.raises(KeyboardInterrupt):
         sweep(model, "t", splits, recipe, out=out, progress=stop, regime="memory", **settings)
     assert list(model.tasks) == []
-    with pytest.raises(EngramError, match="holds an interrupted run; go on with --resume"):
+    with pytest.raises(EngramError, match="holds an interrupted run; continue it with --resume"):
         sweep(model, "t", splits, recipe, out=out, regime="memory", **settings)
     with pytest.raises(EngramError, match="was trained with other settings"):
         sweep(model, "t", splits, recipe, out=out, resume=True, regime="memory", lrs=[0.1, 0.003])
@@ -230,7 +230,7 @@ def test_an_interrupted_sweep_goes_on(model: MemoryViT, splits: Splits, tmp_path
     out = tmp_path / "t.safetensors"
     with pytest.raises(KeyboardInterrupt):
         sweep(model, "t", splits, recipe, out=out, progress=stop, **grid)
-    with pytest.raises(EngramError, match="holds an interrupted run; go on with --resume"):
+    with pytest.raises(EngramError, match="holds an interrupted run; continue it with --resume"):
         sweep(model, "t", splits, recipe, out=out, **grid)
     result = sweep(model, "t", splits, recipe, out=out, resume=True, progress=stop, **grid)
     assert steps[7:] == [*range(7, 13)]  # step 7 was not in a checkpoint yet

@@ -41,7 +41,9 @@ def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
     trunk = model.trunk if task is None or task.trunk is None else task.trunk
     masked = task is not None and task.spec.parts.masked
     if not masked and not trunk.config.class_token and (task is None or task.class_token is None):
-        raise EngramError(f"{name!r} has no class token on this trunk, so it looks nowhere.")
+        raise EngramError(
+            f"{name!r} has no class token on this trunk, so there is no attention to show."
+        )
     if task is not None and masked:
         to_patches, shares = _masked(model, task, pixels)
     else:

@@ -1,4 +1,4 @@
-"""What a task costs: parameters, and multiply-accumulates (MACs) an image beside the plain trunk.
+"""What a task costs: parameters, and multiply-accumulates (MACs) per image on top of the trunk.
 
 Counted from shapes alone: matrix products, the patch embedding and attention; norms, softmax and
 activations are left out, as is usual. A layer costs a token its projections and its MLP (12 D^2
@@ -55,7 +55,7 @@ def task_costs(
     ancestors: Sequence[TaskSpec] = (),
     image_size: tuple[int, int] | None = None,
 ) -> Costs:
-    """What a task costs beside the trunk; `ancestors` are all the tasks it reads."""
+    """What a task costs on top of the trunk; `ancestors` are all the tasks it reads."""
     parts, width, depth = spec.parts, trunk.width, trunk.depth
     rows, columns = _grid(trunk, image_size)
     n = rows * columns + trunk.prefix

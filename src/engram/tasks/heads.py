@@ -66,9 +66,9 @@ class NumberHead(TaskHead):
 class MaskHead(TaskHead):
     """One mask a class: a vector for each class, times every patch, upsampled bilinearly.
 
-    In the masked regimes the vector is the class's own token, projected, beside a constant one:
-    it differs from picture to picture. In the others it is the constant one alone, a linear head
-    on the patches.
+    In the masked regimes the vector is the class's own token, projected, plus a constant one, so
+    it differs from image to image. In the others it is the constant one alone: a linear head on
+    the patches.
     """
 
     def __init__(self, width: int, classes: int, mlp: bool, masked: bool) -> None:

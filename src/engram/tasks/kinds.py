@@ -1,17 +1,17 @@
 """The kinds of task: what is learned from, what is answered, and how good an answer is.
 
-    classification   one class a picture          multilabel     any number of classes a picture
-    regression       numbers                      segmentation   one class a pixel
+    classification   one class per image          multilabel     any number of classes per image
+    regression       numbers                      segmentation   one class per pixel
 
 Everything that differs between them is here, as one `Kind` each in `KINDS`; other modules ask the
-kind and never look at its name. What a model gives for a picture (`model(pixels)[task]`), the
+kind and never look at its name. What a model returns for an image (`model(pixels)[task]`), the
 *output*, is
 
     classification, multilabel   logits (classes)
     regression                   the numbers, in the units of the labels
     segmentation                 logits (classes, height, width), at the size of the pixels
 
-and `Kind.answer` turns the output of one picture into what people and programs are told.
+and `Kind.answer` turns the output of one image into the answer for people and programs.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class Kind(ABC):
 
     @abstractmethod
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
-        """What to tell about one picture, from its output: values that JSON can hold.
+        """The answer for one image, from its output: values that JSON can hold.
 
         A service calls this for each row of `model(pixels)[name]`, with the task's class names
         and `task.head.settled` (`Task.answer` does so), and sends the result as it is. An export
-        keeps the kind's name, the class names and the settled numbers beside its model, and calls
+        keeps the kind's name, the class names and the settled numbers with its model, and calls
         the same with the outputs that the exported model gives.
         """
 
@@ -183,8 +183,8 @@ class Multilabel(Kind):
         return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
 
     def words(self, answer: Any) -> str:
-        told = [f"{one['class']} {one['probability']:.1%}" for one in answer if one["present"]]
-        return ", ".join(told) or "none"
+        present = [f"{one['class']} {one['probability']:.1%}" for one in answer if one["present"]]
+        return ", ".join(present) or "none"
 
 
 class Regression(Kind):

@@ -1,6 +1,6 @@
-"""How good answers are: each number that people expect, from tensors alone.
+"""The metrics of every kind of task, from tensors alone.
 
-Every function takes what was kept of the answers and gives {"metric": number}. They agree with
+Every function takes what was kept of the answers and returns {"metric": number}. They agree with
 scikit-learn where it has the same metric; that package is not needed here.
 """
 
@@ -24,7 +24,7 @@ def _joined(pairs: Pairs) -> tuple[Tensor, Tensor] | None:
 
 
 def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any]:
-    """Metrics from (logits, labels) pairs; every unreadable picture is one more wrong answer.
+    """Metrics from (logits, labels) pairs; every unreadable image is one more wrong answer.
 
     accuracy; top5 (from six classes on); macro_f1, the mean over classes that occur as label or
     answer; ece, the expected calibration error over 15 bins of equal width; loss.
@@ -46,33 +46,33 @@ def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any
         best = logits.topk(5, dim=1).indices
         metrics["top5"] = (best == labels[:, None]).any(1).sum().item() / images
     hits = torch.bincount(labels[right], minlength=classes)
-    told = torch.bincount(answer, minlength=classes)
+    predicted = torch.bincount(answer, minlength=classes)
     true = torch.bincount(labels, minlength=classes)
-    seen = (told + true) > 0
-    metrics["macro_f1"] = (2 * hits[seen] / (told + true)[seen]).mean().item()
+    seen = (predicted + true) > 0
+    metrics["macro_f1"] = (2 * hits[seen] / (predicted + true)[seen]).mean().item()
     bins = (probability * 15).long().clamp(max=14)
     gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
     metrics["ece"] = (gap.abs().sum() / len(labels)).item()
     return metrics
 
 
-# Several labels a picture
+# Several labels per image
 
 
 def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
     """Metrics from (logits, labels) pairs, labels 0 or 1, both (images, classes).
 
-    map: the mean over classes that occur of the average precision, which needs no threshold. With
-    a class said where its probability reaches its threshold: macro_f1, the mean over classes (0
-    for one neither said nor there), and micro_f1, over all answers at once. loss.
+    map: the mean over classes that occur of the average precision, which needs no threshold. A
+    class is predicted where its probability reaches its threshold: macro_f1 is the mean over
+    classes (0 for one that is neither predicted nor there), micro_f1 is over all answers. loss.
     """
     pair = _joined(answers)
     if pair is None:
         return {"map": 0.0, "images": 0}
     logits, labels = pair[0], pair[1].bool()
-    told = logits.sigmoid() >= thresholds
-    hits = (told & labels).sum(0).double()
-    both = told.sum(0).double() + labels.sum(0)
+    predicted = logits.sigmoid() >= thresholds
+    hits = (predicted & labels).sum(0).double()
+    both = predicted.sum(0).double() + labels.sum(0)
     precision = average_precision(logits, labels)
     occurs = labels.any(0)
     return {
@@ -97,17 +97,17 @@ def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
         if not hits[-1]:
             continue
         ends = torch.cat([ranked[1:] != ranked[:-1], torch.ones(1, dtype=torch.bool)])
-        hits, told = hits[ends], torch.arange(1, len(ranked) + 1, dtype=torch.float64)[ends]
+        hits, predicted = hits[ends], torch.arange(1, len(ranked) + 1, dtype=torch.float64)[ends]
         gained = hits.diff(prepend=torch.zeros(1, dtype=torch.float64))
-        found[c] = (hits / told * gained).sum() / hits[-1]
+        found[c] = (hits / predicted * gained).sum() / hits[-1]
     return found
 
 
 def best_thresholds(logits: Tensor, labels: Tensor) -> Tensor:
     """For each class the probability that, as a threshold, gives the best F1 on these answers.
 
-    It lies in the middle between the last answer that is said and the first that is not; 0.5 for
-    a class that does not occur, or always does.
+    It lies in the middle between the last answer that is predicted and the first that is not; 0.5
+    for a class that does not occur, or always does.
     """
     probabilities, labels = logits.sigmoid().double(), labels.bool()
     thresholds = torch.full((logits.shape[1],), 0.5)
@@ -161,33 +161,35 @@ def r_squared(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def pixel_counts(answer: Tensor, labels: Tensor, classes: int, ignore: int) -> Tensor:
-    """For each picture (images, 3, classes): pixels that are right, said and true of a class.
+    """For each image (images, 3, classes): pixels that are right, predicted and true of a class.
 
     `answer` and `labels` are classes (images, height, width); ignored pixels count nowhere.
     """
     images = len(labels)
     valid = (labels != ignore).flatten(1)
     offset = torch.arange(images, device=labels.device)[:, None] * classes
-    said, true = (offset + x.flatten(1).long() for x in (answer, labels))
+    predicted, true = (offset + x.flatten(1).long() for x in (answer, labels))
 
     def count(which: Tensor, where: Tensor) -> Tensor:
         return torch.bincount(which[where], minlength=images * classes).view(images, classes)
 
-    right = valid & (said == true)
-    return torch.stack([count(said, right), count(said, valid), count(true, valid)], dim=1).cpu()
+    right = valid & (predicted == true)
+    return torch.stack(
+        [count(predicted, right), count(predicted, valid), count(true, valid)], dim=1
+    ).cpu()
 
 
 def intersection_over_union(counts: Tensor) -> Tensor:
-    """Of counts (…, 3, classes): (…, classes); NaN for a class that is neither said nor there."""
-    right, said, true = counts.double().unbind(-2)
-    return right / (said + true - right)
+    """Of counts (…, 3, classes): (…, classes); NaN for a class that occurs in neither."""
+    right, predicted, true = counts.double().unbind(-2)
+    return right / (predicted + true - right)
 
 
 def segmentation_metrics(answers: Pairs) -> dict[str, Any]:
-    """Metrics from pairs of `pixel_counts` and each picture's loss.
+    """Metrics from pairs of `pixel_counts` and each image's loss.
 
     miou: the mean over classes that occur (as label or answer) of intersection over union, over
-    the pixels of all pictures together; pixel_accuracy; loss, the mean over pictures.
+    the pixels of all images; pixel_accuracy; loss, the mean over images.
     """
     pair = _joined(answers)
     if pair is None:

@@ -61,9 +61,9 @@ class Task(nn.Module):
         return self.spec.does
 
     def answer(self, output: Tensor, top_k: int = 5) -> Any:
-        """What to tell about one picture, from its row of `model(pixels)[name]`; JSON can hold it.
+        """The answer for one image, from its row of `model(pixels)[name]`, as JSON can hold it.
 
-        What it looks like is told by the `answer` of each kind in `kinds.py`.
+        The `answer` of each kind in `kinds.py` says what it contains.
         """
         return self.kind.answer(output, self.spec.classes, self.head.settled, top_k)
 

@@ -37,9 +37,31 @@ def fit(
 ) -> Result:
     """Train one task of the model and, with `out`, write it as an engram.
 
-    A file that is there already is only replaced with `overwrite`. The run keeps its checkpoint,
-    logs and plots in a folder beside `out`, `NAME.run`; with `resume` an interrupted run goes on
-    from there and ends with the same weights. `test` evaluates the test split once, at the end.
+    The run keeps its checkpoint, logs and plots in the folder `NAME.run` next to `out`.
+
+    Args:
+        model: The model; only this task's parameters change.
+        name: The task to train, added with `add_task`.
+        data: A path or name as `engram.data.load` takes it, or what that returned.
+        recipe: The training settings; the default recipe if not given.
+        out: The engram to write. Without it, the task is trained in memory only.
+        resume: Continue an interrupted run; it ends with the same weights.
+        overwrite: Replace an existing engram, or give up an interrupted run.
+        test: Evaluate the test split once, at the end.
+        transform: Prepares an image in place of the model's preprocessing.
+        team: The processes that share the work. By default those of torchrun.
+        progress: Called as progress(what, done, total, note) while work goes on.
+
+    Returns:
+        The metrics by split, the learning curve and the path of the engram.
+
+    Raises:
+        EngramError: The data does not fit the task, the file exists, or the loss diverges.
+        Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint.
+
+    Examples:
+        >>> task = model.add_task("digits", classes=10)
+        >>> result = engram.fit(model, "digits", "digits", engram.Recipe(epochs=3))
     """
     recipe, team = recipe or Recipe(), team or Team()
     task = model.task(name)

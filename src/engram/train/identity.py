@@ -50,7 +50,7 @@ def samples_of(dataset: Dataset) -> list[Any]:
 def _names(rows: Rows, order: Integers) -> list[Any]:
     """Names and sizes of files, without the folder they share: a dataset may have been moved.
 
-    Of arrays the content is told, of all else the numbers of the rows.
+    For arrays it is a hash of their content, for everything else the row numbers.
     """
     if isinstance(rows, Arrays):
         pixels = rows.pixels.contiguous().flatten().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""What a run keeps on disk while it trains: checkpoint, log, plot, all written atomically."""
+"""What a run keeps on disk while it trains: checkpoint, log and plot, written atomically."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from engram.util.text import utf8
 
 
 def run_folder(out: Path) -> Path:
-    """The folder beside an engram that holds what its run left."""
+    """The folder of a run, next to its engram."""
     return out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
 
 
 class Run:
-    """The folder beside an engram in the making: checkpoint, log, plot. Written atomically."""
+    """The folder next to the engram that a run will write: checkpoint, log and plot."""
 
     def __init__(self, out: Path, team: Team, overwrite: bool) -> None:
         if out.is_dir():
             raise EngramError(f"{out} is a folder; -o names the engram's file.")
         if out.exists() and not overwrite:
             raise EngramError(
-                f"{out} is there already; choose another -o, or replace it with --overwrite."
+                f"{out} exists already; choose another -o, or replace it with --overwrite."
             )
         self.out, self.team, self.overwrite = out, team, overwrite
         self.folder = run_folder(out)
@@ -62,31 +62,31 @@ class Run:
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint.safetensors"
 
-    def goes_on(self, interrupted: bool, resume: bool) -> bool:
-        """Whether to go on with what was interrupted; if not, an older run's files are removed.
-
-        An interrupted run is only given up with `overwrite`, else it is an EngramError.
-        """
+    def check_interrupted(self, interrupted: bool, resume: bool) -> None:
+        """Refuse to start over an interrupted run without `overwrite`."""
         if interrupted and not resume and not self.overwrite:
             raise EngramError(
-                f"{self.folder} holds an interrupted run; go on with --resume, or begin anew with "
-                "--overwrite."
+                f"{self.folder} holds an interrupted run; continue it with --resume, or start "
+                "again with --overwrite."
             )
-        if interrupted and resume:
-            return True
+
+    def clear(self) -> None:
+        """Remove what an older run left in the folder."""
         if self.team.main:
             for pattern in ("unreadable.txt", "history.*", "sweep.*", "report.html"):
                 for path in filter(Path.is_file, self.folder.glob(pattern)):
                     path.unlink()
-        return False
 
     def begin(self, identity: str, feed: list[str], resume: bool) -> dict[str, Any] | None:
-        """The state to go on from, or None to begin anew; that of another run is an EngramError.
+        """The state to resume from, or None after clearing the folder for a new run.
 
-        `feed` is the cache, on or off, and a hash of what is in it. The room on the disk may decide
-        on that, so what to do about it is told.
+        A checkpoint of another run is an EngramError. `feed` is the cache, on or off, and a hash of
+        what is in it: free disk space may decide about the cache, so the error says what to do.
         """
-        if not self.goes_on(self.checkpoint.exists(), resume):
+        interrupted = self.checkpoint.exists()
+        self.check_interrupted(interrupted, resume)
+        if not (interrupted and resume):
+            self.clear()
             return None
         try:
             with safetensors.safe_open(self.checkpoint, "pt") as file:
@@ -94,21 +94,21 @@ class Run:
                 state["tensors"] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EngramError(
-                f"The checkpoint {self.checkpoint} cannot be read ({error}); begin "
-                "anew with --overwrite."
+                f"The checkpoint {self.checkpoint} cannot be read ({error}); start "
+                "again with --overwrite."
             ) from None
         was = state.get("feed", feed)
         if state["identity"] == identity and was[0] != feed[0]:
             how = {"on": "with the cache", "off": "without the cache"}
             raise EngramError(
                 f"The run in {self.folder} ran {how[was[0]]}, and this one would run "
-                f"{how[feed[0]]}; go on with --resume --cache {was[0]}, or begin anew with "
+                f"{how[feed[0]]}; continue with --resume --cache {was[0]}, or start again with "
                 "--overwrite."
             )
         if (state["identity"], was) != (identity, feed):
             raise EngramError(
-                f"The run in {self.folder} was of other settings, data or trunk; repeat its "
-                "command with --resume, or begin anew with --overwrite."
+                f"The run in {self.folder} had other settings, data or trunk; repeat its "
+                "command with --resume, or start again with --overwrite."
             )
         return state
 

@@ -72,7 +72,40 @@ def sweep(
     """Train every combination and add the best as a task `name` to the model.
 
     The best setting has the highest mean validation score over its seeds; of its seeds the one
-    with the highest score is kept.
+    with the highest score is kept. Masked variants are trained together in one pass.
+
+    Args:
+        model: The model; the best task is attached to it.
+        name: The name of the new task.
+        data: A path or name as `engram.data.load` takes it, or what that returned.
+        recipe: The training settings that all variants share.
+        lrs: Learning rates to try; the recipe's if empty.
+        cells: Numbers of memory cells to try.
+        weight_decays: Weight decays to try; the recipe's if empty.
+        seeds: Seeds for every combination.
+        kind: The kind of task, where `data` is a path or a name.
+        regime: Which parameters train, and whether attention is masked.
+        extends: Names of attached tasks that the new task reads.
+        update: How the regime `memory` passes cells from layer to layer.
+        adapter_width: Width of the bottleneck, in regimes with adapters.
+        class_init: Where the class token starts: `trunk` or `random`.
+        out: The engram to write.
+        resume: Continue an interrupted sweep.
+        overwrite: Replace an existing engram, or give up an interrupted sweep.
+        refit: Train the best setting once more, validation images included.
+        test: Evaluate the test split once, with the best.
+        team: The processes that share the work. By default those of torchrun.
+        progress: Called as progress(what, done, total, note) while work goes on.
+
+    Returns:
+        All settings with their scores, the best of them, its metrics and the path of its engram.
+
+    Raises:
+        EngramError: A setting makes no sense, the data does not fit, or the file exists.
+
+    Examples:
+        >>> result = engram.sweep(model, "digits", "digits", lrs=[0.001, 0.003], cells=[1, 5])
+        >>> result.best.lr
     """
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or Team()

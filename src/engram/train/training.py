@@ -36,9 +36,9 @@ def train(
     team: Team,
     progress: Progress,
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
-    """Train tasks that cannot interact together, each with its own optimiser: one is enough.
+    """Train one task, or several that cannot interact, each with its own optimiser.
 
-    Gives the history of the run and the pictures that could not be read.
+    Returns the history of the run and the images that could not be read.
     """
     training = Training(model, learners, splits, recipe, run, team, progress)
     training.prepare(transform)
@@ -83,7 +83,7 @@ class Training:
     def finished(self) -> bool:
         return self.step >= self.steps or all(learner.done for learner in self.learners)
 
-    # The story
+    # The run, from beginning to end
 
     def prepare(self, transform: Transform | None = None) -> None:
         """All that comes before the first step; the trunk may run over all images, for the cache.
@@ -124,7 +124,7 @@ class Training:
                     self._checkpoint()
                     saved = time.perf_counter()
                 if asked and not self.finished:
-                    how = " Run the same command with --resume to go on." if self.run else ""
+                    how = " Run the same command with --resume to continue." if self.run else ""
                     raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
 
     def end(self) -> None:
@@ -246,8 +246,8 @@ class Training:
         if len(reasons) > self.recipe.max_bad * images:
             raise EngramError(
                 f"{len(reasons)} of {images} images cannot be read, more than max_bad "
-                f"({self.recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Mend or "
-                "remove them, or raise max_bad."
+                f"({self.recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Repair "
+                "or remove them, or raise max_bad."
             )
 
     # What a checkpoint needs

@@ -173,7 +173,7 @@ class Workshop:
         """Each by itself; those that an interrupted sweep finished are not trained again."""
         unreadable: dict[str, str] = {}
         if run is not None:
-            resume = self._resumes(run, resume)
+            resume = self._begin(run, resume)
             if resume and (run.folder / _UNREADABLE).exists():
                 unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
         trained = []
@@ -186,13 +186,16 @@ class Workshop:
             unreadable |= bad
         return trained, unreadable
 
-    def _resumes(self, run: Run, resume: bool) -> bool:
-        """Whether to go on with what an interrupted sweep left; if not, that is removed."""
-        begun = any(run.folder.glob("variant-*.safetensors"))
-        begun = begun or any(run.folder.glob("variant-*/checkpoint.safetensors"))
-        resume = run.goes_on(begun, resume)
-        if not resume and self.team.main:
-            self.clear(run)
+    def _begin(self, run: Run, resume: bool) -> bool:
+        """Resume an interrupted sweep, or clear the folder for a new one; returns which it was."""
+        interrupted = any(run.folder.glob("variant-*.safetensors"))
+        interrupted |= any(run.folder.glob("variant-*/checkpoint.safetensors"))
+        run.check_interrupted(interrupted, resume)
+        resume &= interrupted
+        if not resume:
+            run.clear()
+            if self.team.main:
+                self.clear(run)
         self.team.wait()  # nobody begins what another process is about to clear
         return resume
 
@@ -226,7 +229,7 @@ class Workshop:
         if resume and was != identity and (was or out.exists()):
             raise EngramError(
                 f"{out} was trained with other settings, data or trunk; repeat the command "
-                "of that sweep with --resume, or begin anew with --overwrite."
+                "of that sweep with --resume, or start again with --overwrite."
             )
         if self.team.main:
             run.write(known.name, identity)

@@ -1,4 +1,4 @@
-"""The processes that work together: one alone, or all that torchrun started (accelerate)."""
+"""The processes of a run (one, or those that torchrun started), precision, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Team:
             from accelerate import Accelerator
 
             self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
-            atexit.register(_part)
+            atexit.register(_leave_group)
             self.device: torch.device = self.accelerator.device
             self.rank = int(self.accelerator.process_index)
         else:
@@ -43,7 +43,7 @@ class Team:
         """The sum over all processes."""
         if self.accelerator is None:
             return values
-        with _together():
+        with _as_one():
             total: Tensor = self.accelerator.reduce(values, reduction="sum")
         return total
 
@@ -53,31 +53,31 @@ class Team:
             return items
         from accelerate.utils import gather_object
 
-        with _together():
+        with _as_one():
             return list(gather_object(items))
 
     def wait(self) -> None:
         """Until every process is here."""
         if self.accelerator is not None:
-            with _together():
+            with _as_one():
                 self.accelerator.wait_for_everyone()
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """What all processes do at once: that one of them is gone is a sentence to the others."""
+def _as_one() -> Iterator[None]:
+    """For what all processes do at once: if one of them is gone, the others say so."""
     try:
         yield
     except RuntimeError as error:
         if is_lost_worker(error):
             raise
         raise EngramError(
-            "Another process of this run has ended, so this one cannot go on; see what that one "
-            "said. Then start all of them again: fit and sweep go on with --resume."
+            "Another process of this run has ended, so this one cannot continue; see its output, "
+            "then start all of them again: fit and sweep continue with --resume."
         ) from error
 
 
-def _part() -> None:
+def _leave_group() -> None:
     """Close the connections while Python still runs: the threads behind them would end it badly.
 
     Without this, a process that did all its work now and then dies of SIGABRT as it leaves.

@@ -220,7 +220,7 @@ def test_a_task_that_looks_nowhere_leaves_the_answers_alone(
     seen = Seen(browser, server.url)
     seen.upload(picture())
     seen.answer("plain").first.click()
-    seen.page.locator("#problem", has_text="looks nowhere").wait_for()
+    seen.page.locator("#problem", has_text="no attention to show").wait_for()
     seen.upload(picture(2), "b.png")
     seen.page.locator("#caption", has_text="b.png, ").wait_for()
     seen.answer("plain").first.wait_for()
