@@ -22,7 +22,7 @@ from engram.errors import EngramError
 from engram.export import standalone
 from engram.images.decode import MAX_PIXELS, BadImage, image_size, read_image
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.images.views import _random_box, evaluation_view, pad_crop, training_view
+from engram.images.views import evaluation_view, pad_crop, random_box, training_view
 
 SMALL = Preprocessing(size=(8, 8), resize=10)
 SQUASH = Preprocessing(size=(8, 8), resize=None)
@@ -297,7 +297,7 @@ def test_crops_are_mirrored_half_of_the_time_unless_told_not_to() -> None:
 
 def test_crops_cover_the_areas_and_shapes_they_should() -> None:
     rng = np.random.default_rng(0)
-    boxes = [_random_box(400, 400, rng, 0.25) for _ in range(500)]
+    boxes = [random_box(400, 400, rng, 0.25) for _ in range(500)]
     areas = [(r - x) * (b - y) / 400**2 for x, y, r, b in boxes]
     aspects = [(r - x) / (b - y) for x, y, r, b in boxes]
     assert 0.24 < min(areas) < 0.3

@@ -285,9 +285,8 @@ def load(
     _refuse_unused_columns(name, columns, found)
     legend = None
     if request.has_masks:
-        legend = find_legend(name, found, values, ignore)
+        legend = find_legend(name, found, values, ignore, classes)
         found.classes = [str(value) for value in legend.values]
-        _refuse_other_count(name, classes, legend)
     names = classes or _classes(name, found, kind)
     if split is not None:
         _keep_only(name, found, split)
@@ -343,15 +342,6 @@ def _refuse_unused_columns(name: str, given: Sequence[str], found: FoundData) ->
                 f"{name} has no column {column!r} of labels; only tables and Hub datasets have "
                 "columns to choose from, so leave the label out here."
             )
-
-
-def _refuse_other_count(name: str, classes: Sequence[str] | None, legend: Legend) -> None:
-    if classes is not None and len(classes) != len(legend.values):
-        raise EngramError(
-            f"{name}: {len(classes)} names for {len(legend.values)} classes (the values "
-            f"{', '.join(map(str, legend.values[:8]))} in its masks); name each of them, or give "
-            "the values of the classes."
-        )
 
 
 def _classes(name: str, found: FoundData, kind: str) -> Sequence[str]:

@@ -288,12 +288,28 @@ def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> No
 # What the values in masks mean
 
 
-def find_legend(source: str, found: FoundData, values: Sequence[int] | None, ignore: int) -> Legend:
-    """The values that are classes, as given or all that occur, and the one that is ignored."""
+def find_legend(
+    source: str,
+    found: FoundData,
+    values: Sequence[int] | None,
+    ignore: int,
+    classes: Names | None,
+) -> Legend:
+    """The values that are classes, as given or all that occur, and the one that is ignored.
+
+    If there are `classes`, each needs one value.
+    """
     for value in (ignore, *(values or ())):
         if not 0 <= value < MASK_VALUES:
             raise EngramError(f"{value} is not a value of a mask; they go from 0 to 65,535.")
-    return Legend(tuple(values or _values_in_masks(source, found, ignore)), ignore)
+    legend = Legend(tuple(values or _values_in_masks(source, found, ignore)), ignore)
+    if classes is not None and len(classes) != len(legend.values):
+        raise EngramError(
+            f"{source}: {len(classes)} names for {len(legend.values)} classes (the values "
+            f"{', '.join(map(str, legend.values[:8]))} in its masks); name each of them, or give "
+            "the values of the classes."
+        )
+    return legend
 
 
 def _values_in_masks(source: str, found: FoundData, ignore: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Batches of a dataset, read in worker processes.
 
-What a `Loader` yields depends on its seed, the epoch and the samples alone, never on the workers.
+The batches depend on the seed, the epoch and the samples only, not on the number of workers.
 """
 
 import random
@@ -24,39 +24,22 @@ from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, training_view
 
-#: A user's own view: an RGB picture in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
+#: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]
 
 
-def _as_it_is(result: Any) -> Any:
-    return result
-
-
-def _leave_signals(worker: int) -> None:
-    """Ctrl-C and SIGTERM may reach every process, but when to stop is for the main one to say.
-
-    A terminal, torchrun and schedulers of clusters end whole groups. The second SIGTERM ends a
-    worker: it comes from a main process that leaves without it.
-    """
-
-    def first(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, first)
-
-
 def shuffled(count: int, seed: int, epoch: int) -> Integers:
-    """The order of an epoch's samples."""
+    """The order of the samples in an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 class Batch(NamedTuple):
-    """Pictures as uint8 (B, H, W, 3), or as a user's transform made them, with their samples.
+    """Images as uint8 (B, H, W, 3), or as a user's transform returned them, with their labels.
 
-    `failed` are the samples of this batch whose picture could not be read: they are absent from
-    the other fields. Training goes on without them; evaluation counts them. The labels of
-    segmentation are masks (B, H, W), uint8: classes, and 255 where a pixel is ignored.
+    `indices` are the numbers of the samples. `failed` are the samples of this batch whose image
+    could not be read; the other fields do not contain them. Training goes on without them,
+    evaluation counts them. The labels of segmentation are masks, uint8 (B, H, W): classes, and
+    255 where a pixel is ignored.
     """
 
     images: torch.Tensor
@@ -70,28 +53,41 @@ _Job: TypeAlias = tuple[int, Integers]  # an epoch, and the samples of one batch
 
 @dataclass
 class _Jobs:
-    """What a loader has to read now; the DataLoader asks for it at the start of every epoch."""
+    """The batches of the current epoch; the DataLoader iterates over them."""
 
-    now: list[_Job]
+    current: list[_Job]
 
     def __iter__(self) -> Iterator[_Job]:
-        return iter(self.now)
+        return iter(self.current)
 
     def __len__(self) -> int:
-        return len(self.now)
+        return len(self.current)
 
 
 class Loader:
     """Batches of a dataset, the same for the same settings whatever the number of workers.
 
-    Order and augmentation of a sample depend on (`seed`, epoch, sample) only. `batch_size` is
-    the batch of all `world` processes together; process `rank` gets every world-th sample of it,
-    so the processes together see the batches that one alone would see.
+    The order and the augmentation of a sample depend on the seed, the epoch and the sample only.
+    `bad` maps the names of the images that could not be read so far to the reason; the caller
+    decides what to do about them.
 
-    In mode "train" samples are shuffled and augmented, in mode "eval" neither; `shuffle` says
-    otherwise. `transform` replaces the views. `only` leaves out the pictures ("masks") or the
-    masks ("images"), for what needs one of them. `bad` lists the pictures that could not be read so
-    far, by name, with the reason; what to do about them is the caller's decision.
+    Args:
+        dataset: The samples.
+        preprocessing: The size of the views, and how they are resized.
+        batch_size: Samples in a batch of all `world` processes.
+        mode: "train" shuffles and augments, "eval" does neither.
+        augment: "inception", "pad-crop" or "none"; see `images.views.training_view`.
+        flip: Whether augmentation mirrors half of the views.
+        min_area: The smallest part of an image that "inception" crops.
+        transform: A function that replaces the views; see `Transform`.
+        seed: Of the order and the augmentation.
+        shuffle: Whether to shuffle, if not as the mode says.
+        drop_last: Whether to leave out a last batch that is not full.
+        workers: Processes that read; with 0 this process reads.
+        rank: The number of this process among `world` processes.
+        world: Processes that share each batch; each gets every world-th sample of it.
+        start_method: How worker processes are started: "fork", "spawn" or "forkserver".
+        only: "images" reads no masks, "masks" reads no images.
     """
 
     def __init__(
@@ -114,18 +110,18 @@ class Loader:
         start_method: str | None = None,
         only: str = "",
     ) -> None:
-        if mode not in ("train", "eval"):
-            raise EngramError(f"mode is {mode!r}; it can be train or eval")
-        if augment not in AUGMENTATIONS:
-            raise EngramError(f"augment is {augment!r}; it can be {', '.join(AUGMENTATIONS)}")
-        for what, number, least in (
-            ("batch", batch_size, 1), ("workers", workers, 0), ("seed", seed, 0), ("rank", rank, 0),
-            ("world", world, rank + 1),
-        ):  # fmt: skip
-            if number < least:
-                raise EngramError(f"{what} is {number}; it must be at least {least}")
+        _check_choice("mode", mode, ("train", "eval"))
+        _check_choice("augment", augment, AUGMENTATIONS)
+        _check_choice("only", only, ("", "images", "masks"))
+        _check_at_least("batch", batch_size, 1)
+        _check_at_least("workers", workers, 0)
+        _check_at_least("seed", seed, 0)
+        _check_at_least("rank", rank, 0)
+        _check_at_least("world", world, rank + 1)
         if transform is not None and dataset.masks is not None:
-            raise EngramError("a transform of your own changes pictures but not their masks")
+            raise EngramError(
+                "A transform changes images but not their masks, so segmentation cannot use one."
+            )
         self.dataset = dataset
         self.batch_size = batch_size
         self.bad: dict[str, str] = {}
@@ -135,7 +131,7 @@ class Loader:
         self._rank, self._world = rank, world
         self._jobs = _Jobs([])
         self._batches: DataLoader[Any] = DataLoader(
-            _Reader(  # type: ignore[arg-type]  # a mapping from jobs to batches is all it takes
+            _Reader(  # type: ignore[arg-type]  # a mapping from jobs to batches is enough
                 dataset,
                 preprocessing,
                 augment if mode == "train" else "none",
@@ -148,15 +144,15 @@ class Loader:
             batch_size=None,
             sampler=self._jobs,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             persistent_workers=workers > 0,
             multiprocessing_context=start_method if workers > 0 else None,
             generator=torch.Generator(),  # its own: the global one belongs to training
-            worker_init_fn=_leave_signals,
+            worker_init_fn=_ignore_signals,
         )
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         whole, rest = divmod(len(self.dataset), self.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
@@ -166,9 +162,9 @@ class Loader:
     def epoch(
         self, epoch: int = 0, *, skip: int = 0, samples: Sequence[int] | Integers | None = None
     ) -> Iterator[Batch]:
-        """The batches of one epoch from batch `skip` on; those before it are not even read.
+        """The batches of one epoch from batch `skip` on; the images before it are not read.
 
-        `samples` replaces the epoch's order: only these, in this order.
+        With `samples`, only these samples, in this order.
         """
         if samples is not None:
             order = np.asarray(samples, dtype=np.int64)
@@ -187,7 +183,7 @@ class Loader:
         )
 
     def _read(self, jobs: list[_Job]) -> Iterator[Batch]:
-        self._jobs.now = jobs
+        self._jobs.current = jobs
         try:
             for result in self._batches:
                 if isinstance(result, str):
@@ -207,12 +203,43 @@ class Loader:
             raise EngramError(LOST_WORKER) from error
 
 
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise EngramError(f"{name} is {value!r}; it can be {', '.join(filter(None, choices))}.")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise EngramError(f"{name} is {value}; it must be at least {least}.")
+
+
+# What happens in worker processes
+
+
+def _unchanged(result: Any) -> Any:
+    return result
+
+
+def _ignore_signals(worker: int) -> None:
+    """Let only the main process react to Ctrl-C and to the first SIGTERM.
+
+    A terminal, torchrun and cluster schedulers signal all processes at once. The second SIGTERM
+    ends a worker: the main process sends it when it exits without waiting for the worker.
+    """
+
+    def after_first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, after_first)
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Turns a job into pixels, in a worker process.
 
-    Results are numpy arrays, which travel through a pipe: tensors would need shared memory, which
-    containers often have too little of, and running out of it kills the process.
+    Results are numpy arrays, which are sent through a pipe. Tensors would need shared memory, of
+    which containers often have too little, and running out of it kills the process.
     """
 
     dataset: Dataset
@@ -227,19 +254,19 @@ class _Reader:
     def __getitem__(self, job: _Job) -> Any:
         epoch, samples = job
         views, masks, good, failures = [], [], [], []
-        masked = self.dataset.masks is not None and self.only != "images"
+        with_masks = self.dataset.masks is not None and self.only != "images"
         try:
             for i in samples.tolist():
                 try:
                     view = self._view(epoch, i) if self.only != "masks" else None
-                    mask = self._mask(epoch, i) if masked else None
+                    mask = self._mask(epoch, i) if with_masks else None
                     good.append(i)
                 except BadImage as error:
                     failures.append((i, str(error)))
                     continue
                 views += [view] if view is not None else []
                 masks += [mask] if mask is not None else []
-            stacked = self._stack_masks(masks) if masked else None
+            stacked = self._stack_masks(masks) if with_masks else None
             return self._stack(views), stacked, np.array(good, dtype=np.int64), failures
         except EngramError as error:  # raised in a worker, it would arrive as a traceback
             return str(error)
@@ -257,12 +284,12 @@ class _Reader:
                 min_area=self.min_area,
                 name=name,
             )
-        picture = read_image(source, name=name)
+        image = read_image(source, name=name)
         with _seeded([self.seed, epoch, i]):
-            return np.asarray(self.transform(picture))
+            return np.asarray(self.transform(image))
 
     def _mask(self, epoch: int, i: int) -> npt.NDArray[np.uint8]:
-        """The same part of the mask as `_view` shows of the picture."""
+        """The view of the mask that `_view` is of the image."""
         return mask_view(
             self.dataset.mask(i),
             self.preprocessing,
@@ -283,15 +310,15 @@ class _Reader:
         channels = view.shape[0 if view.dtype.kind == "f" else -1] if view.ndim == 3 else 0
         if len(kinds) > 1 or channels != 3 or view.dtype not in (np.uint8, np.float32):
             raise EngramError(
-                "a transform must give float32 (3, height, width) or uint8 (height, width, 3), "
-                f"the same for every picture; got {' and '.join(kinds)}"
+                "A transform must return float32 (3, height, width) or uint8 (height, width, 3), "
+                f"the same for every image; got {' and '.join(kinds)}."
             )
         return np.stack(views)
 
 
 @contextmanager
 def _seeded(seed: list[int]) -> Iterator[None]:
-    """Python's, numpy's and torch's own random numbers from this seed, and then as before."""
+    """Seed the global generators of Python, numpy and torch, and restore them afterwards."""
     number = int(np.random.SeedSequence(seed).generate_state(1)[0])
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (transforms use it)
     with torch.random.fork_rng(devices=[]):

@@ -1,8 +1,8 @@
-"""Coloured shapes on textured backgrounds, drawn from a seed: two questions about one picture.
+"""Coloured shapes on textured backgrounds, drawn from a seed: two questions about one image.
 
 Every scene shows one to four copies of one shape in one colour. *Which shape* and *how many* are
-asked about the same pictures; neither answer tells anything about the other, because every shape
-comes in every number equally often.
+asked about the same images. Neither answer says anything about the other, because every shape
+occurs in every number equally often.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ SHAPES = ("circle", "cross", "square", "star", "triangle")
 COUNTS = ("one", "two", "three", "four")
 QUESTIONS = {"shape": SHAPES, "count": COUNTS}
 
-_FINE = 4  # shapes are drawn this much larger and then reduced, so that their edges are smooth
+_OVERSAMPLING = 4  # shapes are drawn this much larger and then reduced, for smooth edges
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Pictures, uint8 (N, size, size, 3), and the number of each one's answer by question."""
+    """Images, uint8 (N, size, size, 3), and for each question the index of every image's answer."""
 
     pixels: npt.NDArray[np.uint8]
     answers: dict[str, npt.NDArray[np.int64]]
 
 
 def draw_scenes(number: int, seed: int = 0, size: int = 32) -> Scenes:
-    """`number` scenes. Scene i depends on the seed, the size and i alone, not on `number`."""
+    """Draw `number` scenes. Scene i depends on the seed, the size and i, not on `number`."""
     if number < 1 or size < 16:
         raise EngramError(
             f"{number} scenes of {size} pixels cannot be drawn; ask for at least 1 of 16 pixels."
         )
     kinds = len(SHAPES) * len(COUNTS)
-    order = np.concatenate(  # every shape in every number once, before any comes again
+    order = np.concatenate(  # every shape in every number once before any is repeated
         [
-            np.random.default_rng([seed, turn]).permutation(kinds)
-            for turn in range(-(-number // kinds))
+            np.random.default_rng([seed, round_]).permutation(kinds)
+            for round_ in range(-(-number // kinds))
         ]
     )[:number]
     shapes, counts = order // len(COUNTS), order % len(COUNTS)
@@ -62,13 +62,13 @@ def scene_splits(
 ) -> Splits:
     """Scenes with the answers to one question, "shape" or "count", as data to train on.
 
-    The same numbers and seed give the same pictures for both questions.
+    The same sizes and the same seed give the same images for both questions.
     """
     if question not in QUESTIONS:
         raise EngramError(f"There is no question {question!r} about scenes; ask shape or count.")
 
-    def split(name: str, number: int, of: int) -> Dataset:
-        scenes = draw_scenes(number, 3 * seed + of, size)
+    def split(name: str, number: int, offset: int) -> Dataset:
+        scenes = draw_scenes(number, 3 * seed + offset, size)
         rows = Arrays(torch.from_numpy(scenes.pixels), f"scenes/{name}")
         labels, order = scenes.answers[question], np.arange(number)
         return Dataset("scenes", name, QUESTIONS[question], labels, rows, order)
@@ -87,21 +87,20 @@ def _scene(rng: np.random.Generator, shape: str, count: int, size: int) -> npt.N
     back, front = _colours(rng)
     texture = _texture(rng, size)
     background = np.clip(back + 45 * texture[..., None] * rng.uniform(0.4, 1, 3), 0, 255)
-    mask = Image.new("L", (size * _FINE, size * _FINE))
-    pencil = ImageDraw.Draw(mask)
+    mask = Image.new("L", (size * _OVERSAMPLING, size * _OVERSAMPLING))
+    drawing = ImageDraw.Draw(mask)
     for centre, radius in _places(rng, count, size):
         outline = _outline(shape, rng.uniform(0, 2 * math.pi))
-        x, y = centre
-        pencil.polygon(
-            [(_FINE * (x + radius * a), _FINE * (y + radius * b)) for a, b in outline], fill=255
-        )
+        x, y = (_OVERSAMPLING * position for position in centre)
+        scale = _OVERSAMPLING * radius
+        drawing.polygon([(x + scale * a, y + scale * b) for a, b in outline], fill=255)
     cover = np.asarray(mask.resize((size, size), Image.Resampling.BOX), np.float64)[..., None] / 255
     shaded = np.clip(front + rng.normal(0, 6, (size, size, 1)), 0, 255)
     return np.rint(cover * shaded + (1 - cover) * background).astype(np.uint8)
 
 
 def _colours(rng: np.random.Generator) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Of the background and of the shapes: any two that are easily told apart."""
+    """A colour of the background and one of the shapes, which are easy to tell apart."""
     while True:
         back, front = rng.uniform(20, 235, (2, 3))
         if np.linalg.norm(back - front) > 150:
@@ -109,7 +108,7 @@ def _colours(rng: np.random.Generator) -> tuple[npt.NDArray[np.float64], npt.NDA
 
 
 def _texture(rng: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
-    """Stripes, waves, a slope or coarse noise, from about -1 to 1, with fine grain on top."""
+    """Stripes, waves, a gradient or coarse noise, from about -1 to 1, with fine noise on top."""
     y, x = np.mgrid[:size, :size] / size
     angle, phase = rng.uniform(0, 2 * math.pi, 2)
     along = x * math.cos(angle) + y * math.sin(angle)
@@ -129,7 +128,7 @@ def _texture(rng: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
 
 
 def _places(rng: np.random.Generator, count: int, size: int) -> list[tuple[Point, float]]:
-    """Centres and radii of shapes that neither touch each other nor leave the picture."""
+    """Centres and radii of shapes that neither touch each other nor leave the image."""
     while True:
         placed: list[tuple[Point, float]] = []
         for _ in range(40):

@@ -1,7 +1,7 @@
-"""Decode pictures safely: any bytes give a picture, or a BadImage that says what is wrong.
+"""Decode images safely: any bytes give an image, or a BadImage that says what is wrong.
 
 The size is read from the header before anything is decoded, only formats that start no other
-program are opened, and whatever the decoder raises becomes a sentence.
+program are opened, and whatever the decoder raises becomes a BadImage.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from engram.errors import EngramError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 
-
+#: What can be decoded: a path, encoded bytes, an open file, an image of Pillow, or pixels.
 ImageSource: TypeAlias = (
     str | os.PathLike[str] | bytes | IO[bytes] | Image.Image | npt.NDArray[np.uint8]
 )
 
-
-#: The most pixels a picture may have, read from its header before anything is decoded: 537 MB as
-#: RGB, and the size at which Pillow itself refuses. Every camera phone stays below it.
+#: The most pixels an image may have, read from its header before anything is decoded: 537 MB as
+#: RGB, and the size at which Pillow itself refuses. No phone takes larger photographs.
 MAX_PIXELS = 178_956_970
-
 
 Image.init()
 #: The formats that are opened. Pillow knows more; some of them start other programs.
@@ -38,7 +36,6 @@ FORMATS: list[str] = [
     for name in ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
     if name in Image.OPEN
 ]
-
 
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -52,20 +49,24 @@ _ORIENTATIONS = {
 
 
 class BadImage(EngramError):
-    """A picture that cannot be used; the sentence names it and says why."""
+    """An image that cannot be used.
+
+    The message is "NAME: reason" without a full stop, so that it can be listed or be part of a
+    sentence.
+    """
 
 
 class LargeImage(BadImage):
-    """A picture with more pixels than are allowed."""
+    """An image with more pixels than are allowed."""
 
 
 def read_image(
     source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
-    """The picture as RGB, upright, wholly decoded. Whatever is wrong with it is a BadImage.
+    """Decode an image as RGB, upright. Whatever is wrong with it is a BadImage.
 
     Transparency is laid over white, 16-bit gray is scaled to 8 bits, an animation gives its first
-    frame, the EXIF orientation is applied. `name` is what the sentence calls the picture.
+    frame, the EXIF orientation is applied. `name` is what the error calls the image.
     """
     with opened(source, name, max_pixels) as image:
         return upright(to_rgb(image), orientation(image))
@@ -73,7 +74,7 @@ def read_image(
 
 @contextmanager
 def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture with only its header read; anything Pillow raises inside becomes a BadImage."""
+    """An image with only its header read; anything Pillow raises inside becomes a BadImage."""
     if name is None:
         name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the given image"
     try:
@@ -105,6 +106,7 @@ def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[I
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
+    """Decode the pixels and convert them to 8-bit RGB, transparency over white."""
     image.load()
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -127,23 +129,25 @@ def _gray(image: Image.Image, brightest: int) -> Image.Image:
             f"gray values from {values.min():g} to {values.max():g}; expected 0 to {brightest}"
         )
     gray = np.empty(values.shape, np.uint8)
-    part = 2**16  # at a time: doubles of all pixels would take 8 bytes for each
-    for start in range(0, values.size, part):
-        some = values.reshape(-1)[start : start + part].astype(np.float64)
-        gray.reshape(-1)[start : start + part] = np.rint(some * (255 / brightest))
+    chunk = 2**16  # at a time: float64 of all pixels would take 8 bytes for each
+    for start in range(0, values.size, chunk):
+        part = values.reshape(-1)[start : start + chunk].astype(np.float64)
+        gray.reshape(-1)[start : start + chunk] = np.rint(part * (255 / brightest))
     return Image.fromarray(gray).convert("RGB")
 
 
 def orientation(image: Image.Image) -> int:
-    if image.format == "TIFF":  # Pillow turns these upright itself, and tells their upright size
+    """The EXIF orientation, 1 to 8; 1 is upright."""
+    if image.format == "TIFF":  # Pillow turns these upright itself, and gives their upright size
         return 1
     try:
         return int(image.getexif().get(0x0112, 1))
-    except Exception:  # broken metadata does not make the picture bad
+    except Exception:  # broken metadata does not make the image bad
         return 1
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """The image turned and mirrored as its EXIF orientation demands."""
     turn = _ORIENTATIONS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
@@ -151,7 +155,7 @@ def upright(image: Image.Image, orientation: int) -> Image.Image:
 def image_size(
     source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> tuple[int, int]:
-    """(width, height) of the picture, upright; only its header is read."""
+    """(width, height) of an image when it is upright; only its header is read."""
     with opened(source, name, max_pixels) as image:
         turned = orientation(image) >= 5
         return (image.height, image.width) if turned else (image.width, image.height)

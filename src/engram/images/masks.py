@@ -1,4 +1,4 @@
-"""Segmentation masks: read them, translate their values to classes, crop them as their picture."""
+"""Segmentation masks: read them, map their values to classes, crop them like their image."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from engram.images.decode import (
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import training_view
 
-#: How many values a mask can hold: those of 16 bits.
+#: How many different values a mask can have: those of 16 bits.
 MASK_VALUES = 2**16
 
 
 def palette(classes: int) -> Pixels:
-    """A colour (classes, 3) for every class of a mask, the same ones always."""
+    """A colour for every class, always the same: (classes, 3)."""
     hues = [(0.62 + 0.381966 * i) % 1 for i in range(classes)]  # the golden angle: far apart
     return np.array(
-        [[int(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.95)] for hue in hues],
+        [[int(255 * value) for value in colorsys.hsv_to_rgb(hue, 0.75, 0.95)] for hue in hues],
         dtype=np.uint8,
     ).reshape(-1, 3)
 
 
 def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
-    """A PNG whose pixels are the classes (height, width) themselves, shown in `palette`."""
+    """A PNG of the class of every pixel (height, width), with `palette` as its colours."""
     image = Image.fromarray(mask).convert("L")
     image.putpalette(palette(classes).tobytes())
     stream = io.BytesIO()
@@ -47,17 +47,17 @@ def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
 def read_mask(
     source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> npt.NDArray[np.int64]:
-    """The value of every pixel (height, width) of a mask. Whatever is wrong is a BadImage.
+    """The value of every pixel of a mask: (height, width). Whatever is wrong is a BadImage.
 
-    A mask has one whole number a pixel, at most 65,535: gray of 8 or 16 bits, black and white (0
-    and 1), or a palette, whose numbers count and not its colours.
+    A mask has one integer per pixel, at most 65,535: gray of 8 or 16 bits, black and white (0 and
+    1), or a palette, of which the indices count and not the colours.
     """
     with opened(source, name, max_pixels) as image:
         if image.format == "JPEG":
             raise ValueError("a mask cannot be a JPEG, which changes values; use PNG")
         if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
             raise ValueError(
-                f"a mask needs one number a pixel (gray, or a palette), and this is {image.mode}"
+                f"a mask needs one integer per pixel (gray, or a palette), and this is {image.mode}"
             )
         image.load()
         values = np.asarray(upright(image, orientation(image))).astype(np.int64)
@@ -69,35 +69,37 @@ def read_mask(
 
 @dataclass(frozen=True)
 class Legend:
-    """What the values in masks mean: `values[c]` is class c, `ignore` is nothing at all."""
+    """What the values in masks mean: `values[c]` is class c, `ignore` marks ignored pixels."""
 
     values: tuple[int, ...]
     ignore: int
 
     def read(self, mask: ImageSource, size: tuple[int, int], name: str) -> Image.Image:
-        """The mask of a picture of this size (width, height): class + 1 a pixel, 0 for ignored.
+        """The mask of an image of this size (width, height): class + 1 per pixel, 0 if ignored.
 
-        Another size, a value that means nothing, or no pixel that counts is a BadImage.
+        Another size, a value that is neither a class nor ignored, and a mask in which every pixel
+        is ignored are a BadImage.
         """
-        found = read_mask(mask, name=name)
-        height, width = found.shape
+        values = read_mask(mask, name=name)
+        height, width = values.shape
         if (width, height) != size:
             raise BadImage(
-                f"{name}: the mask has {width}x{height} pixels, but its picture {size[0]}x{size[1]}"
+                f"{name}: the mask has {width}x{height} pixels, but its image has "
+                f"{size[0]}x{size[1]}"
             )
         table = np.full(MASK_VALUES, -1, dtype=np.int16)
         table[list(self.values)] = np.arange(1, len(self.values) + 1)
         table[self.ignore] = 0
-        classes = table[found]
+        classes = table[values]
         if (classes < 0).any():
             known = ", ".join(map(str, self.values[:8])) + (", …" if len(self.values) > 8 else "")
             raise BadImage(
-                f"{name}: the mask holds the value {found[classes < 0][0]}, which is no class "
-                f"({known}) and not the ignored {self.ignore}"
+                f"{name}: the mask holds the value {values[classes < 0][0]}, which is neither a "
+                f"class ({known}) nor the ignored value {self.ignore}"
             )
         if not classes.any():
             raise BadImage(
-                f"{name}: every pixel of the mask is {self.ignore}, which is ignored; there is "
+                f"{name}: every pixel of the mask is {self.ignore}, which is ignored, so there is "
                 "nothing to learn from"
             )
         return Image.fromarray(classes.astype(np.uint8))
@@ -112,10 +114,11 @@ def mask_view(
     flip: bool = True,
     min_area: float = 0.08,
 ) -> Pixels:
-    """What `training_view` shows of a picture, of its mask (from `Legend.read`): (height, width).
+    """The view of a mask (from `Legend.read`) that `training_view` is of its image.
 
-    With an equal `rng` it is the same part, mirrored or not. Pixels are classes, 255 where they
-    are ignored; what `pad-crop` adds around the picture is.
+    With an `rng` in the same state it is the same crop, mirrored or not. The result (height,
+    width) has the class of every pixel, and 255 where a pixel is ignored, as is what `pad-crop`
+    adds around the image.
     """
     exact = replace(preprocessing, interpolation="nearest")
     view = training_view(mask, exact, rng, augment, flip=flip, min_area=min_area)

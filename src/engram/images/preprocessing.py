@@ -1,4 +1,4 @@
-"""How pictures become the numbers that a trunk expects: its size, its interpolation, its scale."""
+"""How images become the input of a trunk: size, interpolation, normalisation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ INTERPOLATIONS = {
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a trunk expects of its pictures. The defaults are those of AugReg ViTs at 224 pixels.
+    """How a trunk expects its images. The defaults are those of AugReg ViTs at 224 pixels.
 
-    `size` is (height, width). `resize` is the length of the short side before the centre crop;
-    None squashes the whole picture to `size`. A setting that makes no sense is an EngramError.
+    A setting that is out of range is an EngramError.
+
+    Args:
+        size: (height, width) of the input.
+        resize: Length of the short side before the centre crop. None squashes the whole image
+            to `size`, whatever its aspect ratio.
+        interpolation: How images are resized, such as "bicubic" or "bilinear".
+        mean: Subtracted from each channel, after scaling to 0..1.
+        std: Each channel is divided by it.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -36,22 +43,22 @@ class Preprocessing:
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
-        for name in ("size", "mean", "std"):  # lists, as JSON has them, are welcome
+        for name in ("size", "mean", "std"):  # JSON has lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.size) != 2 or min(self.size) < 1:
-            raise EngramError(f"size must be two positive numbers (height, width), not {self.size}")
+            raise EngramError(f"size is {self.size}; it must be two positive numbers.")
         if self.resize is not None and self.resize < max(self.size):
             raise EngramError(
                 f"resize is {self.resize}, but a crop of {self.size[0]}x{self.size[1]} needs at "
-                f"least {max(self.size)}; use None to squash the whole picture"
+                f"least {max(self.size)}; use None to squash the whole image."
             )
         if self.interpolation not in INTERPOLATIONS:
             known = ", ".join(INTERPOLATIONS)
-            raise EngramError(f"interpolation is {self.interpolation!r}; it can be {known}")
+            raise EngramError(f"interpolation is {self.interpolation!r}; it can be {known}.")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise EngramError(
                 "mean and std must be three numbers each, and std above zero; "
-                f"got {self.mean} and {self.std}"
+                f"got {self.mean} and {self.std}."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,14 +70,17 @@ class Preprocessing:
         """The inverse of `to_dict`; an unknown or ill-typed setting is an EngramError."""
         unknown = sorted(set(settings) - {field.name for field in fields(cls)})
         if unknown:
-            raise EngramError(f"unknown preprocessing setting: {', '.join(unknown)}")
+            known = ", ".join(field.name for field in fields(cls))
+            raise EngramError(
+                f"There is no preprocessing setting {unknown[0]!r}; they are {known}."
+            )
         try:
             return cls(**settings)
         except TypeError as error:
-            raise EngramError(f"preprocessing settings have a wrong type: {error}") from error
+            raise EngramError(f"Preprocessing settings have a wrong type: {error}.") from error
 
     def with_size(self, size: tuple[int, int]) -> Preprocessing:
-        """The same preprocessing at another size; the margin around the crop keeps its share."""
+        """The same preprocessing at another size; the margin around the crop scales with it."""
         if self.resize is None:
             return replace(self, size=size)
         resize = max(round(self.resize * max(size) / max(self.size)), *size)
@@ -78,9 +88,9 @@ class Preprocessing:
 
 
 def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
-    """uint8 (B, H, W, 3) to what the trunk takes: float32 (B, 3, H, W), shifted and scaled.
+    """Normalise a batch: uint8 (B, H, W, 3) to float32 (B, 3, H, W), by mean and std.
 
-    A float batch comes from a transform of the user's own and is returned as it is.
+    A float batch comes from a user's own transform and is returned unchanged.
     """
     if batch.is_floating_point():
         return batch

@@ -1,8 +1,8 @@
-"""The views a ViT sees: the evaluation crop, and random crops for training.
+"""The views of an image that a ViT sees: the evaluation crop, and random crops for training.
 
-Every view is one decode and one resize: the crop is worked out from the header, JPEGs are decoded
-at a fraction of their size where that loses nothing, and the crop is resized straight to the
-target. Pixels stay uint8 until `normalise`, which works on a whole batch.
+Every view is one decode and one resize: the crop is computed from the header, JPEGs are decoded at
+a fraction of their size where that loses nothing, and the crop is resized straight to the target.
+Pixels stay uint8 until `normalise`, which works on a whole batch.
 """
 
 from __future__ import annotations
@@ -28,32 +28,40 @@ from engram.images.preprocessing import INTERPOLATIONS, Preprocessing
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
-
 AUGMENTATIONS = ("none", "inception", "pad-crop")
 
-# A JPEG is decoded at 1/2, 1/4 or 1/8 only while it stays this much larger than what is asked
-# for: the decoder's own reduction is a box filter, and the resize after it hides the difference.
+# A JPEG is decoded at 1/2, 1/4 or 1/8 of its size only while it stays this much larger than the
+# view: the decoder reduces with a box filter, and the resize after it hides the difference.
 _DRAFT_MARGIN = 2.0
 
 
 def evaluation_view(
     source: ImageSource, preprocessing: Preprocessing, *, name: str | None = None
 ) -> Pixels:
-    """Resize and centre crop: the same pixels every time. A bad picture is a BadImage."""
+    """Resize and centre crop: the same pixels every time. A bad image is a BadImage.
+
+    Args:
+        source: A path, encoded bytes, an open file, an image of Pillow, or pixels.
+        preprocessing: The size, the resize before the crop, and the interpolation.
+        name: What the error calls the image.
+
+    Returns:
+        uint8 pixels (height, width, 3); `normalise` takes a batch of them.
+    """
     return _view(source, lambda w, h: evaluation_box(w, h, preprocessing), preprocessing, name)
 
 
 def evaluation_box(width: int, height: int, preprocessing: Preprocessing) -> Box:
-    """The part of an upright picture that `evaluation_view` shows, in the picture's pixels."""
+    """The part of an upright image that `evaluation_view` shows, in the image's pixels."""
     if preprocessing.resize is None:
         return (0, 0, width, height)
-    # The crop of the resized picture, in the coordinates of the original.
+    # The centre crop of the resized image, in the coordinates of the original.
     scale = preprocessing.resize / min(width, height)
-    wide, high = round(width * scale), round(height * scale)
-    crop_high, crop_wide = preprocessing.size
-    left, top = (wide - crop_wide) // 2, (high - crop_high) // 2
-    x, y = width / wide, height / high
-    return (left * x, top * y, (left + crop_wide) * x, (top + crop_high) * y)
+    resized_width, resized_height = round(width * scale), round(height * scale)
+    crop_height, crop_width = preprocessing.size
+    left, top = (resized_width - crop_width) // 2, (resized_height - crop_height) // 2
+    x, y = width / resized_width, height / resized_height
+    return (left * x, top * y, (left + crop_width) * x, (top + crop_height) * y)
 
 
 def training_view(
@@ -66,20 +74,20 @@ def training_view(
     min_area: float = 0.08,
     name: str | None = None,
 ) -> Pixels:
-    """A random view that depends on nothing but `rng`. A bad picture is a BadImage.
+    """A random view that depends on nothing but `rng`. A bad image is a BadImage.
 
-    "inception" crops a random `min_area`..1 of the picture at an aspect of 3/4..4/3; "pad-crop"
-    shifts the whole picture by up to an eighth of its size over black, for small pictures; "none"
-    is the evaluation view. The first two mirror half of the views unless `flip` is False.
+    "inception" crops a random `min_area`..1 of the image at an aspect ratio of 3/4..4/3;
+    "pad-crop" shifts the whole image by up to an eighth of its size over black, for small images;
+    "none" is the evaluation view. The first two mirror half of the views unless `flip` is False.
     """
     if augment == "none":
         return evaluation_view(source, preprocessing, name=name)
     if augment == "inception":
-        view = _view(source, lambda w, h: _random_box(w, h, rng, min_area), preprocessing, name)
+        view = _view(source, lambda w, h: random_box(w, h, rng, min_area), preprocessing, name)
     elif augment == "pad-crop":
         view = pad_crop(source, preprocessing, rng, name=name)
     else:
-        raise EngramError(f"augment is {augment!r}; it can be {', '.join(AUGMENTATIONS)}")
+        raise EngramError(f"augment is {augment!r}; it can be {', '.join(AUGMENTATIONS)}.")
     if flip and rng.random() < 0.5:
         view = np.ascontiguousarray(view[:, ::-1])
     return view
@@ -90,10 +98,10 @@ def pad_crop(
     preprocessing: Preprocessing,
     rng: np.random.Generator,
     *,
-    share: float = 0.125,  # 4 pixels of a CIFAR picture's 32
+    share: float = 0.125,  # 4 of the 32 pixels of CIFAR
     name: str | None = None,
 ) -> Pixels:
-    """The picture at the target size, padded with black by `share` and cropped at random."""
+    """The image at the target size, padded with black by `share` and cropped at random."""
     height, width = preprocessing.size
     view = _view(source, lambda w, h: _centred_box(w, h, width / height), preprocessing, name)
     pad_y, pad_x = round(share * height), round(share * width)
@@ -102,7 +110,8 @@ def pad_crop(
     return np.ascontiguousarray(padded[top : top + height, left : left + width])
 
 
-def _random_box(width: int, height: int, rng: np.random.Generator, min_area: float) -> Box:
+def random_box(width: int, height: int, rng: np.random.Generator, min_area: float) -> Box:
+    """A random part of `min_area`..1 of the area, at an aspect ratio of 3/4..4/3."""
     for _ in range(10):
         area = rng.uniform(min_area, 1) * width * height
         aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -110,33 +119,35 @@ def _random_box(width: int, height: int, rng: np.random.Generator, min_area: flo
         if 0 < w <= width and 0 < h <= height:
             left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
             return (left, top, left + w, top + h)
-    return _centred_box(width, height, 4 / 3 if width > height else 3 / 4)  # a very long picture
+    return _centred_box(width, height, 4 / 3 if width > height else 3 / 4)  # a very long image
 
 
 def _centred_box(width: int, height: int, aspect: float) -> Box:
-    """The largest centred part of this shape."""
+    """The largest centred part of this aspect ratio."""
     w, h = min(width, height * aspect), min(height, width / aspect)
     return ((width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2)
 
 
 def _view(
     source: ImageSource,
-    place: Callable[[int, int], Box],
+    choose_box: Callable[[int, int], Box],
     preprocessing: Preprocessing,
     name: str | None,
 ) -> Pixels:
-    """Decode no more than needed, and resize the box that `place` chooses to the target size."""
-    high, wide = preprocessing.size
+    """Resize the box that `choose_box` gives to the target size, decoding no more than needed."""
+    view_height, view_width = preprocessing.size
     with opened(source, name, MAX_PIXELS) as image:
         turn = orientation(image)
         width, height = image.size[::-1] if turn >= 5 else image.size
-        left, top, right, bottom = place(width, height)
-        if not isinstance(source, Image.Image):  # draft would change the caller's picture
-            scale = _DRAFT_MARGIN * max(wide / (right - left), high / (bottom - top))
+        left, top, right, bottom = choose_box(width, height)
+        if not isinstance(source, Image.Image):  # draft would change the caller's image
+            scale = _DRAFT_MARGIN * max(view_width / (right - left), view_height / (bottom - top))
             if scale < 1:
                 image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-        picture = upright(to_rgb(image), turn)
-        x, y = picture.width / width, picture.height / height
-        right, bottom = min(right * x, picture.width), min(bottom * y, picture.height)  # rounding
+        decoded = upright(to_rgb(image), turn)
+        x, y = decoded.width / width, decoded.height / height
+        # Rounding can put the box a little outside.
+        right, bottom = min(right * x, decoded.width), min(bottom * y, decoded.height)
+        box = (left * x, top * y, right, bottom)
         method = INTERPOLATIONS[preprocessing.interpolation]
-        return np.array(picture.resize((wide, high), method, (left * x, top * y, right, bottom)))
+        return np.array(decoded.resize((view_width, view_height), method, box))
