@@ -20,14 +20,14 @@ def test_a_scene_does_not_depend_on_how_many_there_are() -> None:
     assert np.array_equal(few.answers["count"], many.answers["count"][:7])
 
 
-def test_every_shape_comes_in_every_number_equally_often() -> None:
+def test_every_shape_occurs_in_every_number_equally_often() -> None:
     scenes = draw_scenes(3 * len(SHAPES) * len(COUNTS))
     pairs = scenes.answers["shape"] * len(COUNTS) + scenes.answers["count"]
     assert np.bincount(pairs).tolist() == [3] * (len(SHAPES) * len(COUNTS))
 
 
 def test_more_shapes_cover_more_of_a_scene() -> None:
-    """The shapes are really there: the colour of the background gives way to them."""
+    """The shapes are really drawn: they change the colours."""
     scenes = draw_scenes(200)
     count = scenes.answers["count"]
     spread = scenes.pixels.reshape(200, -1, 3).astype(float).std(1).mean(1)
@@ -41,7 +41,7 @@ def test_scenes_come_in_any_size(size: int) -> None:
     assert scenes.pixels.dtype == np.uint8
 
 
-def test_both_questions_are_about_the_same_pictures_and_splits_share_none() -> None:
+def test_both_questions_are_about_the_same_images_and_splits_share_none() -> None:
     shape, count = (scene_splits(q, train=40, val=20, test=20, seed=1) for q in QUESTIONS)
     contents = {}
     for split in ("train", "val", "test"):
@@ -53,7 +53,7 @@ def test_both_questions_are_about_the_same_pictures_and_splits_share_none() -> N
     assert count.classes == COUNTS
 
 
-def test_seeds_share_no_picture() -> None:
+def test_seeds_share_no_image() -> None:
     """A split of one seed must not be another split of the next."""
     hashes: list[str] = []
     for seed in range(3):

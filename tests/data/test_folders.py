@@ -1,0 +1,232 @@
+"""Folders of classes and folders of masks are read; a wrong folder is refused with its reason."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.support.datasets import COLOURS, sample_names, write_class_folders, write_image
+from tests.support.masks import image_with_mask, write_masks
+
+from engram.data.datasets import load
+from engram.errors import EngramError
+from engram.images.decode import read_image
+from engram.images.masks import Legend
+
+# A folder per class
+
+
+def test_a_folder_per_class_is_training_data(folder: Path) -> None:
+    splits = load(folder)
+    train = splits["train"]
+    assert splits.classes == train.classes == ("blue", "green", "red")
+    assert (splits.val, splits.test) == (None, None)
+    assert len(train) == 30
+    for i in (0, 15, 29):
+        name = train.classes[train.labels[i]]
+        assert read_image(train.read(i)).getpixel((5, 5)) == COLOURS[name]
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation"])
+def test_split_folders_are_recognised(tmp_path: Path, val: str) -> None:
+    for split, count in (("train", 3), (val, 2), ("test", 1)):
+        write_class_folders(tmp_path / split, {"red": count, "blue": count})
+    splits = load(str(tmp_path))
+    for split, folder, count in (("train", "train", 3), ("val", val, 2), ("test", "test", 1)):
+        expected = [
+            str(tmp_path / folder / colour / f"{i:03}.png")
+            for colour in ("blue", "red")
+            for i in range(count)
+        ]
+        assert sample_names(splits[split]) == expected
+        assert splits[split].labels.tolist() == [0] * count + [1] * count
+
+
+def test_train_can_be_a_class_of_vehicles(tmp_path: Path) -> None:
+    for vehicle in ("car", "plane", "train"):
+        write_image(tmp_path / vehicle / "a.png")
+    assert load(tmp_path).classes == ("car", "plane", "train")
+
+
+def test_a_folder_without_splits_can_be_used_as_test_data_but_a_train_folder_cannot(
+    folder: Path, tmp_path: Path
+) -> None:
+    splits = load(folder, split="test")
+    assert sample_names(splits["test"]) == sample_names(load(folder)["train"])
+    assert splits.train is None
+    write_class_folders(tmp_path / "other" / "train", {"red": 2, "blue": 2})
+    with pytest.raises(EngramError, match="has no test split; it has train"):
+        load(tmp_path / "other", split="test")
+
+
+def test_files_that_are_not_images_are_counted_and_ignored(folder: Path) -> None:
+    (folder / "red" / "notes.txt").write_text("hello")
+    (folder / "red" / ".DS_Store").write_bytes(b"x")
+    (folder / "blue" / "._001.png").write_bytes(b"x")
+    (folder / ".git").mkdir()
+    splits = load(folder)
+    assert (len(splits["train"]), splits.ignored) == (30, 3)
+
+
+def test_hidden_folders_are_skipped(folder: Path) -> None:
+    visible = sample_names(load(folder).train)
+    for hidden in (".ipynb_checkpoints", "__MACOSX"):
+        write_image(folder / "red" / hidden / "000.png")
+    assert sample_names(load(folder).train) == visible
+
+
+def test_links_to_folders_are_followed_but_not_in_a_cycle(folder: Path, tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "elsewhere", {"red": 2})
+    (folder / "red" / "more").symlink_to(tmp_path / "elsewhere" / "red")
+    (folder / "red" / "again").symlink_to(folder / "red")
+    (folder / "red" / "all").symlink_to(folder)
+    found = [path for path in sample_names(load(folder).train) if "/red/" in path]
+    assert len(found) == 12
+    assert found[-1] == str(folder / "red" / "more" / "001.png")
+
+
+def test_a_folder_that_cannot_be_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = write_image(folder / "red" / "closed" / "a.png").parent
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:  # chmod would not stop root
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    with pytest.raises(EngramError, match=r"red/closed cannot be read \(Permission denied\)"):
+        load(folder)
+
+
+def make_folder(root: Path, *paths: str) -> Path:
+    for path in paths:
+        if path.endswith("/"):
+            (root / path).mkdir(parents=True)
+        else:
+            write_image(root / path)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("paths", "sentence"),
+    [
+        ([], "is an empty folder"),
+        (["a.png"], "has images but no class folders"),
+        (["red/a.png", "blue/"], r"blue is a class without images"),
+        (["red/a.png"], r"has only one class \(red\)"),
+        (["train/red/a.png", "train/blue/b.png", "test/"], "test is an empty folder"),
+        (
+            ["train/red/a.png", "train/blue/b.png", "test/green/c.png"],
+            "the test split has the label 'green', which is none of the 2 classes",
+        ),
+        (
+            ["train/red/a.png", "val/red/a.png", "validation/red/a.png"],
+            "two val splits, val and validation; keep one",
+        ),
+        (
+            ["red/a.png", "blue/b.png", "test/red/c.png"],
+            r"class folders next to test/, .*; move blue and red into .*/train/\.$",
+        ),
+    ],
+)
+def test_a_wrong_folder_is_refused(tmp_path: Path, paths: list[str], sentence: str) -> None:
+    with pytest.raises(EngramError, match=sentence):
+        load(make_folder(tmp_path, *paths))
+
+
+def test_a_folder_per_class_is_for_classification_only(tmp_path: Path) -> None:
+    for kind in ("multilabel", "regression"):
+        with pytest.raises(EngramError, match="needs a table with columns of labels"):
+            load(tmp_path, kind=kind)
+
+
+# Images and masks
+
+
+def test_images_and_masks_are_two_folders_of_the_same_shape(tmp_path: Path) -> None:
+    names = {"train/a/1": 1, "train/b/1": 2, "test/c": 3}
+    inside = write_masks(tmp_path / "one", names)
+    apart = write_masks(tmp_path / "two", names, "pets", "pets_masks")
+    splitwise = tmp_path / "three"
+    for split in ("train", "test"):
+        own = {n.partition("/")[2]: s for n, s in names.items() if n.startswith(split)}
+        write_masks(splitwise / split, own)
+    for spec in (inside, f"{apart}/pets::{apart}/pets_masks", splitwise):
+        splits = load(spec, kind="segmentation", ignore=3)
+        assert splits.classes == ("1", "2")
+        assert splits.legend == Legend((1, 2), 3)
+        assert (len(splits["train"]), len(splits["test"])) == (2, 1)
+        expected = np.where(image_with_mask(3)[1] == 3, 0, image_with_mask(3)[1])
+        assert np.array_equal(np.asarray(splits["test"].mask(0)), expected)
+
+
+def _break(root: Path, how: str) -> None:
+    if how == "missing":
+        (root / "masks" / "2.png").unlink()
+    elif how == "twice":
+        Image.fromarray(image_with_mask(1)[1]).save(root / "masks" / "1.bmp")
+    elif how == "no masks":
+        for path in (root / "masks").iterdir():
+            path.unlink()
+        (root / "masks").rmdir()
+    elif how == "no images":
+        for path in (root / "images").iterdir():
+            path.unlink()
+    elif how == "ignored":
+        for path in (root / "masks").iterdir():
+            Image.fromarray(np.ones((20, 24), dtype=np.uint8)).save(path)
+    elif how == "colours":
+        for path in (root / "masks").iterdir():
+            Image.fromarray(image_with_mask(1)[0]).save(path)
+    elif how == "photographs":
+        noise = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+        Image.fromarray(noise).save(root / "masks" / "1.png")
+
+
+@pytest.mark.parametrize(
+    ("how", "arguments", "sentence"),
+    [
+        ("missing", {}, r"images/2\.png has no mask of the same name in .*masks\.$"),
+        ("twice", {}, "are masks of the same image; keep one"),
+        ("no masks", {}, "has no folders images/ and masks/"),
+        ("no images", {}, "images contains no images"),
+        ("ignored", {"ignore": 1}, "the masks hold nothing but 1, which is ignored"),
+        ("colours", {}, r"masks/1\.png: a mask needs one integer per pixel .*, and this is RGB"),
+        ("", {"ignore": 70000}, "70000 is not a value of a mask; they go from 0 to 65,535"),
+        ("", {"ignore": 3, "values": [1, -2]}, "-2 is not a value of a mask"),
+        ("photographs", {}, "the masks hold 4095 values, and at most 255 classes"),
+        ("", {"classes": ["a"], "ignore": 3}, r"1 names for 2 classes \(the values 1, 2 in its m"),
+    ],
+)
+def test_wrong_masks_are_refused(
+    tmp_path: Path, how: str, arguments: dict[str, Any], sentence: str
+) -> None:
+    root = write_masks(tmp_path, {"1": 1, "2": 2})
+    _break(root, how)
+    with pytest.raises(EngramError, match=sentence):
+        load(root, kind="segmentation", **arguments)
+
+
+def test_masks_without_splits_can_be_used_as_any_split(tmp_path: Path) -> None:
+    root = write_masks(tmp_path, {"1": 1, "2": 2})
+    splits = load(root, kind="segmentation", ignore=3, split="val", splits={"val": "x"})
+    assert sample_names(splits["val"]) == [str(root / "images" / f"{i}.png") for i in (1, 2)]
+    assert splits.train is None
+
+
+def test_two_folders_have_to_be_folders(tmp_path: Path) -> None:
+    root = write_masks(tmp_path, {"1": 1})
+    for spec, sentence in (
+        (f"{root}/images::{root}/nothing", "nothing is not a folder; give the folder of the masks"),
+        (
+            f"{root}/nothing::{root}/masks",
+            "nothing is not a folder; give two folders as IMAGES",
+        ),
+    ):
+        with pytest.raises(EngramError, match=sentence):
+            load(spec, kind="segmentation")

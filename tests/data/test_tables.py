@@ -1,0 +1,127 @@
+"""Tables of paths and labels are read; a wrong table or row is refused with its reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.datasets import sample_names
+from tests.support.masks import write_masks
+
+from engram.data.datasets import load
+from engram.errors import EngramError
+
+RECORDS = [
+    {"path": "blue/000.png", "label": "blue", "split": "train"},
+    {"path": "red/000.png", "label": "red", "split": "train"},
+    {"path": "red/001.png", "label": "red", "split": "validation"},
+    {"path": "blue/001.png", "label": "blue", "split": "test"},
+]
+
+
+def write_table(path: Path, records: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(record) for record in records))
+    elif path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        comma = "\t" if path.suffix == ".tsv" else ","
+        lines = [comma.join(records[0]), *(comma.join(map(str, r.values())) for r in records)]
+        path.write_text("\n".join(lines), encoding="utf-8-sig")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_a_table_of_paths_and_labels_is_read(folder: Path, suffix: str) -> None:
+    splits = load(write_table(folder / f"table{suffix}", RECORDS))
+    assert splits.classes == ("blue", "red")
+    expected = {"train": ["blue/000.png", "red/000.png"], "val": ["red/001.png"]}
+    expected["test"] = ["blue/001.png"]
+    for split, paths in expected.items():
+        assert sample_names(splits[split]) == [str(folder / path) for path in paths]
+    assert [splits[split].labels.tolist() for split in expected] == [[0, 1], [1], [0]]
+
+
+def test_columns_and_splits_can_be_named(folder: Path) -> None:
+    records = [
+        {"what": r["label"], "photo": r["path"], "fold": "a" if i < 2 else "b"}
+        for i, r in enumerate(RECORDS)
+    ]
+    table = write_table(folder / "table.csv", records)
+    splits = load(
+        table,
+        image="photo",
+        label="what",
+        split_column="fold",
+        splits={"train": "a", "test": "b"},
+    )
+    assert sample_names(splits.train) == [str(folder / r["path"]) for r in RECORDS[:2]]
+    assert sample_names(splits.test) == [str(folder / r["path"]) for r in RECORDS[2:]]
+    with pytest.raises(
+        EngramError,
+        match=r"no column 'image'; it has what, photo, fold; .* to one of image, img, ",
+    ):
+        load(table)
+    with pytest.raises(EngramError, match=r"no column 'label'; .*; name one of them with --label"):
+        load(table, image="photo")
+    with pytest.raises(
+        EngramError, match=r"column 'fold', has the splits a, b; rename them to .*train, training, "
+    ):
+        load(table, image="photo", label="what", split_column="fold")
+    with pytest.raises(EngramError, match=r"has no column 'kind'; it has what, photo, fold"):
+        load(table, image="photo", label="kind")
+    with pytest.raises(EngramError, match="has no split 'c'; it has a, b"):
+        load(table, image="photo", label="what", split_column="fold", splits={"train": "c"})
+
+
+def test_number_labels_are_sorted_as_numbers(folder: Path) -> None:
+    records = [{"path": "red/000.png", "label": label} for label in (10, 9, 2)]
+    assert load(write_table(folder / "table.jsonl", records)).classes == ("2", "9", "10")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"path": "red/gone.png"}, r"row 2: .*gone\.png does not exist"),
+        ({"path": ""}, "row 2: the column 'path' is empty"),
+        ({"label": ""}, "row 2: the column 'label' is empty"),
+    ],
+)
+def test_a_wrong_row_is_refused(folder: Path, change: dict[str, str], sentence: str) -> None:
+    records = [RECORDS[0], RECORDS[1] | change, RECORDS[2]]
+    with pytest.raises(EngramError, match=sentence):
+        load(write_table(folder / "table.csv", records))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("t.csv", "", "is an empty table"),
+        ("t.jsonl", "{]", "cannot be read as a table"),
+        ("t.jsonl", '{"path": 1}\n\n{"path": 2', r"as a table: line 3 column 11: Expecting"),
+        ("t.jsonl", "[1]", "line 1: every line must be an object"),
+        ("t.parquet", "no parquet", "cannot be read as a table"),
+    ],
+)
+def test_a_broken_table_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(EngramError, match=sentence):
+        load(tmp_path / name)
+
+
+def test_a_table_can_have_a_column_of_masks(tmp_path: Path) -> None:
+    write_masks(tmp_path, {"1": 1, "2": 2})
+    path = tmp_path / "t.csv"
+    path.write_text("image,mask\nimages/1.png,masks/1.png\nimages/2.png,masks/2.png\n")
+    splits = load(path, kind="segmentation", ignore=3, classes=["near", "far"], values=[2, 1])
+    assert splits.classes == ("near", "far")
+    assert np.asarray(splits["train"].mask(0)).max() == 2
+    assert np.asarray(splits["train"].mask(0))[-1, -1] == 1  # the value 2 is the first class
+    path.write_text("image,mask\nimages/1.png,masks/9.png\n")
+    with pytest.raises(EngramError, match=r"row 1: .*masks/9\.png does not exist"):
+        load(path, kind="segmentation")
