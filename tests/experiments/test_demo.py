@@ -15,20 +15,20 @@ from rich.console import Console
 
 from engram.cli.main import main
 from engram.errors import EngramError, Interrupted
-from engram.experiments import demo_folder as demo
-from engram.experiments.demo import WHAT, Size, Tour
-from engram.experiments.demo_folder import run_demo
+from engram.experiments import demo_output
+from engram.experiments.demo import Demo, DemoSize, run_demo
+from engram.experiments.demo_output import DEMO
 from engram.inference.load import load_model
 from engram.train import cache
 from engram.trunks.load import load_trunk
 
-TINY = Size(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)
+TINY = DemoSize(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """One small demo for all tests: its folder, its results, its story."""
-    folder = tmp_path_factory.mktemp("tour") / "demo"
+    folder = tmp_path_factory.mktemp("out") / "demo"
     story = StringIO()
     results = run_demo(folder, size=TINY, console=Console(file=story, width=100))
     return folder, results, story.getvalue()
@@ -89,15 +89,15 @@ def test_only_what_is_listed_is_left_behind(ran: tuple[Path, dict[str, Any], str
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, stop: BaseException | None = None) -> None:
-    """A tour that writes a file and ends, or fails, at once."""
+    """A demo that writes a file and ends, or fails, at once."""
 
-    def run(tour: Any) -> dict[str, Any]:
-        (tour.folder / "report.html").write_text("new")
+    def run(demo: Any) -> dict[str, Any]:
+        (demo.folder / "report.html").write_text("new")
         if stop is not None:
             raise stop
-        return {"what": WHAT}
+        return {"what": DEMO}
 
-    monkeypatch.setattr(Tour, "run", run)
+    monkeypatch.setattr(Demo, "run", run)
 
 
 def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,9 @@ def test_too_little_room_is_told_before_anything_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(monkeypatch)
-    monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: type("", (), {"free": 10**8})())
+    monkeypatch.setattr(
+        demo_output.shutil, "disk_usage", lambda path: type("", (), {"free": 10**8})()
+    )
     with pytest.raises(EngramError, match=r"has 0.1 GB free"):
         run_demo(tmp_path / "demo")
     assert list(tmp_path.iterdir()) == []
@@ -189,7 +191,7 @@ def test_a_disk_that_fills_up_on_the_way_is_called_full(
     quick(monkeypatch, EngramError("The cache cannot be written; set ENGRAM_CACHE."))
     free = iter([10**10, 4096])
     usage = lambda path: type("", (), {"free": next(free)})()  # noqa: E731
-    monkeypatch.setattr(demo.shutil, "disk_usage", usage)
+    monkeypatch.setattr(demo_output.shutil, "disk_usage", usage)
     with pytest.raises(EngramError, match=r"The disk of .* is full; make room"):
         run_demo(tmp_path / "demo")
     assert list(tmp_path.iterdir()) == []
@@ -218,11 +220,11 @@ def test_the_cache_of_the_demo_goes_away_and_the_users_stays(
     monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "mine"))
     seen: list[Path] = []
 
-    def run(tour: Any) -> dict[str, Any]:
+    def run(demo: Any) -> dict[str, Any]:
         seen.append(cache.default_root())
-        return {"what": WHAT}
+        return {"what": DEMO}
 
-    monkeypatch.setattr(Tour, "run", run)
+    monkeypatch.setattr(Demo, "run", run)
     run_demo(tmp_path / "demo")
     assert seen[0].parent.parent == tmp_path
     assert not seen[0].exists()
@@ -234,7 +236,7 @@ def test_without_scikit_learn_a_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert main(["demo", "--out", str(tmp_path / "demo")]) == 2
-    assert "pip install 'scikit-learn'" in capsys.readouterr().err
+    assert "pip install 'engram-vit[demo]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,7 +27,7 @@ def demo(
     """Train three tasks on one small ViT, compose them, and check every promise."""
     from rich.console import Console
 
-    from engram.experiments.demo_folder import run_demo
+    from engram.experiments.demo import run_demo
 
     console = Console(quiet=as_json, emoji=False)
     results = run_demo(out, seed=seed, console=console, bars=partial(bars, as_json))

@@ -128,7 +128,8 @@ def _pairs(model: MemoryViT, data: Sequence[str], split: str, label: str) -> dic
 def _write_report(
     path: Path, model: MemoryViT, answers: Sequence[Answers], split: str
 ) -> list[tuple[str, str]]:
-    from engram.report.page import TaskPart, write_report
+    from engram.report.page import write_report
+    from engram.report.task_section import TaskPart
 
     names = ", ".join(one.task for one in answers)
     parts = [TaskPart(one) for one in answers]

@@ -8,7 +8,8 @@ from pathlib import Path
 from engram.data.datasets import Dataset, Splits
 from engram.errors import EngramError
 from engram.model import MemoryViT
-from engram.report.page import TaskPart, answers_for_report, write_report
+from engram.report.page import answers_for_report, write_report
+from engram.report.task_section import TaskPart
 from engram.tasks.kinds import KINDS
 from engram.train.recipe import Recipe
 from engram.train.result import Result

@@ -1,0 +1,89 @@
+"""What a task's class token attends to: maps over some images, and shares layer by layer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engram.errors import EngramError
+from engram.images.preprocessing import normalise
+from engram.inference.attention import PARTS, Attention, attention
+from engram.inference.evaluate import Answers
+from engram.model import MemoryViT
+from engram.report.contents import (
+    AttentionShares,
+    ImageRow,
+    ImageTable,
+    LayerShares,
+    Subsection,
+    Text,
+)
+from engram.report.images import paint_attention, thumbnail, trunk_view
+
+MAX_EXAMPLES = 4
+
+_MAPS = "Attention maps"
+
+
+def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection]:
+    """Maps and shares, or the reason why there are none."""
+    examples = _examples(answers)
+    views = [trunk_view(model, answers.dataset, int(answers.samples[i])) for i, _ in examples]
+    pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
+    try:
+        found = attention(model, answers.task, pixels.to(model.trunk.position.device))
+    except EngramError as error:
+        return [Subsection(f"looks-{answers.task}", _MAPS, [Text(str(error))])]
+    depth = found.shares.shape[0]
+    layers = sorted({max(0, math.ceil(depth * share) - 1) for share in (0.25, 0.5, 0.75, 1)})
+    rows = []
+    for view, patches, (_, label) in zip(views, found.patches, examples, strict=True):
+        maps = [
+            thumbnail(paint_attention(view, patches[layer]), f"attention at layer {layer + 1}")
+            for layer in layers
+        ]
+        rows.append(ImageRow(label, [thumbnail(view, label), *maps]))
+    note = (
+        "The class token's attention over the patches, averaged over heads: the brighter, the "
+        "more attention."
+    )
+    columns = ("image", *(f"layer {layer + 1}" for layer in layers))
+    return [
+        Subsection(f"looks-{answers.task}", _MAPS, [ImageTable(columns, rows, note)]),
+        Subsection(f"reads-{answers.task}", "Attention shares, layer by layer", [_shares(found)]),
+    ]
+
+
+def _examples(answers: Answers) -> list[tuple[int, str]]:
+    """Images to show, as rows of the answers, each with a label.
+
+    For classification they are the first image of each class that was predicted correctly.
+    """
+    if answers.labels.ndim == 1 and not answers.kind.per_pixel:
+        classes, rows = answers.dataset.classes, _first_of_each_class(answers)[:MAX_EXAMPLES]
+        return [(i, classes[int(answers.labels[i])]) for i in rows]
+    samples = answers.samples[:MAX_EXAMPLES].tolist()
+    return [(i, Path(answers.dataset.sample_name(sample)).name) for i, sample in enumerate(samples)]
+
+
+def _first_of_each_class(answers: Answers) -> list[int]:
+    """The first correct prediction of each class; all rows if there is none."""
+    first: dict[int, int] = {}
+    right = answers.logits.argmax(1) == answers.labels
+    for i in torch.nonzero(right).flatten().tolist():
+        first.setdefault(int(answers.labels[i]), i)
+    return [first[label] for label in sorted(first)] or list(range(len(right)))
+
+
+def _shares(found: Attention) -> AttentionShares:
+    shown = [p for p in range(len(PARTS)) if float(found.shares[:, p].max()) > 0]
+    cells = PARTS.index("its cells")
+    layers = [
+        LayerShares(i, [(p, float(shares[p])) for p in shown], f"cells {float(shares[cells]):.0%}")
+        for i, shares in enumerate(found.shares, start=1)
+    ]
+    note = "Shares of the class token's attention, averaged over heads and the images above."
+    return AttentionShares(PARTS, layers, note)

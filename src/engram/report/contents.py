@@ -1,0 +1,169 @@
+"""What a page consists of, as plain data; `templates/contents.html.j2` has a macro for each type.
+
+Texts are plain text: the templates escape them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from engram.report.images import Thumbnail
+from engram.util.charts import Chart
+
+MAX_CLASSES = 20  # in a confusion matrix and in a list of classes
+
+
+class Content:
+    """A part of a section, drawn by the macro of this name."""
+
+    macro: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a link at its top."""
+
+    key: str  # its id in the page
+    title: str
+    contents: Sequence[Content]
+
+
+@dataclass(frozen=True)
+class Subsection(Content):
+    macro = "subsection"
+    key: str
+    title: str
+    contents: Sequence[Content]
+
+
+@dataclass(frozen=True)
+class Text(Content):
+    macro = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts(Content):
+    """Names and values, side by side."""
+
+    macro = "facts"
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Table(Content):
+    macro = "table"
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    highlighted: int | None = None  # a row
+    text_columns: int = 1  # the first ones, aligned to the left; the others are numbers
+
+
+@dataclass(frozen=True)
+class Bar:
+    label: str
+    share: float  # the length, from 0 to 1
+    text: str  # at the end
+    style: str = ""  # a CSS class: "plain" or "wrong"
+
+
+@dataclass(frozen=True)
+class Bars(Content):
+    macro = "bars"
+    bars: Sequence[Bar]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Charts(Content):
+    macro = "charts"
+    charts: Sequence[Chart]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image with a wrong prediction."""
+
+    image: Thumbnail
+    path: str
+    predicted: Sequence[str]  # labels
+    true: Sequence[str]
+    output: str = ""  # which of several outputs is wrong
+    confidence: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.path).name
+
+
+@dataclass(frozen=True)
+class Mistakes(Content):
+    macro = "mistakes"
+    mistakes: Sequence[Mistake]
+    note: str
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    count: int
+    shade: float  # the strength of the colour, from 0 to 1
+    style: str  # CSS classes
+    title: str
+
+
+@dataclass(frozen=True)
+class Matrix(Content):
+    """A confusion matrix: a row for each true class, a column for each predicted one."""
+
+    macro = "matrix"
+    classes: Sequence[str]
+    rows: Sequence[Sequence[MatrixCell]]
+    note: str
+    tall: bool  # whether the names above the columns are written upwards
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    label: str
+    images: Sequence[Thumbnail]
+    name: str = ""  # of the file, on a second line
+
+
+@dataclass(frozen=True)
+class ImageTable(Content):
+    macro = "image_table"
+    columns: Sequence[str]
+    rows: Sequence[ImageRow]
+    note: str
+    style: str = ""  # a further CSS class
+    colours: Sequence[tuple[str, str]] = ()  # what they mean: a name and a CSS colour
+
+
+@dataclass(frozen=True)
+class LayerShares:
+    layer: int
+    shares: Sequence[tuple[int, float]]  # a part that is read, by its number, and its share
+    text: str  # at the end
+
+
+@dataclass(frozen=True)
+class AttentionShares(Content):
+    """How the attention of a class token is divided, layer by layer."""
+
+    macro = "attention_shares"
+    parts: Sequence[str]  # names by number
+    layers: Sequence[LayerShares]
+    note: str
+
+
+@dataclass(frozen=True)
+class IllustratedTable(Content):
+    macro = "illustrated_table"
+    image: Thumbnail
+    table: Table

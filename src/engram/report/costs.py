@@ -1,0 +1,76 @@
+"""What tasks cost on a page: parameters and multiply-accumulates, in every regime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engram.model import MemoryViT
+from engram.report.contents import Section, Table
+from engram.tasks.costs import Costs, task_costs
+from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
+from engram.tasks.spec import TaskSpec
+
+_COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
+
+
+def costs_of(model: MemoryViT) -> dict[str, Costs]:
+    """What every attached task costs, with all that it reads."""
+    shape, size = TrunkShape.of(model.trunk), model.preprocessing.size
+    ancestors: dict[str, dict[str, TaskSpec]] = {}
+    costs = {}
+    for name, task in model.tasks.items():  # parents before children
+        ancestors[name] = {}
+        for parent in task.spec.extends:
+            ancestors[name] |= {**ancestors[parent], parent: model.task(parent).spec}
+        costs[name] = task_costs(shape, task.spec, list(ancestors[name].values()), size)
+    return costs
+
+
+def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
+    """Every regime for a task like the first; if there are several tasks, those as well."""
+    tables = [_regimes(model, specs[0])]
+    if len(specs) > 1:
+        tables.append(_tasks(model, specs))
+    return Section("regimes", "What it costs", tables)
+
+
+def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
+    shape, size = TrunkShape.of(model.trunk), model.preprocessing.size
+    plain = replace(spec, extends=(), update="fresh", after_norm=False)
+    rows = []
+    for name, regime in REGIMES.items():
+        tokens = spec.does.tokens(len(spec.classes), regime.masked)
+        cells = (spec.cells or 5) if regime.cells else 0
+        task = replace(plain, regime=name, cells=cells, tokens=tokens)
+        costs = task_costs(shape, task, (), size)
+        shares_pass = "no" if costs.own_pass else "yes"
+        rows.append((name, regime.about, *_figures(costs), shares_pass))
+    trunk = task_costs(shape, plain, (), size).trunk_macs
+    note = (
+        f"A task like {spec.name} ({len(spec.classes):,} {spec.does.nouns[1]}, {spec.cells or 5} "
+        "cells per layer) in every regime: what it adds to the ViT's pass for one image, which "
+        f"takes {trunk / 1e6:,.1f} MMAC, and the parameters it trains, including the head. One MAC "
+        "is a multiplication and an addition, so two FLOPs; norms and activations are not "
+        "counted. A regime that does not share the pass runs the whole ViT once more."
+    )
+    columns = ("regime", "what trains", *_COLUMNS, "shares the pass")
+    return Table(columns, rows, note, list(REGIMES).index(spec.regime), text_columns=2)
+
+
+def _tasks(model: MemoryViT, specs: Sequence[TaskSpec]) -> Table:
+    costs = costs_of(model)
+    rows = [(spec.name, spec.regime, *_figures(costs[spec.name])) for spec in specs]
+    return Table(("task", "regime", *_COLUMNS), rows, "The tasks of this page.", text_columns=2)
+
+
+def _figures(costs: Costs) -> tuple[str, ...]:
+    """The cells of `_COLUMNS`."""
+    macs = (costs.macs + costs.head_macs) / 1e6
+    return (
+        f"{costs.parameters + costs.head_parameters:,}",
+        f"{macs:,.2f}",
+        f"{2 * macs:,.2f}",
+        f"{costs.share:.2%}",
+    )

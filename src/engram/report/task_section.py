@@ -1,0 +1,112 @@
+"""The section of one task: its scores, how it was trained, its predictions, its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engram.inference.evaluate import Answers
+from engram.model import MemoryViT
+from engram.report.attention import attention_subsections
+from engram.report.contents import (
+    MAX_CLASSES,
+    Charts,
+    Content,
+    Facts,
+    Section,
+    Subsection,
+    Table,
+    Text,
+)
+from engram.report.findings import FINDINGS
+from engram.tasks.kinds import Kind
+from engram.train.plots import learning_curves, validation_metric
+from engram.util.text import summarise_names
+
+_METRICS = {  # their names for people
+    "top5": "top 5",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "ece": "calibration error",
+    "mae": "mean absolute error",
+    "rmse": "RMSE",
+    "pixel_accuracy": "pixel accuracy",
+}
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """What is known about one task: its answers on a split, and how it was trained."""
+
+    answers: Answers
+    history: Sequence[Mapping[str, float]] = ()
+    settings: Sequence[Mapping[str, Any]] = ()  # of a sweep
+
+
+def task_section(model: MemoryViT, part: TaskPart) -> Section:
+    answers, name, kind = part.answers, part.answers.task, part.answers.kind
+    spec = model.task(name).spec
+    contents: list[Content] = [Text(_data(model, answers)), Facts(_facts(model, answers))]
+    if part.settings:
+        table = _settings(kind, part.settings)
+        contents.append(Subsection(f"settings-{name}", "Settings that were tried", [table]))
+    if part.history:
+        charts = Charts(learning_curves(part.history, kind.title))
+        contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
+    if len(answers.labels):
+        contents += FINDINGS[kind.name](model, answers)
+        if spec.parts.masked or not kind.per_pixel:  # else no class token is read for the answer
+            contents += attention_subsections(model, answers)
+    return Section(f"task-{name}", f"Task {name}", contents)
+
+
+def _data(model: MemoryViT, answers: Answers) -> str:
+    kind, dataset = answers.kind, answers.dataset
+    # Isolated, so that a name in a right-to-left script leaves the order of the others alone.
+    names = [f"\u2068{name}\u2069" for name in model.task(answers.task).spec.classes]
+    return (
+        f"Data: {dataset.name}, {dataset.split} split. {kind.name.capitalize()}, "
+        f"{summarise_names(names, 12, kind.nouns)}."
+    )
+
+
+def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
+    task, kind, metrics = model.task(answers.task), answers.kind, answers.metrics()
+    facts = [
+        (f"{answers.dataset.split} {kind.title}", kind.shown(metrics[kind.score])),
+        ("images", f"{metrics['images']:,}"),
+        (kind.nouns[1], f"{len(task.spec.classes):,}"),
+        ("parameters", f"{sum(p.numel() for p in task.parameters()):,}"),
+        ("regime", task.spec.regime),
+        ("cells per layer", str(task.spec.cells)),
+    ]
+    for key in kind.columns[1:]:
+        if key in metrics and key in _METRICS:
+            facts.append((_METRICS[key], f"{metrics[key]:.4g}"))
+    if task.spec.extends:
+        facts.append(("extends", ", ".join(task.spec.extends)))
+    if answers.failed:
+        facts.append(("unreadable", f"{len(answers.failed):,}"))
+    return facts
+
+
+def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
+    """The settings of a sweep, the best first."""
+    key = f"val_{validation_metric(settings[0])}"
+    shown = sorted(settings, key=lambda setting: -setting[key])[: 2 * MAX_CLASSES]
+    rows = [
+        (
+            f"{setting['lr']:g}",
+            str(setting["cells"]),
+            f"{setting['weight_decay']:g}",
+            f"{kind.shown(setting[key])} ± {kind.shown(setting['deviation'])}",
+            str(len(setting.get("accuracies", setting.get("scores")))),
+        )
+        for setting in shown
+    ]
+    note = f"The best first, by validation {kind.title}."
+    if len(shown) < len(settings):
+        note = f"The best {len(shown)} of {len(settings)}, by validation {kind.title}."
+    columns = ("learning rate", "cells", "weight decay", f"validation {kind.title}", "seeds")
+    return Table(columns, rows, note, highlighted=0)

@@ -1,0 +1,122 @@
+"""Attention maps: they add up, agree with the forward pass, and leave no trace."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import engram
+from engram.errors import EngramError
+from engram.inference.attention import PARTS, attention
+from engram.model import MemoryViT
+from engram.tasks.regimes import REGIMES
+
+
+def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
+    model = MemoryViT(engram.random_trunk())
+    model.add_task("t", classes, **settings)  # type: ignore[arg-type]
+    return model.eval()
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
+    seen = attention(model_with(["a", "b"], cells=4, regime=regime), "t", torch.rand(3, 3, 32, 32))
+    assert seen.shares.sum(1) == pytest.approx(torch.ones(len(seen.shares)), abs=1e-5)
+    assert seen.patches.sum((2, 3)).mean(0) == pytest.approx(seen.shares[:, 0], abs=1e-5)
+    assert bool((seen.shares[:, PARTS.index("its cells")] > 0).all()) == REGIMES[regime].cells
+
+
+def test_only_a_child_reads_what_it_extends() -> None:
+    model = MemoryViT(engram.random_trunk())
+    model.add_task("a", 2)
+    model.add_task("b", 2, cells=0, extends=["a"])
+    model.add_task("c", 2, cells=9)
+    pixels = torch.rand(2, 3, 32, 32)
+    extended = {name: attention(model, name, pixels).shares[:, 4] for name in model.tasks}
+    assert float(extended["a"].max()) == float(extended["c"].max()) == 0
+    assert float(extended["b"].min()) > 0
+
+
+def test_maps_are_the_attention_of_the_first_layer_by_hand() -> None:
+    model = model_with(["a", "b"], cells=3)
+    task, trunk, pixels = model.task("t"), model.trunk, torch.rand(2, 3, 32, 32)
+    assert task.class_token is not None
+    assert task.cells is not None
+    block, x = trunk.layers[0], trunk.embed(pixels)
+    own = trunk.place(task.class_token).expand(2, -1, -1)
+    tokens = torch.cat([x, own, task.cells[0].expand(2, -1, -1)], dim=1)
+    q, k, _ = block.project(block.norm1(tokens))
+    scores = q[:, :, x.shape[1] : x.shape[1] + 1] @ k.mT / q.shape[-1] ** 0.5
+    weights = scores.softmax(-1).mean(1)[:, 0].detach()
+    seen = attention(model, "t", pixels)
+    assert torch.allclose(seen.patches[:, 0].flatten(1), weights[:, 1 : x.shape[1]], atol=1e-6)
+    assert float(seen.shares[0, 3]) == pytest.approx(float(weights[:, -3:].sum(1).mean()), abs=1e-6)
+
+
+UPDATES = [("memory", "propagate"), ("memory+adapter", "add")]
+
+
+@pytest.mark.parametrize(("regime", "update"), [*((name, "fresh") for name in REGIMES), *UPDATES])
+def test_attention_is_that_of_the_pass_that_answers(regime: str, update: str) -> None:
+    model, pixels = model_with(["a", "b"], regime=regime, update=update), torch.rand(1, 3, 32, 32)
+    task = model.task("t")
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    given: list[torch.Tensor] = []
+    for block in (task.trunk or model.trunk).layers:
+        block.qkv.register_forward_hook(lambda module, inputs, output: given.append(inputs[0]))
+    with torch.inference_mode():
+        model(pixels, tasks=["t"])
+    answering, given[:] = given[:], []
+    attention(model, "t", pixels)
+    for one, other in zip(given, answering, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_an_untrained_class_token_attends_as_the_trunks_own() -> None:
+    pixels = torch.rand(2, 3, 32, 32)
+    model = model_with(["a", "b"], regime="class")
+    task, base = attention(model, "t", pixels), attention(model, "base", pixels)
+    assert torch.allclose(task.patches, base.patches, atol=1e-6)
+
+
+def test_without_a_class_token_there_is_no_map() -> None:
+    model = MemoryViT(engram.random_trunk(class_token=False, prefix_positions=0, classes=0))
+    model.add_task("t", 2, regime="head")
+    with pytest.raises(EngramError, match="no attention to show"):
+        attention(model, "t", torch.rand(1, 3, 32, 32))
+
+
+def test_maps_leave_no_trace() -> None:
+    model = model_with(["a", "b"])
+    pixels = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        before = model(pixels)
+        attention(model, "t", pixels)
+        attention(model, "base", pixels)
+        after = model(pixels)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_maps_do_not_see_other_models_on_the_same_trunk() -> None:
+    model, pixels = model_with(["a", "b"]), torch.rand(1, 3, 32, 32)
+    alone = attention(model, "base", pixels)
+    other, done = MemoryViT(model.trunk), threading.Event()
+    other.add_task("other", 2)
+
+    def run() -> None:  # another number of images, as when a task is tried before it is attached
+        while not done.is_set():
+            with torch.inference_mode():
+                other(torch.rand(3, 3, 32, 32))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(100):
+            seen = attention(model, "base", pixels)
+            assert torch.allclose(seen.patches, alone.patches, atol=1e-6)
+    finally:
+        done.set()
+        thread.join()

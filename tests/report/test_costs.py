@@ -1,0 +1,44 @@
+"""What tasks cost: every ancestor counts, and every regime is compared."""
+
+from __future__ import annotations
+
+import engram
+from engram.model import MemoryViT
+from engram.report.contents import Table
+from engram.report.costs import costs_of, costs_section
+from engram.tasks.costs import task_costs
+from engram.tasks.regimes import REGIMES
+from engram.tasks.shape import TrunkShape
+
+
+def three_generations() -> MemoryViT:
+    model = MemoryViT(engram.random_trunk())
+    model.add_task("a", 2)
+    model.add_task("b", 2, extends=["a"])
+    model.add_task("c", 2, extends=["b"])
+    return model
+
+
+def test_costs_count_all_ancestors() -> None:
+    model = three_generations()
+    specs = {name: task.spec for name, task in model.tasks.items()}
+    by_hand = task_costs(TrunkShape.of(model.trunk), specs["c"], [specs["a"], specs["b"]])
+    assert costs_of(model)["c"] == by_hand
+
+
+def test_the_section_has_all_regimes_and_the_tasks_of_the_page() -> None:
+    model = three_generations()
+    section = costs_section(model, [task.spec for task in model.tasks.values()])
+    regimes, tasks = section.contents
+    assert isinstance(regimes, Table)
+    assert isinstance(tasks, Table)
+    assert [row[0] for row in regimes.rows] == list(REGIMES)
+    assert regimes.highlighted == list(REGIMES).index("masked")
+    assert [row[0] for row in tasks.rows] == ["a", "b", "c"]
+    parameters = sum(p.numel() for p in model.task("b").parameters())
+    assert tasks.rows[1][2] == f"{parameters:,}"
+
+
+def test_one_task_needs_no_second_table() -> None:
+    model = three_generations()
+    assert len(costs_section(model, [model.task("a").spec]).contents) == 1

@@ -1,0 +1,57 @@
+"""The section of one task: facts, the settings of a sweep, and a split that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.reports import answered, model_with, noise, settings_of, write_page
+
+from engram.inference.evaluate import Answers
+from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table
+from engram.report.task_section import TaskPart, task_section
+from engram.tasks.regimes import REGIMES
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_regime_has_a_page(tmp_path: Path, regime: str) -> None:
+    model, answers = answered(noise(6, "ab"), regime=regime)
+    html, found = write_page(tmp_path / "r.html", model, answers)
+    assert "reads-t" in found.ids
+    assert f"class=chosen><td class=words>{regime}</td>" in html
+
+
+def test_facts_are_those_of_the_task() -> None:
+    model, answers = answered(noise(6, "ab"), cells=3)
+    facts = task_section(model, TaskPart(answers)).contents[1]
+    assert isinstance(facts, Facts)
+    given = dict(facts.pairs)
+    assert given["images"] == "6"
+    assert given["classes"] == "2"
+    assert given["cells per layer"] == "3"
+    assert given["parameters"] == f"{sum(p.numel() for p in model.task('t').parameters()):,}"
+    assert given["test accuracy"] == answers.kind.shown(answers.metrics()["accuracy"])
+
+
+def test_the_best_settings_of_a_sweep_come_first() -> None:
+    model, answers = answered(noise(6, "ab"))
+    part = TaskPart(answers, settings=settings_of("classification", 50))
+    (section,) = [
+        content
+        for content in task_section(model, part).contents
+        if isinstance(content, Subsection) and content.key == "settings-t"
+    ]
+    table = section.contents[0]
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == [str(50 - i) for i in range(2 * MAX_CLASSES)]
+    assert table.highlighted == 0
+    assert table.note == "The best 40 of 50, by validation accuracy."
+
+
+def test_a_split_that_cannot_be_read_still_has_a_page(tmp_path: Path) -> None:
+    nothing = torch.zeros(0, dtype=torch.long)
+    none = Answers("t", noise(3, "ab"), torch.zeros(0, 2), nothing, nothing, ["x.png", "y.png"])
+    html, found = write_page(tmp_path / "r.html", model_with("ab"), none)
+    assert "unreadable" in html
+    assert "confusion-t" not in found.ids
