@@ -272,7 +272,7 @@ REFUSED = {
     "old.safetensors exists and is not an HTML page": (
         "eval", ["old.safetensors", "--data", "colours.npz", "--report", "old.safetensors"]
     ),
-    "/dev/null cannot be written (it is no usual file)": (
+    "/dev/null cannot be written (it is not a regular file)": (
         "eval", ["old.safetensors", "--data", "colours.npz", "--report", "/dev/null"]
     ),
     "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),

@@ -128,7 +128,7 @@ def test_the_folder_one_stands_in_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--out", "."]) == 2
-    assert "is the folder you are in and cannot be replaced; choose" in capsys.readouterr().err
+    assert "is the current folder and cannot be replaced; choose" in capsys.readouterr().err
     assert main(["demo", "--seed", "-1"]) == 2
 
 

@@ -89,7 +89,7 @@ def test_a_file_that_is_not_in_the_bundle_is_left_alone(
     somebodys.write_bytes(b"somebody's own")
     response = put(client, world, "third")
     assert response.status_code == 503
-    assert "Another third.safetensors lies in" in response.json()["error"]
+    assert "has another third.safetensors" in response.json()["error"]
     assert somebodys.read_bytes() == b"somebody's own"
     assert task_names(client) == ["first", "second"]
     somebodys.write_bytes(world.engrams["third"].read_bytes())  # as a crash may leave it

@@ -247,7 +247,7 @@ def test_a_bundle_that_cannot_be_put_back_is_named(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", only_away)
-    assert "what was there is now" in refusal([paths["b"]], out)
+    assert "the old folder is now" in refusal([paths["b"]], out)
     (kept,) = tmp_path.glob(".engram-*")
     assert [e.spec.name for e in read_bundle(kept).engrams] == ["a"]
 

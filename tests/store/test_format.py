@@ -127,7 +127,7 @@ def test_five_cells_and_ten_classes_for_b32_are_under_250_kb(tmp_path: Path) -> 
 def test_it_says_what_it_is(path: Path) -> None:
     engram = package.inspect(path)
     assert str(engram).startswith("engram a: classification, 3 classes (rose, tulip, é)\n")
-    assert "masked, 3 cells a layer" in str(engram)
+    assert "masked, 3 cells per layer" in str(engram)
     assert engram.content[:12] in repr(engram)
     assert len(repr(engram)) < 100
 
@@ -738,7 +738,7 @@ def test_a_header_that_utf8_cannot_hold_is_damaged(field: str, path: Path) -> No
     header[field] |= other.get(field, {"x": ["\udce9"]})
     header = with_content(header, path.read_bytes())
     path.write_bytes(joined(sealed(outer, header), body))
-    with pytest.raises(EngramError, match="damaged: its header holds what is no text in UTF-8"):
+    with pytest.raises(EngramError, match="damaged: its header holds text that UTF-8 cannot"):
         read_engram(path)
 
 

@@ -1,4 +1,4 @@
-"""Old checkpoints become engrams; what is no such checkpoint is refused, and never runs."""
+"""Legacy checkpoints become engrams; other files are refused, and never run."""
 
 import json
 import math
@@ -178,7 +178,7 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
     ),
     "a layer fewer": (lambda s: without(s, "layer.1.output.dense.weight"), "is missing"),
     "a tensor more": (lambda s: {**s, "vit.pooled": torch.zeros(1)}, "vit.pooled is unknown"),
-    "a plain ViT": (lambda s: without(s, "cls_tokens.0"), "no checkpoint of"),
+    "a plain ViT": (lambda s: without(s, "cls_tokens.0"), "not a checkpoint of"),
     "no tasks": (
         lambda s: {n: t for n, t in s.items() if "cls_tokens" not in n or n.endswith(".0")},
         "no tasks",
@@ -198,10 +198,10 @@ WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
     ),
     "not tensors": (lambda s: {**s, "epoch": 3}, "not a state_dict"),
     "a list": (lambda s: list(s.values()), "not a state_dict"),
-    "sparse": (lambda s: {**s, "x": torch.zeros(3).to_sparse()}, "no plain tensor"),
+    "sparse": (lambda s: {**s, "x": torch.zeros(3).to_sparse()}, "not a plain tensor"),
     "a bomb": (
         lambda s: changed(s, "vit.layernorm.bias", torch.zeros(1).expand(10**13)),
-        "more numbers than it holds",
+        "more values than it holds",
     ),
 }
 

@@ -55,7 +55,7 @@ def test_places(text: str, place: HubAddress) -> None:
     ["hf:", "hf:a", "hf:/a/b", "hf:a/b#xyz", "hf:a/b#0123", "hf:a/b/../c", "hf:a/b@", "hf:a b/c"],
 )
 def test_no_places(text: str) -> None:
-    with pytest.raises(EngramError, match="names nothing on the Hub"):
+    with pytest.raises(EngramError, match="is not an address on the Hub"):
         parse_hub_address(text)
 
 
@@ -69,7 +69,7 @@ def test_a_revision_is_what_it_was(cache: Path) -> None:
     assert (
         list_engrams("hf:ann/garden@v2")[0].source == f"hf:ann/garden@{second}/flowers.safetensors"
     )
-    with pytest.raises(EngramError, match="not wholly in the cache"):
+    with pytest.raises(EngramError, match="not completely in the cache"):
         list_engrams("hf:ann/garden@v3")
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_is_not_what_its_repository_lists_is_refused(
     cached(cache, "ann/garden", sent)
     with pytest.raises(EngramError, match="its card or manifest lists") as refused:
         local_path("hf:ann/garden/flowers.safetensors")
-    advised = str(refused.value).partition("say so: ")[2].rstrip(".")
+    advised = str(refused.value).partition("ask for ")[2].rstrip(".")
     pinned = local_path(advised)
     assert read_engram(pinned).content == changed.content  # the user's own word is stronger
 

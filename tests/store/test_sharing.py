@@ -80,7 +80,7 @@ def test_a_dry_run_shows_every_file_and_the_card(folder: Path, capsys: Output) -
     assert run("push", "flowers.safetensors", "--to", "ann/flowers", "--dry-run") == 0
     said = capsys.readouterr().out
     assert planned.card in said
-    assert "would go to" in said
+    assert "would be sent to" in said
     assert shown["files"][0]["sha256"] in said
 
 
@@ -90,8 +90,8 @@ def test_nothing_of_this_machine_goes_out(folder: Path) -> None:
         for private in (b"secret-project", b"/home", b"Users", str(folder).encode(), b"me.jpg"):
             assert private not in data, name
     assert b"our-vit" in planned.files["flowers.safetensors"]
-    assert any("goes out as our-vit" in text for text in planned.changed)
-    assert any("unreadable goes out as a number" in text for text in planned.changed)
+    assert any("is sent as our-vit" in text for text in planned.changed)
+    assert any("unreadable is sent as a number" in text for text in planned.changed)
     note = planned.engrams[0].recipe["note"]
     assert note == "see notes.txt, x.txt and w/o https://a.org/b"
 
@@ -192,7 +192,7 @@ def test_a_class_that_looks_like_a_path_is_warned_of(folder: Path) -> None:
     model.save("odd", "odd.safetensors")
     planned = push("odd.safetensors", "ann/odd", dry_run=True)
     assert "/home/ann/cats" in planned.warnings[0]
-    assert "goes out as it is" in planned.warnings[0]
+    assert "is sent as it is" in planned.warnings[0]
 
 
 # The card
@@ -218,7 +218,7 @@ def test_the_card_tells_what_others_need(folder: Path) -> None:
     assert measured["metrics"][0] == {"type": "accuracy", "value": 0.9}
     assert [e["content"] for e in front["engrams"]] == [e.content for e in planned.engrams]
     for told in (
-        "| flowers | classification | 2 classes (rose, tulip) | masked, 3 cells a layer |",
+        "| flowers | classification | 2 classes (rose, tulip) | masked, 3 cells per layer |",
         "extends flowers",
         fingerprint,
         "photos, 1,020 training images",
@@ -292,7 +292,7 @@ def test_a_child_alone_names_its_parents(folder: Path) -> None:
     assert "bundle.json" not in planned.files
     assert "`roses` extends `flowers`" in planned.card
     assert read_engram("flowers.safetensors").content[:12] in planned.card
-    assert "$ engram predict its-parents.safetensors hf:ann/roses picture.jpg" in planned.card
+    assert "$ engram predict its-parents.safetensors hf:ann/roses image.jpg" in planned.card
 
 
 # From a local directory laid out as the Hub's cache, in offline mode
@@ -335,7 +335,8 @@ def test_pull_does_not_put_one_file_over_another(folder: Path) -> None:
     in_cache(folder, "flowers.safetensors")
     in_cache(folder, "trees.safetensors", repo="bob/trees")
     both = [f"hf:{repo}/flowers.safetensors" for repo in ("ann/garden", "bob/trees")]
-    with pytest.raises(EngramError, match=r"Both hf:ann/garden@.* and hf:bob/trees@.* would be x"):
+    refused = r"Both hf:ann/garden@.* and hf:bob/trees@.* would be written to x"
+    with pytest.raises(EngramError, match=refused):
         pull(both, "x")
     assert not (folder / "x").exists()
     assert len(pull([both[0], both[0]], "x")) == 2  # the same twice is no harm
@@ -376,7 +377,8 @@ def test_attach_takes_a_bundle_of_one(folder: Path) -> None:
 
 def test_a_pulled_engram_asks_for_its_trunk(folder: Path) -> None:
     in_cache(folder, "flowers.safetensors")
-    with pytest.raises(EngramError, match="'our-vit' as its trunk; say with --backbone"):
+    asks = "'our-vit' as its trunk; give its path or Hub id with --backbone"
+    with pytest.raises(EngramError, match=asks):
         load_model("hf:ann/garden")
 
 
@@ -456,7 +458,7 @@ for call in (lambda: engram.push("flowers.safetensors", "ann/x"), lambda: engram
     assert none.startswith("There is no Hub repository ann/x")
     gone = ask(endpoint, folder / "home", script, cwd=folder)
     assert gone[0].startswith("Nothing was sent to ann/x")
-    assert "is not wholly in the cache" in gone[1]
+    assert "is not completely in the cache" in gone[1]
     (no_token, _) = ask(endpoint, folder / "home", script, token=None, cwd=folder)
     assert "No token" in no_token
     assert "hf auth login" in no_token
@@ -493,14 +495,14 @@ except engram.EngramError as error:
         (["push", "flowers.safetensors", "--to", "garden", "--dry-run"], "hf:owner/name"),
         (["push", "flowers.safetensors", "--to", "a/b/c.safetensors", "--dry-run"], "names a file"),
         (["push", "none.safetensors", "--to", "a/b", "--dry-run"], "cannot be read"),
-        (["push", "secret-project", "--to", "a/b", "--dry-run"], "no bundle"),
+        (["push", "secret-project", "--to", "a/b", "--dry-run"], "not a bundle"),
         (
             ["push", "flowers.safetensors", "--to", "a/b", "--dry-run", "--backbone", "/x/y"],
             "give the Hub id",
         ),
         (["pull", "flowers.safetensors"], "is not on the Hub"),
-        (["pull", "hf:nobody"], "names nothing on the Hub"),
-        (["pull", "hf:ann/../x"], "names nothing on the Hub"),
+        (["pull", "hf:nobody"], "is not an address on the Hub"),
+        (["pull", "hf:ann/../x"], "is not an address on the Hub"),
         (["pull", "hf:ann/garden"], "offline mode is on"),
         (["pull", "hf:ann/garden@v1", "--revision", "v2"], "give one of the two"),
         (["list", "nowhere"], "no folder"),

@@ -1,8 +1,9 @@
-"""Bundles: a folder of engrams that fit together on one trunk.
+"""A bundle: a folder of engrams that can share one pass through one trunk.
 
-`bundle.json` lists the engrams, parents first, each with its content hash. A bundle is written
-beside its place and renamed into it: what is at its place is whole. Where it replaces another, that
-one is renamed away first; a process killed between the two leaves both beside the empty place.
+`bundle.json`, the manifest, lists the engrams, parents first, each with its content hash. A bundle
+is written into a temporary folder and renamed, so it is always complete. If it replaces another
+bundle, that one is renamed first; a process that is killed between the two renames leaves both
+under temporary names.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from engram.util.text import printable
 from engram.vit import Activation, ViT
 
 FORMAT = 1
-_MOST_MANIFEST = 50_000_000  # bytes
+_MAX_MANIFEST = 50_000_000  # bytes
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Engrams that fit together, parents first."""
+    """A folder of engrams that fit together."""
 
     folder: Path
-    engrams: tuple[Engram, ...]
+    engrams: tuple[Engram, ...]  # parents first
 
     @property
     def trunk(self) -> TrunkInfo:
@@ -49,23 +50,30 @@ class Bundle:
         return self.engrams[0].preprocessing
 
     def manifest(self) -> dict[str, Any]:
+        """What `bundle.json` says."""
         preprocessing = self.preprocessing
         return {
             "format": FORMAT,
             "trunk": {"source": self.trunk.source, "fingerprint": self.trunk.fingerprint},
             "preprocessing": preprocessing and preprocessing.to_dict(),
             "engrams": [
-                {"task": e.spec.name, "file": _file(e), "content": e.content} for e in self.engrams
+                {"task": e.spec.name, "file": e.file_name, "content": e.content}
+                for e in self.engrams
             ],
         }
 
+    def manifest_bytes(self) -> bytes:
+        return (json.dumps(self.manifest(), indent=1) + "\n").encode()
+
     def plus(self, engram: Engram) -> Bundle:
-        """With one more engram, if it fits to the others; nothing is written."""
-        found = [(_file(e), e) for e in (*self.engrams, engram)]
-        return Bundle(self.folder, _fitted(found))
+        """The bundle with one more engram, if it fits the others. Nothing is written."""
+        return Bundle(self.folder, _in_order([(e.file_name, e) for e in (*self.engrams, engram)]))
 
     def minus(self, name: str) -> Bundle:
-        """Without an engram; one that others extend, and the last one, stay."""
+        """The bundle without an engram. Nothing is written.
+
+        An engram that others extend, and the last one, cannot be removed.
+        """
         children = [e.spec.name for e in self.engrams if name in e.parents]
         if children:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; remove those first.")
@@ -76,31 +84,34 @@ class Bundle:
 
 
 def is_bundle(folder: PathOrHubId) -> bool:
-    """Whether a folder says that it is a bundle; whether it is a good one, `read_bundle` tells."""
+    """Whether a folder has the manifest of a bundle. `read_bundle` verifies the rest."""
     return (Path(folder) / MANIFEST).is_file()
 
 
 def read_engrams(sources: Iterable[PathOrHubId]) -> tuple[Engram, ...]:
-    """The engrams of files and bundles, parents first, if they can share one pass.
+    """The engrams of files and bundles, parents first. An EngramError if they do not fit together.
 
     Either may be on the Hub: `hf:owner/name`, `hf:owner/name/FILE`.
     """
-    found: list[tuple[str, Engram]] = []  # where, what
+    found: list[_Located] = []
     for source in sources:
         path = local_path(source)
         if is_bundle(path):
             bundle = read_bundle(path)
-            found += [(str(bundle.folder / _file(e)), e) for e in bundle.engrams]
+            found += [(str(bundle.folder / e.file_name), e) for e in bundle.engrams]
         else:
             found.append((os.fspath(source), read_engram(path)))
-    return _fitted(found)
+    return _in_order(found)
 
 
 # Writing
 
 
 def compose(
-    paths: Iterable[PathOrHubId], out: PathOrHubId, *, backbone: PathOrHubId | None = None
+    paths: Iterable[PathOrHubId],
+    out: str | os.PathLike[str],
+    *,
+    backbone: PathOrHubId | None = None,
 ) -> Bundle:
     """Put engrams for one trunk into a bundle, a folder that `load_model` and `engram serve` read.
 
@@ -133,13 +144,13 @@ def compose(
     try:
         building.mkdir(parents=True)
         for engram in engrams:
-            write_engram(building / _file(engram), engram)
+            write_engram(building / engram.file_name, engram)
         _write_manifest(Bundle(building, engrams))
         replace_folder(building, folder)
     except OSError as error:
         raise EngramError(
             f"The bundle {out} cannot be written ({error.strerror or error}); check the folder, "
-            "its permissions and the free space. What was there is unchanged."
+            "its permissions and the free space. An old bundle is unchanged."
         ) from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -147,64 +158,64 @@ def compose(
 
 
 def update_bundle(old: Bundle, new: Bundle) -> None:
-    """Write what `plus` or `minus` made of a bundle: new files, the manifest, each atomically.
+    """Write a bundle that `plus` or `minus` made from the one in the folder.
 
-    A crash leaves one of the two bundles, and perhaps a file that it does not list. A file of a
-    new engram's name that is not listed is somebody's own, unless it is that engram already.
+    New engrams are written first, then the manifest, each atomically. A crash leaves one of the two
+    bundles, and perhaps a file that it does not list. An unlisted file with the name of a new
+    engram is not overwritten, unless it is that engram.
     """
     if _read_manifest(old.folder) != old.manifest():
         raise EngramError(
             f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
             "as it is; read the bundle again."
         )
-    added = {_file(e): serialise_engram(e) for e in new.engrams if e not in old.engrams}
-    for name in added.keys() - {_file(e) for e in old.engrams}:
-        if (old.folder / name).exists() and not _holds(old.folder / name, added[name]):
+    added = {e.file_name: serialise_engram(e) for e in new.engrams if e not in old.engrams}
+    for name in added.keys() - {e.file_name for e in old.engrams}:
+        if (old.folder / name).exists() and not _has_bytes(old.folder / name, added[name]):
             raise EngramError(
-                f"Another {name} lies in {old.folder} but is not in the bundle; move it away. "
+                f"{old.folder} has another {name}, which is not in the bundle; move it away. "
                 "Nothing was changed."
             )
     for name, data in added.items():
         write_atomically(new.folder / name, data)
     _write_manifest(new)
-    for gone in {_file(e) for e in old.engrams} - {_file(e) for e in new.engrams}:
-        with contextlib.suppress(OSError):  # the manifest does not list it any more
-            (new.folder / gone).unlink()
+    for removed in {e.file_name for e in old.engrams} - {e.file_name for e in new.engrams}:
+        with contextlib.suppress(OSError):  # the manifest no longer lists it
+            (new.folder / removed).unlink()
 
 
-def _holds(path: Path, data: bytes) -> bool:
+def _has_bytes(path: Path, data: bytes) -> bool:
     with contextlib.suppress(OSError):
         return path.read_bytes() == data
     return False
 
 
 def unlisted_files(bundle: Bundle) -> list[str]:
-    """Engrams that lie in the folder but are not listed: a crash or a person left them there."""
-    listed = {_file(engram) for engram in bundle.engrams}
+    """Engrams in the folder that the manifest does not list, left by a crash or by a person."""
+    listed = {engram.file_name for engram in bundle.engrams}
     return sorted(p.name for p in bundle.folder.glob("*.safetensors") if p.name not in listed)
 
 
 def _write_manifest(bundle: Bundle) -> None:
-    text = json.dumps(bundle.manifest(), indent=1) + "\n"
-    write_atomically(bundle.folder / MANIFEST, text.encode())
+    write_atomically(bundle.folder / MANIFEST, bundle.manifest_bytes())
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Only a bundle is replaced, and nothing is deleted that is not part of it."""
+    """Refuse to replace a folder that has anything but a bundle in it."""
     check_renamable(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
         raise EngramError(f"{folder} is a file; give the path of a folder for the bundle.")
-    there = {path.name for path in folder.iterdir()}
-    known = {MANIFEST} if is_bundle(folder) else set()
-    if known:
-        known |= {entry["file"] for entry in _read_manifest(folder)["engrams"]}
-    if there - known:
-        what = "is not a bundle" if not known else "is a bundle with other files in it"
+    others = {path.name for path in folder.iterdir()}
+    what = "is not a bundle"
+    if is_bundle(folder):
+        what = "is a bundle with other files in it"
+        others -= {MANIFEST, *(entry["file"] for entry in _read_manifest(folder)["engrams"])}
+    if others:
         raise EngramError(
-            f"The folder {folder} {what} ({printable(', '.join(sorted(there - known)[:3]))}), and "
-            "would be replaced; choose another folder, or move those files away."
+            f"The folder {folder} {what} ({printable(', '.join(sorted(others)[:3]))}), and would "
+            "be replaced; choose another folder, or move those files away."
         )
 
 
@@ -215,7 +226,7 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
     """Read and verify a bundle: its manifest, every engram, and that they fit together."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    found: list[tuple[str, Engram]] = []
+    found: list[_Located] = []
     for entry in manifest["engrams"]:
         engram = read_engram(folder / entry["file"])
         where = str(folder / entry["file"])
@@ -226,13 +237,14 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
                 "compose the bundle again."
             )
         found.append((where, engram))
-    bundle = Bundle(folder, _fitted(found))
+    bundle = Bundle(folder, _in_order(found))
     for what in ("trunk", "preprocessing"):
-        says, has = manifest.get(what), bundle.manifest()[what]
-        if says != has:
+        listed, actual = manifest.get(what), bundle.manifest()[what]
+        if listed != actual:
             raise EngramError(
-                f"{folder / MANIFEST} says that its {what} is {printable(json.dumps(says), 300)}, "
-                f"but its engrams have {json.dumps(has)}; compose the bundle again."
+                f"{folder / MANIFEST} says that its {what} is "
+                f"{printable(json.dumps(listed), 300)}, but its engrams have {json.dumps(actual)}; "
+                "compose the bundle again."
             )
     return bundle
 
@@ -241,18 +253,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         with open(path, "rb") as file:
-            manifest = json.loads(file.read(_MOST_MANIFEST))
+            manifest = json.loads(file.read(_MAX_MANIFEST))
         version = manifest["format"]
         if version == FORMAT:
-            entries = manifest["engrams"]
-            for entry in entries:
-                if any(type(entry[key]) is not str for key in ("task", "file", "content")):
-                    raise TypeError("a value that is no text")
-                task = entry["task"] if NAME.fullmatch(entry["task"]) else "no task's name"
-                if entry["file"] != f"{task}.safetensors":  # and so no other folder's file
-                    raise ValueError(f"the file {entry['file']!r} for the task {entry['task']!r}")
-            if not entries:
-                raise ValueError("no engrams")
+            _check_entries(manifest["engrams"])
     except OSError as error:
         raise EngramError(
             f"{folder} is not a bundle: {MANIFEST} cannot be read ({error.strerror or error}); "
@@ -271,26 +275,36 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", manifest)
 
 
-# Together
+def _check_entries(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Raise what json could have raised where the list of engrams is not as it should be."""
+    for entry in entries:
+        if any(type(entry[key]) is not str for key in ("task", "file", "content")):
+            raise TypeError("a value that is not a string")
+        # No other file name is accepted, so a manifest cannot reach into other folders.
+        if not NAME.fullmatch(entry["task"]) or entry["file"] != f"{entry['task']}.safetensors":
+            raise ValueError(f"the file {entry['file']!r} for the task {entry['task']!r}")
+    if not entries:
+        raise ValueError("no engrams")
 
 
-def _file(engram: Engram) -> str:
-    return f"{engram.spec.name}.safetensors"
+# Engrams that fit together
+
+_Located = tuple[str, Engram]  # where an engram was found, for errors, and the engram
 
 
-def _fitted(found: Sequence[tuple[str, Engram]]) -> tuple[Engram, ...]:
-    """The engrams, parents first, after every check that needs no trunk. `found`: where, what."""
+def _in_order(found: Sequence[_Located]) -> tuple[Engram, ...]:
+    """The engrams, parents first, after checking everything that needs no trunk."""
     if not found:
         raise EngramError("There are no engrams; give at least one file or bundle.")
-    named: dict[str, tuple[str, Engram]] = {}
+    by_name: dict[str, _Located] = {}
     for where, engram in found:
-        other = named.setdefault(engram.spec.name, (where, engram))
-        if other[1].content != engram.content:
+        other_place, other = by_name.setdefault(engram.spec.name, (where, engram))
+        if other.content != engram.content:
             raise EngramError(
-                f"{other[0]} and {where} are both called {engram.spec.name!r} but differ (content "
-                f"{other[1].content[:12]} and {engram.content[:12]}); leave one out."
+                f"{other_place} and {where} are both called {engram.spec.name!r} but differ "
+                f"(content {other.content[:12]} and {engram.content[:12]}); leave one out."
             )
-    (first_place, first), *rest = named.values()
+    (first_place, first), *rest = by_name.values()
     for where, engram in rest:
         _check_same_trunk(first_place, first, where, engram)
         alone = next((e for e in (first, engram) if e.spec.parts.changes_trunk), None)
@@ -300,9 +314,9 @@ def _fitted(found: Sequence[tuple[str, Engram]]) -> tuple[Engram, ...]:
                 f"trunk's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot share "
                 "a pass; keep them apart, or train with the regime masked."
             )
-    for where, engram in named.values():
-        _check_parents(where, engram, named)
-    return _parents_first([engram for _, engram in named.values()])
+    for where, engram in by_name.values():
+        _check_parents(where, engram, by_name)
+    return _parents_first([engram for _, engram in by_name.values()])
 
 
 def _check_same_trunk(where: str, engram: Engram, other_place: str, other: Engram) -> None:
@@ -317,30 +331,30 @@ def _check_same_trunk(where: str, engram: Engram, other_place: str, other: Engra
         both = [e.preprocessing and e.preprocessing.to_dict() for e in (engram, other)]
         raise EngramError(
             f"{where} was trained with the preprocessing {json.dumps(both[0])}, but {other_place} "
-            f"with {json.dumps(both[1])}; one pass sees one picture."
+            f"with {json.dumps(both[1])}; tasks that share a pass see the same pixels."
         )
     other.check_trunk(engram.trunk, engram.preprocessing)
 
 
-def _check_parents(where: str, engram: Engram, named: Mapping[str, tuple[str, Engram]]) -> None:
+def _check_parents(where: str, engram: Engram, by_name: Mapping[str, _Located]) -> None:
     for parent, content in engram.parents.items():
-        if parent not in named:
+        if parent not in by_name:
             raise EngramError(
                 f"{where} extends {parent!r} (content {content[:12]}), which is not among the "
                 "engrams given; add its file."
             )
-        there, given = named[parent]
+        parent_place, given = by_name[parent]
         if given.content != content:
             raise EngramError(
-                f"{where} extends a {parent!r} with the content {content[:12]}, but {there} has "
-                f"{given.content[:12]}; give the one it was trained with."
+                f"{where} extends a {parent!r} with the content {content[:12]}, but {parent_place} "
+                f"has {given.content[:12]}; give the one it was trained with."
             )
 
 
 def _parents_first(engrams: list[Engram]) -> tuple[Engram, ...]:
-    """In the given order, but every engram behind its parents.
+    """In the given order, but every engram after its parents.
 
-    There are no cycles: a content hash is made from those of the parents.
+    There are no cycles, because a content hash includes those of the parents.
     """
     ordered: dict[str, Engram] = {}
     while len(ordered) < len(engrams):
@@ -351,7 +365,10 @@ def _parents_first(engrams: list[Engram]) -> tuple[Engram, ...]:
 
 
 def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:
-    """The trunk of an engram, read as it was when the engram was made."""
+    """Load the trunk of an engram, with the settings that it was trained with.
+
+    `backbone` is the path or Hub id of the trunk, if it is not where the engram says.
+    """
     info = engram.trunk
     try:
         return load_trunk(
@@ -366,5 +383,5 @@ def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:
             raise
         raise EngramError(
             f"{error} The engram {engram.spec.name!r} names {printable(info.source)!r} as its "
-            "trunk; say with --backbone (in Python, backbone=...) where it lies today."
+            "trunk; give its path or Hub id with --backbone (in Python, backbone=...)."
         ) from None

@@ -1,4 +1,4 @@
-"""The card of engrams on the Hub: a README.md that people find, read and can act on."""
+"""The card of a Hub repository of engrams: README.md with metadata for the Hub and text."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from engram.util.text import printable, summarise_names
 
 _PAPER = "https://arxiv.org/abs/2203.15243"
 _TAGS = ("engram", "learnable-memory", "memory-tokens", "vision-transformer", "vit", "fine-tuning")
-# What the Hub calls a kind of task; it has no word for numbers read off a picture.
+# The Hub's name of each kind of task. It has none for regression from images.
 _PIPELINES = {
     "classification": "image-classification",
     "multilabel": "image-classification",
     "segmentation": "image-segmentation",
 }
-_METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # ours -> the Hub's
+_METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
 
 def hub_id(source: str) -> str | None:
-    """The Hub repository that a trunk's source names, without its revision; None for others."""
+    """The Hub repository that a trunk's source names, without a revision; None if it is a path."""
     repo = source.partition("@")[0]
     return repo if REPO.fullmatch(repo) else None
 
@@ -45,24 +45,33 @@ def card_of(
     bundle: bool,
     license: str | None = None,
 ) -> str:
-    """The card of these engrams in a repository. `files`: of each name, its size and SHA-256."""
+    """The text of README.md.
+
+    Args:
+        repo: The repository, owner/name.
+        engrams: The engrams in it.
+        files: The size and the SHA-256 of each file.
+        bundle: Whether the engrams are a bundle.
+        license: The licence, as the Hub names it.
+    """
     parts = [
         _about(engrams),
-        _learned(engrams),
+        _tasks(engrams),
         _trunk(engrams[0]),
         *(_data(engram) for engram in engrams),
-        *(_measured(engram) for engram in engrams),
-        *(_trained(engram) for engram in engrams),
-        _attach(repo, engrams, bundle),
+        *(_metrics(engram) for engram in engrams),
+        *(_recipe(engram) for engram in engrams),
+        _usage(repo, engrams, bundle),
         _files(engrams, files),
         f"_Written by `engram push`, engram-vit {__version__}._",
     ]
     title = ", ".join(engram.spec.name for engram in engrams)
     body = "\n\n".join(part for part in (f"# {_cell(title)}", *parts) if part)
-    return f"---\n{_front(repo, engrams, license)}\n---\n\n{body}\n"
+    return f"---\n{_front_matter(repo, engrams, license)}\n---\n\n{body}\n"
 
 
-def _front(repo: str, engrams: Sequence[Engram], license: str | None) -> str:
+def _front_matter(repo: str, engrams: Sequence[Engram], license: str | None) -> str:
+    """The metadata that the Hub indexes, as YAML."""
     trunk = engrams[0].trunk
     base = hub_id(trunk.source)
     kinds = list(dict.fromkeys(engram.spec.kind for engram in engrams))
@@ -71,7 +80,7 @@ def _front(repo: str, engrams: Sequence[Engram], license: str | None) -> str:
     datasets = [data.removeprefix("hf:") for data in map(_data_name, engrams) if data[:3] == "hf:"]
     more: dict[str, Any] = {"base_model_relation": "adapter"} if base else {}
     more[LISTED] = [
-        {"task": e.spec.name, "file": file_of(e), "content": e.content} for e in engrams
+        {"task": e.spec.name, "file": e.file_name, "content": e.content} for e in engrams
     ]
     data = ModelCardData(
         library_name="engram",
@@ -89,16 +98,12 @@ def _front(repo: str, engrams: Sequence[Engram], license: str | None) -> str:
     return text.rstrip("\n")
 
 
-def file_of(engram: Engram) -> str:
-    return f"{engram.spec.name}.safetensors"
-
-
 def _data_name(engram: Engram) -> str:
     return str(engram.recipe.get("data") or "")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Metrics by split, the numbers among them; those of no split are under ''."""
+    """The numeric metrics by split. Metrics without a split are under ''."""
     flat = {k: v for k, v in metrics.items() if _is_number(v)}
     splits: dict[str, dict[str, float]] = {"": flat} if flat else {}
     for split, values in metrics.items():
@@ -114,7 +119,7 @@ def _is_number(value: object) -> bool:
 
 
 def _results(engram: Engram) -> list[EvalResult]:
-    """What the Hub shows beside a card: shares of the best split that was measured."""
+    """The results that the Hub shows next to a card: of the test split, or else of validation."""
     splits = _numbers(engram.metrics)
     split = next((name for name in ("test", "val", "") if name in splits), None)
     if split is None:
@@ -134,16 +139,16 @@ def _results(engram: Engram) -> list[EvalResult]:
     ]
 
 
-# In words
+# The sections of the text
 
 
 def _cell(text: object) -> str:
-    """Safe inside a table or a line of Markdown."""
+    """Text that is safe in a table or a line of Markdown."""
     return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", printable(str(text), 400))
 
 
 def _brief(value: float) -> str:
-    """Four digits of it, unless it is a whole number that no float can hold."""
+    """Four significant digits, or all digits of an integer that is too large for a float."""
     return f"{value:.4g}" if abs(value) <= sys.float_info.max else _cell(value)
 
 
@@ -153,24 +158,24 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _about(engrams: Sequence[Engram]) -> str:
-    what = "An engram" if len(engrams) == 1 else f"{len(engrams)} engrams"
-    parts = engrams[0].spec.parts
+    count, parts = len(engrams), engrams[0].spec.parts
+    paper = f"[Fine-tuning Image Transformers using Learnable Memory]({_PAPER})"
+    what = "An engram holds" if count == 1 else f"These {count} engrams hold"
     if parts.masked:
-        how = "a frozen Vision Transformer was taught through a few memory cells a layer, a class "
-        how += "token and a head"
-        then = "The ViT itself is not in here and is not changed by it: other engrams for the "
-        then += "same ViT answer beside it in the same pass."
+        what += " what a frozen Vision Transformer (ViT) learned for "
+        what += "one task: " if count == 1 else "one task each: "
+        what += f"a few memory cells per layer, a class token and a head ({paper})."
+        then = "The ViT is not in the file and does not change, so other engrams for the same ViT "
+        then += "can run in the same pass."
     else:
-        how = f"a Vision Transformer was taught by training {parts.about}"
+        what += f" a task that a Vision Transformer (ViT) learned by training {parts.about} "
+        what += f"({paper})."
         then = "Its own copy of the ViT is in the file." if parts.trunk else "The ViT is not in it."
-        then += " It takes a pass of its own." if parts.changes_trunk else ""
-    return (
-        f"{what}: what {how} ([Fine-tuning Image Transformers using Learnable Memory]({_PAPER})). "
-        f"{then}"
-    )
+        then += " It needs a pass of its own." if parts.changes_trunk else ""
+    return f"{what} {then}"
 
 
-def _learned(engrams: Sequence[Engram]) -> str:
+def _tasks(engrams: Sequence[Engram]) -> str:
     rows = [
         (
             _cell(e.spec.name),
@@ -184,13 +189,13 @@ def _learned(engrams: Sequence[Engram]) -> str:
     names = {engram.spec.name for engram in engrams}
     absent = [
         f"`{e.spec.name}` extends `{parent}` (content `{content[:12]}`), which is not in this "
-        "repository and has to be attached first."
+        "repository and must be attached first."
         for e in engrams
         for parent, content in e.parents.items()
         if parent not in names
     ]
     table = _table(("task", "kind", "classes", "regime", "parameters"), rows)
-    return "\n\n".join(["## What it learned", table, *absent])
+    return "\n\n".join(["## Tasks", table, *absent])
 
 
 def _trunk(engram: Engram) -> str:
@@ -198,28 +203,28 @@ def _trunk(engram: Engram) -> str:
     named = f"[{base}](https://huggingface.co/{base})" if base else _cell(trunk.source)
     return "\n".join(
         [
-            "## Its trunk",
+            "## Trunk (backbone)",
             "",
             f"- ViT: {named}, {summarise_shape(trunk)}, {trunk.heads} heads",
             f"- fingerprint: `{trunk.fingerprint}`",
-            f"- pictures: {summarise_preprocessing(engram.preprocessing)}",
+            f"- preprocessing: {summarise_preprocessing(engram.preprocessing)}",
             "",
-            "It attaches to the ViT with this fingerprint, whichever file that was read from, and "
-            "to no other.",
+            "Engrams attach only to the ViT with this fingerprint, whichever file it was loaded "
+            "from.",
         ]
     )
 
 
 def _data(engram: Engram) -> str:
-    said = []
+    facts = []
     if _data_name(engram):
-        said.append(_cell(_data_name(engram)))
+        facts.append(_cell(_data_name(engram)))
     if _is_number(engram.recipe.get("train_images")):
-        said.append(f"{engram.recipe['train_images']:,} training images")
-    return f"## Data of {_cell(engram.spec.name)}\n\n{', '.join(said)}" if said else ""
+        facts.append(f"{engram.recipe['train_images']:,} training images")
+    return f"## Data of {_cell(engram.spec.name)}\n\n{', '.join(facts)}" if facts else ""
 
 
-def _measured(engram: Engram) -> str:
+def _metrics(engram: Engram) -> str:
     splits = _numbers(engram.metrics)
     if not splits:
         return ""
@@ -232,7 +237,7 @@ def _measured(engram: Engram) -> str:
     return f"## Metrics of {_cell(engram.spec.name)}\n\n{_table(columns, rows)}"
 
 
-def _trained(engram: Engram) -> str:
+def _recipe(engram: Engram) -> str:
     facts = {
         key: value
         for key, value in engram.recipe.items()
@@ -244,37 +249,37 @@ def _trained(engram: Engram) -> str:
     return f"## Recipe of {_cell(engram.spec.name)}\n\n{words}"
 
 
-def _attach(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:
+def _usage(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:
     source = engrams[0].trunk.source
     findable = hub_id(source) is not None or source == "pico"
     where = "" if findable else ', backbone="path/to/that/vit"'
     lines = ["import engram", ""]
     if bundle:
         lines.append(
-            f'model = engram.load_model("hf:{repo}"{where})  # the ViT, and all of it attached'
+            f'model = engram.load_model("hf:{repo}"{where})  # the ViT with all tasks attached'
         )
     else:
         lines.append(f'model = engram.load_model(["its-parents.safetensors", "hf:{repo}"]{where})')
-    lines += ['answers = engram.predict(model, ["picture.jpg"])', ""]
-    lines.append("# or beside what is attached already; what follows # pins the content")
-    lines += [f'model.attach("hf:{repo}/{file_of(e)}#{e.content[:12]}")' for e in engrams]
+    lines += ['answers = engram.predict(model, ["image.jpg"])', ""]
+    lines.append("# or add to a model that you have; the digits after # pin the content")
+    lines += [f'model.attach("hf:{repo}/{e.file_name}#{e.content[:12]}")' for e in engrams]
     code = "\n".join(lines)
     flag = "" if findable else " --backbone path/to/that/vit"
     parents = "" if bundle else "its-parents.safetensors "
     return (
-        f"## Attach it\n\n```python\n{code}\n```\n\nAt the command line:\n\n"
-        f"```console\n$ engram predict {parents}hf:{repo} picture.jpg{flag}\n```"
+        f"## How to use\n\n```python\n{code}\n```\n\nOn the command line:\n\n"
+        f"```console\n$ engram predict {parents}hf:{repo} image.jpg{flag}\n```"
     )
 
 
 def _files(engrams: Sequence[Engram], files: Mapping[str, tuple[int, str]]) -> str:
-    contents = {file_of(engram): f"`{engram.content}`" for engram in engrams}
+    contents = {engram.file_name: f"`{engram.content}`" for engram in engrams}
     rows = [
         (f"`{name}`", f"{size:,}", f"`{sha}`", contents.get(name, ""))
         for name, (size, sha) in files.items()
     ]
-    said = (
-        "`content` is a hash over the tensors and all that decides what a task answers. It is in "
-        "the file, and checked whenever the file is read."
+    note = (
+        "`content` is a hash over the tensors and everything else that determines the outputs of a "
+        "task. It is stored in the file and checked whenever the file is read."
     )
-    return f"## Files\n\n{_table(('file', 'bytes', 'SHA-256', 'content'), rows)}\n\n{said}"
+    return f"## Files\n\n{_table(('file', 'bytes', 'SHA-256', 'content'), rows)}\n\n{note}"

@@ -1,4 +1,4 @@
-"""What an engram, a bundle or a trunk is: as a document for machines, in words for people."""
+"""Descriptions for the command line: of engrams, bundles, trunks, and of a push, pull or list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.store.bundles import Bundle, is_bundle, read_bundle
-from engram.store.cards import file_of
 from engram.store.engram import Engram, summarise_preprocessing, summarise_regime, summarise_shape
 from engram.store.format import is_engram, read_engram
 from engram.store.remote import CARD, ListedEngram, local_path
@@ -29,12 +28,12 @@ _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (128
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
-    """What a file, a folder or a Hub id is. Only a trunk is loaded, and only if it is one."""
+    """An engram, a bundle or a trunk, by its path or Hub id. Only for a trunk is a ViT loaded."""
     path = local_path(source)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and path.exists():
         raise EngramError(
-            f"{path} is a pickle, not an engram; if it is a checkpoint of "
-            "transformers-learnable-memory, `engram convert` makes engrams from it."
+            f"{path} is a pickle, not an engram; if it is a legacy checkpoint of "
+            "transformers-learnable-memory, convert it with `engram convert`."
         )
     if path.is_dir() and is_bundle(path):
         return describe_bundle(read_bundle(path))
@@ -44,7 +43,7 @@ def describe(source: str | os.PathLike[str]) -> Description:
 
 
 def _may_be_trunk(path: Path) -> bool:
-    """A whole safetensors header, or an .npz."""
+    """Whether a file is an .npz file, or has the complete header of a safetensors file."""
     if path.suffix != ".safetensors":
         return path.suffix == ".npz"
     with open(path, "rb") as file:
@@ -53,6 +52,7 @@ def _may_be_trunk(path: Path) -> bool:
 
 
 def describe_engram(engram: Engram, size: int | None = None) -> Description:
+    """One engram; `size` is that of its file in bytes."""
     spec, trunk = engram.spec, engram.trunk
     costs = _costs(engram)
     document = {
@@ -70,59 +70,47 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         ("task", spec.name),
         ("kind", spec.kind),
         (spec.does.nouns[1], summarise_names(spec.classes, nouns=spec.does.nouns)),
-        *_settled(engram),
+        *_computed_values(engram),
         ("regime", f"{summarise_regime(spec)} ({spec.parts.about})"),
         *[("extends", f"{name}, content {content}") for name, content in engram.parents.items()],
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
-        ("costs", _costs_words(costs)),
+        ("costs", _summarise_costs(costs)),
         ("trunk", trunk.source),
         ("fingerprint", trunk.fingerprint),
-        ("its shape", f"{summarise_shape(trunk)}, {trunk.heads} heads"),
-        ("pictures", summarise_preprocessing(engram.preprocessing)),
-        *_facts("metrics", engram.metrics),
-        *_facts("recipe", engram.recipe),
+        ("trunk shape", f"{summarise_shape(trunk)}, {trunk.heads} heads"),
+        ("preprocessing", summarise_preprocessing(engram.preprocessing)),
+        *_single_values("metrics", engram.metrics),
+        *_single_values("recipe", engram.recipe),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
         ("content", engram.content),
     ]
     if size is not None:
         document["bytes"] = size
         rows.append(("size", f"{size / 1000:,.1f} KB"))
-    return Description(document, _safe(rows))
+    return Description(document, _printable_rows(rows))
 
 
 def describe_bundle(bundle: Bundle) -> Description:
+    """A bundle, with a table of its engrams."""
     specs = {engram.spec.name: engram.spec for engram in bundle.engrams}
     costs = [_costs(e, _ancestors(e.spec, specs)) for e in bundle.engrams]
-    extra = sum(c.macs + c.head_macs for c in costs)
-    document = {
-        "what": "bundle",
-        **bundle.manifest(),
-        "engrams": [
-            {
-                **entry,
-                "kind": engram.spec.kind,
-                "classes": list(engram.spec.classes),
-                "regime": engram.spec.regime,
-                "cells": engram.spec.cells,
-                "extends": list(engram.spec.extends),
-                "parameters": engram.parameters,
-                "metrics": engram.header()["metrics"],
-                "costs": _costs_document(cost),
-            }
-            for entry, engram, cost in zip(
-                bundle.manifest()["engrams"], bundle.engrams, costs, strict=True
-            )
-        ],
-    }
+    total = sum(c.macs + c.head_macs for c in costs)
+    share = _percent(total / costs[0].trunk_macs)
+    manifest = bundle.manifest()
+    entries = [
+        {**entry, **_bundle_entry(engram, cost)}
+        for entry, engram, cost in zip(manifest["engrams"], bundle.engrams, costs, strict=True)
+    ]
     rows = [
         ("bundle", str(bundle.folder)),
         ("tasks", f"{len(specs):,}"),
-        ("costs", f"{_macs(extra)} an image, {_percent(extra / costs[0].trunk_macs)} of the trunk"),
+        ("costs", f"{_macs(total)} per image, {share} of the trunk"),
         ("trunk", bundle.trunk.source),
         ("fingerprint", bundle.trunk.fingerprint),
-        ("its shape", f"{summarise_shape(bundle.trunk)}, {bundle.trunk.heads} heads"),
-        ("pictures", summarise_preprocessing(bundle.preprocessing)),
+        ("trunk shape", f"{summarise_shape(bundle.trunk)}, {bundle.trunk.heads} heads"),
+        ("preprocessing", summarise_preprocessing(bundle.preprocessing)),
     ]
+    columns = ("task", "kind", "classes", "regime", "cells", "extends", "parameters", "costs")
     table = tuple(
         (
             engram.spec.name,
@@ -136,26 +124,42 @@ def describe_bundle(bundle: Bundle) -> Description:
         )
         for engram, cost in zip(bundle.engrams, costs, strict=True)
     )
-    columns = ("task", "kind", "classes", "regime", "cells", "extends", "parameters", "costs")
-    return Description(document, _safe(rows), columns, table)
+    document = {"what": "bundle", **manifest, "engrams": entries}
+    return Description(document, _printable_rows(rows), columns, table)
+
+
+def _bundle_entry(engram: Engram, costs: Costs) -> dict[str, Any]:
+    spec = engram.spec
+    return {
+        "kind": spec.kind,
+        "classes": list(spec.classes),
+        "regime": spec.regime,
+        "cells": spec.cells,
+        "extends": list(spec.extends),
+        "parameters": engram.parameters,
+        "metrics": engram.header()["metrics"],
+        "costs": _costs_document(costs),
+    }
 
 
 def describe_engrams(paths: Sequence[Path]) -> Description:
-    """Several files, told one by one."""
-    engrams = [read_engram(path) for path in paths]
-    told = [describe_engram(e, p.stat().st_size) for e, p in zip(engrams, paths, strict=True)]
+    """Several engrams, by the paths of their files."""
+    engrams = {path: read_engram(path) for path in paths}
     document = {
-        "engrams": [{"file": str(p), **d.document} for p, d in zip(paths, told, strict=True)]
+        "engrams": [
+            {"file": str(path), **describe_engram(engram, path.stat().st_size).document}
+            for path, engram in engrams.items()
+        ]
     }
-    specs = [engram.spec for engram in engrams]
     table = tuple(
-        (str(path), f"{len(spec.classes):,}", str(spec.cells), ", ".join(spec.extends) or "-")
-        for path, spec in zip(paths, specs, strict=True)
+        (str(path), f"{len(e.spec.classes):,}", str(e.spec.cells), ", ".join(e.spec.extends) or "-")
+        for path, e in engrams.items()
     )
     return Description(document, [], ("file", "classes", "cells", "extends"), table)
 
 
 def describe_trunk(trunk: ViT) -> Description:
+    """A trunk, with what a pass through it costs."""
     shape, config = TrunkShape.of(trunk), trunk.config
     preprocessing = trunk.preprocessing
     size = (preprocessing.size if preprocessing else None) or config.image_size
@@ -176,22 +180,25 @@ def describe_trunk(trunk: ViT) -> Description:
         ("family", _family(shape)),
         ("fingerprint", trunk.fingerprint),
         ("shape", f"{summarise_shape(shape)}, {config.heads} heads, {config.activation}"),
-        ("parameters", f"{shape.parameters:,} without its head"),
-        ("costs", f"{_macs(macs)} an image of {size[0]} x {size[1]}"),
-        ("pictures", summarise_preprocessing(preprocessing)),
+        ("parameters", f"{shape.parameters:,} without the head"),
+        ("costs", f"{_macs(macs)} per image of {size[0]} x {size[1]}"),
+        ("preprocessing", summarise_preprocessing(preprocessing)),
         ("own classes", summarise_names(trunk.class_names) if trunk.class_names else "none"),
     ]
-    return Description(document, _safe(rows))
+    return Description(document, _printable_rows(rows))
+
+
+# Sharing
 
 
 def describe_push(done: Push, dry_run: bool) -> Description:
+    """What was sent to the Hub, or would be. A dry run shows the headers and the card as well."""
     at = f"{done.repo} at {done.revision}" if done.revision else done.repo
     facts = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in done.files.items()
     }
-    contents = {file_of(engram): engram.content for engram in done.engrams}
-    headers = {file_of(engram): engram.header() for engram in done.engrams}
+    contents = {engram.file_name: engram.content for engram in done.engrams}
     document = {
         "what": "push",
         "dry_run": dry_run,
@@ -202,23 +209,20 @@ def describe_push(done: Push, dry_run: bool) -> Description:
         "url": done.url or None,
         "commit": done.commit or None,
         "files": [{"file": n, **fact, "content": contents.get(n)} for n, fact in facts.items()],
-        "headers": headers,
+        "headers": {engram.file_name: engram.header() for engram in done.engrams},
         "changed": list(done.changed),
         "warnings": list(done.warnings),
         "card": done.card,
     }
     rows = [
-        ("would go to" if dry_run else "went to", at),
+        ("would be sent to" if dry_run else "sent to", at),
         *([("url", done.url), ("commit", done.commit)] if done.commit else []),
         ("message", done.message),
         *[("changed", text) for text in done.changed],
         *[("warning", text) for text in done.warnings],
     ]
     if dry_run:
-        rows += [
-            (f"{file} says", _says(engram))
-            for file, engram in zip(headers, done.engrams, strict=True)
-        ]
+        rows += [(f"{e.file_name} header", _summarise_header(e)) for e in done.engrams]
         rows.append((CARD, "\n\n" + done.card))
     table = tuple(
         (name, f"{fact['bytes']:,}", str(fact["sha256"]), contents.get(name, ""))
@@ -227,19 +231,20 @@ def describe_push(done: Push, dry_run: bool) -> Description:
     return Description(document, rows, ("file", "bytes", "sha256", "content"), table)
 
 
-def _says(engram: Engram) -> str:
-    """The header, but for shapes and hashes; all of it is in the JSON document."""
+def _summarise_header(engram: Engram) -> str:
+    """The header without shapes and hashes. The JSON document has all of it."""
     header = engram.header()
-    said = {
+    summary = {
         "task": engram.spec.name,
         "classes": summarise_names(engram.spec.classes, 12, engram.spec.does.nouns),
+        "trunk": engram.trunk.source,
+        **{key: header[key] for key in ("metrics", "recipe", "created", "library")},
     }
-    said |= {"trunk": engram.trunk.source}
-    said |= {key: header[key] for key in ("metrics", "recipe", "created", "library")}
-    return json.dumps(said)
+    return json.dumps(summary)
 
 
 def describe_pull(done: Sequence[Pulled]) -> Description:
+    """The files that a pull wrote, or that were there already."""
     document = {
         "what": "pull",
         "files": [
@@ -261,7 +266,7 @@ def describe_pull(done: Sequence[Pulled]) -> Description:
             f"{one.bytes:,}",
             one.content[:12],
             one.source,
-            "" if one.new else "was there",
+            "" if one.new else "already there",
         )
         for one in done
     )
@@ -269,6 +274,7 @@ def describe_pull(done: Sequence[Pulled]) -> Description:
 
 
 def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
+    """The engrams in a Hub repository or a folder."""
     document = {
         "what": "list",
         "source": source,
@@ -307,7 +313,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
     return Description(document, rows, columns, table)
 
 
-# In words
+# Parts of a description
 
 
 def _costs(engram: Engram, ancestors: Sequence[TaskSpec] = ()) -> Costs:
@@ -317,7 +323,7 @@ def _costs(engram: Engram, ancestors: Sequence[TaskSpec] = ()) -> Costs:
 
 
 def _ancestors(spec: TaskSpec, specs: Mapping[str, TaskSpec]) -> list[TaskSpec]:
-    """All that a task reads; `specs` has parents before children."""
+    """All tasks that a task reads. In `specs`, parents come before their children."""
     wanted = set(spec.extends)
     for name in reversed(list(specs)):
         if name in wanted:
@@ -329,12 +335,12 @@ def _costs_document(costs: Costs) -> dict[str, Any]:
     return {**asdict(costs), "share": costs.share}
 
 
-def _costs_words(costs: Costs) -> str:
-    words = (
-        f"{_macs(costs.macs + costs.head_macs)} an image, {_percent(costs.share)} of the trunk's "
+def _summarise_costs(costs: Costs) -> str:
+    summary = (
+        f"{_macs(costs.macs + costs.head_macs)} per image, {_percent(costs.share)} of the trunk's "
         f"{_macs(costs.trunk_macs)}"
     )
-    return words + (", in a pass of its own" if costs.own_pass else "")
+    return summary + (", in a pass of its own" if costs.own_pass else "")
 
 
 def _macs(count: int) -> str:
@@ -353,34 +359,35 @@ def _family(shape: TrunkShape) -> str:
     return f"ViT-{size}/{shape.patch}" if size else f"ViT with patches of {shape.patch}"
 
 
-def _settled(engram: Engram) -> list[tuple[str, str]]:
-    """What the task found in its data: thresholds, or means and deviations; the values of masks."""
+def _computed_values(engram: Engram) -> list[tuple[str, str]]:
+    """What was computed from the data and not trained: thresholds, means; the values of masks."""
     spec = engram.spec
     rows = [
-        (name, _few_numbers(spec.classes, engram.tensors[f"head.{name}"].tolist()))
+        (name, _first_values(spec.classes, engram.tensors[f"head.{name}"].tolist()))
         for name in spec.does.settled
     ]
     if spec.does.per_pixel:
-        rows.append(("masks", f"{_few_numbers(spec.classes, spec.values)}; ignored: {spec.ignore}"))
+        values = _first_values(spec.classes, spec.values)
+        rows.append(("masks", f"{values}; ignored: {spec.ignore}"))
     return rows
 
 
-def _few_numbers(names: Sequence[str], numbers: Sequence[float], most: int = 5) -> str:
-    pairs = list(zip(names, numbers, strict=True))
-    told = [f"{name} {number:.4g}" for name, number in pairs[:most]]
-    return ", ".join(told) + (", …" if len(pairs) > most else "")
+def _first_values(names: Sequence[str], values: Sequence[float], most: int = 5) -> str:
+    pairs = list(zip(names, values, strict=True))
+    first = [f"{name} {value:.4g}" for name, value in pairs[:most]]
+    return ", ".join(first) + (", …" if len(pairs) > most else "")
 
 
-def _facts(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Metrics and settings, those that are one value each."""
-    words = [
+def _single_values(label: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A row with those metrics or settings that are not lists or objects."""
+    parts = [
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in facts.items()
+        for key, value in values.items()
         if not isinstance(value, (list, dict))
     ]
-    return [(label, ", ".join(words))] if words else []
+    return [(label, ", ".join(parts))] if parts else []
 
 
-def _safe(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What files say may hold anything; what is printed may not."""
+def _printable_rows(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Rows that are safe to print, whatever a file contains, without empty ones."""
     return [(label, printable(text, 600)) for label, text in rows if text]

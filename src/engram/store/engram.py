@@ -1,7 +1,7 @@
-"""An engram: one task as its file holds it (`store.format` reads and writes the file).
+"""An engram: what one task learned, and what is needed to attach it (`store.format` has the file).
 
-Its `content` is a SHA-256 over the tensors and over everything else that decides what the task
-answers; a child names its parents by it.
+Its `content` is a SHA-256 over the tensors and everything else that determines the outputs of the
+task. A task that extends others records their contents.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from engram.tasks.task import Task
 
 FORMAT = 1
-_MASKS = ("values", "ignore")  # what only the header of a task that learns from masks has
+_MASK_FIELDS = ("values", "ignore")  # only in the header of a task that learns from masks
 
 
 @dataclass(frozen=True)
 class TrunkInfo(TrunkShape):
-    """Which trunk a task was trained on, and its shape, so that costs are known without it."""
+    """The trunk that a task was trained on, with its shape, so that costs need no trunk."""
 
     heads: int
     source: str
     fingerprint: str
-    antialias: bool  # when position embeddings are resized
+    antialias: bool  # of position embeddings, when they are resized
 
     @classmethod
     def from_trunk(cls, trunk: ViT) -> TrunkInfo:
@@ -54,31 +54,31 @@ class TrunkInfo(TrunkShape):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Engram:
-    """One task as its file holds it. Printed, it says what the task is."""
+    """What is in the file of one task. `str` of it is a short summary."""
 
     spec: TaskSpec
     tensors: Mapping[str, Tensor]
     trunk: TrunkInfo
     preprocessing: Preprocessing | None
-    parents: Mapping[str, str]  # name -> content
+    parents: Mapping[str, str]  # the tasks that it extends: name -> content
     metrics: Mapping[str, Any] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    created: str = ""
-    library: str = ""
+    created: str = ""  # date and time
+    library: str = ""  # name and version
 
     @property
     def content(self) -> str:
-        """What the task answers, as a hash: all that decides it, and nothing else."""
+        """A hash of everything that determines the outputs of the task, and of nothing else."""
         header = self.header()
-        decides = {key: header[key] for key in ("format", "task", "preprocessing", "parents")}
-        decides["trunk"] = self.trunk.fingerprint
-        text = json.dumps(decides, sort_keys=True) + tensors_hash(dict(self.tensors))
+        hashed = {key: header[key] for key in ("format", "task", "preprocessing", "parents")}
+        hashed["trunk"] = self.trunk.fingerprint
+        text = json.dumps(hashed, sort_keys=True) + tensors_hash(dict(self.tensors))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def header(self) -> dict[str, Any]:
-        """The JSON header, without `content`."""
+        """The JSON header of the file, without `content`."""
         spec = {**asdict(self.spec), "extends": list(self.parents)}
-        for name in _MASKS if not self.spec.does.per_pixel else ():
+        for name in _MASK_FIELDS if not self.spec.does.per_pixel else ():
             del spec[name]
         spec = {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()}
         return {
@@ -97,27 +97,32 @@ class Engram:
             "library": self.library,
         }
 
+    @property
+    def file_name(self) -> str:
+        """The name of its file in a bundle or a Hub repository."""
+        return f"{self.spec.name}.safetensors"
+
     def renamed(self, name: str) -> Engram:
         """The same task under another name (and so with another content)."""
         return replace(self, spec=replace(self.spec, name=name))
 
     @property
     def parameters(self) -> int:
-        """How many numbers the task learned."""
-        found = {f"head.{name}" for name in self.spec.does.settled}
-        return sum(tensor.numel() for name, tensor in self.tensors.items() if name not in found)
+        """The number of parameters that were trained."""
+        computed = {f"head.{name}" for name in self.spec.does.settled}
+        return sum(tensor.numel() for name, tensor in self.tensors.items() if name not in computed)
 
     def __str__(self) -> str:
         spec, trunk = self.spec, self.trunk
         classes = summarise_names(spec.classes, nouns=spec.does.nouns)
-        made = " ".join(part for part in (self.created, self.library) if part)
+        origin = " ".join(part for part in (self.created, self.library) if part)
         return "\n".join(
             printable(line, 400)
             for line in (
                 f"engram {spec.name}: {spec.kind}, {classes}",
                 f"  regime   {summarise_regime(spec)}, {self.parameters:,} parameters",
                 f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}",
-                f"  content  {self.content[:12]}" + (f", {made}" if made else ""),
+                f"  content  {self.content[:12]}" + (f", {origin}" if origin else ""),
             )
         )
 
@@ -125,7 +130,7 @@ class Engram:
         return f"<Engram {self.spec.name!r}, {self.spec.regime}, content {self.content[:12]}>"
 
     def check_trunk(self, trunk: TrunkInfo, preprocessing: Preprocessing | None) -> None:
-        """Refuse another trunk, or other pixels, than the task was trained with."""
+        """Refuse a trunk or a preprocessing that the task was not trained with."""
         name = self.spec.name
         if trunk.fingerprint != self.trunk.fingerprint:
             raise EngramError(
@@ -144,7 +149,7 @@ class Engram:
         if preprocessing != self.preprocessing:
             raise EngramError(
                 f"The engram {name!r} was trained with the preprocessing "
-                f"{_show(self.preprocessing)}, but this trunk has {_show(preprocessing)}; load the "
+                f"{_json(self.preprocessing)}, but this trunk has {_json(preprocessing)}; load the "
                 "trunk with preprocessing=engram.inspect(FILE).preprocessing."
             )
         resized = preprocessing is not None and preprocessing.size != trunk.image_size
@@ -156,45 +161,52 @@ class Engram:
             )
 
     def fill(self, task: Task) -> None:
-        """Put the tensors into a task of the same spec."""
-        places = task.tensors()  # detached, but the same storage
-        wrong = shape_mismatch(self.tensors, {n: tuple(p.shape) for n, p in places.items()})
-        if wrong:
-            raise EngramError(f"The engram {self.spec.name!r} does not fit: {wrong}.")
+        """Copy the tensors into a task of the same spec."""
+        targets = task.tensors()  # detached, but the same storage
+        mismatch = shape_mismatch(self.tensors, {n: tuple(t.shape) for n, t in targets.items()})
+        if mismatch:
+            raise EngramError(f"The engram {self.spec.name!r} does not fit: {mismatch}.")
         with torch.no_grad():
-            for name, place in places.items():
-                place.copy_(self.tensors[name])
+            for name, target in targets.items():
+                target.copy_(self.tensors[name])
 
 
 def shape_mismatch(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
 ) -> str | None:
+    """The first tensor whose shape is not as expected, as part of a sentence; None if all fit."""
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(set(found) | set(expected)):
         if found.get(name) != expected.get(name):
             return (
-                f"the tensor {name} has the shape {found.get(name, 'none')}, but its header asks "
-                f"for {expected.get(name, 'none')}"
+                f"the tensor {name} has the shape {found.get(name, 'none')}, but the header "
+                f"requires {expected.get(name, 'none')}"
             )
     return None
 
 
+# One line each, for people
+
+
 def summarise_regime(spec: TaskSpec) -> str:
-    words = [spec.regime]
+    """The regime of a task with its settings."""
+    parts = [spec.regime]
     if spec.parts.cells:
-        words.append(f"{spec.cells} cells a layer" + (" after the norm" if spec.after_norm else ""))
+        after = " after the norm" if spec.after_norm else ""
+        parts.append(f"{spec.cells} cells per layer{after}")
     if spec.update != "fresh":
-        words.append(f"update {spec.update}")
+        parts.append(f"update {spec.update}")
     if spec.tokens > 1:
-        words.append(f"{spec.tokens} class tokens")
+        parts.append(f"{spec.tokens} class tokens")
     if spec.parts.adapters:
-        words.append(f"adapters of width {spec.adapter_width}")
+        parts.append(f"adapters of width {spec.adapter_width}")
     if spec.extends:
-        words.append(f"extends {', '.join(spec.extends)}")
-    return ", ".join(words)
+        parts.append(f"extends {', '.join(spec.extends)}")
+    return ", ".join(parts)
 
 
 def summarise_shape(shape: TrunkShape) -> str:
+    """The sizes of a trunk."""
     return (
         f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
         f"{shape.image_size[0]} x {shape.image_size[1]}"
@@ -202,8 +214,9 @@ def summarise_shape(shape: TrunkShape) -> str:
 
 
 def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
+    """How images are prepared."""
     if preprocessing is None:
-        return "preprocessing unknown"
+        return "unknown"
     height, width = preprocessing.size
     how = "squashed" if preprocessing.resize is None else f"cropped from {preprocessing.resize}"
     mean, std = (
@@ -213,12 +226,12 @@ def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
     return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
 
 
-def _show(preprocessing: Preprocessing | None) -> str:
+def _json(preprocessing: Preprocessing | None) -> str:
     return "none" if preprocessing is None else json.dumps(preprocessing.to_dict())
 
 
 def _json_safe(value: Any) -> Any:
-    """Numbers that JSON lacks (NaN, infinity) become null; paths and tuples become texts, lists."""
+    """A value that JSON can hold: NaN and infinity become null, paths strings and tuples lists."""
     if isinstance(value, Mapping):
         return {utf8(str(key)).decode(): _json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -237,7 +250,16 @@ def new_engram(
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Engram:
-    """An engram of this moment, made by this library."""
+    """An engram of freshly trained or converted tensors, with the current time and version.
+
+    Args:
+        spec: What the task is.
+        tensors: What it learned. They are kept in fp32 on the CPU.
+        trunk: The trunk that it was trained on.
+        parents: The tasks that it extends: name -> content.
+        metrics: What was measured, by split.
+        recipe: The settings of the training.
+    """
     from engram import __version__
 
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,9 +1,9 @@
-"""Checkpoints of `necrashter/transformers-learnable-memory` -> engrams.
+"""Convert legacy checkpoints, those of `necrashter/transformers-learnable-memory`, to engrams.
 
-That is a public re-implementation of the paper. Its `.pt` holds a whole ViT, and for every added
-task a class token, cells at every layer (which join behind the norm: `after_norm`) and a
-classifier. Whether a task was concatenated or extends the ones before it is written nowhere but in
-the attention masks, which are Table 1.
+It is a public re-implementation of the paper. Its `.pt` files hold a whole ViT, and for every added
+task a class token, cells at every layer (which are added after the norm: `after_norm`) and a
+classifier. Whether a task was concatenated or extends earlier ones shows only in the attention
+masks, which are Table 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engram.util import hub
 from engram.util.text import printable
 from engram.vit import ViT
 
-#: What its authors published on the Hub, the ViT that all four were made from, and their names.
+#: The repository of the published checkpoints, the ViT of all four, and a task name for each.
 PUBLISHED = "necrashter/transformers-learnable-memory"
 PUBLISHED_BASE = "google/vit-base-patch32-224-in21k"
 PUBLISHED_FILES = {
@@ -41,7 +41,7 @@ PUBLISHED_FILES = {
     "Sun_model.pt": "sun",
 }
 
-_PLACES = {
+_NAMES = {
     "token": re.compile(r"vit\.embeddings\.cls_tokens\.(\d+)"),
     "cells": re.compile(r"vit\.encoder\.layer\.(\d+)\.attention\.attention\.memory_tokens\.(\d+)"),
     "mask": re.compile(r"vit\.encoder\.layer\.(\d+)\.attention\.attention\.attention_mask"),
@@ -50,7 +50,7 @@ _PLACES = {
 
 
 @dataclass(frozen=True)
-class _OldTask:
+class _LegacyTask:
     token: Tensor  # (1, D)
     cells: Tensor  # (l, m, D)
     weight: Tensor
@@ -65,10 +65,10 @@ def convert(
     names: Sequence[str] | None = None,
     raw_pixels: bool | None = None,
 ) -> list[Path]:
-    """Write the tasks of an old checkpoint as engrams, NAME.safetensors in a folder.
+    """Write the tasks of a legacy checkpoint as engrams, NAME.safetensors in a folder.
 
-    The checkpoints are those of `necrashter/transformers-learnable-memory`. One is opened without
-    running anything in it, and refused if it holds more than tensors.
+    Legacy checkpoints are those of `necrashter/transformers-learnable-memory`. Opening one runs no
+    code in it, and one that holds more than tensors is refused.
 
     Args:
         checkpoint: A file, or one on the Hub (`hf:owner/name/FILE.pt`).
@@ -88,11 +88,11 @@ def convert(
     Examples:
         >>> paths = engram.store.legacy.convert("old.pt", "vit", "engrams")  # doctest: +SKIP
     """
-    path, told, published = _locate(checkpoint)
+    path, source, published = _locate(checkpoint)
     if base is None:
         if published is None:
             raise EngramError(
-                f"Which ViT was {told} made from? Give it with --base: a path or a Hub id."
+                f"Which ViT was {source} made from? Give its path or Hub id with --base."
             )
         base = PUBLISHED_BASE
     if names is None and published is not None:
@@ -104,91 +104,98 @@ def convert(
         trunk.preprocessing = replace(
             trunk.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
-    found = {kind: _matching(tensors, pattern) for kind, pattern in _PLACES.items()}
-    known = {name for matches in found.values() for name in matches.values()}
-    plain = {name: tensor for name, tensor in tensors.items() if name not in known}
-    _check_trunk(path, plain, tensors, trunk)
+    found = {kind: _matching(tensors, pattern) for kind, pattern in _NAMES.items()}
+    of_tasks = {name for matches in found.values() for name in matches.values()}
+    of_trunk = {name: tensor for name, tensor in tensors.items() if name not in of_tasks}
+    _check_trunk(path, of_trunk, tensors, trunk)
     tasks = _tasks(path, tensors, found, trunk)
-    extends = _extends(path, tensors, found["mask"], trunk, [t.cells.shape[1] for t in tasks])
-    called = _names(path, names, len(tasks))
+    parents = _parents(path, tensors, found["mask"], trunk, [t.cells.shape[1] for t in tasks])
+    names = _task_names(path, names, len(tasks))
+    return _write(_engrams(tasks, names, parents, trunk, source), Path(out))
 
+
+def _engrams(
+    tasks: Sequence[_LegacyTask],
+    names: Sequence[str],
+    parents: Sequence[Sequence[int]],
+    trunk: ViT,
+    source: str,
+) -> list[Engram]:
     engrams: list[Engram] = []
-    for name, task, parents in zip(called, tasks, extends, strict=True):
+    for task, name, extends in zip(tasks, names, parents, strict=True):
         spec = TaskSpec(
             name=name,
             classes=class_names(len(task.weight)),
             cells=task.cells.shape[1],
-            extends=tuple(called[parent] for parent in parents),
+            extends=tuple(names[parent] for parent in extends),
             after_norm=True,
         )
-        engrams.append(
-            new_engram(
-                spec,
-                {
-                    "class_token": task.token,
-                    "cells": task.cells,
-                    "head.weight": task.weight,
-                    "head.bias": task.bias,
-                },
-                trunk=trunk,
-                parents={called[parent]: engrams[parent].content for parent in parents},
-                recipe={"converted_from": told},
-            )
-        )
-    return _write(engrams, Path(out))
+        tensors = {
+            "class_token": task.token,
+            "cells": task.cells,
+            "head.weight": task.weight,
+            "head.bias": task.bias,
+        }
+        contents = {names[parent]: engrams[parent].content for parent in extends}
+        recipe = {"converted_from": source}
+        engrams.append(new_engram(spec, tensors, trunk=trunk, parents=contents, recipe=recipe))
+    return engrams
 
 
 def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
-    places = [folder / f"{engram.spec.name}.safetensors" for engram in engrams]
-    for engram, place in zip(engrams, places, strict=True):
-        if place.exists() and read_engram(place).content != engram.content:
+    paths = [folder / engram.file_name for engram in engrams]
+    for engram, path in zip(engrams, paths, strict=True):
+        if path.exists() and read_engram(path).content != engram.content:
             raise EngramError(
-                f"{place} exists already and is another engram; choose another folder, or other "
+                f"{path} exists already and is another engram; choose another folder, or other "
                 "names with --names."
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EngramError(
-            f"The folder {folder} cannot be made ({error.strerror or error}); choose another one."
+            f"The folder {folder} cannot be created ({error.strerror or error}); choose another "
+            "one."
         ) from None
-    return [write_engram(p, engram) for engram, p in zip(engrams, places, strict=True)]
+    return [write_engram(path, engram) for engram, path in zip(engrams, paths, strict=True)]
 
 
-# What is in the file
+# Reading a checkpoint
 
 
 def _locate(checkpoint: str | os.PathLike[str]) -> tuple[Path, str, str | None]:
-    """Where it lies, how an engram names it, and for a published one the name of its task."""
+    """Its path, what engrams record as its source, and the task name if it is a published one."""
     if not hub.is_hub_address(checkpoint):
         return Path(checkpoint), Path(checkpoint).name, None
-    place = hub.parse_hub_address(checkpoint)
-    if place.file is None:
-        some = ", ".join(PUBLISHED_FILES) if place.repo == PUBLISHED else "FILE.pt"
+    address = hub.parse_hub_address(checkpoint)
+    if address.file is None:
+        some = ", ".join(PUBLISHED_FILES) if address.repo == PUBLISHED else "FILE.pt"
         raise EngramError(
-            f"{place} is a repository; name one of its checkpoints ({some}), as in "
-            f"{place}/{some.partition(',')[0]}."
+            f"{address} is a repository; name one of its checkpoints ({some}), as in "
+            f"{address}/{some.partition(',')[0]}."
         )
-    folder = hub.fetch(place.repo, [place.file], place.revision, may_be_path=False)
-    if not (folder / place.file).is_file():
+    folder = hub.fetch(address.repo, [address.file], address.revision, may_be_path=False)
+    if not (folder / address.file).is_file():
         raise EngramError(
-            f"The Hub repository {place.repo} has no {place.file} at {place.revision or 'main'}, "
-            "or it is not in the cache; look at its files on its page."
+            f"The Hub repository {address.repo} has no {address.file} at "
+            f"{address.revision or 'main'}, or it is not in the cache; its page lists its files."
         )
-    named = PUBLISHED_FILES.get(place.file) if place.repo == PUBLISHED else None
-    return folder / place.file, str(hub.HubAddress(place.repo, folder.name, place.file)), named
+    name = PUBLISHED_FILES.get(address.file) if address.repo == PUBLISHED else None
+    return folder / address.file, str(replace(address, revision=folder.name)), name
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint. Nothing in the file is run."""
     try:
         size = path.stat().st_size
-        with warnings.catch_warnings(action="ignore"):  # about pickles that it refuses next
+        with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
             found = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except OSError as error:
         raise EngramError(
-            f"{path} cannot be read ({error.strerror or error}); give the path of a checkpoint."
+            f"{path} cannot be read ({error.strerror or error}); give the path of a legacy "
+            "checkpoint."
         ) from None
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -197,7 +204,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{path} holds more than tensors{what}, or is damaged, and opening it could run code; "
             "it was not opened. Save the model's state_dict alone."
         ) from None
-    except Exception as error:  # whatever torch makes of a file that is none of its own
+    except Exception as error:  # torch raises many types for other files
         raise EngramError(
             f"{path} is not a PyTorch checkpoint, or it is damaged "
             f"({printable(str(error) or type(error).__name__)}); get a good copy."
@@ -210,54 +217,62 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     for name, tensor in found.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise EngramError(f"The tensor {printable(name)} of {path} is no plain tensor.")
+            raise EngramError(f"The tensor {printable(name)} of {path} is not a plain tensor.")
     if sum(tensor.numel() * tensor.element_size() for tensor in found.values()) > size:
-        raise EngramError(f"{path} claims more numbers than it holds; get a good copy.")
+        raise EngramError(f"{path} claims more values than it holds; get a good copy.")
     return found
 
 
 def _matching(
     tensors: Mapping[str, Tensor], pattern: re.Pattern[str]
 ) -> dict[tuple[str, ...], str]:
-    """Names by the parts that a pattern leaves open."""
+    """The names that match a pattern, by its groups."""
     matches = ((pattern.fullmatch(name), name) for name in tensors)
     return {match.groups(): name for match, name in matches if match}
 
 
 def _check_trunk(
-    path: Path, plain: dict[str, Tensor], tensors: Mapping[str, Tensor], trunk: ViT
+    path: Path, of_trunk: Mapping[str, Tensor], tensors: Mapping[str, Tensor], trunk: ViT
 ) -> None:
-    """The frozen ViT inside must be the base, number for number."""
+    """Check that the frozen ViT in the checkpoint is exactly the base."""
     first = "vit.embeddings.cls_tokens.0"
     if first not in tensors:
         raise EngramError(
-            f"{path} is no checkpoint of transformers-learnable-memory: it has no {first}."
+            f"{path} is not a checkpoint of transformers-learnable-memory: it has no {first}."
         )
-    plain = {**plain, "vit.embeddings.cls_token": tensors[first]}
-    layout = transformers_layout("vit", plain)
-    inside = translate(plain, layout, str(path))
+    of_trunk = {**of_trunk, "vit.embeddings.cls_token": tensors[first]}
+    layout = transformers_layout("vit", of_trunk)
+    inside = translate(of_trunk, layout, str(path))
     expected = {n: p.detach() for n, p in trunk.named_parameters() if not n.startswith("head.")}
     if "prefix_position" in expected:
         expected["position"] = torch.cat([expected.pop("prefix_position"), expected["position"]])
     for ours in sorted({*expected, *inside.tensors}):
-        a, b = inside.tensors.get(ours), expected.get(ours)
-        if a is None or b is None or a.shape != b.shape or not torch.equal(a, b):
-            what = "is there but not in the base" if b is None else "is missing"
-            if a is not None and b is not None:
-                what = f"has the shape {tuple(a.shape)}, in the base {tuple(b.shape)}"
-            if a is not None and b is not None and a.shape == b.shape:
-                what = f"differs from the base's by up to {float((a - b).abs().max()):.2g}"
+        difference = _difference(inside.tensors.get(ours), expected.get(ours))
+        if difference:
             raise EngramError(
                 f"{path} was not trained on {trunk.source} (fingerprint {trunk.fingerprint[:12]}): "
-                f"its tensor {' + '.join(their_names(ours, layout))} {what}; give the base that it "
-                "was made from."
+                f"its tensor {' + '.join(their_names(ours, layout))} {difference}; give the base "
+                "that it was made from."
             )
     if inside.surplus or inside.missing:
-        strange = ", ".join(map(printable, (inside.surplus + inside.missing)[:3]))
+        names = ", ".join(map(printable, (inside.surplus + inside.missing)[:3]))
         raise EngramError(
-            f"{path} is no checkpoint of transformers-learnable-memory that can be read: "
-            f"{strange} {'is unknown' if inside.surplus else 'is missing'}."
+            f"{path} is not a checkpoint of transformers-learnable-memory that can be read: "
+            f"{names} {'is unknown' if inside.surplus else 'is missing'}."
         )
+
+
+def _difference(inside: Tensor | None, base: Tensor | None) -> str:
+    """How a tensor of the checkpoint differs from that of the base; empty if it does not."""
+    if base is None:
+        return "is not in the base"
+    if inside is None:
+        return "is missing"
+    if inside.shape != base.shape:
+        return f"has the shape {tuple(inside.shape)}, in the base {tuple(base.shape)}"
+    if not torch.equal(inside, base):
+        return f"differs from the base's by up to {float((inside - base).abs().max()):.2g}"
+    return ""
 
 
 def _tasks(
@@ -265,11 +280,11 @@ def _tasks(
     tensors: Mapping[str, Tensor],
     found: Mapping[str, Mapping[tuple[str, ...], str]],
     trunk: ViT,
-) -> list[_OldTask]:
+) -> list[_LegacyTask]:
     depth, width = trunk.config.depth, trunk.config.width
     count = len(found["token"]) - 1
     if count < 1:
-        raise EngramError(f"{path} has no tasks, only the ViT itself; there is nothing to convert.")
+        raise EngramError(f"{path} has no tasks, only the ViT; there is nothing to convert.")
 
     def get(kind: str, *key: object) -> Tensor:
         name = found[kind].get(tuple(map(str, key)))
@@ -286,24 +301,24 @@ def _tasks(
         for tensor, shape in zip([*cells, *task], shapes, strict=True):
             if tuple(tensor.shape) != shape:
                 raise EngramError(
-                    f"Task {i + 1} of {path} has a tensor of shape {tuple(tensor.shape)}; expected "
-                    f"is {shape}, with as many cells at every layer."
+                    f"Task {i + 1} of {path} has a tensor of shape {tuple(tensor.shape)}; {shape} "
+                    "was expected, with the same number of cells at every layer."
                 )
-        tasks.append(_OldTask(task[0][0], torch.cat(cells), task[1], task[2]))
+        tasks.append(_LegacyTask(task[0][0], torch.cat(cells), task[1], task[2]))
     return tasks
 
 
-def _extends(
+def _parents(
     path: Path,
     tensors: Mapping[str, Tensor],
     masks: Mapping[tuple[str, ...], str],
     trunk: ViT,
     cells: Sequence[int],
 ) -> list[list[int]]:
-    """Which earlier tasks each one extends, by the masks: 0 where a token reads, -inf elsewhere.
+    """The earlier tasks that each task extends, from the attention masks.
 
-    Queries are the trunk's tokens and then the tasks' class tokens; keys are those, and then the
-    cells task by task.
+    A mask is 0 where a token reads and -inf elsewhere. Queries are the trunk's tokens, then the
+    class tokens of the tasks. Keys are the same, then the cells of one task after the other.
     """
     n = trunk.config.grid[0] * trunk.config.grid[1] + trunk.config.prefix
     count = len(cells)
@@ -312,7 +327,7 @@ def _extends(
     if len(stored) < trunk.config.depth or any(tuple(mask.shape) != shape for mask in stored):
         raise EngramError(
             f"{path} needs an attention mask of shape {shape} at each of its {trunk.config.depth} "
-            "layers, and has others or too few; without them it is unknown who reads whom."
+            "layers, and has others or too few; without them it is unknown which tasks it extends."
         )
     if any(not torch.equal(mask, stored[0]) for mask in stored):
         raise EngramError(f"{path} has attention masks that differ from layer to layer.")
@@ -331,11 +346,12 @@ def _extends(
         above = {grand for j in seen - {i} for grand in reached[j] - {j}}
         if max(seen) > i or not above <= seen:
             raise EngramError(f"{path} has a task {i + 1} that reads others in an unknown way.")
-        parents.append(sorted(seen - {i} - above))  # what a parent reads comes with it
+        parents.append(sorted(seen - {i} - above))  # reading a parent includes what it reads
     return parents
 
 
 def _table_1(n: int, cells: Sequence[int], reached: Sequence[set[int]]) -> Tensor:
+    """Which query may read which key if each task reads the trunk and the tasks in `reached`."""
     count = len(cells)
     owner = torch.tensor([*range(count), *(i for i, m in enumerate(cells) for _ in range(m))])
     table = torch.zeros(n + count, n + len(owner), dtype=torch.bool)
@@ -345,12 +361,12 @@ def _table_1(n: int, cells: Sequence[int], reached: Sequence[set[int]]) -> Tenso
     return table
 
 
-def _names(path: Path, names: Sequence[str] | None, count: int) -> list[str]:
+def _task_names(path: Path, names: Sequence[str] | None, count: int) -> list[str]:
     if names is None:
         return [f"task-{i + 1}" for i in range(count)]
     if len(names) != count or len(set(names)) < count:
         raise EngramError(
             f"{path} has {count} tasks, and the names given are {', '.join(names)}; give "
-            f"{count} different ones."
+            f"{count} different names."
         )
     return list(names)

@@ -1,4 +1,4 @@
-"""Engrams without the paths of the machine they were made on."""
+"""Engrams without the paths of the machine that they were made on."""
 
 from __future__ import annotations
 
@@ -13,67 +13,89 @@ from engram.data.presets import PRESETS
 from engram.store.engram import Engram
 from engram.util.text import printable
 
-_ROOTED = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
-
-
-_FILE = r"file://[^\s/\\]*"  # perhaps with a machine's name
-
-
-# Inside a sentence; a ":" may stand before it, as in hf:/data, but not https:/ or 8080/.
-_PATH = re.compile(rf"(?:{_FILE}|(?<![\w./\\~-])){_ROOTED}(?=[^\s/])[^\s,;'\"<>|()]*")
-
-
-_KIND = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # of data, before a Hub id or a path
+_ROOT = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
+_FILE_URL = r"file://[^\s/\\]*"  # perhaps with the name of a machine
+# A path inside a longer text. A ":" may precede it, as in hf:/data, but not https:/ or 8080/.
+_PATH = re.compile(rf"(?:{_FILE_URL}|(?<![\w./\\~-])){_ROOT}(?=[^\s/])[^\s,;'\"<>|()]*")
+_DATA_PREFIX = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # before a Hub id or a path
 
 
 def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
-    """The engram without paths of this machine, and a sentence for every change.
+    """The engram with paths of this machine shortened to their last part.
 
-    Only the trunk's source, the recipe and the metrics can hold one, and none of them is part of
-    what `content` covers.
+    Only the source of the trunk, the recipe and the metrics can hold such paths. The content hash
+    covers none of them.
+
+    Args:
+        engram: The engram.
+        backbone: What to record as the source of the trunk instead.
+
+    Returns:
+        The engram, and one sentence for every change.
     """
-    name, said = engram.spec.name, list[str]()
+    name, changes = engram.spec.name, list[str]()
     source = engram.trunk.source
-    at = backbone or _short(source, whole=True)
-    if at != source:
-        said.append(f"{name}: the trunk's source {printable(source)} goes out as {printable(at)}")
+    new_source = backbone or _shorten(source, whole=True)
+    if new_source != source:
+        changes.append(
+            f"{name}: the trunk's source {printable(source)} is sent as {printable(new_source)}"
+        )
 
-    def cut(value: Any, where: str) -> Any:
+    def shorten(value: Any, where: str) -> Any:
         if isinstance(value, Mapping):
-            return {cut(key, where): cut(item, f"{where}.{key}") for key, item in value.items()}
+            return {
+                shorten(key, where): shorten(item, f"{where}.{key}") for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             if where.endswith(".unreadable"):
-                said.append(f"{name}: {where} goes out as a number, without the names of pictures")
+                changes.append(f"{name}: {where} is sent as a number, without the names of images")
                 return len(value)
-            return [cut(item, where) for item in value]
+            return [shorten(item, where) for item in value]
         if not isinstance(value, str):
             return value
-        short = _short(value, whole=where == "recipe.data")
+        short = _shorten(value, whole=where == "recipe.data")
         if short != value:
-            said.append(f"{name}: {where} {printable(value)} goes out as {printable(short)}")
+            changes.append(f"{name}: {where} {printable(value)} is sent as {printable(short)}")
         return short
 
     header = engram.header()
-    metrics, recipe = cut(header["metrics"], "metrics"), cut(header["recipe"], "recipe")
-    trunk = replace(engram.trunk, source=at)
-    return replace(engram, trunk=trunk, metrics=metrics, recipe=recipe), said
+    metrics, recipe = shorten(header["metrics"], "metrics"), shorten(header["recipe"], "recipe")
+    trunk = replace(engram.trunk, source=new_source)
+    return replace(engram, trunk=trunk, metrics=metrics, recipe=recipe), changes
 
 
-def _short(text: str, whole: bool) -> str:
-    """A text with the last parts of its paths alone; `whole` if it is no sentence about them."""
-    parts = text.split("::")  # a folder of pictures and one of masks
+def paths_in_class_names(engram: Engram) -> list[str]:
+    """Warnings about class names that look like paths. The content hash covers them, so they stay.
+
+    At most three are given.
+    """
+    return [
+        f"{engram.spec.name}: the class {printable(name)} looks like a path of this machine and "
+        "is sent as it is, because class names are part of the engram"
+        for name in engram.spec.classes
+        if _is_local(name)
+    ][:3]
+
+
+def _shorten(text: str, whole: bool) -> str:
+    """A text with its paths reduced to their last part.
+
+    `whole` says that the text is a path or several (of images and masks, joined by `::`), and not
+    a sentence that may contain some.
+    """
+    parts = text.split("::")
     if whole and all(_is_local(part, whole) for part in parts):
-        return "::".join(map(_last, parts))
-    kind = _KIND.match(text)
-    before, rest = (kind[0], text[kind.end() :]) if kind else ("", text)
+        return "::".join(map(_last_part, parts))
+    prefix = _DATA_PREFIX.match(text)
+    before, rest = (prefix[0], text[prefix.end() :]) if prefix else ("", text)
     if _is_local(rest, whole):
-        return before + _last(rest)
-    return before + _PATH.sub(lambda found: _last(found[0]), rest)
+        return before + _last_part(rest)
+    return before + _PATH.sub(lambda match: _last_part(match[0]), rest)
 
 
 def _is_local(text: str, whole: bool = False) -> bool:
-    """Whether a text is a path of this machine: rooted, out of this folder, or there right now."""
-    rooted = re.match(rf"(?:{_FILE})?{_ROOTED}|\.\.?[\\/]", text)
+    """Whether a text is a path of this machine: absolute, leading upwards, or existing now."""
+    rooted = re.match(rf"(?:{_FILE_URL})?{_ROOT}|\.\.?[\\/]", text)
     if rooted and (whole or not re.search(r"\s/|,", text)):
         return True
     if "/" not in text and "\\" not in text:
@@ -83,16 +105,6 @@ def _is_local(text: str, whole: bool = False) -> bool:
     return False
 
 
-def _last(text: str) -> str:
-    """The last part of a path, whichever system wrote it."""
-    return PureWindowsPath(text.removeprefix("file://").rstrip("/\\")).name or "a path"
-
-
-def paths_in_class_names(engram: Engram) -> list[str]:
-    """Texts that look like paths, but are part of what the content hash covers."""
-    return [
-        f"{engram.spec.name}: the class {printable(name)} looks like a path of this machine and "
-        "goes out as it is, because class names are part of the engram"
-        for name in engram.spec.classes
-        if _is_local(name)
-    ][:3]
+def _last_part(path: str) -> str:
+    """The last part of a path of any operating system."""
+    return PureWindowsPath(path.removeprefix("file://").rstrip("/\\")).name or "a path"

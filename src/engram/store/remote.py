@@ -1,7 +1,7 @@
-"""Engrams on the Hub: fetched into its cache, and verified before anybody reads them.
+"""Engrams on the Hub: downloaded into the cache, and verified before they are used.
 
-A repository is a folder as `engram push` lays it out: engrams, `bundle.json` where they fit
-together, and a card (README.md) whose front matter lists every engram with its content.
+A repository that `engram push` wrote has engrams, `bundle.json` if they fit together, and a card
+(README.md) whose front matter lists every engram with its content.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from engram.util.text import printable
 
 MANIFEST = "bundle.json"
 CARD = "README.md"
-_WEIGHTS = ("model.safetensors", "model-*.safetensors")  # of whole models: no engrams
-LISTED = "engrams"  # the field of both that lists them
+LISTED = "engrams"  # the field of both that lists the engrams
+_WEIGHTS = ("model.safetensors", "model-*.safetensors")  # of whole models, never engrams
 
 
 @dataclass(frozen=True)
 class ListedEngram:
-    """An engram that `find` came across: how to name it again, what it is, and its size."""
+    """An engram in a folder or a Hub repository."""
 
-    source: str
+    source: str  # its path, or its address on the Hub at the current commit
     engram: Engram
-    bytes: int
+    bytes: int  # the size of its file
 
     @property
     def task(self) -> str:
@@ -51,39 +51,39 @@ class ListedEngram:
 
 
 def local_path(source: PathOrHubId) -> Path:
-    """A path as it is; for `hf:…` the path in the cache, after fetching and verifying it.
+    """The path of an engram or a bundle; what is on the Hub is downloaded and verified first.
 
-    A repository without a file's name is its bundle, or its one engram.
+    A repository without the name of a file is its bundle, or its only engram.
     """
     if not hub.is_hub_address(source):
         return Path(source)
-    place = hub.parse_hub_address(source)
-    folder, names = fetch_engrams(place)
-    if place.file is None and (folder / MANIFEST).is_file():
+    address = hub.parse_hub_address(source)
+    folder, names = fetch_engrams(address)
+    if address.file is None and (folder / MANIFEST).is_file():
         return folder
     if len(names) != 1:
         raise EngramError(
-            f"{place} holds {len(names)} engrams that are no bundle; name one, as in "
-            f"{hub.PREFIX}{place.repo}/{names[0]}."
+            f"{address} holds {len(names)} engrams that are not a bundle; name one, as in "
+            f"{hub.PREFIX}{address.repo}/{names[0]}."
         )
     return folder / names[0]
 
 
 def single_engram_path(source: PathOrHubId) -> Path:
-    """The file of an engram; of a bundle, on the Hub or here, the only one that it lists."""
+    """The path of one engram: a file, or the only engram of a bundle. Either may be on the Hub."""
     path = local_path(source)
     if not (path / MANIFEST).is_file():
         return path
-    names = sorted(_told(path))
+    names = sorted(_listed_contents(path))
     if len(names) == 1:
         return path / names[0]
     where = os.fspath(source).rstrip("/")
-    such = (
-        f", such as {where}/{names[0]} (there are {printable(', '.join(names))})" if names else ""
-    )
+    example = ""
+    if names:
+        example = f", such as {where}/{names[0]} (it has {printable(', '.join(names))})"
     raise EngramError(
-        f"{where} is a bundle of {len(names)} engrams; name the file of one{such}, or load all of "
-        "them with engram.load_model."
+        f"{where} is a bundle of {len(names)} engrams; name the file of one{example}, or load all "
+        "of them with engram.load_model."
     )
 
 
@@ -105,9 +105,9 @@ def list_engrams(source: PathOrHubId, *, revision: str | None = None) -> list[Li
         ['flowers']
     """
     if hub.is_hub_address(source):
-        place = hub.parse_hub_address(source, revision)
-        folder, names = fetch_engrams(place)
-        pinned = {name: str(HubAddress(place.repo, folder.name, name)) for name in names}
+        address = hub.parse_hub_address(source, revision)
+        folder, names = fetch_engrams(address)
+        pinned = {name: str(HubAddress(address.repo, folder.name, name)) for name in names}
     else:
         folder = Path(source)
         if not folder.is_dir():
@@ -121,82 +121,93 @@ def list_engrams(source: PathOrHubId, *, revision: str | None = None) -> list[Li
     ]
 
 
-def fetch_engrams(place: HubAddress) -> tuple[Path, list[str]]:
-    """The folder in the cache and the names of the verified engrams in it: all, or the one asked.
+def fetch_engrams(address: HubAddress) -> tuple[Path, list[str]]:
+    """Download and verify the engrams of a repository, or the one file that the address names.
 
-    The card and the manifest come first: they say which files are engrams, so that nobody
-    downloads a whole ViT to learn that it is none.
+    The card and the manifest are downloaded first. They list the engrams, so that no other weights
+    are downloaded.
+
+    Returns:
+        The folder in the cache, and the names of the engrams in it.
     """
-    beside = (CARD, MANIFEST)
-    folder = hub.fetch(place.repo, beside, place.revision, may_be_path=False)
-    told = _told(folder)
-    names = list(told) if place.file is None else [place.file]
-    wanted, but = (names, ()) if names else (["*.safetensors"], _WEIGHTS)
-    folder = hub.fetch(place.repo, (*beside, *wanted), place.revision, but=but, may_be_path=False)
+    lists = (CARD, MANIFEST)
+    folder = hub.fetch(address.repo, lists, address.revision, may_be_path=False)
+    listed = _listed_contents(folder)
+    names = list(listed) if address.file is None else [address.file]
+    wanted, ignore = (names, ()) if names else (["*.safetensors"], _WEIGHTS)
+    folder = hub.fetch(
+        address.repo, (*lists, *wanted), address.revision, ignore=ignore, may_be_path=False
+    )
     if not names:
         names = sorted(p.name for p in folder.glob("*.safetensors") if is_engram(p))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
-        there = ", ".join(sorted(told)) or "no engram that its card or a manifest lists"
+        available = ", ".join(sorted(listed)) or "no engram that its card or manifest lists"
         raise EngramError(
-            f"The Hub repository {place.repo} has no {', '.join(missing) or 'engrams'} at "
-            f"{place.revision or 'main'} ({folder.name[:12]}), or it is not in the cache; there "
-            f"is {printable(there)}."
+            f"The Hub repository {address.repo} has no {', '.join(missing) or 'engrams'} at "
+            f"{address.revision or 'main'} ({folder.name[:12]}), or it is not in the cache; there "
+            f"is {printable(available)}."
         )
-    if place.content is not None and len(names) != 1:
+    if address.content is not None and len(names) != 1:
         raise EngramError(
-            f"{place} holds {len(names)} engrams, so #{place.content} could be any of them; name "
-            "one file."
+            f"{address} holds {len(names)} engrams, so #{address.content} could be any of them; "
+            "name one file."
         )
     for name in names:
-        _verify(folder / name, name, place, told.get(name, set()))
+        _verify(folder / name, name, address, listed.get(name, set()))
     return folder, names
 
 
-def _verify(path: Path, name: str, place: HubAddress, told: set[str]) -> None:
-    """The file is whole, and is what the user, or else the card and the manifest, say it is."""
+def _verify(path: Path, name: str, address: HubAddress, listed: set[str]) -> None:
+    """Check that a file is intact and has the expected content.
+
+    That is the content in the address. Without one, it is what the card and the manifest list.
+    """
     try:
         content = read_engram(path).content
     except EngramError as error:
         raise EngramError(
-            f"{place.repo}, {name}: {error} If the owner's copy is good, `hf cache rm "
-            f"model/{place.repo}` removes yours, and it is fetched again."
+            f"{address.repo}, {name}: {error} If the owner's copy is good, `hf cache rm "
+            f"model/{address.repo}` removes yours, and it is downloaded again."
         ) from None
-    if place.content is not None and not content.startswith(place.content):
+    if address.content is not None and not content.startswith(address.content):
         raise EngramError(
-            f"{name} of {place.repo} at {place.revision or 'main'} has the content {content[:12]}, "
-            f"not {place.content[:12]}, which you asked for; it was changed since, or is another "
-            "one. Ask for the revision that had it."
+            f"{name} of {address.repo} at {address.revision or 'main'} has the content "
+            f"{content[:12]}, not {address.content[:12]}, which you asked for; it was changed "
+            "since, or is another one. Ask for the revision that had it."
         )
-    others = sorted(told - {content})
-    if place.content is None and others:
+    others = sorted(listed - {content})
+    if address.content is None and others:
         raise EngramError(
-            f"{name} of {place.repo} has the content {content[:12]}, but its card or manifest "
+            f"{name} of {address.repo} has the content {content[:12]}, but its card or manifest "
             f"lists {printable(' and '.join(other[:12] for other in others))}: one was changed "
-            f"without the other. If you want the file as it is, say so: {replace(place, file=name)}"
-            f"#{content[:12]}."
+            f"without the other. If you want the file as it is, ask for "
+            f"{replace(address, file=name)}#{content[:12]}."
         )
 
 
-def _told(folder: Path) -> dict[str, set[str]]:
-    """File -> contents that the manifest and the card list for it; what they garble is left out."""
+def _listed_contents(folder: Path) -> dict[str, set[str]]:
+    """The contents that the manifest and the card list for each file. Invalid entries are skipped.
+
+    The owner of a repository may write anything there. Where the two differ, `_verify` refuses.
+    """
     entries: list[Any] = []
     for name, read in ((MANIFEST, _read_json), (CARD, metadata_load)):
         if (folder / name).is_file():
-            with suppress(Exception):  # the owner may write anything; a difference is a finding
+            with suppress(Exception):
                 entries += (read(folder / name) or {}).get(LISTED) or []
     pairs = [(e.get("file"), e.get("content")) for e in entries if isinstance(e, Mapping)]
-    told: dict[str, set[str]] = {}
+    listed: dict[str, set[str]] = {}
     for file, content in pairs:
         if (
             isinstance(file, str)
             and re.fullmatch(r"[\w][\w.-]*\.safetensors", file)
             and isinstance(content, str)
         ):
-            told.setdefault(file, set()).add(content)
-    return told
+            listed.setdefault(file, set()).add(content)
+    return listed
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    read = json.loads(path.read_bytes())
-    return read if isinstance(read, dict) else None
+    document = json.loads(path.read_bytes())
+    return document if isinstance(document, dict) else None

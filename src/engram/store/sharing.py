@@ -1,27 +1,22 @@
-"""Engrams that travel: what a push sends and keeps back, and where a pull puts what it got."""
+"""Push engrams to the Hub, and pull them from it."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from engram.errors import EngramError
 from engram.store.bundles import Bundle, is_bundle, read_engrams
-from engram.store.cards import card_of, file_of, hub_id
+from engram.store.cards import card_of, hub_id
 from engram.store.engram import Engram
 from engram.store.format import read_engram, serialise_engram
 from engram.store.portable import paths_in_class_names, without_local_paths
-from engram.store.remote import (
-    CARD,
-    MANIFEST,
-    fetch_engrams,
-    local_path,
-)
+from engram.store.remote import CARD, MANIFEST, fetch_engrams, local_path
 from engram.util import hub
 from engram.util.files import write_atomically
 from engram.util.hub import PathOrHubId
@@ -29,17 +24,17 @@ from engram.util.hub import PathOrHubId
 
 @dataclass(frozen=True)
 class Push:
-    """What a push sends, byte for byte, and after it has gone where it is."""
+    """What a push sends, byte for byte, and where it went."""
 
     repo: str
     revision: str | None
     private: bool | None
     message: str
     engrams: tuple[Engram, ...]
-    files: Mapping[str, bytes]  # by their names in the repository, the card among them
-    changed: tuple[str, ...]  # what is other than in the user's own files, a sentence each
+    files: Mapping[str, bytes]  # by their names in the repository, with the card
+    changed: tuple[str, ...]  # one sentence for each difference from the user's own files
     warnings: tuple[str, ...]
-    url: str = ""
+    url: str = ""  # empty after a dry run
     commit: str = ""  # empty after a dry run
 
     @property
@@ -49,7 +44,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Pulled:
-    """One file that a pull wrote, or found to be there already."""
+    """One file that a pull wrote, or that was there already."""
 
     path: Path
     source: str
@@ -73,8 +68,8 @@ def push(
 ) -> Push:
     """Send engrams or a bundle to a Hub repository, with a card, in one commit.
 
-    A repository holds one engram, or several that fit together. Paths of this machine are cut to
-    their last part in what is sent, which changes no content hash.
+    A repository holds one engram, or several that fit together. In what is sent, paths of this
+    machine are shortened to their last part, which changes no content hash.
 
     Args:
         sources: Files of engrams, or a bundle.
@@ -99,37 +94,60 @@ def push(
         >>> sorted(planned.files)
         ['README.md', 'bundle.json', 'flowers.safetensors']
     """
-    place = hub.parse_hub_address(to if hub.is_hub_address(to) else f"{hub.PREFIX}{to}", revision)
-    if place.file or place.content:
-        raise EngramError(f"{to} names a file; give the repository alone, as in {place.repo}.")
+    address = hub.parse_hub_address(to if hub.is_hub_address(to) else f"{hub.PREFIX}{to}", revision)
+    if address.file or address.content:
+        raise EngramError(f"{to} names a file; give only the repository, as in {address.repo}.")
     if backbone is not None and hub_id(backbone) is None:
         raise EngramError(
             f"--backbone is {backbone!r}; give the Hub id (owner/name) under which others find "
             "the trunk."
         )
-    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
-    engrams, bundle = _collect(given)
-    changed: list[str] = []
-    warnings = [w for engram in engrams for w in paths_in_class_names(engram)]
-    files: dict[str, bytes] = {}
-    outgoing = []
-    for engram in engrams:
-        cleaned, cuts = without_local_paths(engram, backbone)
-        assert cleaned.content == engram.content  # what was cut decides no answer
-        changed += cuts
-        files[file_of(engram)] = serialise_engram(cleaned)
-        outgoing.append(cleaned)
-    if bundle:
-        manifest = Bundle(Path(), tuple(outgoing)).manifest()
-        files[MANIFEST] = (json.dumps(manifest, indent=1) + "\n").encode()
-    facts = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
-    files[CARD] = card_of(place.repo, outgoing, facts, bundle=bundle, license=license).encode()
-    names = ", ".join(engram.spec.name for engram in engrams)
+    engrams, bundle = _collect(_as_list(sources))
+    portable = [without_local_paths(engram, backbone) for engram in engrams]
+    outgoing = tuple(engram for engram, _ in portable)
+    # What was removed has no influence on the outputs, so children still recognise their parents.
+    assert [e.content for e in outgoing] == [e.content for e in engrams]
     planned = Push(
-        place.repo, place.revision, private, message or f"Push {names}", tuple(outgoing), files,
-        tuple(dict.fromkeys(changed)), tuple(warnings),
-    )  # fmt: skip
+        repo=address.repo,
+        revision=address.revision,
+        private=private,
+        message=message or f"Push {', '.join(engram.spec.name for engram in engrams)}",
+        engrams=outgoing,
+        files=_files(address.repo, outgoing, bundle, license),
+        changed=tuple(dict.fromkeys(change for _, changes in portable for change in changes)),
+        warnings=tuple(w for engram in engrams for w in paths_in_class_names(engram)),
+    )
     return planned if dry_run else _send(planned, replace)
+
+
+def _as_list(sources: PathOrHubId | Sequence[PathOrHubId]) -> list[PathOrHubId]:
+    return [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+
+
+def _collect(sources: Sequence[PathOrHubId]) -> tuple[tuple[Engram, ...], bool]:
+    """The engrams, and whether they are a bundle. A single one whose parents are missing is not."""
+    paths = [local_path(source) for source in sources]
+    if len(paths) == 1 and not is_bundle(paths[0]):
+        if paths[0].is_dir():
+            raise EngramError(
+                f"{paths[0]} is a folder but not a bundle; give engrams, or make a bundle of them "
+                "with `engram compose`."
+            )
+        engram = read_engram(paths[0])
+        return (engram,), not engram.parents
+    return read_engrams(paths), True
+
+
+def _files(
+    repo: str, engrams: Sequence[Engram], bundle: bool, license: str | None
+) -> dict[str, bytes]:
+    """The files of the repository: engrams, the manifest of a bundle, and the card."""
+    files = {engram.file_name: serialise_engram(engram) for engram in engrams}
+    if bundle:
+        files[MANIFEST] = Bundle(Path(), tuple(engrams)).manifest_bytes()
+    sizes = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
+    files[CARD] = card_of(repo, engrams, sizes, bundle=bundle, license=license).encode()
+    return files
 
 
 def _send(planned: Push, replace_others: bool) -> Push:
@@ -144,23 +162,9 @@ def _send(planned: Push, replace_others: bool) -> Push:
     return replace(planned, url=sent.url, commit=sent.commit)
 
 
-def _collect(sources: Sequence[PathOrHubId]) -> tuple[tuple[Engram, ...], bool]:
-    """The engrams, and whether they are a bundle: all but one whose parents lie elsewhere."""
-    paths = [local_path(source) for source in sources]
-    if len(paths) == 1 and not is_bundle(paths[0]):
-        if paths[0].is_dir():
-            raise EngramError(
-                f"{paths[0]} is a folder but no bundle; give engrams, or make a bundle of them "
-                "with `engram compose`."
-            )
-        engram = read_engram(paths[0])
-        return (engram,), not engram.parents
-    return read_engrams(paths), True
-
-
 def pull(
     sources: PathOrHubId | Sequence[PathOrHubId],
-    out: PathOrHubId | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     revision: str | None = None,
     overwrite: bool = False,
@@ -183,59 +187,81 @@ def pull(
         >>> pulled = engram.pull("hf:you/garden")  # doctest: +SKIP
         >>> model = engram.load_model("garden")
     """
-    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
-    plans: list[tuple[Path, Path, str]] = []  # from, to, how it is named
-    for source in given:
-        if not hub.is_hub_address(source):
-            raise EngramError(f"{os.fspath(source)!r} is not on the Hub; write hf:owner/name.")
-        place = hub.parse_hub_address(source, revision)
-        cached, names = fetch_engrams(place)
-        folder = Path(out) if out is not None else Path()
-        if place.file is None:
-            folder = folder if out is not None else Path(place.repo.partition("/")[2])
-            if (cached / MANIFEST).is_file():
-                names = [*names, MANIFEST]
-        for name in names:
-            named = str(hub.HubAddress(place.repo, cached.name, name))
-            plans.append((cached / name, folder / Path(name).name, named))
-    taken: dict[Path, tuple[Path, str]] = {}
-    for origin, target, named in plans:
-        other, also = taken.setdefault(target, (origin, named))
-        if other != origin and other.read_bytes() != origin.read_bytes():
+    downloads: list[_Download] = []
+    for source in _as_list(sources):
+        downloads += _download(source, None if out is None else Path(out), revision)
+    _check_targets(downloads, overwrite)
+    return [_write(download) for download in downloads]
+
+
+class _Download(NamedTuple):
+    cached: Path
+    target: Path
+    source: str  # the address of the file, pinned to a commit
+
+
+def _download(source: PathOrHubId, out: Path | None, revision: str | None) -> list[_Download]:
+    """Fetch one file or a whole repository into the cache, and say where its files will go."""
+    if not hub.is_hub_address(source):
+        raise EngramError(f"{os.fspath(source)!r} is not on the Hub; write hf:owner/name.")
+    address = hub.parse_hub_address(source, revision)
+    cache, names = fetch_engrams(address)
+    folder = out or Path()
+    if address.file is None:
+        folder = out or Path(address.repo.partition("/")[2])
+        if (cache / MANIFEST).is_file():
+            names = [*names, MANIFEST]
+    return [
+        _Download(
+            cache / name,
+            folder / Path(name).name,
+            str(hub.HubAddress(address.repo, cache.name, name)),
+        )
+        for name in names
+    ]
+
+
+def _check_targets(downloads: Sequence[_Download], overwrite: bool) -> None:
+    """Refuse to write two different files to one path, or over a different file."""
+    taken: dict[Path, _Download] = {}
+    for download in downloads:
+        cached, target, source = download
+        other = taken.setdefault(target, download)
+        if other.cached != cached and other.cached.read_bytes() != cached.read_bytes():
             raise EngramError(
-                f"Both {also} and {named} would be {target}; pull one of them into another folder "
-                "with -o. Nothing was written."
+                f"Both {other.source} and {source} would be written to {target}; pull one of them "
+                "into another folder with -o. Nothing was written."
             )
         if target.is_dir():
             raise EngramError(f"{target} is a folder; give another one with -o.")
-        if not overwrite and target.exists() and target.read_bytes() != origin.read_bytes():
+        if not overwrite and target.exists() and target.read_bytes() != cached.read_bytes():
             raise EngramError(
-                f"{target} exists already and is another file{_how_other(origin, target)}; give "
+                f"{target} exists already and is another file{_same_content(cached, target)}; give "
                 "another folder with -o, or --overwrite to replace it. Nothing was written."
             )
-    return [_put(*plan) for plan in plans]
 
 
-def _how_other(origin: Path, target: Path) -> str:
-    """An engram may be the same task and yet another file: before a push, its paths are whole."""
+def _same_content(cached: Path, target: Path) -> str:
+    """For an error: a push removes local paths, so the file that was pushed has another header."""
     with contextlib.suppress(EngramError):
-        if read_engram(origin).content == read_engram(target).content:
+        if read_engram(cached).content == read_engram(target).content:
             return ", with the same content but another header"
     return ""
 
 
-def _put(origin: Path, target: Path, named: str) -> Pulled:
-    data = origin.read_bytes()
+def _write(download: _Download) -> Pulled:
+    cached, target, source = download
+    data = cached.read_bytes()
     new = not target.exists() or target.read_bytes() != data
     if new:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EngramError(
-                f"The folder {target.parent} cannot be made ({error.strerror or error})."
+                f"The folder {target.parent} cannot be created ({error.strerror or error})."
             ) from None
         write_atomically(target, data)
     if target.name == MANIFEST:
-        return Pulled(target, named, "", "", len(data), new)
+        return Pulled(target, source, "", "", len(data), new)
     engram = read_engram(target)
-    return Pulled(target, named, engram.spec.name, engram.content, len(data), new)
+    return Pulled(target, source, engram.spec.name, engram.content, len(data), new)

@@ -1,4 +1,4 @@
-"""Files and folders that are replaced whole or not at all."""
+"""Files and folders that are replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from engram.errors import EngramError
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """A temporary file in the same folder, fsync, rename; a failure leaves what was there."""
-    target = Path(os.path.realpath(path))  # through a link, to the file it means
-    _refuse_no_file(path, target)
+    """Write a file through a temporary one, fsync and rename. A failure leaves the old file."""
+    target = Path(os.path.realpath(path))  # follow a link, to replace the file and not the link
+    _check_regular_file(path, target)
     temporary = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -26,7 +26,7 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     except OSError as error:
         raise EngramError(
             f"{path} cannot be written ({error.strerror or error}); check the folder, its "
-            "permissions and the free space. What was there is unchanged."
+            "permissions and the free space. The old file, if any, is unchanged."
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -34,20 +34,26 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     sync_folder(target.parent)
 
 
-def _refuse_no_file(path: str | Path, target: Path) -> None:
-    """A rename would put a file in the place of a folder, a pipe or a device."""
-    if os.path.exists(target) and not os.path.isfile(target):  # which take any name
-        what = "a folder" if os.path.isdir(target) else "no usual file"
-        raise EngramError(f"{path} cannot be written (it is {what}); choose another place.")
+def _check_regular_file(path: str | Path, target: Path) -> None:
+    """A rename must not replace a folder, a pipe or a device."""
+    if os.path.exists(target) and not os.path.isfile(target):  # unlike Path's, these take any name
+        what = "a folder" if os.path.isdir(target) else "not a regular file"
+        raise EngramError(f"{path} cannot be written (it is {what}); choose another path.")
 
 
-def check_writable(path: str | Path, other: str = "place", parents: bool = False) -> None:
-    """That a file can be written there later; if not, an EngramError now that asks for another.
+def check_writable(path: str | Path, other: str = "path", parents: bool = False) -> None:
+    """Check that a file can be written there later, before work is spent on it.
 
-    With `parents`, folders that are missing are made.
+    Args:
+        path: The file.
+        other: What the error message asks for instead.
+        parents: Whether to create missing folders.
+
+    Raises:
+        EngramError: The file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    _refuse_no_file(path, target)
+    _check_regular_file(path, target)
     try:
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +66,7 @@ def check_writable(path: str | Path, other: str = "place", parents: bool = False
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last, where the system lets a folder be synchronised."""
+    """Make renames in a folder durable, where the system can synchronise a folder."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -70,29 +76,29 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_renamable(folder: Path) -> None:
-    """That a folder can be put in this one's place: no shell stands in it, no disk hangs on it."""
+    """Refuse to replace the current folder or a mount point."""
     if folder.exists() and (os.path.samefile(folder, ".") or os.path.ismount(folder)):
-        what = "the folder you are in" if os.path.samefile(folder, ".") else "where a disk begins"
+        what = "the current folder" if os.path.samefile(folder, ".") else "a mount point"
         raise EngramError(f"{folder} is {what} and cannot be replaced; choose one inside it.")
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Rename a folder into its place; what was there comes back if that fails or is interrupted.
+    """Rename `new` to `folder`. The old folder is restored if that fails or is interrupted.
 
-    A process that is killed between the two renames leaves the old one as .engram-….old.
+    A process that is killed between the two renames leaves the old folder as .engram-….old.
     """
     old = new.with_suffix(".old")
     try:
         if folder.is_dir() and any(folder.iterdir()):
             os.rename(folder, old)
         os.rename(new, folder)
-    except BaseException:  # Ctrl-C, too, and wherever it came
+    except BaseException:  # Ctrl-C too, between any two lines
         if old.exists() and not folder.exists():
             try:
                 os.rename(old, folder)
             except OSError:
                 raise EngramError(
-                    f"{folder} could not be replaced, and what was there is now {old}; rename it."
+                    f"{folder} could not be replaced, and the old folder is now {old}; rename it."
                 ) from None
         raise
     sync_folder(folder.parent)

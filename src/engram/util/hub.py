@@ -1,7 +1,7 @@
-"""The Hugging Face Hub, through huggingface_hub: its cache, offline mode and tokens as they are.
+"""The Hugging Face Hub, through huggingface_hub: its cache, tokens and offline mode work as usual.
 
-What goes wrong there is one sentence here. `hf:OWNER/NAME[@REVISION][/FILE][#CONTENT]` is how a
-repository, or one file of it, is written wherever a path could stand.
+`hf:OWNER/NAME[@REVISION][/FILE][#CONTENT]` is the address of a repository or of one file in it, and
+may be given wherever a path is expected. Whatever goes wrong is an EngramError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something 
 
 PREFIX = "hf:"
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_PLACE = re.compile(
+_ADDRESS = re.compile(
     r"hf:(?P<repo>[^/@#]+/[^/@#]+)(?:@(?P<revision>[^/#]+))?(?:/(?P<file>[^#]*))?"
     r"(?:#(?P<content>[0-9a-f]{8,64}))?"
 )
@@ -46,12 +46,12 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True)
 class HubAddress:
-    """A repository on the Hub or one file of it, at a revision, with a content to expect."""
+    """A repository on the Hub or one file of it, perhaps at a revision and with a content hash."""
 
     repo: str
     revision: str | None = None
     file: str | None = None
-    content: str | None = None
+    content: str | None = None  # the beginning of the hash that the file must have
 
     def __str__(self) -> str:
         at = f"@{self.revision}" if self.revision else ""
@@ -63,26 +63,28 @@ def is_hub_address(source: PathOrHubId) -> bool:
 
 
 def parse_hub_address(source: PathOrHubId, revision: str | None = None) -> HubAddress:
-    """What `hf:…` means; a `revision` is for those that cannot stand in the text (with a /)."""
-    text = os.fspath(source).replace("\\", "/")  # a path of Windows has them that way round
-    found = _PLACE.fullmatch(text)
-    parts = PurePosixPath(found["file"] or "").parts if found else ()
-    if found is None or not REPO.fullmatch(found["repo"]) or {".", "..", "/"} & {*parts}:
+    """The parts of `hf:…`. `revision` is for one that the address cannot hold (with a /)."""
+    text = os.fspath(source).replace("\\", "/")  # a Windows path has turned the slashes around
+    match = _ADDRESS.fullmatch(text)
+    parts = PurePosixPath(match["file"] or "").parts if match else ()
+    if match is None or not REPO.fullmatch(match["repo"]) or {".", "..", "/"} & {*parts}:
         raise EngramError(
-            f"{text!r} names nothing on the Hub; write hf:owner/name, hf:owner/name/FILE, or "
-            "hf:owner/name@revision/FILE, with #CONTENT behind it to pin what is in the file (8 "
-            "to 64 hexadecimal digits)."
+            f"{text!r} is not an address on the Hub; write hf:owner/name, hf:owner/name/FILE or "
+            "hf:owner/name@revision/FILE, and append #CONTENT (8 to 64 hexadecimal digits) to pin "
+            "what is in the file."
         )
-    place = HubAddress(found["repo"], found["revision"], "/".join(parts) or None, found["content"])
-    if revision is not None and place.revision not in (None, revision):
+    address = HubAddress(
+        match["repo"], match["revision"], "/".join(parts) or None, match["content"]
+    )
+    if revision is not None and address.revision not in (None, revision):
         raise EngramError(
-            f"{text!r} names the revision {place.revision!r}, but {revision!r} is asked for as "
-            "well; give one of the two."
+            f"{text!r} names the revision {address.revision!r}, but the revision {revision!r} is "
+            "given as well; give one of the two."
         )
-    return replace(place, revision=revision or place.revision)
+    return replace(address, revision=revision or address.revision)
 
 
-# Down
+# Download
 
 
 def fetch(
@@ -90,26 +92,38 @@ def fetch(
     files: Iterable[str],
     revision: str | None = None,
     *,
-    but: Iterable[str] = (),
+    ignore: Iterable[str] = (),
     may_be_path: bool = True,
 ) -> Path:
-    """The folder in the local cache that holds a repository's `files` (names or patterns).
-
-    Those that `but` matches are left out.
+    """Download files of a repository into the local cache.
 
     Files that are in the cache are not downloaded again, and are found without a network.
-    Whatever goes wrong is one sentence that says what was tried.
+
+    Args:
+        repo: The repository, owner/name.
+        files: Names or patterns of the files.
+        revision: A branch, tag or commit.
+        ignore: Patterns of files to leave out.
+        may_be_path: Whether `repo` could have been meant as a path, for the error message.
+
+    Returns:
+        The folder in the cache. Files that the repository does not have are missing in it.
     """
-    at = f"{repo} at {revision}" if revision else repo
-    by_hand = "download it elsewhere and give the path of its folder"
-    none = f"There is no file or folder {repo!r}, and no" if may_be_path else "There is no"
-    called = "of that name" if may_be_path else f"{repo}"
-    try:
+    with _explain_fetch_errors(repo, revision, may_be_path):
         return Path(
             snapshot_download(
-                repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(but)
+                repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(ignore)
             )
         )
+
+
+@contextmanager
+def _explain_fetch_errors(repo: str, revision: str | None, may_be_path: bool) -> Iterator[None]:
+    """Turn whatever goes wrong in a download into one sentence."""
+    at = f"{repo} at {revision}" if revision else repo
+    by_hand = "download it elsewhere and give the path of its folder"
+    try:
+        yield
     except HFValidationError as error:
         raise EngramError(f"{repo!r} is neither a path nor a Hub id (owner/name).") from error
     except GatedRepoError as error:
@@ -118,9 +132,11 @@ def fetch(
             f"`hf auth login`, or {by_hand}."
         ) from error
     except RepositoryNotFoundError as error:
+        no = f"There is no file or folder {repo!r}, and no Hub repository of that name"
+        no = no if may_be_path else f"There is no Hub repository {repo}"
         raise EngramError(
-            f"{none} Hub repository {called} that you may read; check the spelling, or log in "
-            "with `hf auth login` if it is private."
+            f"{no} that you may read; check the spelling, or log in with `hf auth login` if it is "
+            "private."
         ) from error
     except RevisionNotFoundError as error:
         raise _no_revision(repo, revision) from error
@@ -128,10 +144,10 @@ def fetch(
         why = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "no network"
         what = f"There is no file or folder {repo!r}, and as a Hub id it" if may_be_path else at
         raise EngramError(
-            f"{what} is not wholly in the cache ({constants.HF_HUB_CACHE}) while "
-            f"{constants.ENDPOINT} could not be asked: {why}. Connect once, or {by_hand}."
+            f"{what} is not completely in the cache ({constants.HF_HUB_CACHE}), and "
+            f"{constants.ENDPOINT} could not be reached: {why}. Connect once, or {by_hand}."
         ) from error
-    except Exception as error:  # whatever the network or the disk adds: a sentence all the same
+    except Exception as error:  # whatever else the network or the disk raises
         raise EngramError(
             f"The Hub repository {at} could not be fetched from {constants.ENDPOINT}: "
             f"{_first_line(error)}. Try again, or {by_hand}."
@@ -146,10 +162,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-# Up
+# Upload
 
 
 class Uploaded(NamedTuple):
+    """Where the files of an upload are."""
+
     url: str
     commit: str
 
@@ -163,31 +181,31 @@ def upload(
     private: bool | None = None,
     replace: bool = False,
 ) -> Uploaded:
-    """Put files into a repository, in one commit; it is made if it is not there.
+    """Put files into a repository in one commit. The repository is created if needed.
 
-    Engrams that are there under other names are refused, as no card would tell of them any more,
-    or with `replace` deleted by the same commit.
+    Other engrams in the repository are an error, because the new card would not describe them.
+    With `replace` they are deleted in the same commit.
     """
     if get_token() is None:
         raise EngramError(
             f"No token for {constants.ENDPOINT} was found, so nothing can be sent to {repo}; log "
-            "in with `hf auth login`, or set HF_TOKEN to a token that may write. --dry-run needs "
-            "none."
+            "in with `hf auth login`, or set HF_TOKEN to a token with write access. --dry-run "
+            "needs no token."
         )
     api = HfApi()
-    with _sentences(repo, revision):
+    with _explain_upload_errors(repo, revision):
         api.create_repo(repo, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo, branch=revision, exist_ok=True)
-        there = api.list_repo_files(repo, revision=revision)
-        others = [n for n in there if n.endswith(".safetensors") and n not in files]
+        present = api.list_repo_files(repo, revision=revision)
+        others = [n for n in present if n.endswith(".safetensors") and n not in files]
         if others and not replace:
             raise EngramError(
                 f"The Hub repository {repo} already holds {', '.join(others)}, which the card of "
-                "this push would not tell of; push all of them together, use another repository, "
+                "this push would not describe; push all of them at once, use another repository, "
                 "or delete them with --replace."
             )
-        stale = [*others, *(n for n in there if n == "bundle.json" and n not in files)]
+        stale = [*others, *(n for n in present if n == "bundle.json" and n not in files)]
         commit = api.create_commit(
             repo,
             [
@@ -201,42 +219,46 @@ def upload(
 
 
 @contextmanager
-def _sentences(repo: str, revision: str | None) -> Iterator[None]:
-    """Whatever the Hub or the network says to a push, as one sentence."""
-    end = constants.ENDPOINT
+def _explain_upload_errors(repo: str, revision: str | None) -> Iterator[None]:
+    """Turn whatever goes wrong in an upload into one sentence."""
     try:
         yield
     except EngramError:
         raise
     except HFValidationError as error:
         raise EngramError(
-            f"{repo!r} is no Hub id; write owner/name. {_first_line(error)}."
+            f"{repo!r} is not a Hub id; write owner/name. {_first_line(error)}."
         ) from error
     except OfflineModeIsEnabled as error:
         raise EngramError(
-            f"Nothing was sent to {repo}: offline mode is on (HF_HUB_OFFLINE). Unset it, or look "
-            "at what would be sent with --dry-run."
+            f"Nothing was sent to {repo}: offline mode is on (HF_HUB_OFFLINE). Unset it, or see "
+            "what would be sent with --dry-run."
         ) from error
     except RevisionNotFoundError as error:
         raise _no_revision(repo, revision) from error
     except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            raise EngramError(
-                f"{end} refused to let you write to {repo} ({status}): the token is wrong or may "
-                "not write there; check the owner's name, and log in with `hf auth login` with a "
-                "token that may write."
-            ) from error
-        if status == 404:
-            raise EngramError(
-                f"{end} knows no repository {repo} that you may write to; check the owner's name."
-            ) from error
+        raise _explain_status(repo, error.response.status_code, error) from error
+    except Exception as error:  # no network, a proxy, a card that the Hub rejects
         raise EngramError(
-            f"{end} did not take the push to {repo} ({status}): {_first_line(error)}. What was "
-            "there is unchanged; try again."
+            f"Nothing was sent to {repo}: {constants.ENDPOINT} could not be reached, or did not "
+            f"answer like the Hub ({_first_line(error)}). Try again when it can be reached."
         ) from error
-    except Exception as error:  # no network, a proxy, a card that the Hub will not have
-        raise EngramError(
-            f"Nothing was sent to {repo}: {end} could not be asked, or did not answer as a Hub "
-            f"does ({_first_line(error)}). Try again when it can be reached."
-        ) from error
+
+
+def _explain_status(repo: str, status: int, error: Exception) -> EngramError:
+    """What an HTTP status of the Hub means for an upload."""
+    if status in (401, 403):
+        return EngramError(
+            f"{constants.ENDPOINT} refused to let you write to {repo} ({status}): the token is "
+            "wrong or has no write access there; check the owner's name, and log in with "
+            "`hf auth login` with a token that has write access."
+        )
+    if status == 404:
+        return EngramError(
+            f"{constants.ENDPOINT} has no repository {repo} that you may write to; check the "
+            "owner's name."
+        )
+    return EngramError(
+        f"{constants.ENDPOINT} rejected the push to {repo} ({status}): {_first_line(error)}. The "
+        "repository is unchanged; try again."
+    )
