@@ -48,10 +48,10 @@ def measure_training(plan: Plan, say: Say) -> Document:
     """One step at a small batch with its peak memory, and one from the cache at a large batch."""
     size = plan.size(trunk_of(plan.big), 130)
     rows = [row.to_dict() for row in training(size, plan.step_batch, say)]
-    for row in rows:
-        if row["what"] != PLAIN and (not plan.peaks or row["what"] in plan.peaks):
-            say(f"memory of {row['what']}")
-            row["peak"] = peak_of(plan, row["what"])
+    names = [row["what"] for row in rows if row["what"] != PLAIN]
+    say("memory of the steps")
+    peaks = peaks_of(plan, [name for name in names if not plan.peaks or name in plan.peaks])
+    rows = [{**row, "peak": peaks[row["what"]]} if row["what"] in peaks else row for row in rows]
     large = plan.size(size.trunk, 90)
     batch = plan.cached_batch
     cases = {
@@ -67,18 +67,18 @@ def measure_training(plan: Plan, say: Say) -> Document:
     return {"trunk": plan.big, "cells": size.cells, "rows": rows}
 
 
-def peak_of(plan: Plan, what: str) -> int:
-    """Bytes by which a separate process grows during a step.
+def peaks_of(plan: Plan, names: list[str]) -> dict[str, int]:
+    """Bytes by which a separate process grows during each of these steps.
 
     The C library is set to return large blocks at once. By default it keeps some of the freed
     memory, which differs from run to run and hides what the step itself needs.
     """
-    command = [sys.executable, "-m", "benchmarks.speed.peak_memory", plan.name, what]
+    command = [sys.executable, "-m", "benchmarks.speed.peak_memory", plan.name, *names]
     settings = {"MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run(
         command, stdout=subprocess.PIPE, check=True, cwd=ROOT, env=os.environ | settings
     )
-    return int(done.stdout)
+    return dict(zip(names, map(int, done.stdout.split()), strict=True))
 
 
 def measure_sweep(plan: Plan, say: Say) -> Document:
