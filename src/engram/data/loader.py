@@ -130,26 +130,9 @@ class Loader:
         self._drop_last = drop_last
         self._rank, self._world = rank, world
         self._jobs = _Jobs([])
-        self._batches: DataLoader[Any] = DataLoader(
-            _Reader(  # type: ignore[arg-type]  # a mapping from jobs to batches is enough
-                dataset,
-                preprocessing,
-                augment if mode == "train" else "none",
-                flip,
-                min_area,
-                transform,
-                seed,
-                only,
-            ),
-            batch_size=None,
-            sampler=self._jobs,
-            num_workers=workers,
-            collate_fn=_unchanged,
-            persistent_workers=workers > 0,
-            multiprocessing_context=start_method if workers > 0 else None,
-            generator=torch.Generator(),  # its own: the global one belongs to training
-            worker_init_fn=_ignore_signals,
-        )
+        augment = augment if mode == "train" else "none"
+        reader = _Reader(dataset, preprocessing, augment, flip, min_area, transform, seed, only)
+        self._batches = _read_in_workers(reader, self._jobs, workers, start_method)
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -214,6 +197,22 @@ def _check_at_least(name: str, value: int, least: int) -> None:
 
 
 # What happens in worker processes
+
+
+def _read_in_workers(
+    reader: "_Reader", jobs: _Jobs, workers: int, start_method: str | None
+) -> DataLoader[Any]:
+    return DataLoader(
+        reader,  # type: ignore[arg-type]  # a mapping from jobs to batches is enough
+        batch_size=None,
+        sampler=jobs,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        persistent_workers=workers > 0,
+        multiprocessing_context=start_method if workers > 0 else None,
+        generator=torch.Generator(),  # its own: the global one belongs to training
+        worker_init_fn=_ignore_signals,
+    )
 
 
 def _unchanged(result: Any) -> Any:
