@@ -174,9 +174,9 @@ GAP_ROWS: tuple[tuple[str, Row], ...] = (
     ("+ 6 cached views, crops", {**MASKED, "views": 6, "augment": "inception"}),
     ("+ adapters, width 8", {"regime": "masked+adapter", "width": 8}),
     ("+ adapters, width 32", NARROW),
-    ("+ adapters, width 64, beside attention only",
+    ("+ adapters, width 64, parallel to attention only",
      {"regime": "masked+adapter", "width": 64, "place": "attention"}),
-    ("+ adapters, width 64, beside the MLP only",
+    ("+ adapters, width 64, parallel to the MLP only",
      {"regime": "masked+adapter", "width": 64, "place": "mlp"}),
     ("+ adapters, width 128", WIDE),
     ("+ adapters, width 32, 6 cached views", {**NARROW, "views": 6}),
@@ -209,7 +209,7 @@ def gap() -> list[str]:
         [label, *map(accuracy_cell, row), parameters_cell(row[0]), macs_cell(row[0], shape)]
         for label, row in zip(labels, zip(*map(gap_settings, GAP_SETS), strict=True), strict=True)
     ]
-    head = ("", *GAP_SETS, "parameters", "MACs more than the trunk's pass")
+    head = ("", *GAP_SETS, "parameters", "extra MACs, relative to the trunk's pass")
     return markdown_table(head, rows)
 
 
@@ -253,7 +253,7 @@ def trial() -> list[str]:
             TRIAL_ROWS, trial_settings(FIRST), trial_settings("fashion"), strict=True
         )
     ]
-    head = ("", "the earlier trial", "its images, its rule", "ours: fashion")
+    head = ("", "earlier trial", "repeated with its images and its rule", "ours: fashion")
     return markdown_table(head, rows)
 
 
@@ -304,7 +304,7 @@ EXPERIMENTS = {
         "fresh, propagated and additive cells; before and after the norm",
         figure2b_settings,
         ("fresh", "propagated", "propagated + added", "masked, before the norm",
-         "masked, behind the norm"),
+         "masked, after the norm"),
     ),
     "gap": by_setting(
         "what adapters, views and learning rates gain in the masked regime",

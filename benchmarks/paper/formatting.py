@@ -53,5 +53,5 @@ def macs_cell(setting: Setting, trunk: TrunkShape) -> str:
     more = cost.macs
     if setting.place != "both":
         more -= 2 * trunk.width * setting.width * trunk.depth
-    own_pass = ", in a pass of its own" if cost.own_pass else ""
+    own_pass = ", in a separate pass" if cost.own_pass else ""
     return f"{100 * more / cost.trunk_macs:.1f} %{own_pass}"

@@ -56,7 +56,7 @@ def rates() -> list[str]:
             bold = "**" if float(lr) == best else ""
             tried.append(f"{bold}{float(lr):g}: {100 * runs[0]['accuracy']:.1f}{bold}")
         rows.append([Setting.label(record), str(record["epochs"]), ", ".join(tried)])
-    return markdown_table(("setting", "epochs", "rate: validation accuracy"), rows)
+    return markdown_table(("setting", "epochs", "learning rate: validation accuracy"), rows)
 
 
 def state() -> list[str]:

@@ -114,4 +114,5 @@ def table() -> list[str]:
             for i, step in enumerate(record["steps"])
         ]
         rows.append([job.first, job.regime, *cells])
-    return markdown_table(("first task", "attention", "alone", "and one more", "and two"), rows)
+    head = ("first task", "regime", "alone", "with one more task", "with two more")
+    return markdown_table(head, rows)

@@ -106,9 +106,9 @@ def table() -> list[str]:
             f"{(measured['macs'] - trunk['macs']) / 1e6:,.1f}",
             _time(measured),
         ])  # fmt: skip
-    head = ("regime, 5 cells", "B/32: parameters", "B/32: MMAC more", "Ti/16: parameters",
-            f"Ti/16: MMAC more than {trunk_macs(tiny) / 1e6:,.1f}", "counted by torch",
-            "time, as a multiple of the trunk's pass")  # fmt: skip
+    head = ("regime, 5 cells", "B/32: parameters", "B/32: extra MMAC", "Ti/16: parameters",
+            f"Ti/16: MMAC in addition to {trunk_macs(tiny) / 1e6:,.1f}", "counted by torch",
+            "time, relative to the trunk's pass")  # fmt: skip
     return markdown_table(head, rows)
 
 
