@@ -1,6 +1,8 @@
-"""Draws the pictures of docs/explanation.md into docs/images: `python scripts/draw_docs.py`.
+"""Draw the SVG images of docs/explanation.md into docs/images.
 
-Each has a background of its own and follows the reader's light or dark mode.
+    python -m scripts.draw_docs
+
+Every image has its own background and follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -229,60 +231,84 @@ def fresh() -> str:
     return picture(900, 548, "Cells are fresh at every layer", about, parts)
 
 
-def paths() -> str:
-    def one(x: float, title: str, lines: list[str]) -> list[str]:
-        texts = [label(x, 262 + 22 * i, line, "soft") for i, line in enumerate(lines)]
-        return [label(x, 40, title, "text name"), *texts]
+def column(x: float, title: str, lines: list[str]) -> list[str]:
+    """The title above and the text below one of the three columns."""
+    texts = [label(x, 262 + 22 * i, line, "soft") for i, line in enumerate(lines)]
+    return [label(x, 40, title, "text name"), *texts]
 
-    parts = [
-        *one(30, "fast (the default)", [
-            "All tokens in one sequence: the large",
-            "matrix products of a layer run once.",
-            "Within 1e-5 of each answer alone.",
-        ]),
+
+def trunk_tokens(x: float, y: float) -> list[str]:
+    return [token(x, y, "trunk", "CLS"), *(cell(x + 46 + 34 * i, y, "trunk") for i in range(4))]
+
+
+def fast_path() -> list[str]:
+    lines = [
+        "All tokens in one sequence: the large",
+        "matrix products of a layer run once.",
+        "Within 1e-5 of each answer alone.",
+    ]
+    return [
+        *column(30, "fast (the default)", lines),
         *stream(30, 66),
         box(30, 120, 270, 40, "a layer, all tokens at once"),
         arrow("M166 104V116"),
         arrow("M166 160V186"),
         *stream(30, 192),
-        *one(350, "exact=True", [
-            "The ViT runs alone, as if there were",
-            "no tasks; each task runs separately.",
-            "Bit for bit the same, and slower.",
-        ]),
-        token(350, 66, "trunk", "CLS"),
-        *(cell(396 + 34 * i, 66, "trunk") for i in range(4)),
+    ]
+
+
+def exact_path() -> list[str]:
+    lines = [
+        "The ViT runs alone, as if there were",
+        "no tasks; each task runs separately.",
+        "Bit for bit the same, and slower.",
+    ]
+    return [
+        *column(350, "exact=True", lines),
+        *trunk_tokens(350, 66),
         box(350, 120, 180, 40, "the plain layer"),
         arrow("M440 104V116"),
         token(544, 66, "flowers", "C₁"),
         token(592, 66, "roses", "C₂"),
         box(544, 120, 82, 40, "tasks"),
-        arrow("M560 104V116", "flowers"), arrow("M608 104V116", "roses"),
+        arrow("M560 104V116", "flowers"),
+        arrow("M608 104V116", "roses"),
         arrow("M530 140H541"),
-        arrow("M440 160V186"), arrow("M560 160V186", "flowers"), arrow("M608 160V186", "roses"),
-        token(350, 192, "trunk", "CLS"),
-        *(cell(396 + 34 * i, 192, "trunk") for i in range(4)),
+        arrow("M440 160V186"),
+        arrow("M560 160V186", "flowers"),
+        arrow("M608 160V186", "roses"),
+        *trunk_tokens(350, 192),
         token(544, 192, "flowers", "C₁"),
         token(592, 192, "roses", "C₂"),
-        *one(670, "training, from the cache", [
-            "What the plain layers feed to a task is",
-            "on disk. Only the task's own token runs,",
-            "and only it has gradients.",
-        ]),
-        f'<g class="gone">{token(670, 66, "trunk", "CLS")}'
-        + "".join(cell(716 + 34 * i, 66, "trunk") for i in range(4)) + "</g>",
+    ]
+
+
+def cached_path() -> list[str]:
+    lines = [
+        "What the plain layers feed to a task is",
+        "on disk. Only the task's own token runs,",
+        "and only it has gradients.",
+    ]
+    return [
+        *column(670, "training, from the cache", lines),
+        f'<g class="gone">{"".join(trunk_tokens(670, 66))}</g>',
         box(670, 120, 180, 40, "stored once"),
         token(880, 66, "flowers", "C₁"),
         box(866, 120, 62, 40, "task"),
-        arrow("M896 104V116", "flowers"), arrow("M850 140H863"),
+        arrow("M896 104V116", "flowers"),
+        arrow("M850 140H863"),
         arrow("M896 160V186", "flowers"),
         token(880, 192, "flowers", "C₁"),
-    ]  # fmt: skip
+    ]
+
+
+def paths() -> str:
     about = (
         "Three ways to compute the same. Fast: all tokens go through a layer together. Exact: the "
         "plain layer runs alone and each task runs separately. Training: what the plain layer "
         "feeds to tasks comes from disk and only the task's token is computed."
     )
+    parts = [*fast_path(), *exact_path(), *cached_path()]
     return picture(960, 330, "Three ways to compute the same", about, parts)
 
 
