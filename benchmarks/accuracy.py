@@ -11,6 +11,7 @@ assets folder (../shared, or ENGRAM_ASSETS).
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +32,9 @@ COLUMNS = (
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy", description=str(__doc__).splitlines()[0]
+    ).parse_args()
     require_trunk()
     with tempfile.TemporaryDirectory() as temporary:
         rows = measure(Path(temporary))
