@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.export.write import OnnxModel, export_onnx
+from engram.export import OnnxModel, export_onnx
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.load import load_model

@@ -29,11 +29,11 @@ from benchmarks.paths import BUILD, RESULTS
 from benchmarks.report import markdown_table
 from engram.experiments.bench import shaped
 from engram.experiments.timing import Case, Timing, compare, machine, machine_words
-from engram.export.graphs import about, describe
-from engram.export.quantise import quantised
-from engram.export.runtime import BATCHES, OnnxModel, check_pixels
-from engram.export.runtime import compare as compare_answers
-from engram.export.write import export_onnx
+from engram.export import OnnxModel, export_onnx
+from engram.export.graphs import metadata, set_metadata
+from engram.export.quantise import quantise
+from engram.export.verify import BATCHES, generated_pixels
+from engram.export.verify import compare as compare_answers
 from engram.images.preprocessing import Preprocessing
 from engram.inference.engine import OneByOne
 from engram.model import MemoryViT
@@ -75,9 +75,9 @@ def export(model: MemoryViT, folder: Path, again: bool) -> dict[str, Path]:
         print("quantising", flush=True)
         began = time.monotonic()
         assert model.trunk.preprocessing is not None
-        pixels = check_pixels(model.trunk.preprocessing, sum(BATCHES))
-        proto = quantised(onnx.load(paths["onnx"]), pixels, folder)
-        describe(proto, about(model, ["base", *model.tasks], int8=True))
+        pixels = generated_pixels(model.trunk.preprocessing, sum(BATCHES))
+        proto = quantise(onnx.load(paths["onnx"]), pixels, folder)
+        set_metadata(proto, metadata(model, ["base", *model.tasks], int8=True))
         write_atomically(paths[INT8], proto.SerializeToString())
         print(f"in {time.monotonic() - began:.0f} s", flush=True)
     return paths
@@ -86,13 +86,13 @@ def export(model: MemoryViT, folder: Path, again: bool) -> dict[str, Path]:
 def check(model: MemoryViT, name: str, engine: OnnxModel) -> None:
     """Refuse a graph whose answers differ from those of the model it is compared with."""
     assert model.trunk.preprocessing is not None
-    pixels = check_pixels(model.trunk.preprocessing, sum(BATCHES))
+    pixels = generated_pixels(model.trunk.preprocessing, sum(BATCHES))
     with torch.inference_mode():
         expected = model(pixels)
-    for task, change in compare_answers(engine.run, pixels, expected).items():
-        if not change.relative <= LARGEST_ERROR[name]:
+    for task, found in compare_answers(engine.run, pixels, expected).items():
+        if not found.relative <= LARGEST_ERROR[name]:
             raise SystemExit(
-                f"{name} differs by {change.relative:.2g} in {task}; export it with --again."
+                f"{name} differs by {found.relative:.2g} in {task}; export it with --again."
             )
 
 
@@ -111,7 +111,7 @@ def cases_of(model: MemoryViT, engines: Mapping[str, OnnxModel], batch: int) -> 
     """What is timed at one batch size."""
     trunk, preprocessing, tasks = model.trunk, model.trunk.preprocessing, len(model.tasks)
     assert preprocessing is not None
-    pixels = check_pixels(preprocessing, batch)
+    pixels = generated_pixels(preprocessing, batch)
     cases = {PLAIN: Case(partial(run_torch, trunk, pixels))}
     cases[f"{tasks} tasks, torch"] = Case(partial(run_torch, model, pixels))
     for name, engine in engines.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import engram
 from engram import MemoryViT, load_trunk
-from engram.export.write import export_onnx
+from engram.export import export_onnx
 
 
 def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path
     model.add_task("pets", 37, 5, seed=0)
     made = export_onnx(model, tmp_path / "model.onnx", int8=True)
     assert made.script is not None
-    assert made.changes["base"].agreement >= 0.75  # drawn scenes are nothing it was trained on
+    assert made.differences["base"].agreement >= 0.75  # drawn scenes are nothing it was trained on
     photos = sorted((assets / "data" / "pets" / "test").rglob("*.jpg"))[::40]
     command = [sys.executable, made.script, *photos, "--task", "base", "--top-k", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

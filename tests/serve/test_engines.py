@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.support.exports import trace_once
 from tests.support.serving import AUTH, Opened, picture
 
 import engram
@@ -44,6 +45,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(model, folder / "bundle", paths[1])
 
 
+@pytest.fixture(autouse=True)
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace_once(monkeypatch)
+
+
 def answers(client: TestClient, **options: Any) -> Sequence[dict[str, Any]]:
     files = [("image", (str(i), picture(i))) for i in range(3)]
     answer = client.post("/v1/predict", files=files, data=options)
@@ -53,16 +59,16 @@ def answers(client: TestClient, **options: Any) -> Sequence[dict[str, Any]]:
 
 
 def check_first(tiny: Tiny, images: Sequence[dict[str, Any]], tolerance: float) -> None:
-    """What was told of the task that stays is what the model says."""
+    """What the service answers for the task that stays is what the model answers."""
     preprocessing = tiny.model.trunk.preprocessing
     assert preprocessing is not None
     for i, image in enumerate(images):
         view = torch.from_numpy(evaluation_view(picture(i), preprocessing))
         with torch.inference_mode():
             logits = tiny.model(normalise(view[None], preprocessing), tasks=["first"])["first"][0]
-        said = {one["class"]: one["probability"] for one in image["tasks"]["first"]["answer"]}
-        told = torch.tensor([said["one"], said["two"]])
-        assert torch.allclose(told, logits.softmax(-1), atol=tolerance)
+        found = {one["class"]: one["probability"] for one in image["tasks"]["first"]["answer"]}
+        probabilities = torch.tensor([found["one"], found["two"]])
+        assert torch.allclose(probabilities, logits.softmax(-1), atol=tolerance)
 
 
 def test_onnx_answers_as_the_model_does(opened: Opened, tiny: Tiny) -> None:
@@ -74,7 +80,9 @@ def test_onnx_answers_as_the_model_does(opened: Opened, tiny: Tiny) -> None:
     check_first(tiny, images, 1e-4)
 
 
-def test_int8_answers_nearly_so_while_a_task_comes_and_goes(opened: Opened, tiny: Tiny) -> None:
+def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
+    opened: Opened, tiny: Tiny
+) -> None:
     opened.bundle = tiny.bundle
     client = opened(engine="onnx-int8", threads=1)
     assert client.get("/readyz").json() == {"status": "ready"}

@@ -71,15 +71,15 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write all tasks as one file that runs without engram, checked against the model."""
-    from engram.export.runtime import require
-    from engram.export.write import check_place
+    from engram.export.runtime import require_onnx
+    from engram.export.write import check_output_path
     from engram.inference.evaluate import answers
     from engram.inference.load import load_model
 
     kind = _format(out, file_format)
-    check_place(out, kind, overwrite)
+    check_output_path(out, kind, overwrite)
     if kind == "onnx":
-        require("onnx", "onnxscript", "onnxruntime")
+        require_onnx()
     elif int8:
         raise EngramError("int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
     with bars(as_json) as progress:
@@ -137,7 +137,7 @@ def _description(
     after: Mapping[str, Mapping[str, Any]],
 ) -> Description:
     from engram.export.graphs import OPSET
-    from engram.export.runtime import BATCHES
+    from engram.export.verify import BATCHES
 
     document: dict[str, Any] = {
         "file": str(made.path),
@@ -149,9 +149,9 @@ def _description(
         "tasks": {},
     }
     table = []
-    for name, change in made.changes.items():
-        document["tasks"][name] = {"change": asdict(change)}
-        cells = [name, f"{change.largest:.2g}", f"{change.relative:.2%}", f"{change.agreement:.0%}"]
+    for name, found in made.differences.items():
+        document["tasks"][name] = {"change": asdict(found)}
+        cells = [name, f"{found.largest:.2g}", f"{found.relative:.2%}", f"{found.agreement:.0%}"]
         if name in before:
             document["tasks"][name] |= {"before": before[name], "after": after[name]}
             task = model.task(name).kind
@@ -171,7 +171,7 @@ def _description(
         ("file", str(made.path)),
         ("format", kind + (", int8" if made.int8 else ", float32")),
         ("size", f"{made.bytes / 1e6:,.1f} MB"),
-        ("checked", f"against the model, on {sum(BATCHES)} generated pictures"),
+        ("checked", f"against the model, on {sum(BATCHES)} generated images"),
     ]
     if made.format == "onnx":
         rows.append(

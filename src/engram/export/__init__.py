@@ -1,6 +1,8 @@
-"""A model as one file for other programs: ONNX or torch.export, checked before it is kept.
+"""A model as one file for other programs: ONNX or torch.export, verified before it is kept.
 
-The service and the command line import it; training does not know of it. Start in `write.py`.
+The service and the command line import it; training does not. Start in `write.py`. `graphs.py`
+traces the model, `quantise.py` converts linear layers to int8, `verify.py` compares the result with
+the model, `runtime.py` runs exported files, and `standalone.py` is the `predict.py` next to them.
 """
 
 from typing import TYPE_CHECKING
@@ -9,12 +11,13 @@ from engram.util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from engram.export.runtime import OnnxModel
-    from engram.export.write import export_onnx, export_torch
+    from engram.export.write import Export, export_onnx, export_torch
 
-__all__ = ["OnnxModel", "export_onnx", "export_torch"]
+__all__ = ["Export", "OnnxModel", "export_onnx", "export_torch"]
 __getattr__ = lazy_names(
     __name__,
     {
+        "Export": "write:Export",
         "OnnxModel": "runtime:OnnxModel",
         "export_onnx": "write:export_onnx",
         "export_torch": "write:export_torch",

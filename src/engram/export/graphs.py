@@ -1,4 +1,4 @@
-"""A model as a graph: only what depends on the image is left to compute, and it says what it is."""
+"""A model as a graph, in which everything that does not depend on the image is a constant."""
 
 from __future__ import annotations
 
@@ -15,32 +15,16 @@ from torch import Tensor, nn
 from engram.model import MemoryViT
 from engram.util.text import without_folder
 
-FORMAT = 1  # of the metadata
+FORMAT = 1  # version of the metadata
 OPSET = 20
 INPUT = "pixels"
 KEY = "engram"  # of the metadata in an ONNX file; in a .pt2 it is the file engram.json
 
 
-def about(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[str, Any]:
-    """What a file says of itself, as JSON has it."""
+def metadata(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[str, Any]:
+    """What a program needs to use the file: preprocessing, trunk, and the tasks with classes."""
     from engram import __version__
 
-    tasks: dict[str, Any] = {}
-    for name in names:
-        if name == "base":
-            labels = list(model.trunk.class_names)
-            tasks[name] = {"kind": "classification" if labels else "embedding", "classes": labels}
-        else:
-            spec, head = model.task(name).spec, model.task(name).head
-            tasks[name] = {
-                "kind": spec.kind,
-                "classes": list(spec.classes),
-                **{what: values.tolist() for what, values in head.settled.items()},
-                **({"values": list(spec.values)} if spec.values else {}),
-                "regime": spec.regime,
-                "extends": list(spec.extends),
-                "content": model.engram(name).content,
-            }
     return {
         "format": FORMAT,
         "library": f"engram-vit {__version__}",
@@ -50,12 +34,28 @@ def about(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[st
             "source": without_folder(model.trunk.source),
             "fingerprint": model.trunk.fingerprint,
         },
-        "tasks": tasks,
+        "tasks": {name: _task_metadata(model, name) for name in names},
     }
 
 
-class _Answers(nn.Module):
-    """A model that answers certain tasks, with nothing left but what depends on the image."""
+def _task_metadata(model: MemoryViT, name: str) -> dict[str, Any]:
+    if name == "base":
+        classes = list(model.trunk.class_names)
+        return {"kind": "classification" if classes else "embedding", "classes": classes}
+    spec, head = model.task(name).spec, model.task(name).head
+    return {
+        "kind": spec.kind,
+        "classes": list(spec.classes),
+        **{what: values.tolist() for what, values in head.settled.items()},
+        **({"values": list(spec.values)} if spec.values else {}),
+        "regime": spec.regime,
+        "extends": list(spec.extends),
+        "content": model.engram(name).content,
+    }
+
+
+class _ExportModule(nn.Module):
+    """The model for certain outputs, with everything folded that depends on no image."""
 
     def __init__(self, model: MemoryViT, names: Sequence[str]) -> None:
         super().__init__()
@@ -67,32 +67,33 @@ class _Answers(nn.Module):
 
 
 def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
-    """An ONNX model with one output for each of `names`, and what it is in its metadata."""
+    """An ONNX model with one output for each of `names`, and the metadata."""
     program = trace(model, names, pixels)
-    with quiet():
+    with quiet_exporters():
         graph = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     assert graph is not None
     proto = graph.model_proto
-    _name(proto, names)
-    describe(proto, about(model, names))
+    _remove_debug_information(proto)
+    _rename_values(proto, names)
+    set_metadata(proto, metadata(model, names))
     return proto
 
 
 def trace(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> torch.export.ExportedProgram:
-    """What the model computes for these names, for any number of images of the pixels' size."""
+    """The model as a program of torch.export, for any number of images of the pixels' size."""
     batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
-    with quiet(), torch.no_grad():
+    with quiet_exporters(), torch.no_grad():
         program = torch.export.export(
-            _Answers(model, names), (pixels[:2],), dynamic_shapes=batch, strict=False
+            _ExportModule(model, names), (pixels[:2],), dynamic_shapes=batch, strict=False
         )
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # the paths of this machine
+        node.meta.pop("stack_trace", None)  # it has paths of this machine
     return program
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """The exporters' own remarks are of no use to anybody here."""
+def quiet_exporters() -> Iterator[None]:
+    """Hide the warnings of torch's exporters, which a user can do nothing about."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -100,31 +101,36 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _name(proto: Any, names: Sequence[str]) -> None:
-    """Call the input, the outputs and their free axis what they are.
-
-    All other values get a name that no task can have: theirs are words like "add" and "linear".
-    """
+def _remove_debug_information(proto: Any) -> None:
+    """Remove which line of source code made a node: it has paths of this machine."""
     graph = proto.graph
     del graph.metadata_props[:]
     for item in (*graph.node, *graph.input, *graph.output, *graph.value_info):
-        del item.metadata_props[:]  # which line of whose source made it, with its path
+        del item.metadata_props[:]
         item.doc_string = ""
-    called = {graph.input[0].name: INPUT}
-    called.update({value.name: name for value, name in zip(graph.output, names, strict=True)})
+
+
+def _rename_values(proto: Any, names: Sequence[str]) -> None:
+    """Name the input `pixels`, the outputs after their tasks, and their first axis `batch`.
+
+    All other values get a name that no task can have: the exporter uses words such as "linear".
+    """
+    graph = proto.graph
+    new_names = {graph.input[0].name: INPUT}
+    new_names.update({value.name: name for value, name in zip(graph.output, names, strict=True)})
     for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-        value.name = called.get(value.name, f"/{value.name}")
+        value.name = new_names.get(value.name, f"/{value.name}")
     for node in graph.node:
-        node.input[:] = [called.get(name, f"/{name}") if name else "" for name in node.input]
-        node.output[:] = [called.get(name, f"/{name}") if name else "" for name in node.output]
+        node.input[:] = [new_names.get(name, f"/{name}") if name else "" for name in node.input]
+        node.output[:] = [new_names.get(name, f"/{name}") if name else "" for name in node.output]
     for value in (*graph.input, *graph.output):
         dimension = value.type.tensor_type.shape.dim[0]
         if dimension.dim_param:
             dimension.dim_param = "batch"
 
 
-def describe(proto: Any, document: Mapping[str, Any]) -> None:
-    """Write into an ONNX model what it says of itself."""
+def set_metadata(proto: Any, document: Mapping[str, Any]) -> None:
+    """Replace the metadata of an ONNX model."""
     del proto.metadata_props[:]
     proto.metadata_props.add(key=KEY, value=json.dumps(document))
     proto.producer_name, proto.producer_version = document["library"].split()

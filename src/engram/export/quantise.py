@@ -1,4 +1,4 @@
-"""Whole numbers in a graph's large products: dynamic quantisation, where rounding leaves enough."""
+"""int8 quantisation of the linear layers of an ONNX model, except where it would lose accuracy."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from torch import Tensor
 from engram.export.graphs import INPUT
 from engram.export.runtime import open_session
 
-#: A product stays in floats if a value of its input is so many times larger than most.
-OUTLIER = 50
+#: A layer stays in float32 if its input has a value this many times the root mean square.
+OUTLIER_RATIO = 50
 
 
-def quantised(proto: Any, pixels: Tensor, folder: Path) -> Any:
-    """The same ONNX model with whole numbers in the products of tokens and weights.
+def quantise(proto: Any, pixels: Tensor, folder: Path) -> Any:
+    """The ONNX model with int8 in the linear layers that all tokens pass (dynamic quantisation).
 
-    The model that is given is used up. `folder` is where there is room for it on disk meanwhile;
-    without such room there is an OSError.
+    Args:
+        proto: The model in float32. It is changed and of no use afterwards.
+        pixels: Images on which to look for outliers.
+        folder: A folder with enough free space for the model; otherwise there is an OSError.
+
+    Returns:
+        The quantised model, without metadata of its own.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    products = _without_outliers(proto, _products(proto), pixels)
-    _unshare(proto)
-    del proto.graph.value_info[:]  # shapes that the exporter noted contradict the quantiser's
+    layers = _without_outliers(proto, _linear_layers(proto), pixels)
+    _copy_shared_weights(proto)
+    del proto.graph.value_info[:]  # the exporter's shapes contradict the quantiser's
     del proto.metadata_props[:]
-    # says that shapes are known, which spares users a remark about a step that changes nothing
+    # The shapes are known, so the step that the quantiser would advise changes nothing.
     proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".engram-") as name:
         source, target = Path(name) / "float32.onnx", Path(name) / "int8.onnx"
@@ -39,7 +44,7 @@ def quantised(proto: Any, pixels: Tensor, folder: Path) -> Any:
         quantize_dynamic(
             source,
             target,
-            nodes_to_quantize=products,
+            nodes_to_quantize=layers,
             op_types_to_quantize=["MatMul"],
             weight_type=QuantType.QInt8,
             per_channel=True,
@@ -48,10 +53,10 @@ def quantised(proto: Any, pixels: Tensor, folder: Path) -> Any:
         return onnx.load(target)
 
 
-def _unshare(proto: Any) -> None:
-    """Give every Gemm a weight of its own: the quantiser transposes them in place, each time.
+def _copy_shared_weights(proto: Any) -> None:
+    """Give every Gemm its own weight: the quantiser transposes them in place, once per use.
 
-    Two tasks whose heads are equal, as those of untrained ones are, share one otherwise.
+    The exporter lets two tasks share a weight if their heads are equal, as untrained ones are.
     """
     weights = {one.name: one for one in proto.graph.initializer}
     seen: set[str] = set()
@@ -64,11 +69,11 @@ def _unshare(proto: Any) -> None:
         seen.update(node.input)
 
 
-def _products(proto: Any) -> list[str]:
-    """The nodes that multiply tokens by a weight: the trunk's, and those of heads of masks.
+def _linear_layers(proto: Any) -> list[str]:
+    """The nodes that multiply all tokens by a weight: the trunk's, and heads of segmentation.
 
-    These are nearly all the work there is. Heads that read one token a picture, and adapters, stay
-    as they are: they take no time, and rounding them would cost accuracy.
+    They take nearly all of the time. Heads that read one token per image, and adapters, take
+    almost none, and rounding them would cost accuracy.
     """
     matrices = {one.name for one in proto.graph.initializer if len(one.dims) == 2}
     return [
@@ -78,26 +83,27 @@ def _products(proto: Any) -> list[str]:
     ]
 
 
-def _without_outliers(proto: Any, products: Sequence[str], pixels: Tensor) -> list[str]:
-    """The products whose input has no value so large that rounding would leave nothing else.
+def _without_outliers(proto: Any, layers: Sequence[str], pixels: Tensor) -> list[str]:
+    """The layers whose input has no value so large that rounding would erase all others.
 
-    One input has one step for all of its values. Some ViTs have a layer in which one channel is
-    hundreds of times larger than the others: rounded to 255 steps of it, those are all zero.
+    All values of an input share one step. Some ViTs have a layer in which one channel is hundreds
+    of times as large as the rest: in 255 steps of that size, the rest becomes zero.
     """
-    whole = type(proto)()
-    whole.CopyFrom(proto)
-    inputs = {node.name: node.input[0] for node in proto.graph.node if node.name in products}
+    probe = type(proto)()
+    probe.CopyFrom(proto)
+    inputs = {node.name: node.input[0] for node in proto.graph.node if node.name in layers}
     values = list(dict.fromkeys(inputs.values()))
     for value in values:
-        whole.graph.output.add().name = value
-    session = open_session(whole.SerializeToString())
+        probe.graph.output.add().name = value
+    session = open_session(probe.SerializeToString())
     largest, squares = dict.fromkeys(values, 0.0), dict.fromkeys(values, 0.0)
-    for picture in torch.split(pixels, 1):  # one at a time: the inputs of all layers are in memory
-        for value, seen in zip(values, session.run(values, {INPUT: picture.numpy()}), strict=True):
-            largest[value] = max(largest[value], float(np.abs(seen).max()))
-            squares[value] += float(np.mean(seen**2)) / len(pixels)
+    for image in torch.split(pixels, 1):  # one at a time: the inputs of all layers are in memory
+        arrays = session.run(values, {INPUT: image.numpy()})
+        for value, array in zip(values, arrays, strict=True):
+            largest[value] = max(largest[value], float(np.abs(array).max()))
+            squares[value] += float(np.mean(array**2)) / len(pixels)
     return [
         name
         for name, value in inputs.items()
-        if largest[value] <= OUTLIER * max(squares[value] ** 0.5, 1e-30)
+        if largest[value] <= OUTLIER_RATIO * max(squares[value] ** 0.5, 1e-30)
     ]

@@ -1,74 +1,90 @@
-"""Exported files at work: asked about pictures, and compared with the model they came from."""
+"""Running exported files: both kinds are engines, as the model itself is."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engram.data.scenes import draw_scenes
 from engram.errors import EngramError
 from engram.export.graphs import INPUT, KEY
-from engram.images.preprocessing import Preprocessing, normalise
-from engram.images.views import evaluation_view
-
-BATCHES = (1, 3, 8)  # pictures, to see that any number of them gives the same answers
-
-Answer = Callable[[Tensor], Mapping[str, Tensor]]
+from engram.util.optional import require
 
 
 class OnnxModel:
-    """An exported ONNX file, ready to answer; `about` is what it says of itself."""
+    """An exported ONNX file that can be run.
+
+    Args:
+        path: The file, or its bytes.
+        threads: CPU threads. By default as many as torch uses.
+
+    Attributes:
+        tasks: The names of the outputs.
+        about: The file's metadata: preprocessing, trunk, and each task with its classes.
+
+    Raises:
+        EngramError: `engram export` did not write the file, or onnxruntime is not installed.
+
+    Examples:
+        >>> exported = engram.export.OnnxModel("model.onnx")
+        >>> exported.tasks
+        ('base', 'flowers')
+    """
 
     def __init__(self, path: str | Path | bytes, threads: int | None = None) -> None:
-        require("onnxruntime")
+        require("onnxruntime", extra="export", purpose="Running an ONNX file")
         source = path if isinstance(path, bytes) else os.fspath(path)
-        shown = "The exported graph" if isinstance(path, bytes) else str(path)
+        name = "The exported graph" if isinstance(path, bytes) else str(path)
         if isinstance(source, str) and not os.path.isfile(source):
-            raise EngramError(f"{shown} does not exist; `engram export` writes such a file.")
+            raise EngramError(f"{name} does not exist; `engram export` writes such a file.")
         try:
             self._session = open_session(source, threads)
             metadata = self._session.get_modelmeta().custom_metadata_map
             self.about: dict[str, Any] = json.loads(metadata[KEY])
             self.tasks: tuple[str, ...] = tuple(self.about["tasks"])
-        except Exception as error:  # whatever the runtime makes of a bad file
+        except Exception as error:  # onnxruntime raises many types for a bad file
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise EngramError(
-                f"{shown} is not an ONNX file that `engram export` wrote ({reason})."
+                f"{name} is not an ONNX file that `engram export` wrote ({reason})."
             ) from None
 
     def run(self, pixels: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Logits by name, of `tasks` or of all. Pixels are (b, 3, height, width), normalised."""
+        """Compute the logits.
+
+        Args:
+            pixels: Normalised images, float (batch, 3, height, width).
+            tasks: The outputs to return. By default all of them.
+
+        Returns:
+            The logits by task; "base" is the trunk's own head.
+        """
         names = list(self.tasks if tasks is None else dict.fromkeys(tasks))
         for name in names:
             if name not in self.tasks:
                 raise EngramError(f"There is no {name!r} in this file: {', '.join(self.tasks)}.")
         array = pixels.detach().cpu().float().contiguous().numpy()
-        found = self._session.run(names, {INPUT: array})
-        return {name: torch.from_numpy(logits) for name, logits in zip(names, found, strict=True)}
+        arrays = self._session.run(names, {INPUT: array})
+        return {name: torch.from_numpy(logits) for name, logits in zip(names, arrays, strict=True)}
 
 
 class TorchProgram:
-    """An exported .pt2, ready to answer."""
+    """An exported .pt2 file that can be run."""
 
     def __init__(self, path: Path) -> None:
         self._program = torch.export.load(path).module()
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        found = self._program(pixels)
-        return {name: found[name] for name in tasks}
+        outputs = self._program(pixels)
+        return {name: outputs[name] for name in tasks}
 
 
 def open_session(source: str | bytes, threads: int | None = None) -> Any:
-    """onnxruntime on a file or its bytes, with as many threads as torch has unless told."""
+    """onnxruntime on a file or its bytes; by default with as many threads as torch uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -78,48 +94,7 @@ def open_session(source: str | bytes, threads: int | None = None) -> Any:
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def require(*packages: str) -> None:
-    """Refuse with a sentence that names the extra when one of its packages is missing."""
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise EngramError(
-                f"ONNX needs the package {package}, which is not installed; install the extra "
-                "with pip install 'engram-vit[export]'."
-            ) from None
-
-
-def check_pixels(preprocessing: Preprocessing, number: int, seed: int = 0) -> Tensor:
-    """Generated pictures (coloured shapes on textures), as the trunk takes them."""
-    scenes = draw_scenes(number, seed, max(32, *preprocessing.size)).pixels
-    views = np.stack([evaluation_view(scene, preprocessing) for scene in scenes])
-    return normalise(torch.from_numpy(views), preprocessing)
-
-
-@dataclass(frozen=True)
-class Change:
-    """How the exported file's logits differ from the model's on the same pictures."""
-
-    largest: float  # of all differences
-    relative: float  # length of the difference, as a share of the length of the logits
-    agreement: float  # how often the best class is the same
-    size: float  # the largest logit of the model
-
-
-def compare(answer: Answer, pixels: Tensor, expected: Mapping[str, Tensor]) -> dict[str, Change]:
-    """Ask about the pictures in batches of several sizes, and compare with what was expected."""
-    parts = [answer(part) for part in torch.split(pixels, list(BATCHES))]
-    changes = {}
-    for name, wanted in expected.items():
-        given = torch.cat([part[name] for part in parts])
-        difference = given - wanted
-        largest = float(difference.abs().max()) if bool(given.isfinite().all()) else float("inf")
-        length = float(wanted.norm())
-        changes[name] = Change(
-            largest=largest,
-            relative=float(difference.norm()) / length if length else largest,
-            agreement=float((given.argmax(1) == wanted.argmax(1)).float().mean()),
-            size=float(wanted.abs().max()),
-        )
-    return changes
+def require_onnx() -> None:
+    """Refuse with a sentence if a package that ONNX export needs is missing."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, extra="export", purpose="ONNX export")

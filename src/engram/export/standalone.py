@@ -1,11 +1,11 @@
-"""Ask a model that `engram export` wrote about pictures; onnxruntime and numpy are all it needs.
+"""Run a model that `engram export` wrote on images; it needs only onnxruntime and numpy.
 
-    python predict.py picture.ppm array.npy
+    python predict.py image.ppm array.npy
     python predict.py photo.jpg --task flowers --top-k 5 --json
 
 Binary PPM and PGM files and arrays (.npy; uint8, height x width x 3) are read here; for JPEG, PNG
-and others, Pillow is used where it is installed. Pictures are resized, cropped and normalised as
-the model was trained: the file itself says how.
+and others, Pillow is used if it is installed. Images are resized, cropped and normalised as in
+training: the file itself says how.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from typing import Any
 import numpy as np
 
 MODEL = "model.onnx"
-#: What Pillow may open. It knows more, and for some of them it starts other programs.
+#: The formats that Pillow may open. It knows more, and for some of them it starts other programs.
 FORMATS = ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Unusable(Exception):
-    """A picture or a model that cannot be used, as a sentence."""
+    """An image, a model or an argument that cannot be used; the message is a sentence."""
 
 
-# Reading pictures: an array (height, width, 3) of uint8, and the size that the file itself has
+# Reading images
 
 
 def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, int]]:
+    """The pixels, uint8 (height, width, 3), and the width and height of the file itself."""
     if not path.is_file():
         raise Unusable(f"{path}: the file does not exist")
     try:
@@ -52,23 +53,28 @@ def read(path: Path, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, i
                     return decode(image, preprocessing)
     except Unusable:
         raise
-    except Exception as error:  # whatever a decoder makes of bad bytes
+    except Exception as error:  # decoders raise many types for bad bytes
         raise Unusable(f"{path}: {error}") from error
-    if not isinstance(pixels, np.ndarray):
-        raise Unusable(f"{path}: several arrays; expected one")
-    if pixels.ndim == 2:
-        pixels = np.stack([pixels] * 3, axis=-1)
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise Unusable(f"{path}: {pixels.dtype} of {pixels.shape}; expected uint8 of (h, w, 3)")
+    pixels = as_rgb(path, pixels)
     return pixels, (pixels.shape[1], pixels.shape[0])
 
 
+def as_rgb(path: Path, array: Any) -> Array:
+    """An array that a file held, as uint8 (height, width, 3)."""
+    if not isinstance(array, np.ndarray):
+        raise Unusable(f"{path}: several arrays; expected one")
+    pixels: Array = np.stack([array] * 3, axis=-1) if array.ndim == 2 else array
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise Unusable(f"{path}: {pixels.dtype} of {pixels.shape}; expected uint8 of (h, w, 3)")
+    return pixels
+
+
 def read_ppm(path: Path) -> Array:
-    """A binary PPM or PGM file of 8 bits."""
+    """The pixels of a binary PPM or PGM file with 8 bits per value."""
     data, at = path.read_bytes(), 0
     words: list[bytes] = []
     if data[:2] not in (b"P5", b"P6"):
-        raise Unusable(f"{path}: neither PPM nor .npy; install Pillow to read other pictures")
+        raise Unusable(f"{path}: neither PPM nor .npy; install Pillow to read other images")
     while len(words) < 4 and at < len(data):
         if data[at : at + 1] == b"#":
             at = data.find(b"\n", at) + 1 or len(data)
@@ -83,18 +89,16 @@ def read_ppm(path: Path) -> Array:
     width, height, most = (int(word) for word in words[1:])
     channels = 3 if words[0] == b"P6" else 1
     if most != 255 or len(data) - at - 1 < width * height * channels:
-        raise Unusable(f"{path}: cut short, or not of 8 bits; install Pillow to read others")
+        raise Unusable(
+            f"{path}: truncated, or not 8 bits per value; install Pillow to read other images"
+        )
     flat = np.frombuffer(data, np.uint8, width * height * channels, at + 1)
     return np.repeat(flat.reshape(height, width, channels), 3 // channels, 2)
 
 
 def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int, int]]:
-    """What Pillow opened, upright and as RGB; a large JPEG at a fraction of its size."""
-    try:
-        turned_by_pillow = image.format == "TIFF"  # those it turns upright itself
-        orientation = 1 if turned_by_pillow else int(image.getexif().get(0x0112, 1))
-    except Exception:  # broken metadata does not make the picture bad
-        orientation = 1
+    """An image that Pillow opened, upright and in RGB; a large JPEG at a fraction of its size."""
+    orientation = exif_orientation(image)
     width, height = image.size[::-1] if orientation >= 5 else image.size
     left, top, right, bottom = box(width, height, preprocessing)
     high, wide = preprocessing["size"]
@@ -102,16 +106,8 @@ def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int,
     if scale < 1:
         image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
     image.load()
-    if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits or of floats
-        brightest = 1 if image.mode == "F" else 65535
-        values = np.asarray(image)
-        if not (values.min() >= 0 and values.max() <= brightest):
-            raise Unusable(f"gray values from {values.min():g} to {values.max():g}")
-        gray = np.empty(values.shape, np.uint8)
-        part = 2**16  # at a time: doubles of all pixels would take 8 bytes for each
-        for start in range(0, values.size, part):
-            some = values.reshape(-1)[start : start + part].astype(np.float64)
-            gray.reshape(-1)[start : start + part] = np.rint(some * (255 / brightest))
+    if image.mode.startswith("I") or image.mode == "F":  # gray, 16 bits or floats
+        gray = gray_in_8_bits(np.asarray(image), 1 if image.mode == "F" else 65535)
         pixels = np.stack([gray] * 3, axis=-1)
     elif image.has_transparency_data:
         from PIL import Image
@@ -122,6 +118,20 @@ def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int,
         pixels = np.asarray(white)
     else:
         pixels = np.asarray(image.convert("RGB"))
+    return upright(pixels, orientation), (width, height)
+
+
+def exif_orientation(image: Any) -> int:
+    """1 (upright) to 8, as EXIF counts them."""
+    if image.format == "TIFF":  # Pillow itself turns those
+        return 1
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:  # the image may be fine although its metadata is broken
+        return 1
+
+
+def upright(pixels: Array, orientation: int) -> Array:
     turned = {
         2: pixels[:, ::-1],
         3: pixels[::-1, ::-1],
@@ -131,14 +141,26 @@ def decode(image: Any, preprocessing: dict[str, Any]) -> tuple[Array, tuple[int,
         7: pixels[::-1, ::-1].swapaxes(0, 1),
         8: np.rot90(pixels),
     }
-    return turned.get(orientation, pixels), (width, height)
+    return turned.get(orientation, pixels)
 
 
-# Pictures to pixels
+def gray_in_8_bits(values: Array, white: int) -> Array:
+    """Gray values from 0 to `white` as uint8."""
+    if not (values.min() >= 0 and values.max() <= white):
+        raise Unusable(f"gray values from {values.min():g} to {values.max():g}")
+    gray = np.empty(values.shape, np.uint8)
+    part = 2**16  # values at a time: as doubles, all of them would take 8 bytes each
+    for start in range(0, values.size, part):
+        some = values.reshape(-1)[start : start + part].astype(np.float64)
+        gray.reshape(-1)[start : start + part] = np.rint(some * (255 / white))
+    return gray
+
+
+# Preprocessing
 
 
 def view(pixels: Array, size: tuple[int, int], preprocessing: dict[str, Any]) -> Array:
-    """Resize and centre crop in one step, to the very numbers that Pillow gives."""
+    """Resize and centre crop in one step, with exactly the result that Pillow has."""
     width, height = size  # of the file; a JPEG may have been decoded smaller
     left, top, right, bottom = box(width, height, preprocessing)
     x, y = pixels.shape[1] / width, pixels.shape[0] / height
@@ -155,7 +177,7 @@ def view(pixels: Array, size: tuple[int, int], preprocessing: dict[str, Any]) ->
 
 
 def box(width: int, height: int, preprocessing: dict[str, Any]) -> tuple[float, ...]:
-    """The part of a picture that is seen: left, top, right, bottom."""
+    """The part of an image that the model sees: left, top, right, bottom."""
     if preprocessing["resize"] is None:
         return (0, 0, width, height)
     scale = preprocessing["resize"] / min(width, height)
@@ -172,7 +194,7 @@ def bicubic(x: Array) -> Array:
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-KERNELS: dict[str, tuple[float, Callable[[Array], Array]]] = {  # of |x|, with their reach
+KERNELS: dict[str, tuple[float, Callable[[Array], Array]]] = {  # of |x|, with their radius
     "box": (0.5, lambda x: np.where(x <= 0.5, 1.0, 0.0)),
     "bilinear": (1, lambda x: np.maximum(1 - x, 0)),
     "hamming": (1, lambda x: np.where(x < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0)),
@@ -189,12 +211,12 @@ def resample(pixels: Array, low: float, high: float, size: int, method: str) -> 
         steps = np.full(size, scale)
         steps[0] = low + 0.5 * scale
         return pixels[np.minimum(np.cumsum(steps).astype(np.int64), len(pixels) - 1)]
-    reach, kernel = KERNELS[method]
+    radius, kernel = KERNELS[method]
     wide = max(scale, 1.0)
     centre = low + (np.arange(size) + 0.5) * scale
-    first = np.maximum((centre - reach * wide + 0.5).astype(np.int64), 0)
-    last = np.minimum((centre + reach * wide + 0.5).astype(np.int64), len(pixels))
-    rows = first[:, None] + np.arange(int((last - first).max()))  # (size, rows that one is made of)
+    first = np.maximum((centre - radius * wide + 0.5).astype(np.int64), 0)
+    last = np.minimum((centre + radius * wide + 0.5).astype(np.int64), len(pixels))
+    rows = first[:, None] + np.arange(int((last - first).max()))  # (size, rows averaged into one)
     weights = kernel(np.abs((rows - centre[:, None] + 0.5) / wide))
     weights = np.where(rows < last[:, None], weights, 0)
     weights /= weights.sum(1, keepdims=True)
@@ -217,7 +239,7 @@ def normalise(views: Array, preprocessing: dict[str, Any]) -> Array:
 
 
 class Model:
-    """The exported file: what it says of itself, and what it says about pictures."""
+    """An exported file; `about` is its metadata."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -233,31 +255,23 @@ class Model:
             metadata = self.session.get_modelmeta().custom_metadata_map
             self.about: dict[str, Any] = json.loads(metadata["engram"])
         except Exception as error:
-            raise Unusable(f"{path} is not a model that engram exported ({error}).") from error
+            raise Unusable(
+                f"{path} is not a model that `engram export` wrote ({error})."
+            ) from error
 
     def logits(self, path: Path, tasks: list[str]) -> dict[str, Array]:
-        """Of one picture, by task."""
+        """The logits of one image, by task."""
         preprocessing = self.about["preprocessing"]
         seen = view(*read(path, preprocessing), preprocessing)
         found = self.session.run(tasks, {"pixels": normalise(seen[None], preprocessing)})
         return {name: values[0] for name, values in zip(tasks, found, strict=True)}
 
     def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
-        """What `engram predict` tells; of masks only the share of every class."""
+        """What `engram predict` answers; for segmentation only the share of each class."""
         task = self.about["tasks"][name]
         classes, kind = task["classes"], task["kind"]
         if kind == "multilabel":
-            odds = 1 / (1 + np.exp(-logits.astype(np.float64)))
-            rows = [
-                {
-                    "class": classes[i],
-                    "probability": round(float(odds[i]), 6),
-                    "threshold": round(float(task["thresholds"][i]), 6),
-                    "present": bool(odds[i] >= task["thresholds"][i]),
-                }
-                for i in np.argsort(-logits, kind="stable")
-            ]
-            return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
+            return present_labels(logits, classes, task["thresholds"], top_k)
         if kind in ("regression", "embedding"):
             names = classes or [str(i) for i in range(len(logits))]
             pairs = zip(names, logits.tolist(), strict=True)
@@ -275,49 +289,86 @@ class Model:
         ]
 
 
-def words(one: dict[str, Any]) -> str:
+def present_labels(
+    logits: Array, classes: list[str], thresholds: list[float], top_k: int
+) -> list[dict[str, Any]]:
+    """The most likely labels, and all that reach their threshold."""
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    rows = [
+        {
+            "class": classes[i],
+            "probability": round(float(probabilities[i]), 6),
+            "threshold": round(float(thresholds[i]), 6),
+            "present": bool(probabilities[i] >= thresholds[i]),
+        }
+        for i in np.argsort(-logits, kind="stable")
+    ]
+    return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
+
+
+# The command
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run an exported model on images.")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    parser.add_argument(
+        "--model", type=Path, default=Path(__file__).with_name(MODEL), help="the exported file"
+    )
+    parser.add_argument(
+        "--task", action="append", metavar="NAME", help="run only this task; repeatable"
+    )
+    parser.add_argument("--top-k", type=int, default=3, help="number of classes to return per task")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args(arguments)
+
+
+def open_model(given: argparse.Namespace) -> tuple[Model, list[str]]:
+    """The model and the tasks to run."""
+    if given.top_k < 1:
+        raise Unusable(f"--top-k is {given.top_k}; it must be at least 1.")
+    model = Model(given.model)
+    tasks = given.task or list(model.about["tasks"])
+    for name in tasks:
+        if name not in model.about["tasks"]:
+            known = ", ".join(model.about["tasks"])
+            raise Unusable(f"There is no task {name!r}; this model has {known}.")
+    return model, tasks
+
+
+def predict(model: Model, path: Path, tasks: list[str], top_k: int) -> dict[str, Any]:
+    """The answers about one image, or an error if it cannot be read."""
+    try:
+        logits = model.logits(path, tasks)
+    except Unusable as error:
+        return {"image": str(path), "error": str(error)}
+    answers = {name: model.answer(name, values, top_k) for name, values in logits.items()}
+    return {"image": str(path), "tasks": answers}
+
+
+def in_words(one: dict[str, Any]) -> str:
+    """One row of an answer as text."""
     if "value" in one:
         return f"{one['name']} {one['value']:.5g}"
-    sure = f"{one['class']} {one.get('probability', one.get('share')):.1%}"
-    return sure if one.get("present", True) else f"not {sure}"
+    text = f"{one['class']} {one.get('probability', one.get('share')):.1%}"
+    return text if one.get("present", True) else f"not {text}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Ask an exported model about pictures.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="PICTURE")
-    parser.add_argument("--model", type=Path, default=Path(__file__).with_name(MODEL))
-    parser.add_argument("--task", action="append", metavar="NAME", help="only this task")
-    parser.add_argument("--top-k", type=int, default=3, help="classes of each answer")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    given = parser.parse_args(arguments)
-    results: list[dict[str, Any]] = []
+    given = parse_arguments(arguments)
     try:
-        model = Model(given.model)
-        tasks = given.task or list(model.about["tasks"])
-        unknown = [name for name in tasks if name not in model.about["tasks"]]
-        if unknown or given.top_k < 1:
-            there = ", ".join(model.about["tasks"])
-            raise Unusable(f"Give tasks among {there}, and a --top-k of at least 1.")
+        model, tasks = open_model(given)
     except Unusable as error:
         print(error, file=sys.stderr)
         return 2
-    for path in given.images:
-        results.append({"image": str(path)})
-        try:
-            logits = model.logits(path, tasks)
-        except Unusable as error:
-            results[-1]["error"] = str(error)
-            continue
-        results[-1]["tasks"] = {
-            name: model.answer(name, values, given.top_k) for name, values in logits.items()
-        }
+    results = [predict(model, path, tasks, given.top_k) for path in given.images]
     if given.json:
         print(json.dumps(results, indent=2))
     else:
         for result in results:
             print(result.get("error") or result["image"])
             for name, best in result.get("tasks", {}).items():
-                print(f"  {name}: {', '.join(map(words, best)) or 'none'}")
+                print(f"  {name}: {', '.join(map(in_words, best)) or 'none'}")
     return 2 if any("error" in result for result in results) else 0
 
 

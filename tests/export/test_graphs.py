@@ -1,0 +1,77 @@
+"""The graph says what it is, and computes nothing that does not depend on the image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tests.support.exports import Made, new_model
+
+import engram
+from engram.export import OnnxModel, graphs
+
+
+def test_the_file_says_what_it_is(made: Made) -> None:
+    import onnx
+
+    proto = onnx.load(made.float32.path)
+    assert [(one.domain, one.version) for one in proto.opset_import] == [("", 20)]
+    onnx.checker.check_model(proto, full_check=True)
+    shapes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*proto.graph.input, *proto.graph.output)
+    }
+    assert shapes["pixels"] == ["batch", 3, 24, 16]
+    assert shapes["child.of-plain"] == ["batch", 4]
+    about = OnnxModel(made.float32.path).about
+    assert about["trunk"]["fingerprint"] == made.model.trunk.fingerprint
+    assert about["preprocessing"] == made.model.preprocessing.to_dict()
+    assert about["library"] == f"engram-vit {engram.__version__}"
+    assert list(about["tasks"]) == ["base", *made.model.tasks]
+    assert about["tasks"]["base"]["classes"] == [str(i) for i in range(7)]
+    plain = about["tasks"]["plain"]
+    assert plain["classes"] == ["red", "green", "blue"]
+    assert plain["kind"] == "classification"
+    assert plain["content"] == made.model.engram("plain").content
+    assert OnnxModel(made.int8.path).about == {**about, "precision": "int8"}
+    extra = {"engram.json": ""}
+    torch.export.load(made.torch.path, extra_files=extra)
+    assert json.loads(extra["engram.json"]) == about
+
+
+def test_cells_are_constants_and_linear_layers_are_int8(made: Made) -> None:
+    """No key or value of a cell is computed when the file runs."""
+    import onnx
+
+    for path, integer in ((made.float32.path, False), (made.int8.path, True)):
+        graph = onnx.load(path).graph
+        depends = {"pixels"}  # on the image
+        for node in graph.node:
+            if depends & set(node.input):
+                depends.update(node.output)
+            else:
+                assert node.op_type in ("Constant", "ConstantOfShape"), node
+        weights = {one.name: list(one.dims) for one in graph.initializer}
+        products = [
+            weights[node.input[1]]
+            for node in graph.node
+            if node.op_type == ("MatMulInteger" if integer else "MatMul")
+            and len(weights.get(node.input[1], [])) == 2
+        ]
+        # per layer qkv, proj, fc1, fc2
+        assert products == [[32, 96], [32, 32], [32, 128], [128, 32]] * 2
+
+
+def test_no_path_of_this_machine_is_in_a_file(made: Made) -> None:
+    for one in (made.float32, made.int8, made.torch):
+        data = one.path.read_bytes()
+        assert str(Path(graphs.__file__).parent).encode() not in data
+        assert str(Path(torch.__file__).parent).encode() not in data
+
+
+def test_a_file_names_its_trunk_without_the_folder() -> None:
+    model = new_model()
+    for source, public in (("/home/ann/private/vit", "vit"), ("owner/vit", "owner/vit")):
+        model.trunk.source = source
+        assert graphs.metadata(model, ["base"])["trunk"]["source"] == public

@@ -1,0 +1,47 @@
+"""Exported files give the logits of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.exports import Made, largest
+
+from engram import EngramError
+from engram.export import OnnxModel
+
+
+@pytest.mark.parametrize("images", [1, 2, 7])
+def test_onnx_answers_as_the_model_does(made: Made, images: int) -> None:
+    pixels = made.pixels(images)
+    with torch.inference_mode():
+        expected = made.model(pixels)
+    assert next(iter(expected)) == "base"
+    assert largest(OnnxModel(made.float32.path, threads=1).run(pixels), expected) < 1e-4
+
+
+def test_torch_export_answers_as_the_model_does(made: Made) -> None:
+    program = torch.export.load(made.torch.path).module()
+    for images in (1, 2, 7):
+        pixels = made.pixels(images)
+        with torch.inference_mode():
+            assert largest(program(pixels), made.model(pixels)) < 1e-4
+
+
+def test_only_the_requested_outputs_are_returned(made: Made) -> None:
+    onnx, pixels = OnnxModel(made.float32.path, threads=1), made.pixels(2)
+    every = onnx.run(pixels)
+    some = onnx.run(pixels, ["no-cells", "base"])
+    assert list(some) == ["no-cells", "base"]
+    assert torch.equal(some["base"], every["base"])
+    with pytest.raises(EngramError, match="There is no 'other' in this file: base, plain"):
+        onnx.run(pixels, ["other"])
+
+
+def test_other_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(EngramError, match=r"gone\.onnx does not exist"):
+        OnnxModel(tmp_path / "gone.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"not a graph")
+    with pytest.raises(EngramError, match="is not an ONNX file that `engram export` wrote"):
+        OnnxModel(tmp_path / "bad.onnx")

@@ -1,0 +1,83 @@
+"""Models to export, and ways to trace them once or never."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.support.strategies import scatter
+
+from engram import MemoryViT, random_trunk
+from engram.export import Export, graphs
+from engram.export.verify import generated_pixels
+from engram.images.preprocessing import Preprocessing
+
+_TRACES: dict[tuple[object, ...], Any] = {}
+_CONVERTED: dict[int, Any] = {}
+
+
+def new_model(**options: Any) -> MemoryViT:
+    """Tasks of every kind that share a pass, on a trunk that sees pictures of another size."""
+    trunk = random_trunk(image_size=16, patch=8, width=32, depth=2, heads=2, classes=7, **options)
+    trunk.preprocessing = Preprocessing((24, 16), 28, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    model = MemoryViT(trunk)
+    model.add_task("plain", ["red", "green", "blue"], 3, seed=0)
+    model.add_task("child.of-plain", 4, 2, extends=["plain"], seed=0)
+    model.add_task("no-cells", 2, 0, seed=0)
+    model.add_task("adapted", 3, 1, regime="masked+adapter", adapter_width=4, tokens=2, seed=0)
+    model.add_task("linear", 5, regime="head", seed=0)
+    for seed, task in enumerate(model.tasks.values()):
+        scatter(task, by=0.3, seed=seed)
+    return model.eval()
+
+
+def small() -> MemoryViT:
+    model = MemoryViT(random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3))
+    model.add_task("one", 2, 1)
+    return model
+
+
+@dataclass(frozen=True)
+class Made:
+    model: MemoryViT
+    float32: Export
+    int8: Export
+    torch: Export
+
+    def pixels(self, number: int, seed: int = 5) -> torch.Tensor:
+        assert self.model.trunk.preprocessing is not None
+        return generated_pixels(self.model.trunk.preprocessing, number, seed)
+
+
+def trace_once(patch: pytest.MonkeyPatch) -> None:
+    """Let equal models share their trace and their ONNX graph, which take nearly all the time."""
+    trace, convert = graphs.trace, torch.onnx.export
+
+    def traced(model: MemoryViT, names: list[str], pixels: torch.Tensor) -> Any:
+        contents = [model.engram(name).content for name in model.tasks]
+        key = (model.trunk.fingerprint, *pixels.shape[1:], *contents, *names)
+        if key not in _TRACES:
+            _TRACES[key] = trace(model, names, pixels)
+        return _TRACES[key]
+
+    def convert_once(program: Any, **options: Any) -> Any:
+        if id(program) not in _CONVERTED:  # it stays in _TRACES, so no other gets its id
+            _CONVERTED[id(program)] = convert(program, **options)
+        return _CONVERTED[id(program)]
+
+    patch.setattr(graphs, "trace", traced)
+    patch.setattr(torch.onnx, "export", convert_once)
+
+
+def refuse_to_trace(patch: pytest.MonkeyPatch) -> None:
+    def untraced(*_: object) -> None:
+        raise AssertionError("the model was traced before the mistake was found")
+
+    patch.setattr(graphs, "trace", untraced)
+
+
+def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert list(found) == list(expected)
+    return max(float((found[name] - logits).abs().max()) for name, logits in expected.items())
