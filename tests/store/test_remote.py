@@ -15,7 +15,6 @@ from engram import EngramError, MemoryViT, random_trunk
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import list_engrams, local_path
 from engram.store.sharing import push
-from engram.util.hub import HubAddress, parse_hub_address
 
 
 @pytest.fixture
@@ -32,31 +31,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def files(*names: str) -> dict[str, bytes]:
     return dict(push([f"{n}.safetensors" for n in names], "ann/garden", dry_run=True).files)
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("hf:ann/garden", HubAddress("ann/garden")),
-        ("hf:ann/garden/", HubAddress("ann/garden")),
-        ("hf:ann/garden@v1", HubAddress("ann/garden", "v1")),
-        ("hf:ann/garden/a.safetensors", HubAddress("ann/garden", None, "a.safetensors")),
-        ("hf:ann/garden@v1/x/a.safetensors", HubAddress("ann/garden", "v1", "x/a.safetensors")),
-        ("hf:a/b/c#01234567", HubAddress("a/b", None, "c", "01234567")),
-        (r"hf:ann\garden@v1\c", HubAddress("ann/garden", "v1", "c")),  # through a Path of Windows
-    ],
-)
-def test_places(text: str, place: HubAddress) -> None:
-    assert parse_hub_address(text) == place
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["hf:", "hf:a", "hf:/a/b", "hf:a/b#xyz", "hf:a/b#0123", "hf:a/b/../c", "hf:a/b@", "hf:a b/c"],
-)
-def test_no_places(text: str) -> None:
-    with pytest.raises(EngramError, match="is not an address on the Hub"):
-        parse_hub_address(text)
 
 
 def test_a_revision_is_what_it_was(cache: Path) -> None:

@@ -1,6 +1,6 @@
 """The Hub without the Hub: its cache as folders, and a small server that speaks its API.
 
-The server runs on loopback and is asked by the real huggingface_hub client, in a process of its
+The server runs on loopback and is asked by the real huggingface_hub client, in processes of their
 own with HF_ENDPOINT set; nothing of that client is replaced.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
+
+from engram import push
 
 TOKEN = "hf_ann"
 
@@ -43,6 +46,11 @@ def cached(cache: Path, repo: str, files: Mapping[str, bytes], *refs: str) -> st
     for ref in refs or ("main",):
         (place / "refs" / ref).write_text(commit)
     return commit
+
+
+def in_cache(folder: Path, *sources: str, repo: str = "ann/garden") -> str:
+    """Put what a push would send into the cache in a folder, as a download leaves it."""
+    return cached(folder / "cache", repo, push(list(sources), repo, dry_run=True).files)
 
 
 class LocalHub:
@@ -68,16 +76,17 @@ class LocalHub:
         return sha
 
     @contextmanager
-    def running(self) -> Iterator[str]:
+    def running(self, port: int) -> Iterator[None]:
+        """Serve on a port of this machine."""
         hub = self
 
         class Bound(_Handler):
             store = hub
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Bound)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield
         finally:
             server.shutdown()
             server.server_close()
@@ -215,17 +224,71 @@ class _Handler(BaseHTTPRequestHandler):
         return self.answer(200, {"id": repo, "sha": sha, "siblings": siblings, "tags": []})
 
 
-def ask(
-    endpoint: str, home: Path, script: str, *, token: str | None = TOKEN, cwd: Path | None = None
-) -> Any:
-    """Run Python in a process that has this endpoint; gives what it leaves in `out`, as JSON."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"}
-    env |= {"HF_TOKEN": token} if token else {}
-    code = f"import json\n{script}\nprint(json.dumps(out))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env, cwd=cwd
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+_CLIENT = """
+import json, os, sys, traceback
+import engram
+from engram import MemoryViT, load_trunk, pull, push
+from engram.store.remote import list_engrams
+from huggingface_hub import constants
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(job["cwd"])
+        os.environ.update({"HF_TOKEN": job["token"]} if job["token"] else {})
+        constants.HF_HUB_CACHE = job["cache"]
+        scope = {}
+        try:
+            exec(job["script"], scope)
+            answer = {"out": scope["out"]}
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        with open(job["answer"], "w") as file:
+            json.dump(answer, file)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("done", flush=True)
+"""
+
+
+class HubClient:
+    """Runs scripts in processes of their own, in which huggingface_hub has a local endpoint.
+
+    It reads the endpoint once, when it is imported; so one interpreter imports it with the endpoint
+    of this client, and forks for every script.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+        env |= {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1"}
+        env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
+        env |= {"no_proxy": "127.0.0.1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CLIENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+
+    def run(self, script: str, cwd: Path, token: str | None = TOKEN) -> Any:
+        """What the script leaves in `out`. Its cache is a folder in `cwd`."""
+        answer = self.folder / "answer.json"
+        job = {"script": script, "cwd": str(cwd), "token": token, "answer": str(answer)}
+        job["cache"] = str(cwd / "client-cache")
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+        found = json.loads(answer.read_text())
+        assert "error" not in found, found["error"]
+        return found["out"]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors.torch import save_file
 from tests.support.trunks import (
     google_names,
@@ -16,7 +15,6 @@ from tests.support.trunks import (
 )
 
 from engram import EngramError, load_trunk, random_trunk
-from engram.util import hub
 
 
 def test_paths_that_are_no_model(tmp_path: Path, folder: Path) -> None:
@@ -126,23 +124,3 @@ def test_without_a_network_the_sentence_says_what_was_tried(cached: Path) -> Non
     text = refusal("owner/other")
     for part in ("owner/other", "HF_HUB_OFFLINE", "path", str(cached.parent)):
         assert part in text
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (GatedRepoError, "gated"),
-        (RepositoryNotFoundError, "hf auth login"),
-        (RevisionNotFoundError, "revision"),
-        (ConnectionResetError, "could not be fetched"),
-        (TimeoutError, "could not be fetched"),
-    ],
-)
-def test_what_the_hub_refuses(
-    error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object, **options: object) -> str:
-        raise error.__new__(error)
-
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
-    assert said in refusal("owner/name", revision="v9")

@@ -1,0 +1,28 @@
+"""A small trunk, and tasks with random values to save and attach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engram import ViT, random_trunk
+from engram.images.preprocessing import Preprocessing
+from engram.tasks.task import Task
+
+
+def small_trunk(**options: Any) -> ViT:
+    """A trunk of 2 layers and width 16 for images of 16 x 16."""
+    trunk = random_trunk(
+        **{"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2} | options
+    )
+    trunk.preprocessing = Preprocessing((16, 16), None)
+    return trunk
+
+
+def randomised(task: Task) -> Task:
+    """The task with random values, so that no tensor is zero."""
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.normal_()
+    return task

@@ -1,0 +1,165 @@
+"""A file is replaced completely or not at all."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from engram import EngramError
+from engram.util.files import check_renamable, check_writable, replace_folder, write_atomically
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"old" * 1000)
+    return path
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run in a child process; gives how it ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def litter(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith(".tmp")]
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    """Killed forty times while it writes one of two large files over and over."""
+    versions = [bytes([i]) * 2_000_000 for i in range(2)]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    target = folder / "t.bin"
+    write_atomically(target, versions[0])
+    random = Random(0)
+    for _ in range(40):
+        child = os.fork()
+        if child == 0:
+            while True:
+                for version in versions:
+                    write_atomically(target, version)
+        time.sleep(random.uniform(0.001, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert target.read_bytes() in versions
+    assert litter(folder)  # it was killed in the middle of writing, more than once
+    assert [p.name for p in folder.glob("*.bin")] == ["t.bin"]
+    before = len(litter(folder))
+    write_atomically(target, versions[1])
+    assert target.read_bytes() == versions[1]
+    assert len(litter(folder)) == before
+
+
+def test_a_full_disk_keeps_the_old_file(path: Path) -> None:
+    """The limit on file sizes fails a write in the middle, as a full disk does."""
+    before = path.read_bytes()
+
+    def write() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with pytest.raises(EngramError, match=r"cannot be written .*; check the folder"):
+            write_atomically(path, before + before)
+
+    assert forked(write) == 0
+    assert path.read_bytes() == before
+    assert not litter(path.parent)
+
+
+def test_a_really_full_disk_keeps_the_old_file(path: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("may not mount a small disk here; the test with a size limit stands in for it")
+    try:
+        target = disk / "a.safetensors"
+        target.write_bytes(path.read_bytes())
+        with pytest.raises(EngramError, match="No space left on device"):
+            write_atomically(target, bytes(100_000))
+        assert target.read_bytes() == path.read_bytes()
+        assert not litter(disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    (tmp_path / "folder.safetensors").mkdir()
+    for target in (
+        tmp_path / "missing" / "a.safetensors",
+        path / "a.safetensors",
+        tmp_path / "folder.safetensors",
+        tmp_path / ("x" * 300),
+    ):
+        with pytest.raises(EngramError, match=re.escape(str(target)) + " cannot be written"):
+            write_atomically(target, data)
+
+    def write() -> None:
+        os.chmod(tmp_path, 0o500)
+        if os.geteuid() == 0:
+            os.setuid(65534)  # whom permissions hold back
+        with pytest.raises(EngramError, match="Permission denied"):
+            write_atomically(path, b"")
+
+    assert forked(write) == 0
+    os.chmod(tmp_path, 0o700)
+    assert path.read_bytes() == data
+    assert not litter(tmp_path)
+
+
+def test_saving_through_a_link_keeps_the_link(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(path)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+
+
+def test_a_path_is_checked_before_work_is_spent(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.bin")
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    with pytest.raises(EngramError, match=r"cannot be written .*; choose another -o"):
+        check_writable(tmp_path / "missing" / "new.bin", other="-o")
+    check_writable(tmp_path / "made" / "new.bin", parents=True)
+    assert (tmp_path / "made").is_dir()
+    with pytest.raises(EngramError, match="it is a folder"):
+        check_writable(tmp_path / "made")
+    with pytest.raises(EngramError, match="it is not a regular file"):
+        check_writable("/dev/null")
+
+
+def test_the_current_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_renamable(tmp_path)
+    check_renamable(tmp_path / "missing")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EngramError, match="is the current folder and cannot be replaced"):
+        check_renamable(tmp_path)
+
+
+def test_a_folder_is_replaced_with_all_that_is_in_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "folder", tmp_path / ".engram-new.tmp"
+    for folder, name in ((old, "old.txt"), (new, "new.txt")):
+        folder.mkdir()
+        (folder / name).write_text(name)
+    replace_folder(new, old)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert [path.name for path in old.iterdir()] == ["new.txt"]

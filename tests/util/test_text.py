@@ -1,0 +1,39 @@
+"""Text for people: short, on one line, and never in the way of printing."""
+
+import pytest
+
+from engram.util.text import join_names, printable, summarise_names, utf8, without_folder
+
+
+def test_names_are_summarised() -> None:
+    assert summarise_names(["rose"]) == "1 class (rose)"
+    assert summarise_names(list("abcdef")) == "6 classes (a, b, c, d, e, …)"
+    assert summarise_names(["x", "y"], nouns=("value", "values")) == "2 values (x, y)"
+
+
+def test_names_are_joined() -> None:
+    assert join_names(["a", "b"]) == "a, b"
+    assert join_names(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "bell\a", "\u202eright to left", "\ud800"])
+def test_what_is_printed_is_one_line_without_control_characters(text: str) -> None:
+    assert printable(text).isprintable()
+    assert len(printable(text)) == len(text)
+
+
+def test_what_is_printed_has_an_end() -> None:
+    assert printable("x" * 500) == "x" * 119 + "…"
+    assert printable("x" * 120) == "x" * 120
+
+
+def test_only_absolute_paths_lose_their_folder() -> None:
+    assert without_folder("/home/ann/vit/") == "vit"
+    assert without_folder("google/vit-base-patch32-224-in21k") == (
+        "google/vit-base-patch32-224-in21k"
+    )
+
+
+def test_bytes_that_are_no_utf8_are_escaped() -> None:
+    assert utf8("café") == "café".encode()
+    assert utf8("caf\udce9") == b"caf\\udce9"
