@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -111,16 +112,22 @@ def dtype_for(precision: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if fit else torch.float32
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     if dtype != torch.float32 and device.type == "cpu":
-        probe = [sys.executable, "-c", _PROBE.format(str(dtype).removeprefix("torch."))]
-        ended = subprocess.run(probe, capture_output=True, check=False)
-        if ended.returncode:
-            why = f"signal {-ended.returncode}" if ended.returncode < 0 else "an error"
+        code = _try_on_cpu(sys.executable, str(dtype).removeprefix("torch."))
+        if code:
+            why = f"signal {-code}" if code < 0 else "an error"
             raise EngramError(
                 f"precision is {precision}, but this CPU cannot run it (a trial ended with {why}); "
                 "use precision fp32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the "
                 "environment and try again."
             )
     return dtype
+
+
+@cache
+def _try_on_cpu(python: str, dtype: str) -> int:
+    """The exit code of a process that computes in this type: a sweep asks for every variant."""
+    probe = [python, "-c", _PROBE.format(dtype)]
+    return subprocess.run(probe, capture_output=True, check=False).returncode
 
 
 # Ctrl-C
