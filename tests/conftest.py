@@ -17,6 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.support.nursery import Nursery
 
 from engram import random_trunk, save_trunk
@@ -96,6 +97,19 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = np.array(["red", "green", "blue"])
     np.savez(path, x_train=x, y_train=y, x_test=x_test, y_test=y_test, class_names=names)
     return path
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """Two classes of six images of noise each."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        folder = tmp_path / "noise" / name
+        folder.mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    return tmp_path / "noise"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -11,18 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 from safetensors.torch import load_file
 from tests.support.runs import reached, step_of
-from torch import Tensor
 
 import engram
-from engram.data.datasets import load
-from engram.errors import EngramError
-from engram.train.identity import samples_of
 
 CACHED = ("--cache", "on", "--workers", "0")
 #: Decoded and augmented anew in every epoch, the average is kept, and patience picks the best.
@@ -45,10 +37,6 @@ def fit(small_trunk: Path, colours: Path) -> Callable[..., list[object]]:
     return arguments
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
-
-
 @pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
     nursery: Any, fit: Callable[..., list[object]], tmp_path: Path, settings: tuple[str, ...]
@@ -65,8 +53,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
         assert not killed.exists()
     end = nursery.run(*fit(killed, *settings, "--resume", "--json"))
     assert end.code == 0, end.stderr
-    assert {k: v.tolist() for k, v in tensors(whole).items()} == {
-        k: v.tolist() for k, v in tensors(killed).items()
+    assert {k: v.tolist() for k, v in load_file(whole).items()} == {
+        k: v.tolist() for k, v in load_file(killed).items()
     }
     assert engram.inspect(whole).content == engram.inspect(killed).content
     assert engram.inspect(whole).metrics == engram.inspect(killed).metrics
@@ -163,129 +151,3 @@ def test_a_disk_without_room_for_the_log_is_a_sentence(
         assert not (disk / "out.safetensors").exists()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_damaged_checkpoint_is_refused(small_trunk: Path, colours: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out.run"
-    folder.mkdir()
-    (folder / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
-    splits = load(colours)
-    model = engram.MemoryViT(engram.load_trunk(small_trunk))
-    model.add_task("colours", splits.classes, seed=0)
-    recipe = engram.Recipe(steps=1, workers=0)
-    with pytest.raises(EngramError, match=r"cannot be read .* --overwrite"):
-        engram.fit(model, "colours", splits, recipe, out=tmp_path / "out.safetensors", resume=True)
-    model.detach("colours")
-    model.add_task("colours", splits.classes, seed=0)
-    out = tmp_path / "out.safetensors"
-    assert engram.fit(model, "colours", splits, recipe, out=out, overwrite=True).path == out
-    assert torch.equal(model.task("colours").head.weight, tensors(out)["head.weight"])
-
-
-# A checkpoint is of one run
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Two classes of twelve pictures each; no file has the size of another."""
-    rng = np.random.default_rng(0)
-    for i in range(24):
-        folder = tmp_path / "photos" / ("rose", "tulip")[i % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(0, 255, (16, 16 + i, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i // 2}.png")
-    return tmp_path / "photos"
-
-
-def go(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any) -> int:
-    """Fit, perhaps until a step is done; gives the steps that it took."""
-    splits = load(data)
-    model = engram.MemoryViT(engram.load_trunk(trunk, **settings.pop("read", {})))
-    model.add_task("parent", 2, seed=settings.pop("parent", 0))
-    model.add_task("t", splits.classes, extends=["parent"], seed=0)
-    resume = settings.pop("resume", False)
-    recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0).but(**settings)
-    steps: list[int] = []
-
-    def progress(what: str, done: int, total: int, note: str = "") -> None:
-        if what == "training":
-            steps.append(done)
-            if done == stop:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
-        engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=progress)
-    return len(steps)
-
-
-@pytest.mark.parametrize("cache", ["on", "off"])
-@pytest.mark.parametrize(
-    "renamed",
-    [
-        [("rose", "was rose"), ("tulip", "rose"), ("was rose", "tulip")],
-        [("rose/0.png", "rose/00.png")],
-    ],
-    ids=["swapped", "renamed"],
-)
-def test_other_pictures_under_the_same_labels_are_other_data(
-    renamed: list[tuple[str, str]], cache: str, small_trunk: Path, photos: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.safetensors"
-    go(small_trunk, photos, out, stop=3, cache=cache)
-    for old, new in renamed:
-        (photos / old).rename(photos / new)
-    with pytest.raises(EngramError, match="had other settings, data or trunk"):
-        go(small_trunk, photos, out, cache=cache, resume=True)
-
-
-@pytest.mark.parametrize("cache", ["on", "off"])
-@pytest.mark.parametrize(
-    "change",
-    [{"read": {"image_size": 32}}, {"read": {"activation": "quick_gelu"}}, {"parent": 1}],
-    ids=["size", "activation", "parent"],
-)
-def test_another_trunk_or_parent_is_another_run(
-    change: dict[str, Any], cache: str, small_trunk: Path, photos: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.safetensors"
-    go(small_trunk, photos, out, stop=3, cache=cache)
-    with pytest.raises(EngramError, match="had other settings, data or trunk"):
-        go(small_trunk, photos, out, cache=cache, resume=True, **change)
-
-
-@pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])
-def test_a_run_says_that_it_went_another_way_through_the_cache(
-    first: str, then: str, small_trunk: Path, photos: Path, tmp_path: Path
-) -> None:
-    """With cache auto the room on the disk decides, which may be another a day later."""
-    out = tmp_path / "out.safetensors"
-    go(small_trunk, photos, out, stop=3, cache=first)
-    with pytest.raises(EngramError, match=rf"; continue with --resume --cache {first}, or"):
-        go(small_trunk, photos, out, cache=then, resume=True)
-    with pytest.raises(EngramError, match="had other settings, data or trunk"):
-        go(small_trunk, photos, out, cache=then, lr=0.5, resume=True)
-    assert go(small_trunk, photos, out, cache=first, resume=True) == 4
-
-
-def test_data_that_was_moved_is_the_same_data(
-    small_trunk: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out.safetensors"
-    monkeypatch.chdir(tmp_path)
-    go(small_trunk, "photos", out, stop=3)
-    moved = tmp_path / "elsewhere" / "flowers"
-    moved.parent.mkdir()
-    photos.rename(moved)
-    assert go(small_trunk, moved, out, resume=True) == 4  # the third was not in a checkpoint yet
-
-
-def test_masks_of_other_names_or_sizes_are_other_data(tmp_path: Path) -> None:
-    for i in range(4):
-        for folder in ("images", "masks"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            Image.new("L", (16 + 8 * i, 16), i % 2).save(tmp_path / folder / f"{i}.png")
-    before = samples_of(load(tmp_path, kind="segmentation")["train"])
-    assert before == samples_of(load(tmp_path, kind="segmentation")["train"])
-    first, last = (tmp_path / "masks" / f"{i}.png" for i in (0, 3))
-    first.write_bytes(last.read_bytes())
-    assert before != samples_of(load(tmp_path, kind="segmentation")["train"])

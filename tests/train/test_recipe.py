@@ -1,4 +1,4 @@
-"""Every training setting is there once: checked where it is made, a flag, a row of the guide."""
+"""Every training setting is there once: checked where it is made, and a row of the guide."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 from tests.support.paths import ROOT
 
 from engram import EngramError, Recipe
-from engram.cli import main as cli
-from engram.cli.options import recipe_from
 from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RATES, RECIPES, learning_rate
 
@@ -63,20 +61,9 @@ def test_a_value_out_of_range_is_a_sentence(setting: str, value: object, expecte
     assert str(caught.value).startswith(expected)
 
 
-def test_an_unknown_setting_or_recipe_is_a_sentence() -> None:
+def test_an_unknown_setting_is_a_sentence() -> None:
     with pytest.raises(EngramError, match=r"A recipe has no setting learning_rate\."):
         Recipe().but(learning_rate=0.1)
-    with pytest.raises(
-        EngramError, match="There is no recipe 'best'; choose one of default, paper"
-    ):
-        recipe_from("best", {})
-
-
-def test_flags_change_the_named_recipe_and_nothing_else() -> None:
-    recipe = recipe_from("paper", {"steps": 10, "lr": None, "batch": None})
-    assert recipe == RECIPES["paper"].but(steps=10)
-    assert recipe_from("paper", {"epochs": 5}).steps == 0  # else its 20,000 would count
-    assert recipe_from("paper", {"epochs": 5, "steps": 7}).steps == 7
 
 
 def test_the_rate_warms_up_linearly_and_falls_as_a_cosine() -> None:
@@ -93,21 +80,6 @@ def test_the_rate_warms_up_linearly_and_falls_as_a_cosine() -> None:
 def test_every_regime_has_a_rate(regime: str, optimizer: str) -> None:
     assert 0 < learning_rate(Recipe(optimizer=optimizer), regime) < 1
     assert learning_rate(Recipe(optimizer=optimizer, lr=0.7), regime) == 0.7
-
-
-@pytest.mark.parametrize("command", ["fit", "sweep"])
-def test_every_setting_is_a_flag_with_its_default(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert cli.main([command, "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    for item in fields(Recipe):
-        assert f"--{item.name.replace('_', '-')} " in said
-        if not (command == "sweep" and item.name in ("lr", "weight_decay")):  # lists there
-            about = item.metadata["about"]
-            assert about[1:] in said
-            assert f"default: {item.default})" in said
 
 
 def test_the_guide_has_a_row_for_every_setting() -> None:

@@ -10,73 +10,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.support.training import alone
 
 import engram
-from engram import EngramError, MemoryViT, Recipe, load_trunk
+from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
-from engram.tasks.settings import TaskSettings
 from engram.train.sweep import sweep
-from engram.train.variants import Setting, Variant, Workshop
-from engram.util.processes import Team
-from engram.util.progress import silent
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
-
-
-@pytest.fixture
-def splits(colours: Path) -> Splits:
-    return load(colours)
-
-
-@pytest.fixture
-def model(small_trunk: Path) -> MemoryViT:
-    return MemoryViT(load_trunk(small_trunk))
-
-
-def alone(model: MemoryViT, splits: Splits, recipe: Recipe, cells: int, **task: Any) -> MemoryViT:
-    single = MemoryViT(model.trunk)
-    for name in task.get("extends", ()):
-        single.attach(model.engram(name))
-    single.add_task("t", splits.classes, cells, seed=recipe.seed, **task)
-    engram.fit(single, "t", splits, recipe)
-    return single
-
-
-@pytest.mark.parametrize(
-    ("recipe", "task"),
-    [
-        (QUICK.but(optimizer="sgd"), {}),
-        (QUICK.but(optimizer="sgd", cache="off"), {"regime": "masked+adapter"}),
-        (QUICK.but(optimizer="sgd", steps=40, evaluations=20, patience=2), {}),
-        (QUICK.but(optimizer="sgd"), {"regime": "head"}),
-        (QUICK.but(optimizer="sgd"), {"extends": ["parent"]}),
-    ],
-    ids=["cached", "uncached-adapters", "patience", "heads", "extends"],
-)
-def test_a_variant_ends_as_if_it_had_been_alone(
-    recipe: Recipe, task: dict[str, Any], model: MemoryViT, splits: Splits
-) -> None:
-    if task.get("extends"):
-        model.add_task("parent", 4, 2, seed=5)
-    counts = (0, 3) if task.get("regime") != "head" else (0,)
-    variants = [
-        Variant(Setting(lr, cells, decay), seed)
-        for lr in (0.02, 0.3)
-        for cells in counts
-        for decay in (0.0, 0.1)
-        for seed in (0, 1)
-    ]
-    whole = splits.with_validation(recipe.val_share, recipe.data_seed)
-    workshop = Workshop(model, "t", whole, recipe, TaskSettings(**task), Team())
-    scores, _ = workshop.train(variants, None, False, silent)
-    for variant, score in list(zip(variants, scores, strict=True))[::3]:
-        setting = variant.setting
-        own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
-        single = alone(model, splits, own, setting.cells, **task)
-        assert score.engram.spec == single.task("t").spec
-        for name, value in single.task("t").tensors().items():
-            found = score.engram.tensors[name]
-            assert torch.allclose(found, value, rtol=0, atol=2e-5), (variant, name)
 
 
 def test_the_best_on_validation_is_kept_and_recorded(
@@ -105,13 +46,6 @@ def test_the_best_on_validation_is_kept_and_recorded(
     assert float(rows[2]["val_accuracy"]) == result.settings[2].mean
     assert Image.open(tmp_path / "best.run" / "sweep.png").width > 500
     assert not (tmp_path / "best.run" / "checkpoint.safetensors").exists()
-
-
-def test_deviation_is_over_seeds() -> None:
-    setting = Setting(0.1, 5, 0.0, (0.5, 0.7, 0.9))
-    assert setting.mean == pytest.approx(0.7)
-    assert setting.deviation == pytest.approx(0.2)
-    assert Setting(0.1, 5, 0.0, (0.5,)).deviation == 0.0
 
 
 def test_a_rate_that_diverges_is_named(model: MemoryViT, splits: Splits) -> None:
@@ -244,25 +178,6 @@ def test_a_parent_is_read_and_left_alone(model: MemoryViT, splits: Splits) -> No
     assert model.task("t").spec.extends == ("parent",)
     after = model.task("parent").tensors()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"lrs": [-1.0]}, r"lr is -1; it must be a number above 0\."),
-        ({"lrs": [float("nan")]}, "lr is nan; it must be"),
-        ({"weight_decays": [-1.0]}, "weight_decay is -1.0; it must be a number, at least 0"),
-        ({"cells": [-1]}, "cells is -1; it must be a whole number"),
-        ({"cells": []}, "cells is an empty list; give at least one number"),
-        ({"seeds": 0}, "seeds is 0; at least one is needed"),
-        ({"regime": "some"}, "There is no regime 'some'; choose one of masked"),
-    ],
-)
-def test_a_grid_that_makes_no_sense_is_a_sentence(
-    settings: dict[str, Any], expected: str, model: MemoryViT, splits: Splits
-) -> None:
-    with pytest.raises(EngramError, match=expected):
-        sweep(model, "t", splits, QUICK, **settings)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""A small task to train, and what to compare before and after."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import engram
+from engram import MemoryViT, Recipe, load_trunk
+from engram.data.datasets import Splits, load
+from engram.train.cache import Cache, contents_of
+
+
+def start(trunk: Path, splits: Splits, name: str = "colours", **settings: Any) -> MemoryViT:
+    """A model with one untrained task."""
+    model = MemoryViT(load_trunk(trunk))
+    model.add_task(name, splits.classes, 3, seed=0, **settings)
+    return model
+
+
+def learned(trunk: Path, splits: Splits, recipe: Recipe, **settings: Any) -> dict[str, Tensor]:
+    """The tensors after training."""
+    model = start(trunk, splits, **settings)
+    engram.fit(model, "colours", splits, recipe)
+    return model.task("colours").tensors()
+
+
+def state(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def filled(trunk: Path, photos: Path) -> Cache:
+    dataset = load(photos)["train"]
+    model = load_trunk(trunk)
+    assert model.preprocessing is not None
+    kept = Cache(model, model.preprocessing)
+    assert kept.fill(dataset, contents_of(dataset), batch=4) == {}
+    return kept
+
+
+def alone(model: MemoryViT, splits: Splits, recipe: Recipe, cells: int, **task: Any) -> MemoryViT:
+    single = MemoryViT(model.trunk)
+    for name in task.get("extends", ()):
+        single.attach(model.engram(name))
+    single.add_task("t", splits.classes, cells, seed=recipe.seed, **task)
+    engram.fit(single, "t", splits, recipe)
+    return single
+
+
+def fit_until(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any) -> int:
+    """Fit, perhaps until a step is done; gives the steps that it took."""
+    splits = load(data)
+    model = engram.MemoryViT(engram.load_trunk(trunk, **settings.pop("read", {})))
+    model.add_task("parent", 2, seed=settings.pop("parent", 0))
+    model.add_task("t", splits.classes, extends=["parent"], seed=0)
+    resume = settings.pop("resume", False)
+    recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0).but(**settings)
+    steps: list[int] = []
+
+    def progress(what: str, done: int, total: int, note: str = "") -> None:
+        if what == "training":
+            steps.append(done)
+            if done == stop:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
+        engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=progress)
+    return len(steps)

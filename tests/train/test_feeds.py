@@ -1,0 +1,208 @@
+"""Batches come from the cache where they can, and lead where the trunk leads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.support.training import learned, start
+
+import engram
+from engram import EngramError, MemoryViT, Recipe, load_trunk
+from engram.data.datasets import Splits, load
+from engram.errors import Notice
+from engram.train.feeds import CacheFeed, FeedPlan, Share, TrunkFeed, open_feed
+from engram.util.processes import Team
+from engram.util.progress import silent
+
+QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
+
+
+def feed(trunk: Path, splits: Splits, recipe: Recipe, regime: str = "masked", **more: Any) -> Any:
+    model = MemoryViT(load_trunk(trunk))
+    model.add_task("t", splits.classes, regime=regime)
+    return open_feed(model, ["t"], splits.with_validation(), recipe, Team(), **more)
+
+
+# Where batches come from
+
+
+def test_a_feed_reads_no_image_before_it_is_used(
+    small_trunk: Path, photos: Path, own_cache: Path
+) -> None:
+    splits = load(photos)
+    for path in photos.rglob("*.png"):
+        path.unlink()
+    plan = FeedPlan(start(small_trunk, splits), ["colours"], splits, Recipe(workers=0), Team())
+    cached, plain = CacheFeed(plan), TrunkFeed(plan)
+    assert cached.bad == plain.bad == {}
+    assert not list(own_cache.iterdir())
+    cached.scan()
+    cached.fill(silent)
+    assert [share.failed for share in plain.epoch(0, 0)] == [40]
+    assert len(cached.bad) == 50
+    assert len(plain.bad) == 40
+
+
+def test_a_share_is_split_into_parts_of_a_size_and_an_empty_one_into_none() -> None:
+    share = Share(torch.arange(10).view(5, 2), torch.arange(5))
+    parts = list(share.split(2))
+    assert [labels.tolist() for _, labels in parts] == [[0, 1], [2, 3], [4]]
+    assert torch.equal(torch.cat([inputs for inputs, _ in parts]), share.inputs)
+    assert list(Share(torch.zeros(0, 2), torch.zeros(0)).split(2)) == []
+
+
+def test_the_cache_is_used_where_it_can_be(small_trunk: Path, colours: Path) -> None:
+    splits, auto = load(colours), Recipe(workers=0)
+    assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
+    assert isinstance(feed(small_trunk, splits, auto, "head"), CacheFeed)
+    for recipe, regime, more in (
+        (auto.but(cache="off"), "masked", {}),
+        (auto.but(augment="auto"), "masked", {}),
+        (auto, "memory", {}),
+        (auto, "full", {}),
+        (auto, "masked", {"transform": np.asarray}),
+    ):
+        assert isinstance(feed(small_trunk, splits, recipe, regime, **more), TrunkFeed)
+    with pytest.warns(Notice, match=r"^The cache is not used: it would .* cache_gb is 1e-06\."):
+        assert isinstance(feed(small_trunk, splits, auto.but(cache_gb=1e-6)), TrunkFeed)
+
+
+def test_a_run_says_that_its_pictures_do_not_fit_the_cache(
+    nursery: Any, small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.safetensors"
+    done = nursery.run(
+        *("fit", colours, "--task", "t", "--backbone", small_trunk, "-o", out, "--json"),
+        *("--steps", 1, "--workers", 0, "--cache-gb", 1e-6),
+    )
+    assert done.code == 0, done.stderr
+    assert re.fullmatch(r"The cache is not used: it would take .+ every epoch\.\n", done.stderr)
+    assert json.loads(done.stdout)["path"] == str(out)
+
+
+def test_a_full_disk_is_no_place_for_a_cache_unless_it_is_there_already(
+    small_trunk: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits, auto = load(colours), Recipe(workers=0)
+    monkeypatch.setattr("engram.train.feeds.room", lambda: 1000)
+    with pytest.warns(Notice, match="GB are free"):
+        assert isinstance(feed(small_trunk, splits, auto), TrunkFeed)
+    with pytest.raises(EngramError, match=r"The cache cannot be used: it would take .* are free"):
+        feed(small_trunk, splits, auto.but(cache="on"))
+    monkeypatch.setattr("engram.train.feeds.room", lambda: 10**12)
+    assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
+    monkeypatch.setattr("engram.train.feeds.room", lambda: 1000)
+    assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "regime", "expected"),
+    [
+        ({"cache_gb": 1e-6}, "masked", "GB, and cache_gb is 1e-06. Use cache auto or off."),
+        ({"augment": "inception"}, "masked", "augment is inception, which is random every time"),
+        ({}, "memory", "the regime changes the trunk's own tokens"),
+        ({"augment": "auto", "views": 2, "cache": "off"}, "masked", "views live in the cache"),
+        ({"augment": "auto", "views": 2, "cache": "auto"}, "full", "not possible here"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_a_sentence(
+    settings: dict[str, Any], regime: str, expected: str, small_trunk: Path, colours: Path
+) -> None:
+    recipe = Recipe(**{"workers": 0, "cache": "on", **settings})
+    with pytest.raises(EngramError) as caught:
+        feed(small_trunk, load(colours), recipe, regime)
+    assert expected in str(caught.value)
+
+
+# What they lead to
+
+
+@pytest.mark.parametrize("regime", ["masked", "masked+adapter", "head", "mlp-head"])
+def test_learning_from_the_cache_is_learning_from_the_trunk(
+    regime: str, small_trunk: Path, colours: Path
+) -> None:
+    """Within what half precision loses: 5e-4 of the largest change after 20 steps of SGD."""
+    splits, recipe = load(colours), QUICK.but(optimizer="sgd", lr=0.1)
+    first = MemoryViT(load_trunk(small_trunk))
+    start = first.add_task("t", splits.classes, 3, seed=0, regime=regime).tensors()
+    cached = learned(small_trunk, splits, recipe, regime=regime)
+    plain = learned(small_trunk, splits, recipe.but(cache="off"), regime=regime)
+    moved = max((plain[name] - start[name]).abs().max().item() for name in plain)
+    assert moved > 0.05
+    for name in plain:
+        assert (cached[name] - plain[name]).abs().max().item() <= 5e-4 * moved, name
+
+
+def test_a_second_task_never_runs_the_trunk(
+    small_trunk: Path, colours: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = load(colours)
+    learned(small_trunk, splits, QUICK)
+    assert sum(computed) == 60  # every image once, validation included
+    for name in ("embed", "encode", "tokens"):
+        monkeypatch.setattr(engram.ViT, name, lambda *_: pytest.fail("the trunk ran"))
+    another_split = QUICK.but(lr=0.01, data_seed=3)  # of the same images
+    learned(small_trunk, splits, another_split)
+    assert sum(computed) == 60
+
+
+def test_views_are_the_epochs_of_augmentation(
+    small_trunk: Path, colours: Path, computed: list[int]
+) -> None:
+    """The first two epochs see what augmented training would, and the third the first again."""
+    splits = load(colours)
+    recipe = Recipe(
+        steps=6, batch=20, workers=0, augment="pad-crop", optimizer="sgd", lr=0.1, evaluations=1
+    )
+    fixed = learned(small_trunk, splits, recipe.but(views=2))
+    assert sum(computed) == 2 * 54 + 6
+    fresh = learned(small_trunk, splits, recipe)
+    for name in fixed:
+        assert (fixed[name] - fresh[name]).abs().max().item() <= 1e-4, name
+    longer = recipe.but(steps=12)
+    again = learned(small_trunk, splits, longer.but(views=2))
+    assert sum(computed) == 2 * 54 + 6
+    fresh = learned(small_trunk, splits, longer)
+    assert max((again[name] - fresh[name]).abs().max().item() for name in fresh) > 1e-4
+
+
+def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
+    small_trunk: Path, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (16, 16), dtype=np.uint8)
+    for folder, pixels in (("images", np.repeat(values[..., None] * 255, 3, 2)), ("masks", values)):
+        (tmp_path / folder).mkdir()
+        for i in range(6):
+            Image.fromarray(pixels).save(tmp_path / folder / f"{i}.png")
+    splits = load(tmp_path, kind="segmentation")
+    model = MemoryViT(load_trunk(small_trunk))
+    model.add_task("t", **splits.task)
+    recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
+    made = open_feed(model, ["t"], splits.with_validation(), recipe, Team())
+    [item] = made.epoch(0, 0)
+    whole = TrunkFeed(made.plan)
+    [plain] = whole.epoch(0, 0)
+    assert torch.equal(item.labels, plain.labels)
+    kept = made.views[0]
+    rows = kept.compute(plain.inputs)
+    assert torch.equal(item.inputs, rows)
+
+
+def test_a_transform_of_ones_own_replaces_the_views(small_trunk: Path, colours: Path) -> None:
+    splits = load(colours)
+    model = start(small_trunk, splits)
+    seen: list[tuple[int, int]] = []
+
+    def transform(picture: Image.Image) -> np.ndarray:
+        seen.append(picture.size)
+        return np.asarray(picture.resize((16, 16)))
+
+    engram.fit(model, "colours", splits, QUICK.but(steps=2, cache="auto"), transform=transform)
+    assert len(seen) >= 32

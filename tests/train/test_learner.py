@@ -1,0 +1,117 @@
+"""One task in training: how large a step is, and what its loss is."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.training import start
+
+from engram import Recipe
+from engram.data.datasets import load
+from engram.train.learner import Learner
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_is_clipped_and_as_large_as_the_rate_says(
+    optimizer: str, small_trunk: Path, colours: Path
+) -> None:
+    splits = load(colours)
+    model = start(small_trunk, splits)
+    recipe = Recipe(optimizer=optimizer, lr=0.5, warmup=0, weight_decay=0, clip=1.0)
+    learner = Learner(model, "colours", recipe)
+    before = [p.detach().clone() for p in learner.parameters]
+    for parameter in learner.parameters:
+        parameter.grad = torch.full_like(parameter, 3.0)
+    learner.step(0, 10)
+    moved = torch.cat([(p - b).flatten() for p, b in zip(learner.parameters, before, strict=True)])
+    if optimizer == "sgd":
+        assert moved.norm().item() == pytest.approx(0.5, rel=1e-4)  # rate × clipped norm
+    else:
+        assert moved.abs().max().item() == pytest.approx(0.5, rel=1e-2)
+
+
+def test_label_smoothing_is_that_of_torch(small_trunk: Path, colours: Path) -> None:
+    model = start(small_trunk, load(colours))
+    learner = Learner(model, "colours", Recipe(label_smoothing=0.2))
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=0.2, reduction="sum")(logits, labels)
+    assert torch.equal(learner.loss(logits, labels), expected)
+
+
+def test_fp16_halves_its_scale_when_gradients_overflow(small_trunk: Path, colours: Path) -> None:
+    model = start(small_trunk, load(colours))
+    learner = Learner(model, "colours", Recipe(precision="fp16", warmup=0, clip=0))
+    before = copy.deepcopy(learner.parameters)
+    for parameter in learner.parameters:
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    learner.step(0, 10)
+    assert learner.scale == 32768
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+    for parameter in learner.parameters:
+        parameter.grad = torch.full_like(parameter, 32768.0)
+    learner.step(1, 10)
+    assert learner.scale == 32768
+    assert not torch.equal(before[0], learner.parameters[0])
+    assert all(p.grad is not None and bool((p.grad == 1).all()) for p in learner.parameters)
+
+
+def pushed(learner: Learner, step: int) -> list[torch.Tensor]:
+    """The parameters after a step along a gradient that depends on the step alone."""
+    generator = torch.Generator().manual_seed(step)
+    for parameter in learner.parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    learner.step(step, 10)
+    return [parameter.detach().clone() for parameter in learner.parameters]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_restored_learner_goes_on_as_the_first_would_have(
+    optimizer: str, small_trunk: Path, colours: Path
+) -> None:
+    splits = load(colours)
+    recipe = Recipe(optimizer=optimizer, lr=0.1, ema=0.9, patience=2)
+    first = Learner(start(small_trunk, splits), "colours", recipe)
+    for step in range(3):
+        pushed(first, step)
+    first.record({"accuracy": 0.5})
+    second = Learner(start(small_trunk, splits), "colours", recipe)
+    kept = {name: value.clone() for name, value in first.tensors().items()}
+    second.restore(kept, first.about())
+    assert (second.best_score, second.since_best) == (0.5, 0)
+    for step in (3, 4):
+        for a, b in zip(pushed(first, step), pushed(second, step), strict=True):
+            assert torch.equal(a, b)
+    for learner in (first, second):
+        assert learner.choose_weights()
+    assert all(map(torch.equal, first.parameters, second.parameters))
+
+
+def test_the_average_takes_the_place_of_the_weights_and_gives_it_back(
+    small_trunk: Path, colours: Path
+) -> None:
+    recipe = Recipe(optimizer="sgd", lr=0.1, ema=0.9)
+    learner = Learner(start(small_trunk, load(colours)), "colours", recipe)
+    now = pushed(learner, 0)
+    learner.swap_average()
+    assert not any(map(torch.equal, now, learner.parameters))
+    learner.swap_average()
+    assert all(map(torch.equal, now, learner.parameters))
+
+
+def test_patience_counts_validations_without_a_better_score(
+    small_trunk: Path, colours: Path
+) -> None:
+    learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
+    seen = []
+    for score in (0.5, 0.4, 0.6, 0.6, 0.1):
+        learner.record({"accuracy": score})
+        seen.append(learner.done)
+    assert seen == [False, False, False, False, True]
+    assert learner.best_score == 0.6
+    impatient = Learner(start(small_trunk, load(colours)), "colours", Recipe())
+    for _ in range(5):
+        impatient.record({"accuracy": 0.5})
+    assert not impatient.done

@@ -1,0 +1,121 @@
+"""The folder of a run: what it keeps, what it clears, and which checkpoint it continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support.training import fit_until, start
+
+import engram
+from engram import EngramError, MemoryViT, Recipe, load_trunk
+from engram.data.datasets import load
+from engram.train.run import Run, run_folder
+from engram.train.sweep import sweep
+from engram.util.processes import Team
+
+QUICK = Recipe(steps=2, batch=16, evaluations=2, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("out", "folder"),
+    [("t.safetensors", "t.run"), ("deep/t", "deep/t.run"), ("t.v2.safetensors", "t.v2.run")],
+)
+def test_a_run_has_a_folder_next_to_its_engram(out: str, folder: str) -> None:
+    assert run_folder(Path(out)) == Path(folder)
+
+
+def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngramError, match=r"is a folder; -o names the engram's file\."):
+        Run(tmp_path, Team(), overwrite=True)
+    out = tmp_path / "t.safetensors"
+    out.touch()
+    with pytest.raises(EngramError, match="exists already; choose another -o, or replace it"):
+        Run(out, Team(), overwrite=False)
+    with Run(out, Team(), overwrite=True) as run:
+        assert run.folder.is_dir()
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(EngramError, match=r"cannot be written \(.*\); choose another -o\."),
+        Run(tmp_path / "file" / "t.safetensors", Team(), overwrite=False),
+    ):
+        pass
+
+
+def test_what_was_saved_is_where_the_same_run_begins(tmp_path: Path) -> None:
+    feed = ["off", ""]
+    with Run(tmp_path / "t.safetensors", Team(), overwrite=False) as run:
+        assert run.begin("one", feed, resume=True) is None
+        run.save({"x": torch.arange(3.0)}, {"identity": "one", "feed": feed, "step": 5})
+        state = run.begin("one", feed, resume=True)
+        assert state is not None
+        assert state["step"] == 5
+        assert state["tensors"]["x"].tolist() == [0, 1, 2]
+        with pytest.raises(EngramError, match="holds an interrupted run; continue it with"):
+            run.begin("one", feed, resume=False)
+        with pytest.raises(EngramError, match="had other settings, data or trunk"):
+            run.begin("two", feed, resume=True)
+
+
+def test_a_new_run_keeps_nothing_of_the_one_it_replaces(
+    small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    out, folder = tmp_path / "c.safetensors", tmp_path / "c.run"
+    folder.mkdir()
+    older = ("unreadable.txt", "sweep.csv", "sweep.png", "report.html", "notes.txt")
+    for name in older:
+        (folder / name).write_text("of an older run")
+    splits = load(photos)
+    recipe = QUICK
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)
+    assert [name for name in older if (folder / name).exists()] == ["notes.txt"]
+    assert (folder / "history.csv").exists()
+
+
+def test_a_plot_that_cannot_be_written_fails_no_run(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    splits, out = load(colours), tmp_path / "c.safetensors"
+    for name in ("history.svg", "sweep.png"):
+        (tmp_path / "c.run" / name).mkdir(parents=True)  # no file can be written there
+    recipe = QUICK
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out)
+    assert out.exists()
+    model = MemoryViT(load_trunk(small_trunk))
+    assert sweep(model, "t", splits, recipe, out=out, overwrite=True).path == out
+
+
+def test_a_damaged_checkpoint_is_refused(small_trunk: Path, colours: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out.run"
+    folder.mkdir()
+    (folder / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    splits = load(colours)
+    model = engram.MemoryViT(engram.load_trunk(small_trunk))
+    model.add_task("colours", splits.classes, seed=0)
+    recipe = engram.Recipe(steps=1, workers=0)
+    with pytest.raises(EngramError, match=r"cannot be read .* --overwrite"):
+        engram.fit(model, "colours", splits, recipe, out=tmp_path / "out.safetensors", resume=True)
+    model.detach("colours")
+    model.add_task("colours", splits.classes, seed=0)
+    out = tmp_path / "out.safetensors"
+    assert engram.fit(model, "colours", splits, recipe, out=out, overwrite=True).path == out
+    assert torch.equal(model.task("colours").head.weight, load_file(out)["head.weight"])
+
+
+@pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])
+def test_a_run_says_that_it_went_another_way_through_the_cache(
+    first: str, then: str, small_trunk: Path, flowers: Path, tmp_path: Path
+) -> None:
+    """With cache auto the room on the disk decides, which may be another a day later."""
+    out = tmp_path / "out.safetensors"
+    fit_until(small_trunk, flowers, out, stop=3, cache=first)
+    with pytest.raises(EngramError, match=rf"; continue with --resume --cache {first}, or"):
+        fit_until(small_trunk, flowers, out, cache=then, resume=True)
+    with pytest.raises(EngramError, match="had other settings, data or trunk"):
+        fit_until(small_trunk, flowers, out, cache=then, lr=0.5, resume=True)
+    assert fit_until(small_trunk, flowers, out, cache=first, resume=True) == 4
