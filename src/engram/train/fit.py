@@ -60,8 +60,8 @@ def fit(
         Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint.
 
     Examples:
-        >>> task = model.add_task("digits", classes=10)
-        >>> result = engram.fit(model, "digits", "digits", engram.Recipe(epochs=3))
+        >>> result = engram.fit(model, "flowers", "photos", engram.Recipe(epochs=3))
+        >>> accuracy = result.metrics["val"]["accuracy"]
     """
     recipe, team = recipe or Recipe(), team or Team()
     task = model.task(name)

@@ -14,10 +14,18 @@ from engram.util.settings import check, setting
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task is trained. A value out of range is an EngramError that names it.
+    """The training settings of `fit` and `sweep`, each with a default.
 
-    The defaults give a good result on a small dataset in minutes; `RECIPES["paper"]` is the
-    paper's. Everything here but the settings of the last group decides the weights.
+    Every field is a keyword argument, a flag of the commands, and is recorded in the engram. The
+    defaults give a good result on a small dataset in minutes; `--recipe paper` is the paper's.
+    All fields except the last six decide the weights.
+
+    Raises:
+        EngramError: A value is out of range. The message names it.
+
+    Examples:
+        >>> recipe = engram.Recipe(epochs=10, lr=0.003, augment="auto")
+        >>> longer = recipe.but(epochs=30)
     """
 
     epochs: int = setting(30, "passes over the training images, unless steps is given", least=1)

@@ -104,8 +104,10 @@ def sweep(
         EngramError: A setting makes no sense, the data does not fit, or the file exists.
 
     Examples:
-        >>> result = engram.sweep(model, "digits", "digits", lrs=[0.001, 0.003], cells=[1, 5])
-        >>> result.best.lr
+        >>> short = engram.Recipe(epochs=3)
+        >>> result = engram.sweep(model, "plants", "photos", short, lrs=[0.001, 0.003])
+        >>> result.best.cells
+        5
     """
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or Team()
