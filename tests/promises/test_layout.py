@@ -69,7 +69,8 @@ def repeated(modules: list[Path], alike: int = ALIKE) -> list[str]:
         code = code_lines(module.read_text(encoding="utf-8"))
         for i in range(len(code) - alike + 1):
             window = code[i : i + alike]
-            seen[tuple(text for _, text in window)].append(f"{module.name}:{window[0][0]}")
+            place = f"{module.parent.name}/{module.name}:{window[0][0]}"
+            seen[tuple(text for _, text in window)].append(place)
     return [" = ".join(places) for places in seen.values() if len(places) > 1]
 
 
@@ -97,6 +98,7 @@ def test_repetition_is_found(tmp_path: Path) -> None:
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     first.write_text(f'"""Doc."""\nimport os\n\ndef f():\n{body}\n    return x0\n')
     second.write_text(f"import os\n\ndef g():\n    '''Doc.'''\n{body}    # other\n    return x0\n")
-    assert repeated([first, second]) == ["first.py:5 = second.py:5"]
+    (found,) = repeated([first, second])
+    assert re.fullmatch(r"\S+/first.py:5 = \S+/second.py:5", found)
     second.write_text(f"def g():\n{body}    return x1\n")
     assert repeated([first, second]) == []

@@ -11,6 +11,7 @@ training: the file itself says how.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -125,10 +126,9 @@ def exif_orientation(image: Any) -> int:
     """1 (upright) to 8, as EXIF counts them."""
     if image.format == "TIFF":  # Pillow itself turns those
         return 1
-    try:
+    with contextlib.suppress(Exception):  # the image may be fine although its metadata is broken
         return int(image.getexif().get(0x0112, 1))
-    except Exception:  # the image may be fine although its metadata is broken
-        return 1
+    return 1
 
 
 def upright(pixels: Array, orientation: int) -> Array:
