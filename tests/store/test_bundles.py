@@ -108,10 +108,10 @@ def refusal(*arguments: object, **options: object) -> str:
 
 def test_another_trunk_is_refused_by_both_names(paths: dict[str, Path], tmp_path: Path) -> None:
     other = other_trunk(tmp_path, seed=1)
-    said = refusal([paths["a"], other], tmp_path / "out")
+    sentence = refusal([paths["a"], other], tmp_path / "out")
     for path in (paths["a"], other):
-        assert str(path) in said
-        assert read_engram(path).trunk.fingerprint[:12] in said
+        assert str(path) in sentence
+        assert read_engram(path).trunk.fingerprint[:12] in sentence
     assert not (tmp_path / "out").exists()
 
 
@@ -119,19 +119,19 @@ def test_another_preprocessing_is_refused(paths: dict[str, Path], tmp_path: Path
     engram = read_engram(paths["b"])
     other = replace(engram, preprocessing=Preprocessing((16, 16), 18))
     path = write_engram(tmp_path / "other.safetensors", other)
-    said = refusal([paths["a"], path], tmp_path / "out")
-    assert '"resize": null' in said
-    assert '"resize": 18' in said
+    sentence = refusal([paths["a"], path], tmp_path / "out")
+    assert '"resize": null' in sentence
+    assert '"resize": 18' in sentence
 
 
 def test_two_tasks_of_one_name_are_refused(paths: dict[str, Path], tmp_path: Path) -> None:
     engram = read_engram(paths["b"])
     clash = replace(engram, spec=replace(engram.spec, name="a"))
     path = write_engram(tmp_path / "clash.safetensors", clash)
-    said = refusal([paths["a"], path], tmp_path / "out")
-    assert str(paths["a"]) in said
-    assert str(path) in said
-    assert "'a'" in said
+    sentence = refusal([paths["a"], path], tmp_path / "out")
+    assert str(paths["a"]) in sentence
+    assert str(path) in sentence
+    assert "'a'" in sentence
 
 
 def test_parents_must_be_there_with_the_right_content(
@@ -141,9 +141,9 @@ def test_parents_must_be_there_with_the_right_content(
     engram = read_engram(paths["a"])
     other = replace(engram, tensors={n: t + 1 for n, t in engram.tensors.items()})
     path = write_engram(tmp_path / "again.safetensors", other)
-    said = refusal([path, paths["c"]], tmp_path / "out")
-    assert engram.content[:12] in said
-    assert other.content[:12] in said
+    sentence = refusal([path, paths["c"]], tmp_path / "out")
+    assert engram.content[:12] in sentence
+    assert other.content[:12] in sentence
 
 
 def test_a_regime_that_changes_the_trunk_stays_alone(
@@ -159,9 +159,9 @@ def test_a_regime_that_changes_the_trunk_stays_alone(
 
 def test_a_backbone_is_checked(trunk: ViT, paths: dict[str, Path], tmp_path: Path) -> None:
     other = save_trunk(random_trunk(**SMALL, seed=1), tmp_path / "elsewhere")  # type: ignore[arg-type]
-    said = refusal([paths["a"]], tmp_path / "out", backbone=other)
-    assert trunk.fingerprint[:12] in said
-    assert load_trunk(other).fingerprint[:12] in said
+    sentence = refusal([paths["a"]], tmp_path / "out", backbone=other)
+    assert trunk.fingerprint[:12] in sentence
+    assert load_trunk(other).fingerprint[:12] in sentence
     compose([paths["a"]], tmp_path / "out", backbone=trunk.source)
     with pytest.raises(EngramError, match="was trained on"):
         load_model(paths["a"], backbone=other)
@@ -311,7 +311,7 @@ def test_what_is_no_manifest_is_refused(
     with pytest.raises(EngramError, match="damaged"):
         read_bundle(out)
     with pytest.raises(EngramError, match="damaged"):
-        compose([paths["b"]], out)  # it cannot be told what would be lost
+        compose([paths["b"]], out)  # it is unknown what would be lost
 
 
 def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:

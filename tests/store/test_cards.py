@@ -33,7 +33,7 @@ def test_the_card_tells_what_others_need(folder: Path) -> None:
     measured = front["model-index"][0]["results"][0]
     assert measured["metrics"][0] == {"type": "accuracy", "value": 0.9}
     assert [e["content"] for e in front["engrams"]] == [e.content for e in planned.engrams]
-    for told in (
+    for expected in (
         "| flowers | classification | 2 classes (rose, tulip) | masked, 3 cells per layer |",
         "extends flowers",
         fingerprint,
@@ -44,7 +44,7 @@ def test_the_card_tells_what_others_need(folder: Path) -> None:
         f"hf:ann/garden/flowers.safetensors#{planned.engrams[0].content[:12]}",
         planned.engrams[1].content,
     ):
-        assert told in planned.card
+        assert expected in planned.card
 
 
 def test_a_card_survives_odd_names(folder: Path) -> None:

@@ -88,11 +88,11 @@ def refusal(trunk: ViT, source: Path | Engram) -> str:
 def test_another_trunk_is_refused_by_both_names(trunk: ViT, path: Path) -> None:
     other = small_trunk(seed=1)
     trunk.source, other.source = "mine", "theirs"
-    said = refusal(other, path)
-    assert "random (seed 0)" in said  # as the file says
-    assert "theirs" in said
-    assert trunk.fingerprint[:12] in said
-    assert other.fingerprint[:12] in said
+    sentence = refusal(other, path)
+    assert "random (seed 0)" in sentence  # as the file says
+    assert "theirs" in sentence
+    assert trunk.fingerprint[:12] in sentence
+    assert other.fingerprint[:12] in sentence
 
 
 def test_one_changed_number_is_another_trunk(trunk: ViT, path: Path) -> None:
@@ -119,16 +119,16 @@ def test_the_same_tensors_read_in_another_way_are_refused(
 ) -> None:
     other = small_trunk(**options)
     assert other.fingerprint == trunk.fingerprint
-    said = refusal(other, path)
-    assert words in said
-    assert str(next(iter(options.values()))) in said
+    sentence = refusal(other, path)
+    assert words in sentence
+    assert str(next(iter(options.values()))) in sentence
 
 
 def test_another_preprocessing_is_refused_by_both(trunk: ViT, path: Path) -> None:
     trunk.preprocessing = Preprocessing((16, 16), 18)
-    said = refusal(trunk, path)
-    assert '"resize": null' in said
-    assert '"resize": 18' in said
+    sentence = refusal(trunk, path)
+    assert '"resize": null' in sentence
+    assert '"resize": 18' in sentence
     trunk.preprocessing = None
     assert "none" in refusal(trunk, path)
 

@@ -152,10 +152,10 @@ def test_a_damaged_engram_is_refused_or_unchanged(
             engram, task = originals.attach(which, damaged)
         except EngramError as error:
             refused += 1
-            said = str(error)
-            assert said.endswith(".")
-            assert said.isprintable()  # so it is one line
-            assert len(said) < 1000
+            sentence = str(error)
+            assert sentence.endswith(".")
+            assert sentence.isprintable()  # so it is one line
+            assert len(sentence) < 1000
             expected = 2
         else:
             assert engram.tensors.keys() == good.tensors.keys() == task.tensors().keys()
@@ -167,7 +167,10 @@ def test_a_damaged_engram_is_refused_or_unchanged(
             expected = 0
         assert time.monotonic() - started < 5
         code = cli.main(["inspect", str(damaged)])
-        assert code in {0, expected}  # one that is good but does not fit this trunk is told, too
+        assert code in {
+            0,
+            expected,
+        }  # one that is good but does not fit this trunk is described, too
         assert "Traceback" not in capsys.readouterr().err
     assert refused > DAMAGE[damage] * 0.6
 

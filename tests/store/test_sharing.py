@@ -38,10 +38,10 @@ def test_a_dry_run_shows_every_file_and_the_card(folder: Path, capsys: Output) -
     assert shown["card"] == planned.card == planned.files["README.md"].decode()
     assert shown["commit"] is None
     assert run("push", "flowers.safetensors", "--to", "ann/flowers", "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert planned.card in said
-    assert "would be sent to" in said
-    assert shown["files"][0]["sha256"] in said
+    printed = capsys.readouterr().out
+    assert planned.card in printed
+    assert "would be sent to" in printed
+    assert shown["files"][0]["sha256"] in printed
 
 
 def test_the_content_and_the_answers_stay_the_same(folder: Path) -> None:
@@ -85,9 +85,9 @@ def test_offline_mode_sends_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_pull_brings_back_what_was_pushed(folder: Path, capsys: Output) -> None:
     commit = in_cache(folder, "flowers.safetensors", "roses.safetensors")
     assert run("pull", "hf:ann/garden", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [f["task"] for f in told["files"]] == ["flowers", "roses", None]
-    assert told["files"][0]["source"] == f"hf:ann/garden@{commit}/flowers.safetensors"
+    document = json.loads(capsys.readouterr().out)
+    assert [f["task"] for f in document["files"]] == ["flowers", "roses", None]
+    assert document["files"][0]["source"] == f"hf:ann/garden@{commit}/flowers.safetensors"
     bundle = read_bundle("garden")
     assert [e.content for e in bundle.engrams] == [
         read_engram(f"{name}.safetensors").content for name in ("flowers", "roses")
@@ -189,9 +189,9 @@ def test_mistakes_are_sentences(
     arguments: list[str], sentence: str, folder: Path, capsys: Output
 ) -> None:
     assert run(*arguments) == 2
-    said = capsys.readouterr()
-    assert sentence in said.err
-    assert "Traceback" not in said.err
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert "Traceback" not in printed.err
 
 
 # A server on loopback that speaks the Hub's API, asked by the real huggingface_hub client
@@ -289,6 +289,6 @@ except engram.EngramError as error:
     out = str(error)
 """
     with hub.running(hub_client.port):
-        said = hub_client.run(script, folder)
-    assert "has no engrams at main" in said
+        sentence = hub_client.run(script, folder)
+    assert "has no engrams at main" in sentence
     assert not any("model.safetensors" in request for request in hub.requests)

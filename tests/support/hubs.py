@@ -140,18 +140,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(200)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
             return self.take_commit(match[1], match[2], address)
-        said = json.loads(self.body or b"{}")
+        request = json.loads(self.body or b"{}")
         if path == "/api/repos/create":
-            repo = f"{said['organization']}/{said['name']}"
-            if said["organization"] != "ann":
+            repo = f"{request['organization']}/{request['name']}"
+            if request["organization"] != "ann":
                 return self.answer(403, {"error": "You may not write there"})
             if repo in store.branches:
                 return self.answer(409, {"url": f"{address}/{repo}", "error": "exists"})
-            store.visibility[repo] = said.get("visibility")
+            store.visibility[repo] = request.get("visibility")
             store.commit(repo, "main", {".gitattributes": b""}, "initial commit")
             return self.answer(200, {"url": f"{address}/{repo}"})
         if path == "/api/validate-yaml":
-            front = yaml.safe_load(said["content"].split("---")[1])
+            front = yaml.safe_load(request["content"].split("---")[1])
             return self.answer(200 if front else 400, {"errors": [], "warnings": []})
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/(.+)", path):
             modes = [
@@ -160,13 +160,13 @@ class _Handler(BaseHTTPRequestHandler):
                     "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
                     "shouldIgnore": False,
                 }
-                for file in said["files"]
+                for file in request["files"]
             ]
             return self.answer(200, {"files": modes})
         if match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             objects = [
                 {**wanted, "actions": {"upload": {"href": f"{address}/lfs/{wanted['oid']}"}}}
-                for wanted in said["objects"]
+                for wanted in request["objects"]
             ]
             return self.answer(200, {"objects": objects, "transfer": "basic"})
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", path):

@@ -141,9 +141,9 @@ def test_source_and_processor_are_kept(made: Made) -> None:
     processor = transformers.ViTImageProcessor(
         size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
     )
-    told = from_transformers(model, processor=processor).preprocessing
-    assert told is not None
-    assert (told.mean, told.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    preprocessing = from_transformers(model, processor=processor).preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.mean, preprocessing.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     given = Preprocessing((16, 16), None)
     assert from_transformers(model, preprocessing=given).preprocessing == given
     assert from_transformers(model, image_size=64).preprocessing.size == (64, 64)  # type: ignore[union-attr]

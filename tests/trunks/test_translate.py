@@ -18,7 +18,7 @@ from engram import random_trunk
 
 
 def test_every_missing_tensor_is_named(tmp_path: Path, saved: Callable[[str], Path]) -> None:
-    """Whichever tensor of whichever family is gone: nothing loads, and its name is told."""
+    """Whichever tensor of whichever family is gone: nothing loads, and the error names it."""
     for family in ("vit-classes", "deit-teacher", "dinov2-registers", "clip-full", "siglip-vision"):
         folder = saved(family)
         (tmp_path / "config.json").write_text((folder / "config.json").read_text())

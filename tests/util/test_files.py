@@ -35,7 +35,7 @@ def forked(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def litter(folder: Path) -> list[str]:
+def temporary_files(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.endswith(".tmp")]
 
 
@@ -57,12 +57,12 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert target.read_bytes() in versions
-    assert litter(folder)  # it was killed in the middle of writing, more than once
+    assert temporary_files(folder)  # it was killed in the middle of writing, more than once
     assert [p.name for p in folder.glob("*.bin")] == ["t.bin"]
-    before = len(litter(folder))
+    before = len(temporary_files(folder))
     write_atomically(target, versions[1])
     assert target.read_bytes() == versions[1]
-    assert len(litter(folder)) == before
+    assert len(temporary_files(folder)) == before
 
 
 def test_a_full_disk_keeps_the_old_file(path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_full_disk_keeps_the_old_file(path: Path) -> None:
 
     assert forked(write) == 0
     assert path.read_bytes() == before
-    assert not litter(path.parent)
+    assert not temporary_files(path.parent)
 
 
 def test_a_really_full_disk_keeps_the_old_file(path: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_really_full_disk_keeps_the_old_file(path: Path, tmp_path: Path) -> No
         with pytest.raises(EngramError, match="No space left on device"):
             write_atomically(target, bytes(100_000))
         assert target.read_bytes() == path.read_bytes()
-        assert not litter(disk)
+        assert not temporary_files(disk)
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(path: Path, tmp_path: Pat
     assert forked(write) == 0
     os.chmod(tmp_path, 0o700)
     assert path.read_bytes() == data
-    assert not litter(tmp_path)
+    assert not temporary_files(tmp_path)
 
 
 def test_saving_through_a_link_keeps_the_link(path: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (GatedRepoError, "gated"),
         (RepositoryNotFoundError, "hf auth login"),
@@ -46,12 +46,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     ],
 )
 def test_what_the_hub_refuses_is_a_sentence(
-    error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **options: object) -> str:
         raise error.__new__(error)
 
     monkeypatch.setattr(hub, "snapshot_download", refuse)
-    with pytest.raises(EngramError, match=said) as refused:
+    with pytest.raises(EngramError, match=expected) as refused:
         hub.fetch("owner/name", ["config.json"], "v9")
     assert "\n" not in str(refused.value)

@@ -1,7 +1,7 @@
-"""Engrams on disk and on the Hub: the file format, bundles, cards, old checkpoints.
+"""Engrams on disk and on the Hub: file format, bundles, cards, conversion of legacy checkpoints.
 
-`model.py` and all above it import this folder; it knows tasks and trunks but no model. Start in
-`engram.py` (what an engram is) and `format.py` (its file).
+`model.py` and everything above it import this folder. It knows tasks and trunks, but no model.
+Start in `engram.py` (what an engram is) and `format.py` (its file).
 """
 
 from typing import TYPE_CHECKING

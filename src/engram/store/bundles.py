@@ -63,6 +63,7 @@ class Bundle:
         }
 
     def manifest_bytes(self) -> bytes:
+        """The bytes of `bundle.json`."""
         return (json.dumps(self.manifest(), indent=1) + "\n").encode()
 
     def plus(self, engram: Engram) -> Bundle:

@@ -245,8 +245,8 @@ def _recipe(engram: Engram) -> str:
     }
     if not facts:
         return ""
-    words = ", ".join(f"{_cell(key)} {_cell(value)}" for key, value in facts.items())
-    return f"## Recipe of {_cell(engram.spec.name)}\n\n{words}"
+    settings = ", ".join(f"{_cell(key)} {_cell(value)}" for key, value in facts.items())
+    return f"## Recipe of {_cell(engram.spec.name)}\n\n{settings}"
 
 
 def _usage(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:

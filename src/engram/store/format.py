@@ -250,9 +250,9 @@ def _preprocessing(value: Any) -> Preprocessing | None:
     if value is None:
         return None
     preprocessing = Preprocessing.from_dict(dict(value))
-    whole = (*preprocessing.size, preprocessing.resize or 1)
+    integers = (*preprocessing.size, preprocessing.resize or 1)
     real = (*preprocessing.mean, *preprocessing.std)
-    if not all(type(number) is int for number in whole) or not all(
+    if not all(type(number) is int for number in integers) or not all(
         type(number) in (int, float) and math.isfinite(number) for number in real
     ):
         raise TypeError(f"preprocessing is {value!r}")

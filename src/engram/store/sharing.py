@@ -39,6 +39,7 @@ class Push:
 
     @property
     def card(self) -> str:
+        """The text of README.md."""
         return self.files[CARD].decode()
 
 

@@ -2,7 +2,7 @@
 
 Files (load.py) and models in memory (objects.py) go the same way: the tensors get our names
 (layouts.py), their shapes show almost all of the architecture (infer.py), and the configuration
-tells the rest (configs.py).
+adds the rest (configs.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ParsedModel:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the caller wants otherwise than the source says; None leaves it. See `load_trunk`."""
+    """What the caller sets instead of what the source says; None keeps it. See `load_trunk`."""
 
     image_size: int | tuple[int, int] | None = None
     preprocessing: Preprocessing | None = None
@@ -84,6 +84,7 @@ def parse_transformers(
 def parse_translated(
     found: Translated, layout: Layout, settings: ModelSettings, name: str, share: bool = False
 ) -> ParsedModel:
+    """A model whose tensors have our names already, with what its configuration says."""
     config = infer_config(found, layout, settings, name)
     found = replace(found, tensors=split_positions(found.tensors, config, share))
     default = default_preprocessing(settings.defaults, config.image_size)

@@ -292,12 +292,12 @@ def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int],
     crop = cfg.get("crop_size") if cfg.get("do_center_crop") else None
     if isinstance(given, dict):
         short = given.get("shortest_edge")
-        whole = (given.get("height", short), given.get("width", short))
+        resized = (given.get("height", short), given.get("width", short))
     else:
-        short, whole = (given if crop else None), (given, given)
+        short, resized = (given if crop else None), (given, given)
     if isinstance(crop, dict):
         crop = (crop.get("height"), crop.get("width"))
-    size = _pair(crop or whole, name)
+    size = _pair(crop or resized, name)
     if not crop and not short:
         return size, None
-    return size, max(*_pair(whole, name), *size)
+    return size, max(*_pair(resized, name), *size)

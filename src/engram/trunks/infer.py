@@ -76,7 +76,7 @@ def split_positions(
 
     Files keep both in one tensor. A class token that has a position while the registers have none
     (DINOv2 in transformers) gets it added, as timm does, so that the same weights are the same
-    trunk in both layouts. With `share`, both parts keep the storage of the whole.
+    trunk in both layouts. With `share`, both parts keep the storage of the original.
     """
     positions = tensors["position"]
     count = len(positions) - config.grid[0] * config.grid[1]
@@ -100,9 +100,9 @@ def usual_heads(width: int, swiglu: bool) -> int:
 def _infer_grid(
     count: int, patch: int, others: tuple[int, ...], settings: ModelSettings, name: str
 ) -> tuple[int, int]:
-    """Rows and columns of patches that have `count` position embeddings.
+    """Rows and columns of patches, from the number of position embeddings.
 
-    As many of them as one of `others` says may belong to tokens that are not patches.
+    `others` are the numbers of them that may belong to tokens which are not patches.
     """
     if settings.image_size is not None:
         grid = settings.image_size[0] // patch, settings.image_size[1] // patch

@@ -220,6 +220,7 @@ _TIMM_DISTILLED: Names = _TIMM | {"registers": "dist_token", "head.distilled": "
 
 
 def timm_layout(names: Iterable[str]) -> Layout:
+    """The layout of timm's VisionTransformer, with or without a distillation token."""
     distilled = any(name.endswith("dist_token") for name in names)
     return Layout(
         _TIMM_DISTILLED if distilled else _TIMM, ("timm_model.",), (r"mask_token", r"decoder_.+")

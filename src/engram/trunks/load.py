@@ -81,9 +81,9 @@ def load_trunk(
         (6, 192)
     """
     name = os.fspath(source).removeprefix(hub.PREFIX)
-    place = locate(name if isinstance(source, str) else source, revision)
+    path = locate(name if isinstance(source, str) else source, revision)
     return build_trunk(
-        _parse(place, name),
+        _parse(path, name),
         name,
         f"{name}@{revision}" if revision else name,
         Overrides(image_size, preprocessing, antialias, heads, activation),
@@ -126,22 +126,22 @@ def save_trunk(
 # The layouts of files
 
 
-def _parse(place: Path, name: str) -> ParsedModel:
+def _parse(path: Path, name: str) -> ParsedModel:
     """A file or folder in whichever layout it has."""
-    if place.is_file():
-        if place.suffix == ".npz":
-            return _parse_google(place, name)
-        return _parse_timm(read_safetensors(place), {}, name)
-    config = read_json(place / "config.json")
+    if path.is_file():
+        if path.suffix == ".npz":
+            return _parse_google(path, name)
+        return _parse_timm(read_safetensors(path), {}, name)
+    config = read_json(path / "config.json")
     if "engram_trunk" in config:
-        return _parse_own(place, config, name)
+        return _parse_own(path, config, name)
     if "architecture" in config:
         check_architecture(config, name)
-        return _parse_timm(read_folder(place, name), config, name)
+        return _parse_timm(read_folder(path, name), config, name)
     if "model_type" in config:
         check_architecture(config, name)
-        tensors = read_folder(place, name)
-        return parse_transformers(tensors, config, read_processor(place), name)
+        tensors = read_folder(path, name)
+        return parse_transformers(tensors, config, read_processor(path), name)
     raise EngramError(
         f"{name} has a config.json that names neither a model_type (transformers) nor an "
         "architecture (timm)."
