@@ -3,7 +3,10 @@
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
+from pathlib import Path
 
 import pytest
 from tests.support.paths import ROOT
@@ -41,3 +44,19 @@ def test_import_leaves_optional_packages_alone() -> None:
     code = f"import sys, engram; print(*sorted({optional!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_what_is_built_holds_every_file_of_the_package(target: str, tmp_path: Path) -> None:
+    """Templates, styles and the bundled trunk are no Python, and are easily left out."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "-d", tmp_path]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    (built,) = tmp_path.iterdir()
+    if target == "wheel":
+        names = set(zipfile.ZipFile(built).namelist())
+    else:
+        with tarfile.open(built) as archive:
+            names = {name.partition("/src/")[2] for name in archive.getnames()}
+    source = ROOT / "src"
+    files = [p for p in (source / "engram").rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    assert {str(path.relative_to(source)) for path in files} <= names
