@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.paths import RESULTS
-from engram.experiments.timing import machine, machine_words
+from engram.experiments.timing import describe_machine, machine
 from engram.util.files import write_atomically
 
 
@@ -17,7 +17,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 def write_report(name: str, title: str, lines: Sequence[str]) -> None:
     """Print a page and write it to benchmarks/results/NAME.md."""
-    about = f"Measured on {machine_words(machine())}."
+    about = f"Measured on {describe_machine(machine())}."
     text = "\n".join([f"# {title}", "", about, "", *lines, ""])
     print(text)
     RESULTS.mkdir(exist_ok=True)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from benchmarks.paths import BUILD, RESULTS
 from benchmarks.report import markdown_table
-from engram.experiments.bench import shaped
-from engram.experiments.timing import Case, Timing, compare, machine, machine_words
+from engram.experiments.bench import trunk_of_shape
+from engram.experiments.timing import Case, Timing, compare, describe_machine, machine
 from engram.export import OnnxModel, export_onnx
 from engram.export.graphs import metadata, set_metadata
 from engram.export.quantise import quantise
@@ -53,7 +53,7 @@ def run_torch(model: ViT | MemoryViT, pixels: Tensor) -> None:
 
 def make_model(shape: str, tasks: int, cells: int, classes: int) -> MemoryViT:
     torch.manual_seed(0)  # graphs that were exported earlier have the same weights
-    trunk = shaped(shape)
+    trunk = trunk_of_shape(shape)
     trunk.preprocessing = Preprocessing(trunk.config.image_size)
     model = MemoryViT(trunk).eval()
     for i in range(tasks):
@@ -174,7 +174,7 @@ def main() -> None:
         "",
         f"{given.shape} with random weights, {given.tasks} tasks of {given.cells} cells and "
         f"{given.classes} classes, {given.threads} threads for every engine. Measured by `python "
-        f"-m benchmarks.serve.engines` on {machine_words(machine())}, onnxruntime "
+        f"-m benchmarks.serve.engines` on {describe_machine(machine())}, onnxruntime "
         f"{onnxruntime.__version__}.",
         "",
         *measure(model, engines, given),

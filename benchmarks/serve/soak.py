@@ -39,7 +39,7 @@ import engram
 from benchmarks.paths import RESULTS
 from benchmarks.report import markdown_table
 from benchmarks.serve.malformed import Answered, Malformed, form, malformed
-from engram.experiments.timing import machine, machine_words
+from engram.experiments.timing import describe_machine, machine
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
@@ -386,7 +386,7 @@ def _page(
         "Written by `OMP_NUM_THREADS=1 python -m benchmarks.serve.soak`: pico with two tasks that",
         "stay and four that are attached and removed, over loopback. A 404 is the answer to a",
         "request for a task that was not attached at that moment. Clients and service ran on the",
-        f"same machine: {machine_words(machine())}.",
+        f"same machine: {describe_machine(machine())}.",
         "",
         *markdown_table(("", ""), rows),
         "",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.speed.plan import Plan, trunk_of
-from engram.experiments.bench import PLAIN, Size
+from engram.experiments.bench import PLAIN, Workload
 from engram.experiments.timing import Case, Say, Timing, exponent
 from engram.tasks.costs import task_costs, trunk_macs
 from engram.tasks.shape import TrunkShape
@@ -37,71 +37,76 @@ def growth(plan: Plan, say: Say) -> Document:
 
 
 def _over_tasks(plan: Plan, trunk: ViT, say: Say) -> Document:
-    size, batch, counts = plan.size(trunk, 60, least=3), plan.growth_batch, plan.growth_tasks
-    pixels = size.pixels(batch)
-    tasks = {n: Case(partial(size.model(n), pixels)) for n in counts}
+    workload, batch, counts = (
+        plan.workload(trunk, 60, least=3),
+        plan.growth_batch,
+        plan.growth_tasks,
+    )
+    pixels = workload.pixels(batch)
+    tasks = {n: Case(partial(workload.model(n), pixels)) for n in counts}
     plain = Case(partial(trunk, pixels))
     say(f"growth: tasks, batch {batch}")
-    found: Mapping[Any, Timing] = _compare(size, {PLAIN: plain, **tasks}, say)
+    found: Mapping[Any, Timing] = _compare(workload, {PLAIN: plain, **tasks}, say)
     grown = _fitted(
         counts,
         [found[n] for n in counts],
-        [_macs(size, n, batch, size.cells) for n in counts],
-        f"{plan.big}, batch {batch}, {size.cells} cells",
+        [_macs(workload, n, batch, workload.cells) for n in counts],
+        f"{plan.big}, batch {batch}, {workload.cells} cells",
     )
     return {**grown, "plain_seconds": found[PLAIN].seconds}
 
 
 def _over_images(plan: Plan, trunk: ViT, say: Say) -> Document:
-    size, tasks = plan.size(trunk, 70, least=3), plan.middle
-    model = size.model(tasks)
-    cases = {n: Case(partial(model, size.pixels(n))) for n in plan.growth_images}
+    workload, tasks = plan.workload(trunk, 70, least=3), plan.middle
+    model = workload.model(tasks)
+    cases = {n: Case(partial(model, workload.pixels(n))) for n in plan.growth_images}
     say(f"growth: images, {tasks} tasks")
     return _fitted(
         plan.growth_images,
-        list(_compare(size, cases, say).values()),
-        [_macs(size, tasks, n, size.cells) for n in plan.growth_images],
-        f"{plan.big}, {tasks} tasks, {size.cells} cells",
+        list(_compare(workload, cases, say).values()),
+        [_macs(workload, tasks, n, workload.cells) for n in plan.growth_images],
+        f"{plan.big}, {tasks} tasks, {workload.cells} cells",
     )
 
 
 def _over_cells(plan: Plan, trunk: ViT, say: Say) -> Document:
-    size, tasks, batch = plan.size(trunk, 30, least=3), plan.middle, plan.growth_batch
-    pixels = size.pixels(batch)
-    cases = {n: Case(partial(size.model(tasks, cells=n), pixels)) for n in plan.growth_cells}
+    workload, tasks, batch = plan.workload(trunk, 30, least=3), plan.middle, plan.growth_batch
+    pixels = workload.pixels(batch)
+    cases = {n: Case(partial(workload.model(tasks, cells=n), pixels)) for n in plan.growth_cells}
     say(f"growth: cells, {tasks} tasks, batch {batch}")
     return _fitted(
         plan.growth_cells,
-        list(_compare(size, cases, say).values()),
-        [_macs(size, tasks, batch, n) for n in plan.growth_cells],
+        list(_compare(workload, cases, say).values()),
+        [_macs(workload, tasks, batch, n) for n in plan.growth_cells],
         f"{plan.big}, {tasks} tasks, batch {batch}",
     )
 
 
 def _over_trunks(plan: Plan, say: Say) -> Document:
     tasks, batch = plan.middle, plan.growth_batch
-    sizes = {name: plan.size(trunk_of(name), 30, least=3) for name in plan.growth_trunks}
+    workloads = {name: plan.workload(trunk_of(name), 30, least=3) for name in plan.growth_trunks}
     cases = {
-        name: Case(partial(each.model(tasks), each.pixels(batch))) for name, each in sizes.items()
+        name: Case(partial(each.model(tasks), each.pixels(batch)))
+        for name, each in workloads.items()
     }
     say(f"growth: trunks, {tasks} tasks, batch {batch}")
     return _fitted(
-        [each.trunk.config.width for each in sizes.values()],
-        list(_compare(next(iter(sizes.values())), cases, say).values()),
-        [_macs(each, tasks, batch, each.cells) for each in sizes.values()],
-        f"{', '.join(sizes)}, {tasks} tasks, batch {batch}",
+        [each.trunk.config.width for each in workloads.values()],
+        list(_compare(next(iter(workloads.values())), cases, say).values()),
+        [_macs(each, tasks, batch, each.cells) for each in workloads.values()],
+        f"{', '.join(workloads)}, {tasks} tasks, batch {batch}",
     )
 
 
-def _compare(size: Size, cases: Mapping[Any, Case], say: Say) -> dict[Any, Timing]:
+def _compare(workload: Workload, cases: Mapping[Any, Case], say: Say) -> dict[Any, Timing]:
     with torch.inference_mode():
-        return size.compare(cases, say)
+        return workload.compare(cases, say)
 
 
-def _macs(size: Size, tasks: int, images: int, cells: int) -> int:
+def _macs(workload: Workload, tasks: int, images: int, cells: int) -> int:
     """The multiply-accumulates of one pass."""
-    shape = TrunkShape.of(size.trunk)
-    costs = task_costs(shape, TaskSpec("task", class_names(size.classes), cells=cells))
+    shape = TrunkShape.of(workload.trunk)
+    costs = task_costs(shape, TaskSpec("task", class_names(workload.classes), cells=cells))
     return images * (trunk_macs(shape) + tasks * (costs.macs + costs.head_macs))
 
 

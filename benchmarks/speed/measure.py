@@ -20,8 +20,8 @@ from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, trunk_of
 from engram.experiments.bench import (
     PLAIN,
-    Row,
-    Size,
+    Measurement,
+    Workload,
     cached_limit,
     cached_step,
     forward,
@@ -39,20 +39,20 @@ Document = dict[str, Any]
 
 
 def measure_forward(plan: Plan, say: Say) -> Document:
-    size = plan.size(trunk_of(plan.big), 240)
-    rows = forward(size, plan.tasks, plan.batches, say)
-    return {"trunk": plan.big, "cells": size.cells, "rows": [row.to_dict() for row in rows]}
+    workload = plan.workload(trunk_of(plan.big), 240)
+    rows = forward(workload, plan.tasks, plan.batches, say)
+    return {"trunk": plan.big, "cells": workload.cells, "rows": [row.to_dict() for row in rows]}
 
 
 def measure_training(plan: Plan, say: Say) -> Document:
     """One step at a small batch with its peak memory, and one from the cache at a large batch."""
-    size = plan.size(trunk_of(plan.big), 130)
-    rows = [row.to_dict() for row in training(size, plan.step_batch, say)]
+    workload = plan.workload(trunk_of(plan.big), 130)
+    rows = [row.to_dict() for row in training(workload, plan.step_batch, say)]
     names = [row["what"] for row in rows if row["what"] != PLAIN]
     say("memory of the steps")
     peaks = peaks_of(plan, [name for name in names if not plan.peaks or name in plan.peaks])
     rows = [{**row, "peak": peaks[row["what"]]} if row["what"] in peaks else row for row in rows]
-    large = plan.size(size.trunk, 90)
+    large = plan.workload(workload.trunk, 90)
     batch = plan.cached_batch
     cases = {
         PLAIN: Case(plain_step(large, batch)),
@@ -62,9 +62,10 @@ def measure_training(plan: Plan, say: Say) -> Document:
     found = large.compare(cases, say)
     limits = {"engram, from the cache": cached_limit(large)}
     rows += [
-        Row(name, 1, batch, timing, limits.get(name)).to_dict() for name, timing in found.items()
+        Measurement(name, 1, batch, timing, limits.get(name)).to_dict()
+        for name, timing in found.items()
     ]
-    return {"trunk": plan.big, "cells": size.cells, "rows": rows}
+    return {"trunk": plan.big, "cells": workload.cells, "rows": rows}
 
 
 def peaks_of(plan: Plan, names: list[str]) -> dict[str, int]:
@@ -85,55 +86,57 @@ def measure_sweep(plan: Plan, say: Say) -> Document:
     """Many variants in one pass, compared with one run after the other."""
     rows = []
     for name, seconds in ((plan.small, 45), (plan.big, 90)):
-        size = plan.size(trunk_of(name), seconds)
+        workload = plan.workload(trunk_of(name), seconds)
         batch, variants = plan.sweep_batch, plan.variants
         few = max(batch // 4, 1)  # batch of the steps that run the trunk; their time is multiplied
-        ways, all_steps, some = steps(size, few), variants * batch // few, min(4, variants)
+        ways, all_steps, some = steps(workload, few), variants * batch // few, min(4, variants)
         cases = {
-            PLAIN: Case(plain_step(size, batch)),
-            "engram, one pass": Case(cached_step(size, batch, variants)),
-            "engram, run by run from the cache": Case(cached_step(size, batch), some, variants),
+            PLAIN: Case(plain_step(workload, batch)),
+            "engram, one pass": Case(cached_step(workload, batch, variants)),
+            "engram, run by run from the cache": Case(cached_step(workload, batch), some, variants),
             "engram, run by run with the trunk": Case(ways["engram"](), 1, all_steps),
         }
         if "PEFT LoRA" in ways:
             cases["PEFT LoRA, run by run"] = Case(ways["PEFT LoRA"](), 1, all_steps)
         say(f"{variants} variants on {name}, batch {batch}")
-        for what, timing in size.compare(cases, say).items():
+        for what, timing in workload.compare(cases, say).items():
             case = cases[what]
             note = f"{case.runs} of {case.of} steps" if case.scale != 1 else ""
-            limit = cached_limit(size, variants) if what == "engram, one pass" else None
-            row = Row(what, variants, batch, timing, limit, note)
+            limit = cached_limit(workload, variants) if what == "engram, one pass" else None
+            row = Measurement(what, variants, batch, timing, limit, note)
             rows.append({"trunk": name, **row.to_dict()})
     return {"rows": rows}
 
 
 def measure_storage(plan: Plan, say: Say) -> Document:
     """The size of one task's file, as each library writes it."""
-    size = Size(trunk_of(plan.big))
+    workload = Workload(trunk_of(plan.big))
     found: dict[str, Path] = {}
     say("files")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        found["engram"] = size.model(1).save("task0", folder / "engram.safetensors")
-        adapted = size.model(1, "masked+adapter")
+        found["engram"] = workload.model(1).save("task0", folder / "engram.safetensors")
+        adapted = workload.model(1, "masked+adapter")
         found["engram, masked+adapter"] = adapted.save("task0", folder / "adapted.safetensors")
-        there = installed(size.trunk)
+        there = installed(workload.trunk)
         if "vit-pytorch" in there:
-            theirs = VitPytorch(size.trunk, 1, size.classes, size.cells).tensors()
+            theirs = VitPytorch(workload.trunk, 1, workload.classes, workload.cells).tensors()
             found["vit-pytorch, an Adapter without its ViT"] = folder / "vit.safetensors"
             save_file(theirs, folder / "vit.safetensors")
         if "lora" in there:
-            lora = Lora(size.trunk, 1, size.classes)
+            lora = Lora(workload.trunk, 1, workload.classes)
             found[f"PEFT LoRA, rank {RANK}"] = lora.save(folder / "lora")
-        whole = {name: p.detach().contiguous() for name, p in size.trunk.named_parameters()}
+        whole = {name: p.detach().contiguous() for name, p in workload.trunk.named_parameters()}
         found["separate model"] = folder / "full.safetensors"
         save_file(whole, folder / "full.safetensors")
         rows = [{"what": what, "bytes": path.stat().st_size} for what, path in found.items()]
     return {
         "trunk": plan.big,
-        "cells": size.cells,
-        "classes": size.classes,
-        "cache_row": row_bytes(size.trunk, Preprocessing(size.trunk.config.image_size, None)),
+        "cells": workload.cells,
+        "classes": workload.classes,
+        "cache_row": row_bytes(
+            workload.trunk, Preprocessing(workload.trunk.config.image_size, None)
+        ),
         "rows": rows,
     }
 

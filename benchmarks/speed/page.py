@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.report import markdown_table
 from engram.experiments.bench import PLAIN
-from engram.experiments.timing import machine_words
+from engram.experiments.timing import describe_machine
 
 Found = Mapping[str, Mapping[str, Any]]
 Row = Mapping[str, Any]
@@ -99,7 +99,7 @@ def page(found: Found) -> str:
             "",
             "## How it was measured",
             "",
-            f"`python -m benchmarks.speed` on {machine_words(first['machine'])}. "
+            f"`python -m benchmarks.speed` on {describe_machine(first['machine'])}. "
             "All methods run in turn in one process, round after round. A ratio is relative to the "
             "plain trunk's forward pass on the same images in the same round; the table gives its "
             "median and its quartiles. Weights are random, inference runs in `inference_mode`, and "
@@ -117,7 +117,7 @@ def page(found: Found) -> str:
 def _about(found: Found) -> list[str]:
     took = sum(section["took"] for section in found.values())
     dates = sorted({section["date"] for section in found.values()})
-    machines = {machine_words(section["machine"]) for section in found.values()}
+    machines = {describe_machine(section["machine"]) for section in found.values()}
     lines = [f"Measured on {' and '.join(dates)} in {took / 60:.0f} minutes."]
     small = [name for name, section in found.items() if section["plan"] != "full"]
     if small:

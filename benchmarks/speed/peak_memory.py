@@ -18,14 +18,14 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401, the first optimiser would import it
 
 from benchmarks.speed.plan import PLANS, trunk_of
-from engram.experiments.bench import Size, steps
+from engram.experiments.bench import Workload, steps
 
 
 def peak(plan_name: str, what: str) -> int:
     plan = PLANS[plan_name]
-    size = Size(trunk_of(plan.big))
-    steps(size, 1)[what]()()
-    step = steps(size, plan.step_batch)[what]()
+    workload = Workload(trunk_of(plan.big))
+    steps(workload, 1)[what]()()
+    step = steps(workload, plan.step_batch)[what]()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak

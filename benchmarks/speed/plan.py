@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from engram.experiments.bench import Size, shaped
+from engram.experiments.bench import Workload, trunk_of_shape
 from engram.trunks.random import random_trunk
 from engram.vit import ViT
 
@@ -32,9 +32,9 @@ class Plan:
     least: int = 5  # minimum number of rounds
     peaks: tuple[str, ...] = field(default=())  # steps whose memory is measured; empty: all
 
-    def size(self, trunk: ViT, seconds: float, least: int | None = None) -> Size:
+    def workload(self, trunk: ViT, seconds: float, least: int | None = None) -> Workload:
         rounds = min(least or self.least, self.least)
-        return Size(trunk, seconds=seconds / self.haste, least=rounds, passes=2)
+        return Workload(trunk, seconds=seconds / self.haste, least=rounds, passes=2)
 
 
 FULL = Plan()
@@ -78,4 +78,4 @@ def trunk_of(name: str) -> ViT:
     """A trunk of a standard architecture, or `random-WIDTH` for a very small one."""
     if name.startswith("random-"):
         return random_trunk(image_size=16, depth=2, heads=2, width=int(name[7:]))
-    return shaped(name)
+    return trunk_of_shape(name)

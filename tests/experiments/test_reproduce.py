@@ -10,7 +10,7 @@ import pytest
 
 from engram import EngramError
 from engram.cli import main as cli
-from engram.experiments.reproduce import PAPER, TABLES, Row, plan, reproduce
+from engram.experiments.reproduce import PAPER, TABLES, TableRow, plan, reproduce
 from engram.train.recipe import RECIPES
 
 QUICK = RECIPES["paper"].but(steps=4, batch=16, evaluations=1, workers=0, augment="none")
@@ -90,11 +90,11 @@ def test_an_unknown_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_adapters_have_as_many_parameters_as_table_4_counts() -> None:
     width, depth = 768, 12
-    assert 4 * width * depth * Row("adapter").width == 737_280
+    assert 4 * width * depth * TableRow("adapter").width == 737_280
 
 
 def test_help_tells_the_defaults_of_the_papers_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reproduce", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "[20000]" in said
-    assert "[sgd]" in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "default: 20000" in shown
+    assert "default: sgd" in shown

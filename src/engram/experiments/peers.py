@@ -1,13 +1,13 @@
-"""The same work done in other ways, to be measured beside: each an honest use of its library.
+"""Other ways to do the same work, for comparison: each uses its library as it is meant to be used.
 
-    straightforward   Table 1 as one would write it first: one sequence with an additive mask, the
+    straightforward   Table 1 in the most direct code: one sequence with an additive mask, the
                       memory expanded to every image and projected there
-    separate          a model for each task, as full fine-tuning leaves them
+    separate          a model for each task, as full fine-tuning produces them
     vit-pytorch       `Adapter` of its learnable-memory ViT, one for each task on one ViT
     lora              PEFT's LoRA (rank 8 on queries and values) on transformers' ViT with SDPA, an
-                      adapter for each task, switched
+                      adapter for each task, switched between passes
 
-The last three answer one task a pass. Weights are random: time does not depend on them.
+The last three answer one task per pass. Weights are random: time does not depend on them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ RANK = 8
 
 
 class Straightforward(nn.Module):
-    """The masked tasks of a `MemoryViT` (one class token each, none extending another), naively.
+    """The masked tasks of a `MemoryViT` (one class token each, none extending another).
 
-    It computes the same logits as the model whose weights it shares.
+    It computes the same logits as the model, whose weights it shares.
     """
 
     def __init__(self, model: MemoryViT) -> None:
@@ -51,7 +51,7 @@ class Straightforward(nn.Module):
         self.mask = self._table_1(n).to(self.trunk.position)
 
     def _table_1(self, n: int) -> Tensor:
-        """0 where a token may read, -inf where not: (n + s, n + s + all cells)."""
+        """0 where a token may read, -inf elsewhere: (n + s, n + s + all cells)."""
         specs = [task.spec for task in self.tasks.values()]
         if any(not s.parts.masked or s.parts.adapters or s.extends or s.tokens > 1 for s in specs):
             raise EngramError("Only masked tasks with one class token and no parents are compared.")
@@ -82,8 +82,8 @@ class Straightforward(nn.Module):
             )
             read = block.proj(merge_heads(read))
             x = x + (read if block.scale1 is None else read * block.scale1)
-            thought = block.mlp(block.norm2(x))
-            x = x + (thought if block.scale2 is None else thought * block.scale2)
+            update = block.mlp(block.norm2(x))
+            x = x + (update if block.scale2 is None else update * block.scale2)
         tokens = trunk.norm(x)
         logits = {} if trunk.head is None else {"base": trunk.head(x[:, :n], tokens[:, :n])}
         for i, (name, task) in enumerate(self.tasks.items()):
@@ -91,7 +91,7 @@ class Straightforward(nn.Module):
         return logits
 
 
-# One task a pass: `one_pass` answers the next task in turn
+# One task per pass: `one_pass` answers the next task in turn
 
 
 class Peer(Protocol):
@@ -124,7 +124,7 @@ class Separate:
 
 
 class VitPytorch:
-    """vit-pytorch's learnable-memory ViT, of the trunk's shape."""
+    """vit-pytorch's learnable-memory ViT, in the trunk's shape."""
 
     def __init__(self, trunk: ViT, tasks: int, classes: int, cells: int) -> None:
         library, config = _vit_pytorch(), trunk.config
@@ -147,13 +147,13 @@ class VitPytorch:
         return (p for p in self.adapters[0].parameters() if p.requires_grad)
 
     def tensors(self) -> dict[str, Tensor]:
-        """One task's own; `state_dict` of an `Adapter` would hold the ViT as well."""
+        """The tensors of one task; `state_dict` of an `Adapter` would hold the ViT as well."""
         named = self.adapters[0].named_parameters()
         return {name: p.detach() for name, p in named if not name.startswith("vit.")}
 
 
 def transformers_vit(trunk: ViT, classes: int) -> Any:
-    """transformers' ViT of the trunk's shape, with SDPA."""
+    """transformers' ViT in the trunk's shape, with SDPA."""
     transformers: Any = importlib.import_module("transformers")
     config = trunk.config
     settings = transformers.ViTConfig(
@@ -196,13 +196,13 @@ class Lora:
         return (p for p in self.model.parameters() if p.requires_grad)
 
     def save(self, folder: Path) -> Path:
-        """One task's file, as PEFT writes it."""
+        """Write the file of one task with PEFT, and return its path."""
         self.model.save_pretrained(folder, selected_adapters=["task0"])
         return next(folder.rglob("adapter_model.safetensors"))
 
 
 def installed(trunk: ViT) -> list[str]:
-    """Which libraries are there and can hold the shape of this trunk."""
+    """The libraries that are installed and support the shape of this trunk."""
     plain = trunk.config.class_token and not trunk.config.registers
     if not plain or trunk.config.activation != "gelu":
         return []
@@ -211,7 +211,7 @@ def installed(trunk: ViT) -> list[str]:
 
 
 def _vit_pytorch() -> ModuleType:
-    """Only the file that is needed: the package imports torchvision, which may not import here."""
+    """Import the one file that is needed: the package imports torchvision, which may fail."""
     name = "vit_pytorch.learnable_memory_vit"
     if name in sys.modules:
         return sys.modules[name]

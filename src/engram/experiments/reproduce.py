@@ -1,9 +1,10 @@
-"""The paper's own setting, for those who have its data and a GPU: `engram reproduce`.
+"""The paper's tables in its own setting: `engram reproduce`, which needs its data and a GPU.
 
 Every row of a table is a sweep over learning rates with the paper's recipe (`RECIPES["paper"]`:
 SGD with momentum, clipping, 5 steps of warm-up, batch 512, 20,000 steps). The paper chose the rate
-of each row from a grid it does not print; here the best on validation images is tested, once. A
-row that is written is not trained again, and an interrupted one goes on from its checkpoint.
+of each row from a grid that it does not print; here the best rate on validation images is tested,
+once. A row that is complete is not trained again, and an interrupted one resumes from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from engram.vit import ViT
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table: a regime and how much of it."""
 
     regime: str
     cells: int = 0
     update: str = "fresh"
-    #: Of the adapters. Table 4 says "bottleneck 5" and counts 737K parameters for a B/16; that
-    #: count is what 20 gives with one adapter beside attention and one beside the MLP.
+    #: Of the adapters. Table 4 says "bottleneck 5" and counts 737K parameters for a B/16, which is
+    #: what width 20 gives with one adapter for attention and one for the MLP.
     width: int = 20
 
     @property
@@ -48,16 +49,27 @@ class Row:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Full tuning wants small rates and is sensitive to them; memory is stable at large."""
+        """Full fine-tuning needs small learning rates; memory is stable at large ones."""
         return (0.003, 0.01, 0.03, 0.1) if self.regime == "full" else (0.03, 0.1, 0.3, 1.0)
 
 
-_FIVE = Row("memory", 5)
-TABLES: Mapping[str, Sequence[Row]] = {
-    "2": (Row("full"), Row("head"), Row("class"), *(Row("memory", m) for m in (1, 5, 10, 20))),
-    "4": (_FIVE, Row("adapter"), Row("memory+adapter", 5)),
-    "poster": (_FIVE, Row("masked", 5), Row("masked", 0), Row("class"), Row("masked+adapter", 5)),
-    "2b": (_FIVE, Row("memory", 5, "propagate"), Row("memory", 5, "add")),
+_FIVE = TableRow("memory", 5)
+TABLES: Mapping[str, Sequence[TableRow]] = {
+    "2": (
+        TableRow("full"),
+        TableRow("head"),
+        TableRow("class"),
+        *(TableRow("memory", m) for m in (1, 5, 10, 20)),
+    ),
+    "4": (_FIVE, TableRow("adapter"), TableRow("memory+adapter", 5)),
+    "poster": (
+        _FIVE,
+        TableRow("masked", 5),
+        TableRow("masked", 0),
+        TableRow("class"),
+        TableRow("masked+adapter", 5),
+    ),
+    "2b": (_FIVE, TableRow("memory", 5, "propagate"), TableRow("memory", 5, "add")),
 }
 #: Table 2, ViT-B/32, ImageNet-21k.
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -69,47 +81,53 @@ PAPER: Mapping[str, Mapping[str, float]] = {
         "places365": (55.9, 50.9, 52.4, 53.3, 53.8, 53.9, 54.1),
     }.items()
 }
-#: What may differ between the command that began and the one that goes on.
+#: What may differ between the command that started a run and the one that resumes it.
 _FREE = ("lr", "seed", "weight_decay", "evaluations", "checkpoint_seconds", "max_bad", "cache",
          "cache_gb", "workers")  # fmt: skip
 
 
-def rows_of(table: str) -> Sequence[Row]:
+def rows_of(table: str) -> Sequence[TableRow]:
     if table not in TABLES:
-        raise EngramError(f"There is no table {table!r} here; choose one of {', '.join(TABLES)}.")
+        raise EngramError(f"There is no table {table!r}; choose one of {', '.join(TABLES)}.")
     return TABLES[table]
 
 
 def plan(dataset: str, table: str, recipe: Recipe, lrs: Sequence[float], seeds: int) -> Description:
     """What `reproduce` would train; needs neither data nor trunk."""
-    table_rows, document = [], []
+    known = PAPER.get(_preset(dataset), {})
+    document: list[dict[str, Any]] = []
     for row in rows_of(table):
-        rates = tuple(lrs) or row.rates
-        paper = PAPER.get(_preset(dataset), {}).get(row.name)
+        rates = list(lrs) or list(row.rates)
         document.append(
             {
                 "row": row.name,
                 "regime": row.regime,
                 "cells": row.cells,
                 "update": row.update,
-                "rates": list(rates),
+                "rates": rates,
                 "seeds": seeds,
                 "runs": len(rates) * seeds,
                 "steps": recipe.steps or None,
-                "paper": paper,
+                "paper": known.get(row.name),
             }
         )
-        length = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
-        each = f"{len(rates) * seeds} x {length}"
-        tried = ", ".join(f"{rate:g}" for rate in rates)
-        table_rows.append((row.name, tried, each, "" if paper is None else f"{paper:.1f}"))
+    length = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
+    table_rows = tuple(
+        (
+            str(row["row"]),
+            ", ".join(f"{rate:g}" for rate in row["rates"]),
+            f"{row['runs']} x {length}",
+            _percent(row["paper"]),
+        )
+        for row in document
+    )
     about = [
         ("dataset", dataset),
         ("recipe", f"{recipe.optimizer}, batch {recipe.batch}, {recipe.augment} crops"),
         ("trained", "nothing: this is the plan"),
     ]
     columns = ("row", "learning rates", "runs", "paper, %")
-    return Description({"dataset": dataset, "rows": document}, about, columns, tuple(table_rows))
+    return Description({"dataset": dataset, "rows": document}, about, columns, table_rows)
 
 
 def reproduce(
@@ -125,38 +143,58 @@ def reproduce(
     team: Team | None = None,
     progress: Progress = silent,
 ) -> Description:
-    """Train what is missing of a table, and give the whole table beside the paper's figures.
+    """Train the rows of a table that are missing, and return it with the paper's figures.
 
-    `out` holds an engram for each row, `results.json` and `results.md`, which are written anew
-    after every row.
+    `out` holds an engram for each row, `results.json` and `results.md`, which are rewritten after
+    every row.
     """
     recipe, team, rows = recipe or RECIPES["paper"], team or Team(), rows_of(table)
     splits, trunk = load(dataset), load_trunk(backbone, image_size=image_size)
-    found = [_read(out / f"{row.name}.safetensors", row, splits, trunk, recipe) for row in rows]
+    paths = {row: out / f"{row.name}.safetensors" for row in rows}
+    existing = {row: _read(path, row, splits, trunk, recipe) for row, path in paths.items()}
     done: dict[str, Engram] = {}
-    for row, engram in zip(rows, found, strict=True):
-        model = MemoryViT(trunk)
+    for row, engram in existing.items():
         if engram is None:
-            path = out / f"{row.name}.safetensors"
-            sweep(
-                model, "task", splits, recipe,
-                lrs=tuple(lrs) or row.rates, cells=[row.cells], seeds=seeds, out=path,
-                resume=True, test=splits.test is not None, team=team,
-                progress=lambda what, at, of, note="", row=row: progress(
-                    f"{row.name}: {what}", at, of, note
-                ),
-                regime=row.regime, update=row.update, adapter_width=row.width,
+            rates = tuple(lrs) or row.rates
+            _train(
+                row, trunk, splits, recipe,
+                rates=rates, seeds=seeds, path=paths[row], team=team, progress=progress,
             )  # fmt: skip
-            team.wait()
-            engram = read_engram(path)
+            engram = read_engram(paths[row])
         done[row.name] = engram
         if team.main:
-            _write(out, _described(dataset, trunk, done))
-    return _described(dataset, trunk, done)
+            _write_results(out, _description(dataset, trunk, done))
+    return _description(dataset, trunk, done)
 
 
-def _read(path: Path, row: Row, splits: Splits, trunk: ViT, recipe: Recipe) -> Engram | None:
-    """The row, if it is there already; one of another command is an EngramError."""
+def _train(
+    row: TableRow,
+    trunk: ViT,
+    splits: Splits,
+    recipe: Recipe,
+    *,
+    rates: Sequence[float],
+    seeds: int,
+    path: Path,
+    team: Team,
+    progress: Progress,
+) -> None:
+    """Train a row of the table, or resume its training, and write its engram."""
+
+    def named(what: str, done: int, total: int, note: str = "") -> None:
+        progress(f"{row.name}: {what}", done, total, note)
+
+    sweep(
+        MemoryViT(trunk), "task", splits, recipe,
+        lrs=rates, cells=[row.cells], seeds=seeds, out=path, resume=True,
+        test=splits.test is not None, team=team, progress=named,
+        regime=row.regime, update=row.update, adapter_width=row.width,
+    )  # fmt: skip
+    team.wait()
+
+
+def _read(path: Path, row: TableRow, splits: Splits, trunk: ViT, recipe: Recipe) -> Engram | None:
+    """The engram of a row, if it exists; one of another command is an EngramError."""
     if not path.exists():
         return None
     engram = read_engram(path)
@@ -175,7 +213,11 @@ def _preset(dataset: str) -> str:
     return dataset.partition(":")[0]
 
 
-def _described(dataset: str, trunk: ViT, done: Mapping[str, Engram]) -> Description:
+def _percent(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.1f}"
+
+
+def _description(dataset: str, trunk: ViT, done: Mapping[str, Engram]) -> Description:
     known = PAPER.get(_preset(dataset), {})
     document: list[dict[str, Any]] = []
     for name, engram in done.items():
@@ -187,7 +229,7 @@ def _described(dataset: str, trunk: ViT, done: Mapping[str, Engram]) -> Descript
             str(row["row"]),
             f"{row['lr']:g}",
             *(f"{100 * row[split]:.1f}" if split in row else "" for split in ("val", "test")),
-            "" if row["paper"] is None else f"{row['paper']:.1f}",
+            _percent(row["paper"]),
         )
         for row in document
     )
@@ -198,7 +240,7 @@ def _described(dataset: str, trunk: ViT, done: Mapping[str, Engram]) -> Descript
     )
 
 
-def _write(out: Path, result: Description) -> None:
+def _write_results(out: Path, result: Description) -> None:
     lines = [f"{label}: {text}" for label, text in result.rows]
     for cells in (result.columns, ("---",) * len(result.columns), *result.table):
         lines.append(f"| {' | '.join(cells)} |")

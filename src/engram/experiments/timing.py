@@ -1,4 +1,4 @@
-"""Times that can be compared: in one run, taking turns, with a median and its spread."""
+"""Times that can be compared: measured in one run, in turns, with a median and quartiles."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ Say = Callable[[str], object]
 class Case:
     """Something to time: `run`, called `runs` times in each round.
 
-    A row that stands for another number of calls says so in `of`: a hundred passes that are all
-    alike need not all be run, and the time is multiplied; of some short ones in a row, it is the
-    mean.
+    The time is reported for `of` calls: of a hundred equal passes only some need to run, and of
+    several short calls in a row the mean is taken (`of=1`).
     """
 
     run: Callable[[], object]
@@ -54,10 +53,11 @@ def compare(
     rest: float = 0,
     say: Say = lambda text: None,
 ) -> dict[Key, Timing]:
-    """Time the cases in turn, round after round; ratios are to the first of them.
+    """Time the cases in turn, round after round; ratios are to the first case.
 
-    It takes about `seconds`, but at least `least` and at most `most` rounds. Threads of a library
-    may spin for a while after its turn: with `rest`, so many seconds, they do not disturb the next.
+    It takes about `seconds`, but at least `least` and at most `most` rounds. The threads of a
+    library may spin for a while after its turn: a pause of `rest` seconds before each case keeps
+    them from disturbing the next.
     """
     for case in cases.values():
         case.run()  # warm up
@@ -96,7 +96,7 @@ def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the times were measured on."""
+    """The machine and the versions that times were measured on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -109,7 +109,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def machine_words(about: Mapping[str, Any]) -> str:
+def describe_machine(about: Mapping[str, Any]) -> str:
     memory = f", {about['memory_gb']} GB" if about["memory_gb"] else ""
     return (
         f"{about['processor']} ({about['cores']} cores{memory}, {about['system']}), "
