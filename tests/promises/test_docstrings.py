@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import inspect
+import operator
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,17 @@ from PIL import Image
 
 import engram
 
+#: Public names that are reached through a folder.
+FOLDERS = (
+    "data.load",
+    "data.Loader",
+    "images.normalise",
+    "export.export_onnx",
+    "export.export_torch",
+    "export.OnnxModel",
+    "store.legacy.convert",
+    "tasks.costs.task_costs",
+)
 METHODS = {
     "MemoryViT": ("task", "add_task", "attach", "detach", "engram", "save", "forward"),
     "ViT": ("tokens", "forward", "fingerprint"),
@@ -25,8 +37,8 @@ METHODS = {
 
 def public() -> Iterator[tuple[str, Any]]:
     """Every public name, and the public methods of the two central classes."""
-    for name in (*engram.__all__, "list"):
-        thing = getattr(engram, name)
+    for name in (*engram.__all__, "list", *FOLDERS):
+        thing = operator.attrgetter(name)(engram)
         yield name, thing
         for method in METHODS.get(name, ()):
             yield f"{name}.{method}", inspect.getattr_static(thing, method)
@@ -80,7 +92,8 @@ def model_of_flowers() -> engram.MemoryViT:
     return model
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+# Exporting takes seconds; docs/export.md does what those examples show.
+@pytest.mark.parametrize("name", [name for name in PUBLIC if not name.startswith("export.")])
 def test_an_example_runs_as_shown(
     name: str, garden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,7 +255,7 @@ def load(
     values: Sequence[int] | None = None,
     ignore: int = IGNORED,
 ) -> Splits:
-    """Load a dataset as train, val and test splits. What is wrong with it is an EngramError.
+    """Load a dataset as train, val and test splits.
 
     Args:
         spec: A folder of class folders, a .csv/.tsv/.jsonl/.parquet table, an .npz file,
@@ -272,6 +272,17 @@ def load(
         splits: Maps train, val and test to the names that the source uses.
         values: The value of each class in masks. By default every value that occurs is a class.
         ignore: The value of pixels in masks that are neither trained on nor evaluated.
+
+    Returns:
+        The splits that were found. Images are read when they are needed.
+
+    Raises:
+        EngramError: The data cannot be read; the message says what is wrong with it.
+
+    Examples:
+        >>> splits = engram.data.load("photos")
+        >>> splits.classes, len(splits["train"])
+        (('rose', 'tulip'), 12)
     """
     if like is not None:
         kind, classes = like.kind, like.classes

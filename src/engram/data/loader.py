@@ -80,7 +80,7 @@ class Loader:
         flip: Whether augmentation mirrors half of the views.
         min_area: The smallest part of an image that "inception" crops.
         transform: A function that replaces the views; see `Transform`.
-        seed: Of the order and the augmentation.
+        seed: Random seed for the order and the augmentation.
         shuffle: Whether to shuffle, if not as the mode says.
         drop_last: Whether to leave out a last batch that is not full.
         workers: Processes that read; with 0 this process reads.
@@ -88,6 +88,12 @@ class Loader:
         world: Processes that share each batch; each gets every world-th sample of it.
         start_method: How worker processes are started: "fork", "spawn" or "forkserver".
         only: "images" reads no masks, "masks" reads no images.
+
+    Examples:
+        >>> splits = engram.data.load("photos")
+        >>> loader = engram.data.Loader(splits["train"], model.preprocessing, 4, mode="train")
+        >>> for batch in loader.epoch(0):
+        ...     pixels = engram.images.normalise(batch.images, model.preprocessing)
     """
 
     def __init__(

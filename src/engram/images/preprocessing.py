@@ -88,9 +88,20 @@ class Preprocessing:
 
 
 def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
-    """Normalise a batch: uint8 (B, H, W, 3) to float32 (B, 3, H, W), by mean and std.
+    """Normalise a batch of images by mean and standard deviation.
 
-    A float batch comes from a user's own transform and is returned unchanged.
+    Args:
+        batch: uint8 (images, height, width, 3). A float batch comes from a user's own transform and
+            is returned unchanged.
+        preprocessing: The mean and the standard deviation.
+
+    Returns:
+        Pixels for the trunk, float32 (images, 3, height, width).
+
+    Examples:
+        >>> images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+        >>> engram.images.normalise(images, model.preprocessing).shape
+        torch.Size([1, 3, 32, 32])
     """
     if batch.is_floating_point():
         return batch

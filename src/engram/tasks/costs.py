@@ -55,7 +55,22 @@ def task_costs(
     ancestors: Sequence[TaskSpec] = (),
     image_size: tuple[int, int] | None = None,
 ) -> Costs:
-    """What a task costs on top of the trunk; `ancestors` are all the tasks it reads."""
+    """What a task costs on top of the plain trunk, counted from shapes alone.
+
+    Args:
+        trunk: The shape of the trunk, such as the `trunk` of an engram.
+        spec: The task.
+        ancestors: All the tasks that it reads.
+        image_size: Height and width of the images, if not the trunk's own.
+
+    Returns:
+        Parameters, and multiply-accumulates (MACs) per image.
+
+    Examples:
+        >>> what = engram.inspect("flowers.safetensors")
+        >>> engram.tasks.costs.task_costs(what.trunk, what.spec).parameters
+        5952
+    """
     parts, width, depth = spec.parts, trunk.width, trunk.depth
     rows, columns = _grid(trunk, image_size)
     n = rows * columns + trunk.prefix
