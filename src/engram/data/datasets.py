@@ -280,9 +280,8 @@ def load(
         EngramError: The data cannot be read; the message says what is wrong with it.
 
     Examples:
-        >>> splits = engram.data.load("photos")
-        >>> splits.classes, len(splits["train"])
-        (('rose', 'tulip'), 12)
+        >>> engram.data.load("photos").classes
+        ('rose', 'tulip')
     """
     if like is not None:
         kind, classes = like.kind, like.classes
