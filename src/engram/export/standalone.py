@@ -220,10 +220,10 @@ def resample(pixels: Array, low: float, high: float, size: int, method: str) -> 
     weights = kernel(np.abs((rows - centre[:, None] + 0.5) / wide))
     weights = np.where(rows < last[:, None], weights, 0)
     weights /= weights.sum(1, keepdims=True)
-    whole = np.trunc(weights * (1 << 22) + np.copysign(0.5, weights)).astype(np.int64)
+    fixed = np.trunc(weights * (1 << 22) + np.copysign(0.5, weights)).astype(np.int64)
     out = np.full((size, *pixels.shape[1:]), 1 << 21, np.int64)
     for part in range(rows.shape[1]):
-        out += whole[:, part, None, None] * pixels[np.minimum(rows[:, part], len(pixels) - 1)]
+        out += fixed[:, part, None, None] * pixels[np.minimum(rows[:, part], len(pixels) - 1)]
     rounded: Array = np.clip(out >> 22, 0, 255).astype(np.uint8)
     return rounded
 

@@ -32,7 +32,7 @@ def service(
 
 
 class Seen:
-    """A page, and whatever it complains about or fetches from elsewhere."""
+    """A page, and what it writes to the console and fetches from elsewhere."""
 
     def __init__(self, browser: Any, url: str, size: str = "desktop", scheme: str = "light"):
         width, height = SIZES[size]
@@ -41,10 +41,10 @@ class Seen:
         )
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
-        self.said: list[str] = []
+        self.console: list[str] = []
         self.elsewhere: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("console", lambda message: self.console.append(message.text))
+        self.page.on("pageerror", lambda error: self.console.append(str(error)))
         self.page.on("request", self._requested)
         self.url = url
         self.page.goto(url)
@@ -94,14 +94,14 @@ def test_upload_answers_and_overlay(
 
     seen.answer("second").first.click()
     page.wait_for_selector("#heat:not([hidden])")
-    stage, heat = page.locator("#picture").bounding_box(), page.locator("#heat").bounding_box()
+    stage, heat = page.locator("#image").bounding_box(), page.locator("#heat").bounding_box()
     assert stage is not None
     assert heat is not None
     for side in ("x", "y", "width", "height"):  # this trunk sees the whole picture
         assert abs(stage[side] - heat[side]) < 1.5
-    assert "second" in page.locator("#look-title").inner_text()
-    assert page.locator("#reads button").count() == 2  # layers
-    assert page.locator("#reads u.p4").first.bounding_box()["width"] > 1  # it extends first
+    assert "second" in page.locator("#attention-title").inner_text()
+    assert page.locator("#shares button").count() == 2  # layers
+    assert page.locator("#shares u.p4").first.bounding_box()["width"] > 1  # it extends first
     before = page.evaluate("document.getElementById('heat').toDataURL()")
     page.locator("#layer").focus()
     page.keyboard.press("ArrowRight")
@@ -116,7 +116,7 @@ def test_upload_answers_and_overlay(
     )
     light = [sum(map(int, colour[4:-1].split(","))) / 3 for colour in (ink, paper)]
     assert light[0] - light[1] > 150 if scheme == "dark" else light[1] - light[0] > 150
-    assert seen.said == []
+    assert seen.console == []
     assert seen.elsewhere == []
     seen.close()
 
@@ -144,7 +144,7 @@ def test_a_task_that_is_attached_appears_and_answers(
     assert httpx.delete(url, headers=AUTH, timeout=60).status_code == 204
     seen.refresh()
     seen.page.wait_for_selector("[data-task='third']", state="detached")
-    assert seen.said == []
+    assert seen.console == []
 
 
 def test_a_mask_lies_over_the_picture_and_numbers_are_told(
@@ -163,14 +163,14 @@ def test_a_mask_lies_over_the_picture_and_numbers_are_told(
     seen.page.wait_for_selector("#mask:not([hidden])")
     decoded = "async mask => { await mask.decode(); return mask.naturalWidth; }"
     assert seen.page.locator("#mask").evaluate(decoded) == 16
-    boxes = [seen.page.locator(part).bounding_box() for part in ("#picture", "#mask")]
+    boxes = [seen.page.locator(part).bounding_box() for part in ("#image", "#mask")]
     for side in ("x", "y", "width", "height"):
         assert abs(boxes[0][side] - boxes[1][side]) < 1.5
     seen.page.locator("#layer").focus()
     seen.page.keyboard.press("ArrowRight")
     assert seen.page.locator("#heat").is_visible()
     assert not seen.page.locator("#mask").is_visible()
-    assert seen.said == []
+    assert seen.console == []
     for kind in kinds:
         httpx.delete(f"{service.url}/v1/tasks/{kind}", headers=AUTH, timeout=60)
 
@@ -185,7 +185,7 @@ def test_a_task_that_is_not_finite_says_so_on_its_card(
     seen.page.locator("[data-task='wild']", has_text="not finite for this image").wait_for()
     seen.answer("first").first.wait_for()
     assert not seen.page.locator("#problem").is_visible()
-    assert seen.said == []
+    assert seen.console == []
     httpx.delete(url, headers=AUTH, timeout=60)
 
 
@@ -232,7 +232,7 @@ def test_a_task_that_looks_nowhere_leaves_the_answers_alone(
 def test_a_task_is_switched_off_and_on(seen: Seen) -> None:
     seen.upload(picture())
     seen.answer("first").first.wait_for()
-    switch = seen.page.get_by_role("switch", name="Ask first")
+    switch = seen.page.get_by_role("switch", name="Run first")
     switch.uncheck()
     assert seen.answer("first").count() == 0
     seen.upload(picture(1))
@@ -295,7 +295,7 @@ def test_the_service_goes_and_comes_back(browser: Any, launch: Launch, bundle: P
 def test_the_reference_is_quiet(seen: Seen) -> None:
     seen.page.get_by_role("link", name="Reference").click()
     seen.page.get_by_text("Attach an engram").wait_for()
-    assert seen.said == []
+    assert seen.console == []
     assert seen.elsewhere == []
 
 

@@ -1,27 +1,27 @@
 "use strict";
-// Everything that names a class, a task or a file comes from elsewhere: it is only ever textContent.
+// Names of classes, tasks and files come from elsewhere, so they are only ever set as textContent.
 
 const by = (id) => document.getElementById(id);
-const make = (tag, settings = {}, ...inside) => {
+const make = (tag, settings = {}, ...children) => {
   const node = Object.assign(document.createElement(tag), settings);
-  node.append(...inside);
+  node.append(...children);
   return node;
 };
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
 const state = {
-  list: null, // the answer of /v1/tasks
+  list: null, // the response of /v1/tasks
   etag: "",
   file: null,
-  image: null, // the service's answer about it
+  image: null, // the response about the file
   off: new Set(),
-  look: null, // the chosen task
-  asked: 0, // questions so far: late answers to old ones are dropped
-  lost: false,
+  attention: null, // the task whose attention is shown
+  requests: 0, // so far: late responses to old requests are dropped
+  offline: false,
 };
 
-// Talking to the service
+// Requests to the service
 
 async function call(path, options = {}) {
   let response;
@@ -32,129 +32,137 @@ async function call(path, options = {}) {
   }
   if (response.status === 304) return null;
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(body.error || `The service answered ${response.status}.`);
+  if (!response.ok) throw new Error(body.error || `The service answered with status ${response.status}.`);
   return { body, etag: response.headers.get("etag") || "" };
 }
 
-function tell(problem) {
-  by("problem").textContent = problem;
-  by("problem").hidden = !problem;
+function showProblem(sentence) {
+  by("problem").textContent = sentence;
+  by("problem").hidden = !sentence;
 }
 
-function say(news) {
-  by("news").textContent = news;
+function announce(sentence) {
+  by("news").textContent = sentence;
 }
 
 async function refresh() {
   try {
-    const got = await call("v1/tasks", { headers: { "If-None-Match": state.etag }, cache: "no-store" });
-    if (state.lost) {
-      state.lost = false;
-      tell("");
+    const response = await call("v1/tasks", { headers: { "If-None-Match": state.etag }, cache: "no-store" });
+    if (state.offline) {
+      state.offline = false;
+      showProblem("");
     }
-    if (!got || got.body.tag === state.list?.tag) return;
-    const before = state.list && new Map(state.list.tasks.map((task) => [task.name, task.content]));
-    state.list = got.body;
-    state.etag = got.etag;
-    const now = new Map(state.list.tasks.map((task) => [task.name, task.content]));
-    const come = before ? [...now.keys()].filter((name) => before.get(name) !== now.get(name)) : [];
-    const gone = before ? [...before.keys()].filter((name) => !now.has(name)) : [];
-    if (gone.includes(state.look)) stopLooking();
-    about();
-    cards(new Set(come));
-    if (come.length && state.file) await ask(); // which has news of its own, so it comes first
-    if (come.length) say(`Attached just now: ${come.join(", ")}.`);
-    else if (gone.length) say(`Gone: ${gone.join(", ")}.`);
+    if (!response || response.body.tag === state.list?.tag) return;
+    await update(response);
   } catch (problem) {
-    state.lost = true;
-    tell(problem.message);
+    state.offline = true;
+    showProblem(problem.message);
   }
 }
 
-function about() {
+async function update({ body, etag }) {
+  const before = state.list && new Map(state.list.tasks.map((task) => [task.name, task.content]));
+  state.list = body;
+  state.etag = etag;
+  const now = new Map(state.list.tasks.map((task) => [task.name, task.content]));
+  const attached = before ? [...now.keys()].filter((name) => before.get(name) !== now.get(name)) : [];
+  const removed = before ? [...before.keys()].filter((name) => !now.has(name)) : [];
+  if (removed.includes(state.attention)) hideAttention();
+  describeModel();
+  drawCards(new Set(attached));
+  if (attached.length && state.file) await predict(); // which announces something itself, so it comes first
+  if (attached.length) announce(`Attached just now: ${attached.join(", ")}.`);
+  else if (removed.length) announce(`Removed: ${removed.join(", ")}.`);
+}
+
+function describeModel() {
   const { trunk, tasks } = state.list;
   const name = trunk.source.split("/").filter(Boolean).pop() || trunk.source;
   by("about").textContent = `One ViT (${name}), ${count(tasks.length, "task", "tasks")}, one pass.`;
 }
 
-const names = () => [
+const taskNames = () => [
   ...(state.list.trunk.classes ? ["base"] : []),
   ...state.list.tasks.map((task) => task.name),
 ];
 
-async function ask() {
+async function predict() {
   if (!state.file || !state.list) return;
-  const wanted = names().filter((name) => !state.off.has(name));
-  const question = ++state.asked;
+  const wanted = taskNames().filter((name) => !state.off.has(name));
+  const number = ++state.requests;
   if (!wanted.length) return;
-  by("answers-part").setAttribute("aria-busy", "true");
-  by("cards").classList.add("waiting");
+  setBusy(true);
   const form = new FormData();
-  form.append("image", state.file, state.file.name || "picture");
+  form.append("image", state.file, state.file.name || "image");
   form.append("tasks", wanted.join(","));
-  if (state.look && wanted.includes(state.look)) form.append("looks", state.look);
+  if (state.attention && wanted.includes(state.attention)) form.append("looks", state.attention);
   try {
     const { body } = await call("v1/predict", { method: "POST", body: form });
-    if (question !== state.asked) return;
-    tell("");
-    state.image = body.images[0];
-    by("caption").textContent = `${state.image.name}, ${state.image.width} × ${state.image.height}`;
-    cards();
-    frame();
-    if (state.image.looks) showLook();
-    const first = wanted.map((name) => `${name}: ${spoken(state.image.tasks[name])}`);
-    if (!state.look) say(`Answered. ${first.join("; ")}.`);
+    if (number === state.requests) showAnswers(body.images[0], wanted);
   } catch (problem) {
-    if (question !== state.asked) return;
+    if (number !== state.requests) return;
     if (form.has("looks")) {
-      stopLooking(); // perhaps it looks nowhere: the answers do not depend on it
-      if (!state.image) await ask();
+      hideAttention(); // perhaps the task has none; the answers do not depend on it
+      if (!state.image) await predict();
     }
-    tell(problem.message);
-    say("");
+    showProblem(problem.message);
+    announce("");
     if (/^There is no task/.test(problem.message)) await refresh();
   } finally {
-    if (question === state.asked) {
-      by("answers-part").setAttribute("aria-busy", "false");
-      by("cards").classList.remove("waiting");
-    }
+    if (number === state.requests) setBusy(false);
   }
 }
 
-// Pictures
+function setBusy(busy) {
+  by("answers-part").setAttribute("aria-busy", String(busy));
+  by("cards").classList.toggle("waiting", busy);
+}
 
-function take(files) {
+function showAnswers(image, names) {
+  showProblem("");
+  state.image = image;
+  by("caption").textContent = `${image.name}, ${image.width} × ${image.height}`;
+  drawCards();
+  frameView();
+  if (image.looks) showAttention();
+  const summaries = names.map((name) => `${name}: ${summary(image.tasks[name])}`);
+  if (!state.attention) announce(`Done. ${summaries.join("; ")}.`);
+}
+
+// Choosing an image
+
+function chooseFrom(files) {
   const given = [...files];
   const file = given.find((one) => one.type.startsWith("image/")) || given[0];
   if (!file) return;
   state.file = file;
   state.image = null;
-  const look = state.look;
-  stopLooking();
-  state.look = look;
-  tell("");
-  const picture = by("picture");
-  URL.revokeObjectURL(picture.src);
-  picture.hidden = false;
+  const attention = state.attention;
+  hideAttention();
+  state.attention = attention; // the next response shows it for the new image
+  showProblem("");
+  const image = by("image");
+  URL.revokeObjectURL(image.src);
+  image.hidden = false;
   by("stage").querySelector(".unshown")?.remove();
-  picture.alt = `The picture you chose: ${file.name || "pasted"}`;
-  picture.src = URL.createObjectURL(file);
+  image.alt = `The chosen image: ${file.name || "pasted"}`;
+  image.src = URL.createObjectURL(file);
   by("caption").textContent = file.name || "pasted";
   by("figure").hidden = false;
-  by("invitation").hidden = true;
-  cards();
-  say("Asking…");
-  ask();
+  by("empty").hidden = true;
+  drawCards();
+  announce("Running…");
+  predict();
 }
 
-by("picture").addEventListener("load", () => {
-  const picture = by("picture");
-  picture.classList.toggle("small", Math.max(picture.naturalWidth, picture.naturalHeight) < 160);
-  by("stage").style.setProperty("--aspect", picture.naturalWidth / picture.naturalHeight);
-  place();
+by("image").addEventListener("load", () => {
+  const image = by("image");
+  image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) < 160);
+  by("stage").style.setProperty("--aspect", image.naturalWidth / image.naturalHeight);
+  placeOverlays();
 });
-by("picture").addEventListener("error", () => {
-  by("picture").hidden = true;
+by("image").addEventListener("error", () => {
+  by("image").hidden = true;
   by("stage").querySelector(".unshown")?.remove();
   by("stage").append(make("p", { className: "unshown quiet", textContent: "This browser cannot show the file." }));
 });
@@ -162,7 +170,7 @@ by("picture").addEventListener("error", () => {
 for (const [button, input] of [["choose", "file"], ["photograph", "camera"]]) {
   by(button).addEventListener("click", () => by(input).click());
   by(input).addEventListener("change", () => {
-    take(by(input).files);
+    chooseFrom(by(input).files);
     by(input).value = "";
   });
 }
@@ -177,16 +185,16 @@ document.addEventListener("dragleave", (event) => {
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   by("drop").classList.remove("over");
-  take(event.dataTransfer.files);
+  chooseFrom(event.dataTransfer.files);
 });
 document.addEventListener("paste", (event) => {
-  if (event.clipboardData?.files.length) take(event.clipboardData.files);
+  if (event.clipboardData?.files.length) chooseFrom(event.clipboardData.files);
 });
 
-// Answers, one card a task
+// Answers, one card per task
 
-// What a line of an answer shows, by the kind of the task.
-const lines = {
+// The rows of an answer, by the kind of the task.
+const rowsOf = {
   classification: (answer) =>
     answer.map((one, place) => ({ label: one.class, text: percent(one.probability), share: one.probability, first: !place })),
   multilabel: (answer) =>
@@ -201,18 +209,18 @@ const lines = {
     })),
 };
 
-function spoken(said) {
-  if (!said || said.error) return "no answer";
-  const told = lines[said.kind](said.answer);
-  const best = said.kind === "regression" ? told : said.kind === "multilabel" ? told.filter((one) => one.first) : told.slice(0, 1);
-  return best.map((one) => `${one.label} ${one.text}`).join(", ") || "none";
+function summary(result) {
+  if (!result || result.error) return "no answer";
+  const rows = rowsOf[result.kind](result.answer);
+  const best = result.kind === "regression" ? rows : result.kind === "multilabel" ? rows.filter((row) => row.first) : rows.slice(0, 1);
+  return best.map((row) => `${row.label} ${row.text}`).join(", ") || "none";
 }
 
-function cards(fresh = new Set()) {
+function drawCards(fresh = new Set()) {
   if (!state.list) return;
   const focus = document.activeElement?.dataset?.key;
-  const known = new Map(state.list.tasks.map((task) => [task.name, task]));
-  by("cards").replaceChildren(...names().map((name) => card(name, known.get(name), fresh.has(name))));
+  const tasks = new Map(state.list.tasks.map((task) => [task.name, task]));
+  by("cards").replaceChildren(...taskNames().map((name) => card(name, tasks.get(name), fresh.has(name))));
   if (focus) document.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus();
 }
 
@@ -220,40 +228,42 @@ function card(name, task, fresh) {
   const on = !state.off.has(name);
   const box = make("input", { type: "checkbox", className: "switch", checked: on });
   box.setAttribute("role", "switch");
-  box.setAttribute("aria-label", `Ask ${name}`);
+  box.setAttribute("aria-label", `Run ${name}`);
   box.dataset.key = `switch ${name}`;
   box.addEventListener("change", () => turn(name, box.checked));
-  const facts = task
-    ? [
-        task.kind === "regression" ? count(task.classes, "number", "numbers") : count(task.classes, "class", "classes"),
-        ...(task.cells ? [`${count(task.cells, "cell", "cells")} a layer`] : [task.regime]),
-        ...(task.extends.length ? [`extends ${task.extends.join(", ")}`] : []),
-        ...(task.kind === "classification" ? [] : [task.kind]),
-      ]
-    : [count(state.list.trunk.classes, "class", "classes")];
   const node = make(
     "article",
     { className: "card" },
     make("div", { className: "row" },
       make("div", {}, make("h3", { textContent: name }),
-        make("p", { className: "quiet", textContent: facts.join(" · ") })),
+        make("p", { className: "quiet", textContent: factsOf(task).join(" · ") })),
       box),
   );
   node.dataset.task = name;
   node.classList.toggle("base", !task);
   node.classList.toggle("off", !on);
   node.classList.toggle("fresh", fresh);
-  node.classList.toggle("chosen", state.look === name && !by("look").hidden);
-  const answer = on && state.image?.tasks[name];
-  if (answer?.error) node.append(make("p", { className: "quiet", textContent: answer.error }));
-  else if (answer) node.append(shown(name, answer));
+  node.classList.toggle("chosen", attentionIsShown(name));
+  const result = on && state.image?.tasks[name];
+  if (result?.error) node.append(make("p", { className: "quiet", textContent: result.error }));
+  else if (result) node.append(answerRows(name, result));
   return node;
 }
 
-function shown(name, said) {
+function factsOf(task) {
+  if (!task) return [count(state.list.trunk.classes, "class", "classes")];
+  return [
+    task.kind === "regression" ? count(task.classes, "number", "numbers") : count(task.classes, "class", "classes"),
+    ...(task.cells ? [`${count(task.cells, "cell", "cells")} per layer`] : [task.regime]),
+    ...(task.extends.length ? [`extends ${task.extends.join(", ")}`] : []),
+    ...(task.kind === "classification" ? [] : [task.kind]),
+  ];
+}
+
+function answerRows(name, result) {
   const list = make("div", { className: "answers" });
-  const open = state.look === name && !by("look").hidden;
-  lines[said.kind](said.answer).forEach((one, place) => {
+  const open = attentionIsShown(name);
+  rowsOf[result.kind](result.answer).forEach((one, place) => {
     const label = make("span", { textContent: one.label });
     const row = make("button", { type: "button", className: "answer" }, label, make("b", { textContent: one.text }));
     row.classList.toggle("first", Boolean(one.first));
@@ -270,8 +280,8 @@ function shown(name, said) {
     }
     row.dataset.key = `answer ${name} ${place}`;
     row.setAttribute("aria-pressed", String(open && place === 0));
-    row.title = [one.about, `show where ${name} looked`].filter(Boolean).join("; ");
-    row.addEventListener("click", () => (state.look === name && !by("look").hidden ? stopLooking(true) : look(name)));
+    row.title = [one.about, `show the attention of ${name}`].filter(Boolean).join("; ");
+    row.addEventListener("click", () => (attentionIsShown(name) ? hideAttention(true) : requestAttention(name)));
     list.append(row);
   });
   return list;
@@ -280,13 +290,13 @@ function shown(name, said) {
 function turn(name, on) {
   if (on) state.off.delete(name);
   else state.off.add(name);
-  if (!on && state.look === name) stopLooking();
-  cards();
-  if (on) ask();
+  if (!on && state.attention === name) hideAttention();
+  drawCards();
+  if (on) predict();
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !by("look").hidden) return stopLooking(true);
+  if (event.key === "Escape" && !by("attention").hidden) return hideAttention(true);
   if (!["ArrowDown", "ArrowUp"].includes(event.key) || !event.target.classList?.contains("answer")) return;
   const rows = [...document.querySelectorAll("button.answer")];
   const next = rows[rows.indexOf(event.target) + (event.key === "ArrowDown" ? 1 : -1)];
@@ -296,115 +306,126 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Where a class token looked
+// Attention of a class token
 
-async function look(name) {
-  state.look = name;
-  say(`Looking where ${name} looked…`);
-  await ask();
+const attentionIsShown = (name) => state.attention === name && !by("attention").hidden;
+
+async function requestAttention(name) {
+  state.attention = name;
+  announce(`Computing the attention of ${name}…`);
+  await predict();
 }
 
-function stopLooking(redraw = false) {
-  state.look = null;
+function hideAttention(redraw = false) {
+  state.attention = null;
   if (state.image) delete state.image.looks;
-  for (const id of ["look", "heat", "mask", "seen"]) by(id).hidden = true;
-  if (redraw) cards();
+  for (const id of ["attention", "heat", "mask", "seen"]) by(id).hidden = true;
+  if (redraw) drawCards();
 }
 
-function showLook() {
+function showAttention() {
   const { task, parts, layers } = state.image.looks;
-  const has = by("look").hidden || by("look").dataset.task !== task;
-  by("look").hidden = false;
-  by("look").dataset.task = task;
-  by("look-title").textContent = `Where ${task} looked`;
-  const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
-  const drawn = Boolean(state.image.tasks[task]?.answer?.mask);
-  if (drawn) by("look-title").textContent = `What ${task} drew, and where it looked`;
-  by("look-words").textContent = drawn
-    ? `A class for every pixel; a layer shows where its class tokens looked. On average they read ${percent(cells)} from their cells.`
-    : task === "base"
-      ? "The attention of the ViT's own class token: bright is where it looked."
-      : `The attention of its class token: bright is where it looked. On average it read ${percent(cells)} from its cells.`;
-  const slider = by("layer");
-  slider.max = layers.length;
-  if (has) slider.value = 0;
-  by("reads").replaceChildren(
-    ...layers.map((layer, index) => {
-      const bars = layer.shares.map((share, part) => {
-        const bar = make("u", { className: `p${part}` });
-        bar.style.setProperty("--share", share);
-        return bar;
-      });
-      const row = make("button", { type: "button" },
-        make("span", { textContent: `Layer ${index + 1}` }),
-        make("i", {}, ...bars),
-        make("b", { textContent: percent(layer.shares[3]) }));
-      row.setAttribute("aria-label", `Layer ${index + 1}: ${parts.map((part, i) => `${part} ${percent(layer.shares[i])}`).join(", ")}`);
-      row.addEventListener("click", () => {
-        slider.value = Number(slider.value) === index + 1 ? 0 : index + 1;
-        heat();
-      });
-      return row;
-    }),
-  );
+  const changed = by("attention").hidden || by("attention").dataset.task !== task;
+  by("attention").hidden = false;
+  by("attention").dataset.task = task;
+  const hasMask = Boolean(state.image.tasks[task]?.answer?.mask);
+  by("attention-title").textContent = hasMask ? `Mask and attention of ${task}` : `Attention of ${task}`;
+  by("attention-words").textContent = attentionWords(task, layers, hasMask);
+  by("layer").max = layers.length;
+  if (changed) by("layer").value = 0;
+  by("shares").replaceChildren(...layers.map((layer, index) => layerRow(layer, index, parts)));
   by("key").replaceChildren(
     ...parts.map((part, index) =>
       make("li", { hidden: !layers.some((layer) => layer.shares[index] > 0) },
         make("i", { className: `p${index}` }), part)),
   );
-  cards();
-  heat();
-  if (has) by("stage").scrollIntoView({ block: "nearest" }); // on a phone it is far above
-  say(`Showing where ${task} looked. Escape closes.`);
+  drawCards();
+  drawHeatmap();
+  if (changed) by("stage").scrollIntoView({ block: "nearest" }); // on a phone it is far above
+  announce(`Attention of ${task}. Press Escape to close.`);
 }
 
-by("layer").addEventListener("input", () => heat());
-by("close").addEventListener("click", () => stopLooking(true));
+function attentionWords(task, layers, hasMask) {
+  if (task === "base") return "Bright areas are those that the ViT's own class token attends to.";
+  const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
+  const average = `On average, ${percent(cells)} of the attention goes to its cells.`;
+  return hasMask
+    ? `The mask has one colour per class. Choose a layer to see its attention. ${average}`
+    : `Bright areas are those that its class token attends to. ${average}`;
+}
 
-function heat() {
-  if (!state.image?.looks) return;
-  const { layers } = state.image.looks;
-  const chosen = Number(by("layer").value);
-  const said = state.image.tasks[state.image.looks.task];
-  const masked = Boolean(said?.answer?.mask) && !chosen; // a mask first, its layers when asked for
-  by("layer-name").textContent = chosen ? `Layer ${chosen}` : masked ? "Mask" : "All layers";
-  by("mask").hidden = !masked;
-  if (masked) by("mask").src = said.answer.mask;
-  by("layer").setAttribute("aria-valuetext", by("layer-name").textContent);
-  [...by("reads").children].forEach((row, index) => row.setAttribute("aria-pressed", String(index + 1 === chosen)));
-  const some = chosen ? [layers[chosen - 1]] : layers;
-  const rows = some[0].patches.length;
-  const columns = some[0].patches[0].length;
-  const values = new Float64Array(rows * columns);
-  for (const layer of some) layer.patches.forEach((row, r) => row.forEach((value, c) => (values[r * columns + c] += value)));
-  const most = Math.max(...values) || 1;
-  const small = make("canvas", { width: columns, height: rows });
-  const pixels = small.getContext("2d").createImageData(columns, rows);
-  values.forEach((value, i) => {
-    const light = Math.sqrt(value / most);
-    pixels.data.set([24 + 60 * light, 12 + 20 * light, 48 + 70 * light, 215 * (1 - light) + 6], 4 * i);
+function layerRow(layer, index, parts) {
+  const bars = layer.shares.map((share, part) => {
+    const bar = make("u", { className: `p${part}` });
+    bar.style.setProperty("--share", share);
+    return bar;
   });
-  small.getContext("2d").putImageData(pixels, 0, 0);
+  const row = make("button", { type: "button" },
+    make("span", { textContent: `Layer ${index + 1}` }),
+    make("i", {}, ...bars),
+    make("b", { textContent: percent(layer.shares[3]) }));
+  const shares = parts.map((part, i) => `${part} ${percent(layer.shares[i])}`);
+  row.setAttribute("aria-label", `Layer ${index + 1}: ${shares.join(", ")}`);
+  row.addEventListener("click", () => {
+    const slider = by("layer");
+    slider.value = Number(slider.value) === index + 1 ? 0 : index + 1;
+    drawHeatmap();
+  });
+  return row;
+}
+
+by("layer").addEventListener("input", () => drawHeatmap());
+by("close").addEventListener("click", () => hideAttention(true));
+
+function drawHeatmap() {
+  if (!state.image?.looks) return;
+  const { task, layers } = state.image.looks;
+  const chosen = Number(by("layer").value);
+  const mask = chosen ? null : state.image.tasks[task]?.answer?.mask; // a layer shows attention instead
+  by("layer-name").textContent = chosen ? `Layer ${chosen}` : mask ? "Mask" : "All layers";
+  by("mask").hidden = !mask;
+  if (mask) by("mask").src = mask;
+  by("layer").setAttribute("aria-valuetext", by("layer-name").textContent);
+  [...by("shares").children].forEach((row, index) => row.setAttribute("aria-pressed", String(index + 1 === chosen)));
+  const small = heatmap(chosen ? [layers[chosen - 1]] : layers);
   const canvas = by("heat");
-  canvas.width = 24 * columns;
-  canvas.height = 24 * rows;
+  canvas.width = 24 * small.width;
+  canvas.height = 24 * small.height;
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   context.drawImage(small, 0, 0, canvas.width, canvas.height);
-  canvas.hidden = masked;
+  canvas.hidden = Boolean(mask);
   canvas.dataset.layer = chosen;
-  place();
+  placeOverlays();
 }
 
-// Overlays lie on the part of the picture that the ViT saw.
+// A canvas with one pixel per patch: transparent where the layers attend most, dark elsewhere.
+function heatmap(layers) {
+  const rows = layers[0].patches.length;
+  const columns = layers[0].patches[0].length;
+  const values = new Float64Array(rows * columns);
+  for (const layer of layers)
+    layer.patches.forEach((row, r) => row.forEach((value, c) => (values[r * columns + c] += value)));
+  const largest = Math.max(...values) || 1;
+  const canvas = make("canvas", { width: columns, height: rows });
+  const pixels = canvas.getContext("2d").createImageData(columns, rows);
+  values.forEach((value, i) => {
+    const light = Math.sqrt(value / largest);
+    pixels.data.set([24 + 60 * light, 12 + 20 * light, 48 + 70 * light, 215 * (1 - light) + 6], 4 * i);
+  });
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  return canvas;
+}
 
-function frame() {
+// Overlays cover the part of the image that the ViT sees.
+
+function frameView() {
   const { view, width, height } = state.image;
-  by("seen").hidden = !state.look || (view[0] < 1 && view[1] < 1 && view[2] > width - 1 && view[3] > height - 1);
-  place();
+  by("seen").hidden = !state.attention || (view[0] < 1 && view[1] < 1 && view[2] > width - 1 && view[3] > height - 1);
+  placeOverlays();
 }
 
-function place() {
+function placeOverlays() {
   if (!state.image) return;
   const { view, width, height } = state.image;
   const [left, top, right, bottom] = view;
@@ -417,7 +438,7 @@ function place() {
     });
 }
 
-// The service may gain and lose tasks while the page is open.
+// Tasks may be attached and removed while the page is open.
 
 refresh();
 setInterval(() => document.hidden || refresh(), 2000);
