@@ -19,8 +19,9 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.nursery import Nursery
+from tests.support.strategies import FAMILY, model_of
 
-from engram import random_trunk, save_trunk
+from engram import MemoryViT, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
 
 # Cases are derived from the test itself, so a failure here is a failure everywhere; a busy
@@ -110,6 +111,12 @@ def noise(tmp_path: Path) -> Path:
             pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{i}.png")
     return tmp_path / "noise"
+
+
+@pytest.fixture
+def family() -> MemoryViT:
+    """A parent, two children, a grandchild of both, and two strangers."""
+    return model_of(FAMILY)
 
 
 @pytest.fixture(scope="module")

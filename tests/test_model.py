@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.errors import refuses
 from tests.support.strategies import (
+    FAMILY,
     Node,
-    attach_graph,
     graphs,
+    model_of,
     name_of,
     scatter,
     some_pixels,
@@ -30,24 +31,11 @@ from engram.util.tensors import tensors_hash
 from engram.vit import Block, HeadConfig
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
-FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
-
-
-def make(nodes: list[Node], order: list[int] | None = None, **options: Any) -> MemoryViT:
-    model = MemoryViT(tiny_trunk(torch.float32, **options)).eval()
-    attach_graph(model, nodes, order)
-    return model
 
 
 @pytest.fixture
 def pixels() -> Tensor:
     return some_pixels(3, dtype=torch.float32)
-
-
-@pytest.fixture
-def family() -> MemoryViT:
-    """A parent, two children, a grandchild of both, and two strangers."""
-    return make(FAMILY)
 
 
 # Promise 1: base
@@ -63,7 +51,7 @@ def family() -> MemoryViT:
 def test_base_is_the_plain_trunk_with_any_tasks_attached(
     options: dict[str, Any], nodes: list[Node]
 ) -> None:
-    model, pixels = make(nodes, **options), some_pixels(dtype=torch.float32)
+    model, pixels = model_of(nodes, **options), some_pixels(dtype=torch.float32)
     with torch.no_grad():
         plain = model.trunk(pixels)
         torch.testing.assert_close(model(pixels)["base"], plain, **CLOSE)
@@ -89,12 +77,12 @@ def test_base_is_the_plain_trunk_beside_a_task_that_changes_the_trunk(pixels: Te
 def test_a_task_does_not_depend_on_unrelated_tasks_or_the_order_of_attachment(
     nodes: list[Node], data: st.DataObject
 ) -> None:
-    everybody, pixels = make(nodes), some_pixels(dtype=torch.float32)
+    everybody, pixels = model_of(nodes), some_pixels(dtype=torch.float32)
     chosen = data.draw(st.permutations(range(len(nodes))))[: data.draw(st.integers(1, 3))]
     order: list[int] = []
     for position in chosen:  # with all that it needs, in an order of its own
         order += [i for i in lineage(nodes, position, data) if i not in order]
-    few = make(nodes, order)
+    few = model_of(nodes, order)
     with torch.no_grad():
         for exact in (False, True):
             many_logits, few_logits = everybody(pixels, exact=exact), few(pixels, exact=exact)
@@ -116,7 +104,7 @@ def lineage(nodes: list[Node], position: int, data: st.DataObject) -> list[int]:
 
 
 def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor) -> None:
-    model = make(FAMILY)
+    model = model_of(FAMILY)
     for regime in ("head", "mlp-head"):
         scatter(model.add_task(regime, 3, regime=regime))
     lonely = MemoryViT(model.trunk)
@@ -224,7 +212,7 @@ def test_training_a_masked_task_keeps_no_activation_of_the_trunk() -> None:
 
 
 def test_a_trunk_that_runs_for_a_masked_task_needs_no_gradient(pixels: Tensor) -> None:
-    model = make(FAMILY[:1])
+    model = model_of(FAMILY[:1])
     logits = model(pixels)
     assert logits["task0"].requires_grad
     assert not logits["base"].requires_grad
@@ -251,7 +239,7 @@ def made_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_keys_and_values_of_cells_are_made_once_while_nothing_changes(
     pixels: Tensor, made_calls: list[int], exact: bool
 ) -> None:
-    model = make([Node() for _ in range(20)])
+    model = model_of([Node() for _ in range(20)])
     with torch.no_grad():
         first = model(pixels, exact=exact)
         once = len(made_calls)
@@ -354,7 +342,7 @@ def test_a_change_of_the_trunk_is_seen_by_the_next_pass(family: MemoryViT, pixel
 
 
 def test_another_task_of_the_same_name_is_seen_by_the_next_pass(pixels: Tensor) -> None:
-    model = make([Node(), Node()])
+    model = model_of([Node(), Node()])
     with torch.no_grad():
         before = model(pixels)
         model.detach("task1")
@@ -442,7 +430,7 @@ def test_answers_come_in_the_order_they_were_asked_for(family: MemoryViT, pixels
 
 
 def test_a_trunk_without_a_head_gives_tasks_and_no_base(pixels: Tensor) -> None:
-    model = make(FAMILY, head=None)
+    model = model_of(FAMILY, head=None)
     assert list(model(pixels)) == list(model.tasks)
     with pytest.raises(EngramError, match=r"no head of its own, so there is no 'base'\.$"):
         model(pixels, tasks=["base"])
@@ -460,17 +448,13 @@ def test_images_of_other_sizes_are_answered(family: MemoryViT) -> None:
 # Errors are sentences
 
 
-def refuses(what: str) -> Any:
-    return pytest.raises(EngramError, match=re.escape(what))
-
-
 def test_tasks_as_a_text_are_refused(family: MemoryViT, pixels: Tensor) -> None:
     with refuses("tasks is the text 'flowers'; give a list such as ['flowers']."):
         family(pixels, tasks="flowers")
 
 
 def test_an_unknown_task_is_refused_with_those_there_are(pixels: Tensor) -> None:
-    model = make([Node(), Node()])
+    model = model_of([Node(), Node()])
     with refuses("There is no task 'flowers' in this model; attached: task0, task1."):
         model(pixels, tasks=["flowers"])
     with refuses("There is no task 'flowers'"):
@@ -479,54 +463,9 @@ def test_an_unknown_task_is_refused_with_those_there_are(pixels: Tensor) -> None
         MemoryViT(model.trunk).task("flowers")
 
 
-def test_a_name_is_given_once(family: MemoryViT) -> None:
-    with refuses("A task 'task0' is attached already; detach it first"):
-        family.add_task("task0", 3)
-
-
-@pytest.mark.parametrize("name", ["base", "", "Flowers", "-x", "a b", "../x", "ä", "a" * 65, "a\n"])
-def test_a_bad_name_is_refused(family: MemoryViT, name: str) -> None:
-    with refuses("cannot name a task: use 1 to 64 of a-z"):
-        family.add_task(name, 3)
-
-
-@pytest.mark.parametrize("name", ["a", "0", "flowers-102", "a.b_c", "a" * 64])
-def test_a_good_name_is_taken(name: str) -> None:
-    assert MemoryViT(tiny_trunk()).add_task(name, 3).spec.name == name
-
-
-def test_a_missing_parent_is_refused(family: MemoryViT) -> None:
-    with refuses("'roses' extends 'flowers', which is not attached; attach it first."):
-        family.add_task("roses", 3, extends=["flowers"])
-    assert "roses" not in family.tasks
-
-
 def test_extends_as_a_text_is_refused(family: MemoryViT) -> None:
     with refuses("extends is the text 'task0'; give a list such as ['task0']."):
         family.add_task("roses", 3, extends="task0")
-
-
-def test_a_parent_named_twice_is_one_parent(family: MemoryViT) -> None:
-    assert family.add_task("x", 3, extends=["task1", "task1"]).spec.extends == ("task1",)
-
-
-def test_a_task_without_a_stream_cannot_be_extended(family: MemoryViT) -> None:
-    family.add_task("plain", 3, regime="head")
-    with refuses("cannot extend 'plain', whose regime 'head' has no stream of its own to read."):
-        family.add_task("roses", 3, extends=["plain"])
-
-
-def test_only_masked_tasks_extend(family: MemoryViT) -> None:
-    with refuses("only masked tasks extend others, and its regime is 'head'"):
-        family.add_task("roses", 3, regime="head", extends=["task0"])
-
-
-def test_a_parent_stays_while_it_is_extended(family: MemoryViT, pixels: Tensor) -> None:
-    with refuses("'task0' is extended by task1, task2; detach those first."):
-        family.detach("task0")
-    for name in ("task3", "task2", "task1", "task0"):
-        family.detach(name)
-    assert list(family(pixels)) == ["base", "task4", "task5"]
 
 
 @pytest.mark.parametrize(
@@ -553,19 +492,3 @@ def test_a_task_may_be_made_in_inference_mode() -> None:
         model = MemoryViT(tiny_trunk()).eval()
         model.add_task("a", 3)
         assert model(torch.zeros(2, 3, 8, 8).double())["a"].shape == (2, 3)
-
-
-def test_classes_are_a_number_or_names() -> None:
-    model = MemoryViT(tiny_trunk())
-    assert model.add_task("a", 3).spec.classes == ("0", "1", "2")
-    assert model.add_task("b", ["rose", "tulip"]).spec.classes == ("rose", "tulip")
-    assert model.add_task("c", np.int64(2)).spec.classes == ("0", "1")
-    for classes, problem in {
-        0: "it has no classes",
-        -1: "it has no classes",
-        ("x", "y", "x"): "the class 'x' is there twice",
-        "rose": "classes is the text 'rose'",
-        2.5: "classes is 2.5; give a whole number or a list of names.",
-    }.items():
-        with refuses(problem):
-            model.add_task("d", classes)  # type: ignore[arg-type]

@@ -107,6 +107,16 @@ def attach_graph(model: MemoryViT, nodes: list[Node], order: list[int] | None = 
         task.spec = replace(task.spec, after_norm=node.after_norm)
 
 
+FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
+
+
+def model_of(nodes: list[Node], order: list[int] | None = None, **options: Any) -> MemoryViT:
+    """A small model with the tasks of a graph."""
+    model = MemoryViT(tiny_trunk(torch.float32, **options)).eval()
+    attach_graph(model, nodes, order)
+    return model
+
+
 def as_reference(model: MemoryViT) -> list[RefTask]:
     """The attached masked tasks, as the reference takes them: the very same tensors."""
     return [reference_task(task) for task in model.tasks.values()]

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from engram import EngramError, MemoryViT, random_trunk
+from engram import MemoryViT, random_trunk
 from engram.tasks.costs import task_costs, trunk_macs
 from engram.tasks.regimes import REGIMES
 from engram.tasks.shape import TrunkShape
@@ -114,13 +114,3 @@ def test_a_task_that_extends_pays_for_what_it_reads() -> None:
     parents = [spec(cells=3), spec(cells=4)]
     more = task_costs(shape, spec(), parents).macs - task_costs(shape, spec()).macs
     assert more == 12 * 2 * 768 * (3 + 1 + 4 + 1)
-
-
-def test_a_trunk_with_another_head_has_as_many_parameters() -> None:
-    assert TrunkShape.of(random_trunk(classes=3)) == TrunkShape.of(random_trunk(classes=0))
-
-
-@pytest.mark.parametrize("wrong", [{"patch": 0}, {"depth": 10**15}, {"image_size": (4, 32)}])
-def test_a_shape_that_no_trunk_has_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(EngramError, match="No trunk"):
-        TrunkShape(**{**vars(TrunkShape.of(random_trunk())), **wrong})

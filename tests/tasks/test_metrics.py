@@ -4,17 +4,21 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import (
+    accuracy_score,
     average_precision_score,
     f1_score,
     jaccard_score,
+    log_loss,
     mean_absolute_error,
     r2_score,
     root_mean_squared_error,
+    top_k_accuracy_score,
 )
 
 from engram.tasks.metrics import (
     average_precision,
     best_thresholds,
+    classification_metrics,
     intersection_over_union,
     multilabel_metrics,
     pixel_counts,
@@ -22,6 +26,58 @@ from engram.tasks.metrics import (
     regression_metrics,
     segmentation_metrics,
 )
+
+# One class per image
+
+
+def single(images: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (images,), generator=generator)
+    logits = torch.randn(images, classes, generator=generator) * 2
+    logits[torch.arange(images), labels] += 1.5
+    return logits, labels
+
+
+@pytest.mark.parametrize(("images", "classes"), [(500, 12), (40, 30), (60, 2)])
+def test_accuracy_f1_loss_and_calibration_are_those_of_scikit_learn(
+    images: int, classes: int
+) -> None:
+    logits, labels = single(images, classes)
+    parts = list(zip(logits.split(17), labels.split(17), strict=True))
+    found = classification_metrics(parts)
+    probability, said = logits.double().softmax(1).numpy(), logits.argmax(1).numpy()
+    every = list(range(classes))
+    assert found["images"] == images
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, said))
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-6)
+    assert found["loss"] == pytest.approx(log_loss(labels, probability, labels=every), abs=1e-5)
+    assert found["ece"] == pytest.approx(calibration_error(probability, labels.numpy()), abs=1e-6)
+    if classes > 5:
+        top5 = top_k_accuracy_score(labels, probability, k=5, labels=every)
+        assert found["top5"] == pytest.approx(top5)
+    else:
+        assert "top5" not in found
+
+
+def calibration_error(probability: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
+    """By its definition, bin by bin."""
+    sure, right = probability.max(1), probability.argmax(1) == labels
+    total = 0.0
+    for b in range(bins):
+        inside = (sure >= b / bins) & ((sure < (b + 1) / bins) | (b == bins - 1))
+        if inside.any():
+            total += inside.mean() * abs(right[inside].mean() - sure[inside].mean())
+    return total
+
+
+def test_an_unreadable_image_is_a_wrong_answer() -> None:
+    logits, labels = torch.eye(4) * 9, torch.arange(4)
+    found = classification_metrics([(logits, labels)], unreadable=4)
+    assert (found["accuracy"], found["images"]) == (0.5, 8)
+    assert classification_metrics([], unreadable=3) == {"accuracy": 0.0, "images": 3}
+
+
+# Several labels per image
 
 
 def several(images: int = 60, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,12 +94,12 @@ def test_mean_average_precision_and_f1_are_those_of_scikit_learn() -> None:
     logits, labels = several()
     thresholds = torch.tensor([0.5, 0.2, 0.9, 0.62, 0.31])
     found = multilabel_metrics(in_parts(logits, labels), thresholds)
-    told = (logits.sigmoid() >= thresholds).numpy()
+    predicted = (logits.sigmoid() >= thresholds).numpy()
     true = labels.numpy()
     expected = {
         "map": average_precision_score(true, logits.numpy(), average="macro"),
-        "macro_f1": f1_score(true, told, average="macro", zero_division=0),
-        "micro_f1": f1_score(true, told, average="micro", zero_division=0),
+        "macro_f1": f1_score(true, predicted, average="macro", zero_division=0),
+        "micro_f1": f1_score(true, predicted, average="micro", zero_division=0),
     }
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
@@ -72,11 +128,16 @@ def test_no_other_threshold_has_a_better_f1() -> None:
         probability = logits[:, c].sigmoid().numpy()
 
         def f1(threshold: float, c: int = c, probability: np.ndarray = probability) -> float:
-            told = probability >= threshold
-            return float(f1_score(labels[:, c].numpy(), told, zero_division=0))
+            predicted = probability >= threshold
+            return float(f1_score(labels[:, c].numpy(), predicted, zero_division=0))
 
-        best = max(f1(threshold) for threshold in np.linspace(0, 1, 400))
+        ranked = np.unique(probability)  # thresholds between the same two answers say the same
+        between = (ranked[1:] + ranked[:-1]) / 2
+        best = max(f1(threshold) for threshold in (0.0, *between, 1.0))
         assert f1(float(found[c])) == pytest.approx(best)
+
+
+# Numbers
 
 
 def test_mae_and_r2_are_those_of_scikit_learn() -> None:
@@ -94,6 +155,16 @@ def test_labels_that_do_not_vary_are_judged_as_scikit_learn_does() -> None:
     for values in (same, same + 1):
         found = regression_metrics([(values, same)], torch.ones(1))
         assert found["r2"] == r2_score(same, values)
+
+
+@pytest.mark.parametrize("count", [3, 7, 61])
+def test_equal_labels_count_as_equal_although_their_mean_is_rounded(count: int) -> None:
+    labels = torch.full((count, 1), 0.1, dtype=torch.float64)
+    assert r_squared(labels + 1e-3, labels).item() == 0
+    assert r_squared(labels.clone(), labels).item() == 1
+
+
+# A class for every pixel
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -131,10 +202,3 @@ def test_a_class_that_is_nowhere_is_no_part_of_the_mean_iou() -> None:
     counts = pixel_counts(labels, labels, 3, 255)
     assert segmentation_metrics([(counts, torch.zeros(1))])["miou"] == 1.0
     assert segmentation_metrics([]) == {"miou": 0.0, "images": 0}
-
-
-@pytest.mark.parametrize("count", [3, 7, 61])
-def test_equal_labels_count_as_equal_although_their_mean_is_rounded(count: int) -> None:
-    labels = torch.full((count, 1), 0.1, dtype=torch.float64)
-    assert r_squared(labels + 1e-3, labels).item() == 0
-    assert r_squared(labels.clone(), labels).item() == 1

@@ -1,0 +1,66 @@
+"""One protocol answers for evaluation, prediction, export and the service."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.support.strategies import FAMILY, model_of, some_pixels
+from torch import Tensor
+
+from engram import MemoryViT
+from engram.inference.engine import OneByOne, TorchEngine
+
+
+@pytest.fixture
+def pixels() -> Tensor:
+    return some_pixels(3, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["base", "task0", "task5"])
+def test_an_exact_engine_answers_bit_for_bit_as_the_task_alone(
+    name: str, family: MemoryViT, pixels: Tensor
+) -> None:
+    crowded = TorchEngine(family, exact=True).run(pixels, ["base", *family.tasks])
+    nodes = [] if name == "base" else [int(name.removeprefix("task"))]
+    alone = TorchEngine(model_of(FAMILY, nodes), exact=True).run(pixels, [name])
+    assert list(alone) == [name]
+    assert torch.equal(crowded[name], alone[name])
+
+
+def test_an_engine_gives_what_the_model_gives_and_keeps_no_graph(
+    family: MemoryViT, pixels: Tensor
+) -> None:
+    family.train()
+    outputs = TorchEngine(family).run(pixels, ("task3", "base"))
+    assert not family.training
+    with torch.no_grad():
+        expected = family(pixels, tasks=["task3", "base"])
+    assert list(outputs) == ["task3", "base"]
+    for name, values in outputs.items():
+        assert torch.equal(values, expected[name])
+        assert not values.requires_grad
+
+
+class Counting:
+    """An engine whose answer for an image depends on the images next to it, as int8 does."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        self.batches.append(len(pixels))
+        scale = pixels.abs().amax()
+        return {name: pixels.mean((2, 3)) / scale + i for i, name in enumerate(tasks)}
+
+
+def test_one_by_one_asks_for_a_single_image_at_a_time(pixels: Tensor) -> None:
+    engine = Counting()
+    outputs = OneByOne(engine).run(pixels, ["a", "b"])
+    assert engine.batches == [1, 1, 1]
+    assert list(outputs) == ["a", "b"]
+    for i in range(3):
+        alone = Counting().run(pixels[i : i + 1], ["a", "b"])
+        for name, values in outputs.items():
+            assert torch.equal(values[i : i + 1], alone[name])
+    together = Counting().run(pixels, ["a", "b"])
+    assert not torch.allclose(together["a"], outputs["a"])

@@ -1,0 +1,58 @@
+"""Answers about image files: the best classes, and a sentence for what cannot be read."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from engram import EngramError, MemoryViT, random_trunk
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
+from engram.inference.predict import predict
+from engram.vit import HeadConfig
+
+
+def test_predict_gives_the_top_classes_of_every_task(model: MemoryViT, photos: Path) -> None:
+    other = model.add_task("more", 9, seed=1)
+    torch.nn.init.normal_(other.head.weight)
+    images = [photos / "test" / "red" / name for name in ("0.png", "empty.png", "1.png")]
+    first, broken, second = predict(model, images, top_k=2, batch=1)
+    assert first["image"] == str(images[0])
+    assert list(first["tasks"]) == ["base", "colours", "more"]
+    assert broken == {
+        "image": str(images[1]),
+        "error": f"{images[1]}: the file is empty",
+    }
+    for answer in (first, second):
+        for name, best in answer["tasks"].items():
+            assert len(best) == 2
+            assert best[0]["probability"] >= best[1]["probability"] > 0
+            if name == "colours":
+                assert {one["class"] for one in best} < {"red", "green", "blue"}
+    assert predict(model, images, tasks=["more"])[0]["tasks"].keys() == {"more"}
+    with pytest.raises(EngramError, match="ask for at least 1 class"):
+        predict(model, images, top_k=0)
+
+
+def test_an_embedding_is_not_answered_as_classes(photos: Path) -> None:
+    model = MemoryViT(random_trunk(head=HeadConfig(0)))
+    image = photos / "test" / "red" / "0.png"
+    with pytest.raises(EngramError, match="has no classes, so there is no 'base' to tell of"):
+        predict(model, [image])
+    model.add_task("colours", ["red", "green", "blue"])
+    assert list(predict(model, [image])[0]["tasks"]) == ["colours"]
+    with pytest.raises(EngramError, match="ask for tasks"):
+        predict(model, [image], tasks=["colours", "base"])
+
+
+def test_probabilities_are_those_of_the_logits(model: MemoryViT, photos: Path) -> None:
+
+    assert model.trunk.preprocessing is not None
+    path = photos / "test" / "green" / "2.png"
+    view = torch.from_numpy(evaluation_view(path, model.trunk.preprocessing))[None]
+    logits = model(normalise(view, model.trunk.preprocessing))["colours"][0].softmax(-1)
+    [answer] = predict(model, [path], tasks=["colours"])
+    said = {one["class"]: one["probability"] for one in answer["tasks"]["colours"]}
+    for name, probability in zip(("red", "green", "blue"), logits.tolist(), strict=True):
+        assert math.isclose(said[name], probability, abs_tol=2e-6)

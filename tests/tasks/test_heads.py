@@ -1,0 +1,80 @@
+"""Heads: from a task's own tokens, or the trunk's patches, to its output."""
+
+import pytest
+import torch
+from tests.support.kinds import randomised, small_vit
+
+from engram import MemoryViT
+from engram.memory import TrunkPass, forward_tasks
+from engram.tasks.heads import MaskHead, NumberHead, Patches, TaskHead
+
+
+@pytest.fixture
+def pixels() -> torch.Tensor:
+    return torch.rand(2, 3, 16, 24)  # not square, and not the trunk's own size
+
+
+def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
+    pixels: torch.Tensor,
+) -> None:
+    """Written out for one picture, from the tokens that the model's own memory computes."""
+    model = MemoryViT(small_vit()).eval()
+    task = randomised(model.add_task("t", 3, 2, kind="segmentation"))
+    assert task.class_token is not None
+    assert task.class_token.shape == (3, 16)
+    memory, trunk = model.memory(["t"]), model.trunk
+    with torch.no_grad():
+        x = trunk.embed(pixels[:1])
+        run = TrunkPass(trunk, x, x.shape[1])
+        own = trunk.norm(forward_tasks(trunk, run, memory, 1))[0]  # (classes, D)
+        patches = trunk.norm(run.tokens)[0, 1:]  # (24, D)
+        head = task.head
+        fields = []
+        for c in range(3):
+            vector = head.weight[c] + head.project.weight @ own[c]  # type: ignore[union-attr]
+            fields.append((patches @ vector + head.bias[c]).view(4, 6))
+        expected = torch.nn.functional.interpolate(
+            torch.stack(fields)[None], scale_factor=4, mode="bilinear"
+        )
+        assert torch.allclose(model(pixels[:1], exact=True)["t"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+def test_a_head_starts_at_zero_and_reads_the_mean_of_its_tokens(mlp: bool) -> None:
+    head = TaskHead(8, 3, mlp=mlp)
+    tokens = torch.randn(2, 4, 8)
+    assert not head.read(tokens, None).any()
+    randomise(head)
+    assert torch.allclose(head.read(tokens, None), head(tokens.mean(1)), atol=1e-6)
+    assert torch.equal(head.read(tokens[:, 0], None), head(tokens[:, 0]))
+    assert (head.hidden is not None) == mlp
+
+
+def test_numbers_come_in_the_units_of_the_labels() -> None:
+    head = NumberHead(8, 2, False, ("mean", "std"))
+    head.settled["mean"].copy_(torch.tensor([20.0, 5.0]))
+    head.settled["std"].copy_(torch.tensor([10.0, 1.0]))
+    assert head(torch.randn(1, 8)).tolist() == [[20.0, 5.0]]
+    torch.nn.init.constant_(head.bias, 1.0)
+    assert head(torch.zeros(1, 8)).tolist() == [[30.0, 6.0]]
+
+
+def test_what_is_settled_is_found_and_not_trained() -> None:
+    head = TaskHead(8, 3, mlp=False, settled=("thresholds",))
+    assert head.settled["thresholds"].tolist() == [0.5] * 3
+    assert {name for name, _ in head.named_parameters()} == {"weight", "bias"}
+
+
+def test_without_a_stream_a_mask_is_a_linear_map_of_the_patches() -> None:
+    head = randomise(MaskHead(8, 3, mlp=False, masked=False))
+    tokens = torch.randn(2, 6, 8)
+    field = head.read(torch.randn(2, 1, 8), Patches(tokens, grid=(2, 3), size=(2, 3)))
+    assert torch.allclose(field, head(tokens).mT.unflatten(2, (2, 3)), atol=1e-6)
+    larger = head.read(torch.randn(2, 1, 8), Patches(tokens, grid=(2, 3), size=(8, 12)))
+    assert larger.shape == (2, 3, 8, 12)
+
+
+def randomise(head: TaskHead) -> TaskHead:
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    return head
