@@ -227,7 +227,7 @@ class Demo:
             "shape": test.classes[test.labels[chosen]],
             "count": counts.classes[counts.labels[chosen]],
         }
-        self._title("One image, one pass, every question")
+        self._title("One image, one pass, every answer")
         if self.console.is_terminal:
             self.console.print(_as_text(pixels))
         self._print(f"It shows: {truth['shape']}, {truth['count']}. All tasks answer at once:")

@@ -47,7 +47,7 @@ def _answers(asked: Mapping[str, Any], scene: Pixels) -> Section:
     table = Table(("task", "answer", "truth", "probability"), rows, text_columns=3)
     image = thumbnail(scene, "the scene that all tasks answered")
     contents = [IllustratedTable(image, table)]
-    return Section("ask", "One image, one pass, every question", contents)
+    return Section("ask", "One image, one pass, every answer", contents)
 
 
 def _proof(identical: bool) -> Section:
