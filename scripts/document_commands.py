@@ -25,7 +25,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for place, text in ((COMMANDS, commands), (RECIPE, recipe)):
         if place in markdown:
             markdown = markdown.replace(place, text())
-    return markdown
+    return markdown.replace(" ± ", "\u00a0±\u00a0")  # a mean and its deviation stay on one line
 
 
 def commands() -> str:
@@ -63,11 +63,10 @@ def _section(name: str, command: Any) -> str:
         if parameter.name != "help":
             panel = getattr(parameter, "rich_help_panel", None) or ""
             panels.setdefault(panel, []).append(_row(parameter))
-    tables = [
-        "\n".join([f"| {panel} | what it is | default |", "|---|---|---|", *rows])
-        for panel, rows in panels.items()
-    ]
-    return "\n\n".join([f"## engram {name}", _cell(command.help or ""), *tables])
+    table = ["| argument or flag | what it is | default |", "|---|---|---|"]
+    for panel, rows in panels.items():
+        table += [f"| **{panel}** | | |", *rows] if panel else rows
+    return f"## engram {name}\n\n{_cell(command.help or '')}\n\n" + "\n".join(table)
 
 
 def _row(parameter: Any) -> str:
