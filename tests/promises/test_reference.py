@@ -21,6 +21,9 @@ ALSO = (
     "data.load",
     "data.Splits",
     "data.Dataset",
+    "data.Loader",
+    "images.Preprocessing",
+    "images.normalise",
     "export.export_onnx",
     "export.export_torch",
     "export.OnnxModel",
@@ -44,6 +47,15 @@ def hook() -> ModuleType:
 @pytest.mark.parametrize("name", [*engram.__all__, *ALSO])
 def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert re.search(rf"^::: engram\.{re.escape(name)}$", REFERENCE, re.MULTILINE)
+
+
+def test_members_that_the_reference_lists_exist() -> None:
+    lists = re.findall(
+        r"^::: engram\.(\S+)\n    options:\n      members: \[(.+)\]", REFERENCE, re.M
+    )
+    assert len(lists) >= 5
+    members = [f"{name}.{member}" for name, found in lists for member in found.split(", ")]
+    assert [name for name in members if not reached(name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
