@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
         fresh = nursery.run(*fit(other, *settings, *hour))
         assert (anew.code, fresh.code) == (0, 0), anew.stderr
         assert engram.inspect(out).content == engram.inspect(other).content
-        there = nursery.run(*fit(out, *settings, "--resume"))
-        assert there.code == 2
-        assert "exists already" in there.stderr
+        written = out.stat().st_mtime_ns
+        finished = nursery.run(*fit(out, *settings, *hour, "--resume"))
+        assert finished.code == 0, finished.stderr  # a loop that tries again ends well
+        changed = nursery.run(*fit(out, *settings, "--lr", 0.5, "--resume"))
+        assert changed.code == 2
+        assert "exists already" in changed.stderr
+        assert out.stat().st_mtime_ns == written
 
 
 def test_sigterm_to_every_process_lets_the_main_one_save(
@@ -151,3 +156,26 @@ def test_a_disk_without_room_for_the_log_is_a_sentence(
         assert not (disk / "out.safetensors").exists()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def children_of(pid: int) -> set[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return {int(line) for line in found.stdout.split()}
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_workers_end_with_a_run_that_was_killed(
+    cache: str, nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    """SIGKILL to the main process alone, as the kernel sends it for want of memory."""
+    settings = ("--workers", 2, "--cache", cache, "--steps", 100_000, "--augment", "none")
+    run = nursery.start(*fit(tmp_path / "out.safetensors", *settings))
+    while not (workers := children_of(run.pid)):
+        assert Path(f"/proc/{run.pid}").exists(), run.stderr
+        time.sleep(0.01)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    deadline = time.monotonic() + 10
+    while alive := {pid for pid in workers if Path(f"/proc/{pid}").exists()}:
+        assert time.monotonic() < deadline, f"{alive} outlive their parent"
+        time.sleep(0.05)

@@ -3,6 +3,7 @@
 The batches depend on the seed, the epoch and the samples only, not on the number of workers.
 """
 
+import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from engram.images.decode import BadImage, read_image
 from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, training_view
+from engram.util.processes import end_with_parent
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]
@@ -217,7 +219,7 @@ def _read_in_workers(
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers > 0 else None,
         generator=torch.Generator(),  # its own: the global one belongs to training
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_WorkerStart(os.getpid()),
     )
 
 
@@ -225,7 +227,18 @@ def _unchanged(result: Any) -> Any:
     return result
 
 
-def _ignore_signals(worker: int) -> None:
+@dataclass(frozen=True)
+class _WorkerStart:
+    """What a worker process does first."""
+
+    parent: int
+
+    def __call__(self, worker: int) -> None:
+        end_with_parent(self.parent)
+        _ignore_signals()
+
+
+def _ignore_signals() -> None:
     """Let only the main process react to Ctrl-C and to the first SIGTERM.
 
     A terminal, torchrun and cluster schedulers signal all processes at once. The second SIGTERM

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -92,6 +96,28 @@ def best_device() -> torch.device:
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
+
+# Worker processes
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent is gone, whatever ended it: SIGKILL leaves no word.
+
+    Args:
+        parent: The parent's process id, as the parent saw it.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    with contextlib.suppress(OSError, AttributeError):  # Linux has a signal for it: at once
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+_PR_SET_PDEATHSIG = 1
 
 # Precision
 
