@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,11 @@ from tests.support.training import filled, learned
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk, random_trunk
 from engram.data.datasets import load
+from engram.errors import Notice
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.train import cache
-from engram.train.cache import Cache, View, contents_of
+from engram.train.cache import Cache, View, contents_of, default_root
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
 
@@ -103,6 +107,55 @@ def test_a_torn_end_is_ignored_and_computed_again(
     assert sum(computed) == 2
 
 
+def zeroed_quarter(data: Path, index: Path) -> None:
+    size = data.stat().st_size
+    with open(data, "r+b") as file:
+        file.seek(size // 4)
+        file.write(bytes(size // 4))
+
+
+def flipped_bit(data: Path, index: Path) -> None:
+    with open(data, "r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 64]))
+
+
+def rotated_index(data: Path, index: Path) -> None:
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join([*lines[1:], lines[0]]))
+
+
+def swapped_hashes(data: Path, index: Path) -> None:
+    """Every line keeps its checksum, but two name each other's image."""
+    lines = [line.split() for line in index.read_text().splitlines()]
+    lines[0][0], lines[1][0] = lines[1][0], lines[0][0]
+    index.write_text("".join(f"{content} {check}\n" for content, check in lines))
+
+
+@pytest.mark.parametrize("damage", [zeroed_quarter, flipped_bit, rotated_index, swapped_hashes])
+def test_a_damaged_row_is_found_and_computed_again(
+    damage: Callable[[Path, Path], None], small_trunk: Path, noise: Path
+) -> None:
+    splits, recipe = load(noise), QUICK.but(steps=2)
+    before = learned(small_trunk, splits, recipe)
+    data = max(default_root().glob("*/*.data"), key=lambda path: path.stat().st_size)
+    damage(data, data.with_suffix(".index"))
+    with pytest.warns(Notice, match=r"^The cache in .* is damaged: \d+ of its rows .* again\.$"):
+        after = learned(small_trunk, splits, recipe)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)  # what was damaged is not found again
+        learned(small_trunk, splits, recipe)
+
+
+def test_only_the_owner_may_read_the_cache(small_trunk: Path, noise: Path) -> None:
+    kept = filled(small_trunk, noise)
+    assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept.folder.iterdir()} == {0o600}
+
+
 def test_a_crash_while_filling_loses_no_more_than_a_batch(
     nursery: Any, small_trunk: Path, own_cache: Path, tmp_path: Path, computed: list[int]
 ) -> None:
@@ -112,7 +165,7 @@ def test_a_crash_while_filling_loses_no_more_than_a_batch(
     ]
 
     def lines() -> int:
-        return sum(path.stat().st_size // 65 for path in own_cache.glob("*/*.index"))
+        return sum(path.stat().st_size // 74 for path in own_cache.glob("*/*.index"))
 
     run = nursery.start(*arguments)
     run.signal_when(signal.SIGKILL, lambda: lines() >= 200)
@@ -147,12 +200,12 @@ def test_reading_holds_little_memory(own_cache: Path) -> None:
     trunk = random_trunk(image_size=64, patch=4, width=64, depth=3, heads=2)
     kept = Cache(trunk, Preprocessing((64, 64), None))
     count = 96_000_000 // kept.row_bytes
-    names = [f"{i:064x}" for i in range(count)]
+    names = [f"{i:064x}" for i in range(1, count + 1)]
     row = np.arange(kept.row_bytes // 2, dtype=np.float16)
     with open(kept.folder / "w.data", "wb") as file:
         for _ in range(count):
             file.write(row.data)
-    (kept.folder / "w.index").write_text("".join(f"{name}\n" for name in names))
+    (kept.folder / "w.index").write_text("".join(f"{name} 00000000\n" for name in names))
     kept.refresh()
 
     def resident() -> int:

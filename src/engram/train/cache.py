@@ -6,11 +6,11 @@ is a folder for one trunk, preprocessing and kind of view, shared by all tasks:
 
     meta.json              what it is for
     <writer>.data          rows of half-precision numbers, one row an image
-    <writer>.index         a line for each row: the SHA-256 of the image's content
+    <writer>.index         a line for each row: the SHA-256 of the image, the CRC-32 of the row
 
 Every process appends to files of its own, and a row's line is written after the row has reached
 the disk. So a crash loses at most the last batch, nothing has to be locked, and an image that two
-processes computed at once is only stored twice.
+processes computed at once is only stored twice. A row whose checksum is wrong is computed again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,11 +41,12 @@ from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.memory import Normed, TrunkPass
 from engram.tasks.heads import Patches
-from engram.util.files import write_atomically
+from engram.util.files import make_private_folder, private, write_atomically
 from engram.vit import ViT
 
-FORMAT = 1
-_LINE = 65  # a SHA-256 in hex and a newline
+FORMAT = 2
+_LINE = 74  # the SHA-256 of an image, the CRC-32 of its row, and a newline, in hex
+_FORGOTTEN = "0" * 64  # in place of the image's hash: a row that was damaged
 
 
 def default_root() -> Path:
@@ -63,6 +65,14 @@ class View:
     seed: int = 0
     number: int = 0  # of the view
     of: str = ""  # the dataset's hash: augmentation depends on a sample's place in it
+
+
+class _Row(NamedTuple):
+    """Where a row is stored, and its checksum."""
+
+    writer: str  # the stem of its two files
+    number: int
+    check: str  # CRC-32 in hex
 
 
 def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
@@ -120,16 +130,17 @@ class Cache:
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
         self.folder = Path(root or default_root()) / key
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.folder)
         except OSError as error:
             raise EngramError(
                 f"The cache folder {self.folder} cannot be made ({error.strerror}); set "
                 "ENGRAM_CACHE to a folder that can be written, or turn the cache off."
             ) from None
         if not (self.folder / "meta.json").exists():
-            write_atomically(self.folder / "meta.json", json.dumps(meta, indent=1).encode())
+            text = json.dumps(meta, indent=1)
+            write_atomically(self.folder / "meta.json", text.encode(), owner_only=True)
         self._maps: dict[str, mmap.mmap] = {}
-        self._where: dict[str, tuple[str, int]] = {}
+        self._where: dict[str, _Row] = {}
         self.refresh()
 
     # Reading
@@ -141,8 +152,11 @@ class Cache:
             data = index.with_suffix(".data")
             stored = data.stat().st_size // self.row_bytes if data.exists() else 0
             for row in range(min(len(lines) // _LINE, stored)):
-                line = lines[row * _LINE : (row + 1) * _LINE]
-                self._where.setdefault(line[:-1].decode("ascii", "replace"), (index.stem, row))
+                content, _, check = (
+                    lines[row * _LINE : (row + 1) * _LINE - 1].decode("ascii", "replace")
+                ).partition(" ")
+                if content != _FORGOTTEN:
+                    self._where.setdefault(content, _Row(index.stem, row, check))
 
     def __contains__(self, content: str) -> bool:
         return content in self._where
@@ -157,12 +171,11 @@ class Cache:
         batch = np.empty((len(contents), tokens, self.shape[1]), dtype=np.float16)
         flat = batch.reshape(len(contents), -1)
         for i, content in enumerate(contents):
-            writer, row = self._where[content]
-            end = (row + 1) * self.row_bytes
-            mapped = self._map(writer, end)
+            stored = self._where[content]
+            end = (stored.number + 1) * self.row_bytes
+            mapped = self._map(stored.writer, end)
             flat[i] = np.frombuffer(mapped, np.float16, flat.shape[1], end - 2 * flat.shape[1])
-        for mapped in self._maps.values():
-            mapped.madvise(mmap.MADV_DONTNEED)
+        self._release()
         return torch.from_numpy(batch)
 
     def split(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -178,11 +191,43 @@ class Cache:
         tokens = rows[:, -1 - self.patches : -1].float()
         return Patches(tokens, (size[0] // patch, size[1] // patch), size)
 
+    def _release(self) -> None:
+        """Let the pages that were read go again."""
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def _map(self, writer: str, end: int) -> mmap.mmap:
         if writer not in self._maps or len(self._maps[writer]) < end:
             with open(self.folder / f"{writer}.data", "rb") as file:
                 self._maps[writer] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[writer]
+
+    # Damage
+
+    def damaged(self, contents: Iterable[str]) -> list[str]:
+        """Those of these images whose stored row is not what was written."""
+
+        damaged = []
+        for content in dict.fromkeys(contents):
+            if content in self._where:
+                row = self._where[content]
+                start, end = row.number * self.row_bytes, (row.number + 1) * self.row_bytes
+                with memoryview(self._map(row.writer, end)) as mapped:
+                    if _checksum(content, mapped[start:end]) != row.check:
+                        damaged.append(content)
+        self._release()
+        return damaged
+
+    def forget(self, contents: Iterable[str]) -> None:
+        """Drop these rows, here and for every later process, so that they are computed again."""
+        for content in contents:
+            row = self._where.pop(content)
+            with (
+                contextlib.suppress(OSError),
+                open(self.folder / f"{row.writer}.index", "r+b") as index,
+            ):
+                index.seek(row.number * _LINE)
+                index.write(_FORGOTTEN.encode())
 
     # Writing
 
@@ -216,16 +261,18 @@ class Cache:
         writer = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         try:
             with (
-                open(self.folder / f"{writer}.data", "ab") as data,
-                open(self.folder / f"{writer}.index", "ab") as index,
+                open(self.folder / f"{writer}.data", "ab", opener=private) as data,
+                open(self.folder / f"{writer}.index", "ab", opener=private) as index,
             ):
                 for found in loader.epoch(view.number, samples=missing):
                     if len(found.indices):
-                        data.write(self.compute(found.images).numpy().data)
+                        rows = self.compute(found.images).numpy()
+                        data.write(rows.data)
                         data.flush()
                         os.fsync(data.fileno())
-                        names = (contents[i] for i in found.indices.tolist())
-                        index.write("".join(f"{name}\n" for name in names).encode())
+                        for i, row in zip(found.indices.tolist(), rows, strict=True):
+                            line = f"{contents[i]} {_checksum(contents[i], row.data)}\n"
+                            index.write(line.encode())
                         index.flush()
                     progress(len(found.indices) + len(found.failed))
         except OSError as error:
@@ -266,6 +313,11 @@ class Cache:
         patches = last[:, self.tokens - self.patches :]
         pooled = self.trunk.pool(last)
         return torch.cat([*layers, patches, pooled.unsqueeze(1)], dim=1).half().cpu()
+
+
+def _checksum(content: str, row: memoryview) -> str:
+    """The CRC-32 of an image's hash and its row, in hex."""
+    return f"{zlib.crc32(row, zlib.crc32(content.encode())):08x}"
 
 
 def contents_of(dataset: Dataset) -> list[str]:

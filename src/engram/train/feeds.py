@@ -221,10 +221,25 @@ class CacheFeed:
 
     def fill(self, progress: Progress) -> None:
         """Run the trunk on what is not stored yet, and list what cannot be read."""
+        self._forget_damaged()
         for cache, dataset, contents in self._stores:
             self._fill(cache, dataset, contents, progress)
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)
+
+    def _forget_damaged(self) -> None:
+        """Check every stored row that will be read; damaged ones are computed again."""
+        rank, world = self.team.rank, self.team.world
+        for cache, _, contents in self._stores:
+            own = [c for c in contents if c and int(c[:8], 16) % world == rank]
+            damaged = self.team.gather(cache.damaged(own))
+            cache.forget(damaged)
+            if damaged and self.team.main:
+                notice = (
+                    f"The cache in {cache.folder} is damaged: {len(damaged)} of its rows are not "
+                    "what was written. They are computed again."
+                )
+                warnings.warn(notice, Notice, stacklevel=2)
 
     def _fill(
         self, cache: Cache, dataset: Dataset, contents: list[str], progress: Progress

@@ -12,13 +12,27 @@ from pathlib import Path
 from engram.errors import EngramError
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write a file through a temporary one, fsync and rename. A failure leaves the old file."""
+def private(path: str, flags: int) -> int:
+    """Opens a file that only its owner may read: `open(path, "wb", opener=private)`."""
+    return os.open(path, flags, 0o600)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder that only its owner may read; one that exists is left as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_atomically(path: str | Path, data: bytes, *, owner_only: bool = False) -> None:
+    """Write a file through a temporary one, fsync and rename. A failure leaves the old file.
+
+    With `owner_only`, nobody but the owner may read it.
+    """
     target = Path(os.path.realpath(path))  # follow a link, to replace the file and not the link
     _check_regular_file(path, target)
     temporary = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=private if owner_only else None) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
