@@ -114,7 +114,7 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     assert json.loads(json.dumps(header.metrics)) == json.loads(json.dumps(result.metrics))
     run = out.parent / "colours.run"
     names = {path.name for path in run.iterdir() if not path.name.startswith("events.out")}
-    assert names == {"history.csv", "history.svg"}
+    assert names == {"history.csv", "history.svg", "finished.json", "lock"}
     assert any(path.name.startswith("events.out") for path in run.iterdir())  # TensorBoard's
     lines = (run / "history.csv").read_text().splitlines()
     assert lines[0] == "step,epoch,loss,lr,val_loss,val_accuracy"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tests.support.training import fit_until, start
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
 from engram.data.datasets import load
+from engram.errors import Notice
 from engram.train.run import Run, run_folder
 from engram.train.sweep import sweep
 from engram.util.processes import Team
@@ -49,17 +52,88 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_what_was_saved_is_where_the_same_run_begins(tmp_path: Path) -> None:
     feed = ["off", ""]
-    with Run(tmp_path / "t.safetensors", Team(), overwrite=False) as run:
-        assert run.begin("one", feed, resume=True) is None
+    out = tmp_path / "t.safetensors"
+    with Run(out, Team(), overwrite=False, resume=True) as run:
+        with pytest.warns(Notice, match=r"^There is nothing to resume in .*t\.run; .* anew\.$"):
+            assert run.begin("one", feed) is None
         run.save({"x": torch.arange(3.0)}, {"identity": "one", "feed": feed, "step": 5})
-        state = run.begin("one", feed, resume=True)
+        state = run.begin("one", feed)
         assert state is not None
         assert state["step"] == 5
         assert state["tensors"]["x"].tolist() == [0, 1, 2]
-        with pytest.raises(EngramError, match="holds an interrupted run; continue it with"):
-            run.begin("one", feed, resume=False)
         with pytest.raises(EngramError, match="had other settings, data or trunk"):
-            run.begin("two", feed, resume=True)
+            run.begin("two", feed)
+    with (
+        Run(out, Team(), overwrite=False) as run,
+        pytest.raises(EngramError, match="holds an interrupted run; continue it with"),
+    ):
+        run.begin("one", feed)
+    with Run(out, Team(), overwrite=True, resume=True) as run, pytest.warns(Notice):
+        assert run.begin("two", feed) is None  # nothing of this run, so it is replaced
+    assert not run.checkpoint.exists()
+
+
+def test_only_the_owner_may_read_a_run(small_trunk: Path, colours: Path, tmp_path: Path) -> None:
+    splits = load(colours)
+    out = tmp_path / "c.safetensors"
+    engram.fit(start(small_trunk, splits), "colours", splits, QUICK, out=out)
+    folder = run_folder(out)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    ours = [path for path in folder.iterdir() if not path.name.startswith("events.out")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in ours} == {0o600}
+
+
+def test_a_finished_run_is_a_success_however_often_it_is_resumed(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    splits, out = load(colours), tmp_path / "c.safetensors"
+    first = engram.fit(start(small_trunk, splits), "colours", splits, QUICK, out=out)
+    written = out.stat().st_mtime_ns
+    model = start(small_trunk, splits)
+    again = engram.fit(model, "colours", splits, QUICK, out=out, resume=True)
+    assert out.stat().st_mtime_ns == written
+    assert again.to_dict() == first.to_dict()
+    assert torch.equal(model.task("colours").head.weight, load_file(out)["head.weight"])
+    with pytest.raises(EngramError, match="exists already"):
+        engram.fit(
+            start(small_trunk, splits), "colours", splits, QUICK.but(steps=3), out=out, resume=True
+        )
+    assert out.stat().st_mtime_ns == written
+
+
+def test_a_run_killed_just_after_it_wrote_the_engram_ends_well(
+    small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    """The engram is there, and so is the checkpoint: resumed, it ends with the same engram."""
+    splits, out = load(colours), tmp_path / "c.safetensors"
+    recipe = QUICK.but(checkpoint_seconds=0)
+    kept: list[bytes] = []
+
+    def keep(what: str, done: int, total: int, note: str = "") -> None:
+        checkpoint = run_folder(out) / "checkpoint.safetensors"
+        if what == "training" and checkpoint.exists():
+            kept.append(checkpoint.read_bytes())
+
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out, progress=keep)
+    content = engram.inspect(out).content
+    (run_folder(out) / "finished.json").unlink()
+    (run_folder(out) / "checkpoint.safetensors").write_bytes(kept[-1])
+    engram.fit(start(small_trunk, splits), "colours", splits, recipe, out=out, resume=True)
+    assert engram.inspect(out).content == content
+    assert not (run_folder(out) / "checkpoint.safetensors").exists()
+
+
+def test_a_second_run_to_the_same_file_is_refused_while_the_first_lives(
+    nursery: Any, small_trunk: Path, colours: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "c.safetensors"
+    command = ["fit", colours, "--task", "c", "--backbone", small_trunk, "-o", out, "--workers", 0]
+    with Run(out, Team(), overwrite=False):
+        second = nursery.run(*command, "--steps", 1)
+        assert second.code == 2
+        assert "Another process is training" in second.stderr
+        assert not out.exists()
+    assert nursery.run(*command, "--steps", 1).code == 0
 
 
 def test_a_new_run_keeps_nothing_of_the_one_it_replaces(

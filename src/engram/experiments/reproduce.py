@@ -22,6 +22,7 @@ from engram.store.engram import Engram, TrunkInfo
 from engram.store.format import read_engram
 from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RECIPES, Recipe
+from engram.train.run import run_folder
 from engram.train.sweep import sweep
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
@@ -186,7 +187,7 @@ def _train(
 
     sweep(
         MemoryViT(trunk), "task", splits, recipe,
-        lrs=rates, cells=[row.cells], seeds=seeds, out=path, resume=True,
+        lrs=rates, cells=[row.cells], seeds=seeds, out=path, resume=run_folder(path).exists(),
         test=splits.test is not None, team=team, progress=named,
         regime=row.regime, update=row.update, adapter_width=row.width,
     )  # fmt: skip

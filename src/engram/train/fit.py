@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
+from engram.store.format import read_engram
+from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.result import Result
@@ -70,13 +73,19 @@ def fit(
     check_fits(task.spec, splits, same_ignore=True)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    run = Run(Path(out), team, overwrite) if out is not None else None
+    run = Run(Path(out), team, overwrite, resume) if out is not None else None
     learner = Learner(model, name, recipe)
+    tasks = [(task.spec, learner.lr, learner.weight_decay)]
+    identity = f"{identity_of(model, tasks, splits, recipe)} test={test}"
     began = time.perf_counter()
     with run or contextlib.nullcontext():
+        finished = None if run is None else run.finished(identity)
+        if run is not None and finished is not None:
+            read_engram(run.out).fill(task)
+            return _result(model, name, run, finished)
         history, unreadable = train(
             model, [learner], splits, recipe,
-            run=run, resume=resume, transform=transform, team=team, progress=progress,
+            run=run, identity=identity, transform=transform, team=team, progress=progress,
         )  # fmt: skip
         metrics = {"val": learner.metrics}
         if test:
@@ -84,20 +93,26 @@ def fit(
                 model, splits, name, workers=recipe.workers, transform=transform, team=team,
                 progress=lambda done, total: progress("testing", done, total),
             )  # fmt: skip
-        seconds = time.perf_counter() - began
+        result = {
+            "seconds": time.perf_counter() - began,
+            "metrics": metrics,
+            "unreadable": unreadable,
+            "history": history,
+        }
         if run is not None and team.main:
             model.save(name, run.out, metrics=metrics, recipe=training_record(recipe, splits))
-            run.finish(history)
-    model.eval()
+            run.finish(identity, model.engram(name).content, result, history)
+    return _result(model, name, run, result)
+
+
+def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> Result:
+    task = model.eval().task(name)
     return Result(
         task=name,
         regime=task.spec.regime,
         parameters=sum(p.numel() for p in task.parameters()),
-        seconds=seconds,
-        metrics=metrics,
         path=None if run is None else run.out,
-        unreadable=unreadable,
-        history=history,
+        **result,
     )
 
 

@@ -13,26 +13,30 @@ import torch
 from engram.data.datasets import Dataset, Integers, Splits
 from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT
-from engram.train.learner import Learner
+from engram.tasks.spec import TaskSpec
 from engram.train.recipe import Recipe
 
 
 def identity_of(
-    model: MemoryViT, learners: Sequence[Learner], splits: Splits, recipe: Recipe
+    model: MemoryViT,
+    tasks: Sequence[tuple[TaskSpec, float, float]],
+    splits: Splits,
+    recipe: Recipe,
 ) -> str:
-    """A hash of all that decides the weights: trunk, tasks, recipe and data."""
+    """A hash of all that decides the weights: trunk, tasks, recipe and data.
+
+    `tasks` are specs, each with its learning rate and weight decay.
+    """
     free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
     config, preprocessing = model.trunk.config, model.preprocessing
-    parents = {parent for one in learners for parent in one.task.spec.extends}
+    parents = {parent for spec, _, _ in tasks for parent in spec.extends}
     decides: dict[str, Any] = {
         "trunk": [model.trunk.fingerprint, config.heads, config.activation, config.antialias],
         "preprocessing": preprocessing.to_dict(),
         "parents": {name: model.engram(name).content for name in sorted(parents)},
-        "tasks": [
-            (repr(o.task.spec), o.lr, o.optimizer.defaults["weight_decay"]) for o in learners
-        ],
+        "tasks": [(repr(spec), lr, decay) for spec, lr, decay in tasks],
         "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
         "data": [samples_of(splits["train"]), samples_of(splits["val"])],
     }

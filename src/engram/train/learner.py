@@ -28,7 +28,7 @@ class Learner:
         self.task = model.task(name)
         self.lr = lr or learning_rate(recipe, self.task.spec.regime)
         self.parameters = list(self.task.parameters())
-        decay = recipe.weight_decay if decay is None else decay
+        decay = self.weight_decay = recipe.weight_decay if decay is None else decay
         if recipe.optimizer == "adamw":
             self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
                 self.parameters, self.lr, weight_decay=decay

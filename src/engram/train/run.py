@@ -6,21 +6,25 @@ import contextlib
 import csv
 import io
 import json
-import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import safetensors.torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
+from engram.store.format import read_engram
 from engram.train.plots import learning_curves
 from engram.util.charts import side_by_side
-from engram.util.files import write_atomically
+from engram.util.files import make_private_folder, write_atomically
 from engram.util.processes import Team
 from engram.util.text import utf8
+
+_OLD_FILES = ("unreadable.txt", "history.*", "sweep.*", "report.html")
 
 
 def run_folder(out: Path) -> Path:
@@ -29,25 +33,44 @@ def run_folder(out: Path) -> Path:
 
 
 class Run:
-    """The folder next to the engram that a run will write: checkpoint, log and plot."""
+    """The folder next to the engram that a run will write: checkpoint, log and plot.
 
-    def __init__(self, out: Path, team: Team, overwrite: bool) -> None:
+    With `resume`, an interrupted run continues and a finished one is left as it is. With
+    `overwrite`, what cannot be resumed is replaced. While a run lives, no other run can have its
+    folder.
+    """
+
+    def __init__(self, out: Path, team: Team, overwrite: bool, resume: bool = False) -> None:
         if out.is_dir():
             raise EngramError(f"{out} is a folder; -o names the engram's file.")
-        if out.exists() and not overwrite:
-            raise EngramError(
-                f"{out} exists already; choose another -o, or replace it with --overwrite."
-            )
-        self.out, self.team, self.overwrite = out, team, overwrite
+        self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
         self.folder = run_folder(out)
+        if out.exists() and not overwrite and not (resume and self._has_state()):
+            self._refuse_existing()
         self._writer: Any = None
+        self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
+
+    def _refuse_existing(self) -> NoReturn:
+        raise EngramError(
+            f"{self.out} exists already; choose another -o, or replace it with --overwrite."
+        )
+
+    def _has_state(self) -> bool:
+        """Whether an earlier run left something to resume, or the record that it finished."""
+        if self.checkpoint.exists() or self._record.exists():
+            return True
+        return any(self.folder.glob("variant-*"))
 
     def __enter__(self) -> Run:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / f".probe-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            make_private_folder(self.folder)
+            if self.team.main:
+                self._lock.acquire()
+        except Timeout:
+            raise EngramError(
+                f"Another process is training {self.out} at this moment; wait for it, stop it, or "
+                "choose another -o."
+            ) from None
         except OSError as error:
             raise EngramError(
                 f"{self.out} cannot be written ({error.strerror}); choose another -o."
@@ -57,37 +80,71 @@ class Run:
     def __exit__(self, *exception: object) -> None:
         if self._writer is not None:
             self._writer.close()
+        self._lock.release()
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "finished.json"
+
+    def finished(self, identity: str) -> dict[str, Any] | None:
+        """The result of the run that wrote the engram, if that was this very run; else None.
+
+        Only with `resume`, which may be asked for again and again: a finished run is a success. An
+        engram that another run wrote is not replaced without `overwrite`.
+        """
+        if not self.resume or not self.out.exists():
+            return None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EngramError):
+            record = json.loads(self._record.read_bytes())
+            found = identity, read_engram(self.out).content
+            if (record["identity"], record["content"]) == found and not self.checkpoint.exists():
+                result: dict[str, Any] = record["result"]
+                return result
+        if not self.overwrite and not self.checkpoint.exists():
+            self._refuse_existing()
+        return None
 
     @property
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint.safetensors"
 
-    def check_interrupted(self, interrupted: bool, resume: bool) -> None:
-        """Refuse to start over an interrupted run without `overwrite`."""
-        if interrupted and not resume and not self.overwrite:
+    def continues(self, interrupted: bool) -> bool:
+        """Whether an interrupted run is there to be resumed; refuses to give one up by accident."""
+        if interrupted and not self.resume and not self.overwrite:
             raise EngramError(
                 f"{self.folder} holds an interrupted run; continue it with --resume, or start "
                 "again with --overwrite."
             )
+        return interrupted and self.resume
 
     def clear(self) -> None:
-        """Remove what an older run left in the folder."""
-        if self.team.main:
-            for pattern in ("unreadable.txt", "history.*", "sweep.*", "report.html"):
-                for path in filter(Path.is_file, self.folder.glob(pattern)):
-                    path.unlink()
+        """Remove what an older run left in the folder, and say so where a resume was asked for."""
+        if not self.team.main:
+            return
+        if self.resume:
+            notice = f"There is nothing to resume in {self.folder}; training starts anew."
+            warnings.warn(notice, Notice, stacklevel=2)
+        for pattern in (*_OLD_FILES, self.checkpoint.name, self._record.name):
+            for path in filter(Path.is_file, self.folder.glob(pattern)):
+                path.unlink()
 
-    def begin(self, identity: str, feed: list[str], resume: bool) -> dict[str, Any] | None:
+    def begin(self, identity: str, feed: list[str]) -> dict[str, Any] | None:
         """The state to resume from, or None after clearing the folder for a new run.
 
-        A checkpoint of another run is an EngramError. `feed` is the cache, on or off, and a hash of
-        what is in it: free disk space may decide about the cache, so the error says what to do.
+        A checkpoint of another run is an EngramError, unless `overwrite` gives it up. `feed` is the
+        cache, on or off, and a hash of what is in it: free disk space may decide about the cache,
+        so the error says what to do.
         """
-        interrupted = self.checkpoint.exists()
-        self.check_interrupted(interrupted, resume)
-        if not (interrupted and resume):
-            self.clear()
-            return None
+        if self.continues(self.checkpoint.exists()):
+            try:
+                return self._state(identity, feed)
+            except EngramError:
+                if not self.overwrite:
+                    raise
+        self.clear()
+        return None
+
+    def _state(self, identity: str, feed: list[str]) -> dict[str, Any]:
         try:
             with safetensors.safe_open(self.checkpoint, "pt") as file:
                 state: dict[str, Any] = json.loads(file.metadata()["run"])
@@ -115,7 +172,7 @@ class Run:
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         metadata = {"run": json.dumps(state, default=str)}
-        write_atomically(self.checkpoint, safetensors.torch.save(kept, metadata))
+        write_atomically(self.checkpoint, safetensors.torch.save(kept, metadata), owner_only=True)
 
     def log(self, history: Sequence[Mapping[str, float]]) -> None:
         """The history as CSV and, where TensorBoard is installed, as its events."""
@@ -134,15 +191,23 @@ class Run:
             self._writer.add_scalar(key, value, history[-1]["step"])
 
     def write(self, name: str, text: str) -> None:
-        write_atomically(self.folder / name, utf8(text))
+        write_atomically(self.folder / name, utf8(text), owner_only=True)
 
     def list_unreadable(self, unreadable: Mapping[str, str]) -> None:
         """Write why pictures could not be read, a line for each."""
         lines = (f"{reason}\n" for reason in sorted(unreadable.values()))
         self.write("unreadable.txt", "".join(lines))
 
-    def finish(self, history: Sequence[Mapping[str, float]]) -> None:
-        """The engram is written: draw the history and let the checkpoint go."""
+    def finish(
+        self,
+        identity: str,
+        content: str,
+        result: Mapping[str, Any],
+        history: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        """The engram is written: record that, draw the history, and remove the checkpoint."""
+        record = {"identity": identity, "content": content, "result": result}
+        self.write(self._record.name, json.dumps(record, default=str))
         if history:
             with contextlib.suppress(EngramError):  # a full disk: the engram is what was asked for
                 self.write("history.svg", side_by_side(learning_curves(history)))

@@ -7,8 +7,8 @@ import csv
 import io
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,14 @@ def sweep(
     task = TaskSettings(regime, cells[0], tuple(extends), update, adapter_width, class_init)
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
-    run = Run(Path(out), team, overwrite) if out is not None else None
+    run = Run(Path(out), team, overwrite, resume) if out is not None else None
+    identity = f"{workshop.identity(variants)} refit={refit} test={test}"
     with run or contextlib.nullcontext():
-        trained, unreadable = workshop.train(variants, run, resume, progress)
+        finished = None if run is None else run.finished(identity)
+        if run is not None and finished is not None:
+            model.attach(run.out)
+            return _result(model, name, run, finished)
+        trained, unreadable = workshop.train(variants, run, progress)
         settings = _by_setting(variants, trained, splits.kind)
         best = max(settings, key=lambda setting: setting.mean)
         variant, chosen = _best_seed(variants, trained, best)
@@ -136,23 +141,39 @@ def sweep(
         model.attach(engram)
         if test:
             metrics["test"] = evaluate(model, splits, name, workers=recipe.workers, team=team)
+        result = {
+            "seconds": time.perf_counter() - began,
+            "metrics": metrics,
+            "unreadable": unreadable,
+            "settings": [asdict(setting) for setting in settings],
+            "best": settings.index(best),
+            "seed": variant.seed,
+        }
         if run is not None and team.main:
             final = workshop.recipe_of(variant)
             model.save(name, run.out, metrics=metrics, recipe=training_record(final, learned))
             _write_tables(run, settings)
-            run.finish([])
+            run.finish(identity, engram.content, result)
             workshop.clear(run)
+    return _result(model, name, run, result)
+
+
+def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> SweepResult:
+    engram = model.engram(name)
+    settings = tuple(
+        Setting(**{**setting, "scores": tuple(setting["scores"])}) for setting in result["settings"]
+    )
     return SweepResult(
         task=name,
-        regime=regime,
+        regime=engram.spec.regime,
         parameters=engram.parameters,
-        seconds=time.perf_counter() - began,
-        metrics=metrics,
+        seconds=result["seconds"],
+        metrics=result["metrics"],
         path=None if run is None else run.out,
-        unreadable=unreadable,
-        settings=tuple(settings),
-        best=best,
-        seed=variant.seed,
+        unreadable=result["unreadable"],
+        settings=settings,
+        best=settings[result["best"]],
+        seed=result["seed"],
     )
 
 

@@ -15,7 +15,6 @@ from engram.data.loader import Transform
 from engram.errors import EngramError, Interrupted
 from engram.model import MemoryViT
 from engram.train.feeds import Feed, Share, open_feed
-from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.run import Run
@@ -31,18 +30,20 @@ def train(
     recipe: Recipe,
     *,
     run: Run | None = None,
-    resume: bool = False,
+    identity: str = "",
     transform: Transform | None = None,
     team: Team,
     progress: Progress,
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
     """Train one task, or several that cannot interact, each with its own optimiser.
 
+    `identity` says what `run` is a run of (`identity_of`): it resumes no other.
+
     Returns the history of the run and the images that could not be read.
     """
     training = Training(model, learners, splits, recipe, run, team, progress)
     training.prepare(transform)
-    training.begin(resume)
+    training.begin(identity)
     training.go()
     training.end()
     return training.history, training.unreadable
@@ -102,11 +103,11 @@ class Training:
         self.steps = self.recipe.steps or self.recipe.epochs * self.feed.per_epoch
         self.every = max(1, self.steps // self.recipe.evaluations)
 
-    def begin(self, resume: bool) -> None:
+    def begin(self, identity: str) -> None:
         """Resume an interrupted run, and try a validation: what is wrong should show now."""
-        self.identity = identity_of(self.model, self.learners, self.splits, self.recipe)
+        self.identity = identity
         self.fed = [self.feed.cache, self.feed.contents]
-        state = None if self.run is None else self.run.begin(self.identity, self.fed, resume)
+        state = None if self.run is None else self.run.begin(identity, self.fed)
         if state is not None:
             self._restore(state)
         self._refuse_bad()

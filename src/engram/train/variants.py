@@ -28,7 +28,7 @@ from engram.train.fit import fit
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.run import Run
+from engram.train.run import Run, run_folder
 from engram.train.training import train
 from engram.util.processes import Team
 from engram.util.progress import Progress
@@ -135,6 +135,18 @@ class Workshop:
     task: TaskSettings
     team: Team
 
+    def identity(self, variants: Sequence[Variant]) -> str:
+        """What a sweep of these variants is a sweep of, as a hash."""
+        tasks = [
+            (
+                self.splits.task_spec(self.name, replace(self.task, cells=variant.setting.cells)),
+                variant.setting.lr,
+                variant.setting.weight_decay,
+            )
+            for variant in variants
+        ]
+        return identity_of(self.model, tasks, self.splits, self.recipe)
+
     def check_names(self, variants: Sequence[Variant]) -> None:
         """Check that the model takes the task under its name: now, not after an hour."""
         for variant in {variant.setting.cells: variant for variant in variants}.values():
@@ -142,15 +154,15 @@ class Workshop:
             self.model.detach(self.name)
 
     def train(
-        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+        self, variants: Sequence[Variant], run: Run | None, progress: Progress
     ) -> tuple[list[Trained], dict[str, str]]:
         """All variants, and the images that could not be read with the reasons."""
         if REGIMES[self.task.regime].changes_trunk:
-            return self._one_by_one(variants, run, resume, progress)
-        return self._in_one_pass(variants, run, resume, progress)
+            return self._one_by_one(variants, run, progress)
+        return self._in_one_pass(variants, run, progress)
 
     def _in_one_pass(
-        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+        self, variants: Sequence[Variant], run: Run | None, progress: Progress
     ) -> tuple[list[Trained], dict[str, str]]:
         """All as streams of one pass."""
         scratch = self._fresh()
@@ -162,20 +174,19 @@ class Workshop:
             learners.append(Learner(scratch, called, self.recipe, variant.setting.lr, decay))
         _, unreadable = train(
             scratch, learners, self.splits, self.recipe,
-            run=run, resume=resume, team=self.team, progress=progress,
+            run=run, identity=self.identity(variants), team=self.team, progress=progress,
         )  # fmt: skip
         scores = [Trained(o.metrics, scratch.engram(o.name).renamed(self.name)) for o in learners]
         return scores, unreadable
 
     def _one_by_one(
-        self, variants: Sequence[Variant], run: Run | None, resume: bool, progress: Progress
+        self, variants: Sequence[Variant], run: Run | None, progress: Progress
     ) -> tuple[list[Trained], dict[str, str]]:
         """Each by itself; those that an interrupted sweep finished are not trained again."""
         unreadable: dict[str, str] = {}
-        if run is not None:
-            resume = self._begin(run, resume)
-            if resume and (run.folder / _UNREADABLE).exists():
-                unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
+        resume = run is not None and self._begin(run)
+        if run is not None and resume and (run.folder / _UNREADABLE).exists():
+            unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
         trained = []
         for i, variant in enumerate(variants):
             one, bad = self._one(i, variant, run, resume, progress)
@@ -186,12 +197,11 @@ class Workshop:
             unreadable |= bad
         return trained, unreadable
 
-    def _begin(self, run: Run, resume: bool) -> bool:
+    def _begin(self, run: Run) -> bool:
         """Resume an interrupted sweep, or clear the folder for a new one; returns which it was."""
         interrupted = any(run.folder.glob("variant-*.safetensors"))
         interrupted |= any(run.folder.glob("variant-*/checkpoint.safetensors"))
-        run.check_interrupted(interrupted, resume)
-        resume &= interrupted
+        resume = run.continues(interrupted)
         if not resume:
             run.clear()
             if self.team.main:
@@ -207,17 +217,16 @@ class Workshop:
         scratch, recipe = self._fresh(), self.recipe_of(variant)
         self._add(scratch, self.name, variant)
         if run is not None and out is not None:
-            identity = identity_of(
-                scratch, [Learner(scratch, self.name, recipe)], self.splits, recipe
-            )
+            tasks = [(scratch.task(self.name).spec, recipe.lr, recipe.weight_decay)]
+            identity = identity_of(scratch, tasks, self.splits, recipe)
             self._check_identity(run, out, identity, resume)
             if resume and out.exists():
                 engram = read_engram(out)
                 return Trained(dict(engram.metrics["val"]), engram), {}
         result = fit(
             scratch, self.name, self.splits, recipe,
-            out=out, resume=resume, overwrite=resume or run is None or run.overwrite,
-            team=self.team, progress=progress,
+            out=out, resume=resume and _interrupted(out),
+            overwrite=resume or run is None or run.overwrite, team=self.team, progress=progress,
         )  # fmt: skip
         trained = Trained(dict(result.metrics["val"]), scratch.engram(self.name))
         return trained, dict(result.unreadable)
@@ -264,3 +273,8 @@ class Workshop:
         settings = replace(self.task, cells=variant.setting.cells)
         spec = self.splits.task_spec(called, settings)
         scratch.add(spec, class_init=settings.class_init, seed=variant.seed)
+
+
+def _interrupted(out: Path | None) -> bool:
+    """Whether a run that was to write this file was interrupted."""
+    return out is not None and (run_folder(out) / "checkpoint.safetensors").exists()
