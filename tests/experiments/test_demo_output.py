@@ -12,7 +12,7 @@ from engram.errors import EngramError, Interrupted
 from engram.experiments import demo_output
 from engram.experiments.demo import Demo, run_demo
 from engram.experiments.demo_output import DEMO
-from engram.train import cache
+from engram.train import caches
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, stop: BaseException | None = None) -> None:
@@ -148,11 +148,11 @@ def test_the_cache_of_the_demo_goes_away_and_the_users_stays(
     seen: list[Path] = []
 
     def run(demo: Any) -> dict[str, Any]:
-        seen.append(cache.default_root())
+        seen.append(caches.default_root())
         return {"what": DEMO}
 
     monkeypatch.setattr(Demo, "run", run)
     run_demo(tmp_path / "demo")
     assert seen[0].parent.parent == tmp_path
     assert not seen[0].exists()
-    assert cache.default_root() == tmp_path / "mine"
+    assert caches.default_root() == tmp_path / "mine"

@@ -22,8 +22,9 @@ from engram.data.datasets import load
 from engram.errors import Notice
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
-from engram.train import cache
-from engram.train.cache import Cache, View, contents_of, default_root
+from engram.train import caches
+from engram.train.cache import Cache, View, contents_of
+from engram.train.caches import default_root
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
 
@@ -191,7 +192,7 @@ def test_several_processes_fill_one_cache_at_once(
     for run in runs:
         assert run.wait().code == 0, run.stderr
     assert len({engram.inspect(out).content for out in outs}) == 1
-    [about] = cache.info(own_cache)
+    [about] = caches.info(own_cache)
     assert 60 <= about["images"] <= 180  # what two computed at once is stored twice
 
 

@@ -238,7 +238,7 @@ app.add_typer(cache_app, name="cache")
 @cache_app.command(name="info")
 def cache_info(as_json: Json = False) -> None:
     """Print where the cache is and what it holds."""
-    from engram.train.cache import default_root, info
+    from engram.train.caches import default_root, info
 
     entries = info()
     table = tuple(
@@ -260,7 +260,7 @@ def cache_info(as_json: Json = False) -> None:
 @cache_app.command(name="clear")
 def cache_clear(as_json: Json = False) -> None:
     """Remove everything from the cache."""
-    from engram.train.cache import clear
+    from engram.train.caches import clear
 
     freed = clear()
     show(Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")]), as_json)

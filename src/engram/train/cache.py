@@ -20,8 +20,6 @@ import hashlib
 import json
 import mmap
 import os
-import re
-import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,18 +39,12 @@ from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.memory import Normed, TrunkPass
 from engram.tasks.heads import Patches
+from engram.train.caches import INDEX_LINE, default_root
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.vit import ViT
 
 FORMAT = 2
-_LINE = 74  # the SHA-256 of an image, the CRC-32 of its row, and a newline, in hex
 _FORGOTTEN = "0" * 64  # in place of the image's hash: a row that was damaged
-
-
-def default_root() -> Path:
-    """$ENGRAM_CACHE, or ~/.cache/engram."""
-    given = os.environ.get("ENGRAM_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "engram"
 
 
 @dataclass(frozen=True)
@@ -151,9 +143,9 @@ class Cache:
             lines = index.read_bytes()
             data = index.with_suffix(".data")
             stored = data.stat().st_size // self.row_bytes if data.exists() else 0
-            for row in range(min(len(lines) // _LINE, stored)):
+            for row in range(min(len(lines) // INDEX_LINE, stored)):
                 content, _, check = (
-                    lines[row * _LINE : (row + 1) * _LINE - 1].decode("ascii", "replace")
+                    lines[row * INDEX_LINE : (row + 1) * INDEX_LINE - 1].decode("ascii", "replace")
                 ).partition(" ")
                 if content != _FORGOTTEN:
                     self._where.setdefault(content, _Row(index.stem, row, check))
@@ -226,7 +218,7 @@ class Cache:
                 contextlib.suppress(OSError),
                 open(self.folder / f"{row.writer}.index", "r+b") as index,
             ):
-                index.seek(row.number * _LINE)
+                index.seek(row.number * INDEX_LINE)
                 index.write(_FORGOTTEN.encode())
 
     # Writing
@@ -341,63 +333,3 @@ def prefetched(make: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
         while (item := waiting.pop(0).result()) is not done:
             waiting.append(pool.submit(next, make, done))
             yield item
-
-
-# `engram cache`
-
-
-def info(root: str | Path | None = None) -> list[dict[str, Any]]:
-    """What lies in the cache: a dictionary for each trunk, preprocessing and view."""
-    found = []
-    for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
-        if (about := _about(meta)) is None:
-            continue
-        rows = sum(path.stat().st_size // _LINE for path in meta.parent.glob("*.index"))
-        size = sum(path.stat().st_size for path in _files(meta.parent))
-        found.append({"key": meta.parent.name, "images": rows, "bytes": size, **about})
-    return found
-
-
-def _about(meta: Path) -> dict[str, Any] | None:
-    """What a cache's meta.json says; None for one of somebody else's."""
-    if not re.fullmatch(r"[0-9a-f]{24}", meta.parent.name):
-        return None
-    try:
-        about = json.loads(meta.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return about if isinstance(about, dict) and "fingerprint" in about else None
-
-
-def _files(folder: Path) -> list[Path]:
-    """A cache's own files, what says what it is last."""
-    patterns = ("*.index", "*.data", ".engram-*.tmp", "meta.json")
-    return [path for pattern in patterns for path in folder.glob(pattern)]
-
-
-def clear(root: str | Path | None = None) -> int:
-    """Remove every cache and give the bytes that are free again. Nothing else is touched."""
-    freed = 0
-    for entry in info(root):
-        folder = Path(root or default_root()) / entry["key"]
-        for path in _files(folder):
-            try:
-                size = path.stat().st_size
-                path.unlink()
-            except OSError as error:
-                raise EngramError(
-                    f"{path} cannot be removed ({error.strerror}); {freed / 1e9:.2f} GB are free "
-                    "again, the rest is still there."
-                ) from None
-            freed += size
-        with contextlib.suppress(OSError):  # somebody put something else there
-            folder.rmdir()
-    return freed
-
-
-def room(root: str | Path | None = None) -> int:
-    """Bytes free on the cache's disk."""
-    folder = Path(root or default_root())
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

@@ -18,7 +18,8 @@ from engram.data.loader import Loader, Transform, shuffled
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.model import MemoryViT
-from engram.train.cache import Cache, View, contents_of, prefetched, room, row_bytes
+from engram.train.cache import Cache, View, contents_of, prefetched, row_bytes
+from engram.train.caches import room
 from engram.train.recipe import Recipe
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
