@@ -1,10 +1,13 @@
 """What flags say about recipes, data and names."""
 
+from pathlib import Path
+
 import pytest
+from PIL import Image
 
 from engram import EngramError
 from engram.cli import main as cli
-from engram.cli.options import recipe_from
+from engram.cli.options import DataOptions, named, recipe_from
 from engram.train.recipe import RECIPES
 
 
@@ -36,3 +39,37 @@ def test_flags_that_make_no_sense_are_a_sentence(
 ) -> None:
     assert cli.main(["fit", "digits", "--task", "t", "-o", "t.safetensors", *flags]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_name_is_what_stands_before_the_first_equals_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert named("flowers=photos/a=b") == ("flowers", "photos/a=b")
+    assert named("photos") == ("", "photos")
+    Path("lr=0.1").touch()
+    assert named("lr=0.1") == ("", "lr=0.1")  # a path that exists
+    assert named("lr=0.1", ["lr"]) == ("lr", "0.1")  # unless the name is known
+
+
+def test_classes_of_masks_have_values(tmp_path: Path) -> None:
+    for i in range(10):
+        for folder, value in (("images", 80), ("masks", 1 + i % 2)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.new("L", (16, 16), value).save(tmp_path / folder / f"{i}.png")
+    options = DataOptions(kind="segmentation", classes=" pet=1, sky=2", ignore=7)
+    splits = options.load(str(tmp_path))
+    assert splits.classes == ("pet", "sky")
+    assert splits.legend is not None
+    assert splits.legend.values == (1, 2)
+    assert splits.legend.ignore == 7
+
+
+def test_labels_are_in_the_columns_that_are_named(tmp_path: Path) -> None:
+    rows = [f"{i}.png,{i % 2},{i % 3 == 0:d}" for i in range(12)]
+    for i in range(12):
+        Image.new("L", (16, 16), i).save(tmp_path / f"{i}.png")
+    (tmp_path / "t.csv").write_text("\n".join(["path,red,large", *rows]) + "\n")
+    splits = DataOptions(kind="multilabel", label="red, large").load(str(tmp_path / "t.csv"))
+    assert splits.classes == ("red", "large")
+    assert DataOptions(label="red").load(str(tmp_path / "t.csv")).classes == ("0", "1")

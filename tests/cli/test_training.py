@@ -1,14 +1,22 @@
-"""fit, sweep and cache at the command line."""
+"""fit, sweep and cache at the command line: what they print and how they refuse."""
+
+from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.commands import QUICK, Output, assert_refused, document, fit, run
 from tests.support.training import filled
 
+import engram
 from engram import Recipe
-from engram.cli import main as cli
+
+# fit
 
 
 @pytest.mark.parametrize("command", ["fit", "sweep"])
@@ -16,7 +24,7 @@ def test_every_setting_is_a_flag_with_its_default(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert cli.main([command, "--help"]) == 0
+    assert run(command, "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
     for item in fields(Recipe):
         assert f"--{item.name.replace('_', '-')} " in said
@@ -24,6 +32,89 @@ def test_every_setting_is_a_flag_with_its_default(
             about = item.metadata["about"]
             assert about[1:] in said
             assert f"default: {item.default})" in said
+
+
+def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None:
+    assert fit("--json", "--test", "--cells", 3, "--label-smoothing", 0.1) == 0
+    said = document(capsys)
+    promised = ["task", "path", "regime", "parameters", "seconds", "metrics"]
+    assert list(said) == [*promised, "report"]
+    assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
+    assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
+    assert 0 < said["seconds"] < 60
+    assert set(said["metrics"]) == {"val", "test"}
+    assert said["metrics"]["val"]["images"] == 6
+    assert said["metrics"]["test"]["images"] == 21
+    assert 0 <= said["metrics"]["test"]["accuracy"] <= 1
+    header = engram.inspect("new.safetensors")
+    expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1)
+    about_data = {"data": header.recipe["data"], "train_images": 54}
+    assert header.recipe == {**expected.to_dict(), **about_data}
+
+
+def test_fit_without_test_leaves_the_test_split_alone(work: Path, capsys: Output) -> None:
+    assert fit("--json") == 0
+    assert set(document(capsys)["metrics"]) == {"val"}
+
+
+def test_fit_prints_rows_for_people(work: Path, capsys: Output) -> None:
+    assert fit("--seeds", 2) == 0
+    said = capsys.readouterr().out
+    for label in ("engram", "regime", "parameters", "seconds", "val accuracy"):
+        assert label in said
+    assert "new.safetensors" in said
+
+
+def test_extends_reads_an_engram_by_its_name(work: Path, capsys: Output) -> None:
+    assert fit("--extends", "old=old.safetensors") == 0
+    header = engram.inspect("new.safetensors")
+    assert header.spec.extends == ("old",)
+    assert header.parents == {"old": engram.inspect("old.safetensors").content}
+    assert fit("--extends", "older=old.safetensors", out="other.safetensors") == 2
+    assert "is called 'old', not 'older'; write --extends old=old.saf" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_a_sentence(work: Path, capsys: Output) -> None:
+    (work / "locked").mkdir(mode=0o500)
+    assert fit(out="locked/new.safetensors") == 2
+    assert "cannot be written (Permission denied); choose another -o" in capsys.readouterr().err
+
+
+# sweep
+
+
+def test_sweep_prints_every_setting_and_the_best(work: Path, capsys: Output) -> None:
+    grid = ("--lr", "0.001,0.01", "--cells", "1,2", "--seeds", 2, "--weight-decay", "0")
+    command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK, *grid)
+    assert run(*command, "-o", "new.safetensors", "--json") == 0
+    said = document(capsys)
+    assert set(said) >= {"task", "path", "regime", "parameters", "seconds", "metrics", "best"}
+    assert [(s["lr"], s["cells"]) for s in said["settings"]] == [
+        (0.001, 1), (0.001, 2), (0.01, 1), (0.01, 2),
+    ]  # fmt: skip
+    assert all(len(s["accuracies"]) == 2 for s in said["settings"])
+    assert said["best"] in said["settings"]
+    assert {"mean", "deviation"} <= said["metrics"]["val"].keys()
+    assert {"sweep.csv", "sweep.png"} <= {path.name for path in (work / "new.run").iterdir()}
+    assert run(*command, "-o", "other.safetensors") == 0
+    table = capsys.readouterr().out
+    assert "validation accuracy" in table
+    assert re.search(r"\d\d\.\d\d% ± \d+\.\d\d%", table)
+    assert table.count("±") >= 4
+    assert "best" in table
+
+
+def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> None:
+    command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
+    assert run(*command, "--lr", 0.01, "--refit", "-o", "new.safetensors") == 0
+    page = (work / "new.run" / "report.html").read_text()
+    assert "what follows is about images that it has learned" in page
+    assert "train accuracy" in page
+    assert "val accuracy" not in page
+
+
+# cache
 
 
 def test_the_commands_show_and_clear_it(
@@ -35,17 +126,66 @@ def test_the_commands_show_and_clear_it(
         (own_cache / other).mkdir()
         (own_cache / other / "meta.json").write_text('{"camera": "x"}')
     (kept.folder / "note.txt").write_text("not the cache's either")
-    assert cli.main(["cache", "info", "--json"]) == 0
+    assert run("cache", "info", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["folder"] == str(own_cache)
     [about] = said["caches"]
     assert about["images"] == 12
     assert about["fingerprint"] == kept.trunk.fingerprint
     assert 12 * kept.row_bytes < about["bytes"] < 12 * kept.row_bytes + 5000
-    assert cli.main(["cache", "info"]) == 0
+    assert run("cache", "info") == 0
     assert "16x16" in capsys.readouterr().out
-    assert cli.main(["cache", "clear", "--json"]) == 0
+    assert run("cache", "clear", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"freed": about["bytes"]}
     left = sorted(path.name for path in own_cache.rglob("*") if path.is_file())
     assert left == ["meta.json", "meta.json", "mine.txt", "note.txt"]
-    assert cli.main(["cache", "info"]) == 0
+    assert run("cache", "info") == 0
+
+
+# How they refuse
+
+
+REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
+    "gone does not exist; data can be": {"data": "gone"},
+    "there is no regime 'some'; choose": {"more": ["--regime", "some"]},
+    "There is no recipe 'best'; choose": {"more": ["--recipe", "best"]},
+    "lr is -1.0; it must be a number": {"more": ["--lr", "-1"]},
+    "optimizer is 'adam'; it can be": {"more": ["--optimizer", "adam"]},
+    "cells is -2; it must be": {"more": ["--cells", "-2"]},
+    "'UPPER' cannot name a task": {"task": "UPPER"},
+    "is a folder; -o names the engram's file": {"out": "folder"},
+    "old.safetensors exists already": {"out": "old.safetensors"},
+    "cannot be written": {"out": "red.png/new.safetensors"},
+    "gone.safetensors": {"more": ["--extends", "old=gone.safetensors"]},
+    "only masked tasks extend": {"more": ["--extends", "old=old.safetensors", "--regime", "head"]},
+    "update='add' is for the regimes memory": {"more": ["--update", "add"]},
+    "class_init is 'zero'": {"more": ["--class-init", "zero"]},
+    "nowhere": {"backbone": "nowhere"},
+    "seeds is -1; at least one": {"more": ["--seeds", "-1"]},
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED_BY_FIT)
+def test_a_mistake_of_fit_is_one_sentence_and_exit_code_2(
+    sentence: str, work: Path, capsys: Output
+) -> None:
+    (work / "folder").mkdir()
+    given = dict(REFUSED_BY_FIT[sentence])
+    assert_refused(sentence, fit(*given.pop("more", ()), "--json", **given), capsys)
+
+
+REFUSED_BY_SWEEP = {
+    "--lr is '0.1;0.2'; give numbers": ["--lr", "0.1;0.2"],
+    "--cells is '1.5'; give numbers": ["--cells", "1.5"],
+    "lr is -1; it must be a number above 0": ["--lr", "-1,0.1"],
+    "seeds is 0; at least one": ["--seeds", "0"],
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED_BY_SWEEP)
+def test_a_mistake_of_sweep_is_one_sentence_and_exit_code_2(
+    sentence: str, work: Path, capsys: Output
+) -> None:
+    out = ("--task", "new", "-o", "new.safetensors", "--backbone", "vit", *QUICK)
+    code = run("sweep", "colours.npz", *out, *REFUSED_BY_SWEEP[sentence], "--json")
+    assert_refused(sentence, code, capsys)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.support.kinds import randomised, small_vit
+from tests.support.engrams import randomised, small_trunk
 
 import engram
 from engram import EngramError, MemoryViT, Recipe
@@ -40,7 +40,7 @@ def pixels() -> torch.Tensor:
 def test_every_kind_comes_back_as_it_was(
     kind: str, regime: str, pixels: torch.Tensor, tmp_path: Path
 ) -> None:
-    model = MemoryViT(small_vit()).eval()
+    model = MemoryViT(small_trunk(patch=4)).eval()
     options: dict[str, Any] = {"values": [1, 2, 7], "ignore": 3} if kind == "segmentation" else {}
     task = randomised(
         model.add_task("t", 3, 2, regime=regime, kind=kind, adapter_width=4, **options)
@@ -60,7 +60,7 @@ def test_every_kind_comes_back_as_it_was(
 
 
 def test_a_task_extends_one_of_another_kind(pixels: torch.Tensor, tmp_path: Path) -> None:
-    model = MemoryViT(small_vit()).eval()
+    model = MemoryViT(small_trunk(patch=4)).eval()
     randomised(model.add_task("where", 3, 2, kind="segmentation"))
     randomised(model.add_task("what", 4, 2, extends=["where"]))
     assert model(pixels)["what"].shape == (2, 4)
@@ -72,7 +72,7 @@ def test_a_task_extends_one_of_another_kind(pixels: torch.Tensor, tmp_path: Path
 
 
 def test_only_the_header_of_segmentation_speaks_of_masks(tmp_path: Path) -> None:
-    model = MemoryViT(small_vit())
+    model = MemoryViT(small_trunk(patch=4))
     for kind in KINDS:
         model.add_task(kind, 3, kind=kind)
         header = model.engram(kind).header()["task"]
@@ -91,7 +91,7 @@ def test_only_the_header_of_segmentation_speaks_of_masks(tmp_path: Path) -> None
 def test_a_tensor_of_the_wrong_shape_is_damage(
     kind: str, tensor: str, wrong: str, tmp_path: Path
 ) -> None:
-    model = MemoryViT(small_vit())
+    model = MemoryViT(small_trunk(patch=4))
     model.add_task("t", 3, kind=kind)
     whole = model.engram("t")
     tensors = dict(whole.tensors)
@@ -150,7 +150,7 @@ def test_every_kind_learns_and_the_cache_changes_nothing(kind: str, data: Path) 
     splits = splits_of(data, kind)
     found = {}
     for cache in ("on", "off"):
-        model = MemoryViT(small_vit())
+        model = MemoryViT(small_trunk(patch=4))
         model.add_task("t", **splits.task, seed=0)
         recipe = Recipe(epochs=8, lr=0.01, batch=10, cache=cache, workers=0)
         result = engram.fit(model, "t", splits, recipe, test=True)
@@ -165,7 +165,7 @@ def test_every_kind_learns_and_the_cache_changes_nothing(kind: str, data: Path) 
 @pytest.mark.parametrize("regime", ["head", "memory", "masked+adapter"])
 def test_segmentation_learns_in_other_regimes(regime: str, data: Path) -> None:
     splits = splits_of(data, "segmentation")
-    model = MemoryViT(small_vit())
+    model = MemoryViT(small_trunk(patch=4))
     model.add_task("t", **splits.task, regime=regime, adapter_width=4, seed=0)
     recipe = Recipe(epochs=6, lr=0.02, batch=10, workers=0)
     # The same class for every pixel would reach 0.5 at most.
@@ -175,7 +175,7 @@ def test_segmentation_learns_in_other_regimes(regime: str, data: Path) -> None:
 @pytest.mark.parametrize("views", [0, 2])
 def test_masks_are_augmented_with_their_pictures(views: int, data: Path) -> None:
     splits = splits_of(data, "segmentation")
-    model = MemoryViT(small_vit())
+    model = MemoryViT(small_trunk(patch=4))
     model.add_task("t", **splits.task, seed=0)
     recipe = Recipe(
         epochs=8, lr=0.01, batch=10, workers=0, augment="inception", views=views, min_area=0.5
@@ -186,7 +186,7 @@ def test_masks_are_augmented_with_their_pictures(views: int, data: Path) -> None
 def test_thresholds_are_chosen_on_validation_and_standards_on_training(data: Path) -> None:
     recipe = Recipe(epochs=2, lr=0.01, workers=0)
     splits = splits_of(data, "multilabel").with_validation(recipe.val_share)
-    model = MemoryViT(small_vit())
+    model = MemoryViT(small_trunk(patch=4))
     task = model.add_task("t", **splits.task, seed=0)
     engram.fit(model, "t", splits, recipe)
     said = answers(model, splits["val"], "t", workers=0)
@@ -203,7 +203,7 @@ def test_thresholds_are_chosen_on_validation_and_standards_on_training(data: Pat
 
 @pytest.mark.parametrize("kind", TERMS)
 def test_a_sweep_chooses_by_the_score_of_the_kind(kind: str, data: Path, tmp_path: Path) -> None:
-    model, splits = MemoryViT(small_vit()), splits_of(data, kind)
+    model, splits = MemoryViT(small_trunk(patch=4)), splits_of(data, kind)
     result = engram.sweep(
         model, "t", splits, Recipe(epochs=2, workers=0),
         lrs=[0.03, 1e-6], cells=[2], out=tmp_path / "t.safetensors",
@@ -223,7 +223,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     recipe = Recipe(epochs=2, batch=10, lr=0.01, workers=0, checkpoint_seconds=0.0)
     found = []
     for stop in (None, 3):
-        model = MemoryViT(small_vit())
+        model = MemoryViT(small_trunk(patch=4))
         model.add_task("t", **splits.task, seed=0)
         out = tmp_path / f"{kind}-{stop}.safetensors"
 
@@ -243,7 +243,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
 
 def test_a_task_and_data_of_other_kinds_are_a_sentence(data: Path) -> None:
     splits = splits_of(data, "segmentation")
-    model = MemoryViT(small_vit())
+    model = MemoryViT(small_trunk(patch=4))
     model.add_task("c", 2)
     with pytest.raises(
         EngramError, match=r"has the kind classification, but .* has the kind segmentation"
@@ -263,7 +263,7 @@ def test_a_bad_mask_is_named_and_left_out(data: Path, tmp_path: Path) -> None:
     Image.fromarray(np.full((20, 20), 5, dtype=np.uint8)).save(mask)
     splits = splits_of(root, "segmentation")
     for cache in ("on", "off"):
-        model = MemoryViT(small_vit())
+        model = MemoryViT(small_trunk(patch=4))
         model.add_task("t", **splits.task, seed=0)
         recipe = Recipe(epochs=1, workers=0, cache=cache, max_bad=0.1)
         result = engram.fit(model, "t", splits, recipe)
@@ -280,7 +280,7 @@ def test_the_commands_know_every_kind(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    engram.save_trunk(small_vit(), tmp_path / "vit")
+    engram.save_trunk(small_trunk(patch=4), tmp_path / "vit")
 
     def run(*arguments: object) -> Any:
         code = cli.main([str(argument) for argument in (*arguments, "--json")])

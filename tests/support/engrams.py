@@ -23,6 +23,6 @@ def small_trunk(**options: Any) -> ViT:
 def randomised(task: Task) -> Task:
     """The task with random values, so that no tensor is zero."""
     with torch.no_grad():
-        for parameter in task.parameters():
-            parameter.normal_()
+        for tensor in task.tensors().values():
+            tensor.normal_()
     return task

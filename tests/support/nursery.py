@@ -88,10 +88,16 @@ class Nursery:
         return self.process.stdout.readline()
 
     def start(
-        self, *arguments: object, cwd: Path | None = None, fsize: int = 0, **env: object
+        self,
+        *arguments: object,
+        cwd: Path | None = None,
+        fsize: int = 0,
+        stdout: Path | None = None,
+        **env: object,
     ) -> Running:
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
+        out = stdout or out
         job = {
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd or self.folder),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.kinds import randomised, small_vit
+from tests.support.engrams import randomised, small_trunk
 
 from engram import MemoryViT
 from engram.memory import TrunkPass, forward_tasks
@@ -18,7 +18,7 @@ def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
     pixels: torch.Tensor,
 ) -> None:
     """Written out for one picture, from the tokens that the model's own memory computes."""
-    model = MemoryViT(small_vit()).eval()
+    model = MemoryViT(small_trunk(patch=4)).eval()
     task = randomised(model.add_task("t", 3, 2, kind="segmentation"))
     assert task.class_token is not None
     assert task.class_token.shape == (3, 16)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.support.kinds import randomised, small_vit
+from tests.support.engrams import randomised, small_trunk
 
 from engram import MemoryViT
 from engram.tasks.kinds import IGNORED, KINDS
@@ -37,7 +37,7 @@ def pixels() -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regime", REGIMES)
 def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torch.Tensor) -> None:
-    model = MemoryViT(small_vit()).eval()
+    model = MemoryViT(small_trunk(patch=4)).eval()
     task = randomised(model.add_task("t", 3, 2, regime=regime, kind=kind, adapter_width=4))
     assert model.tasks["t"].kind.name == kind
     outputs = model(pixels)["t"]
@@ -55,7 +55,7 @@ def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torc
 def test_all_kinds_share_a_pass_and_nobody_notices(
     regime: str, trunk: dict[str, Any], pixels: torch.Tensor
 ) -> None:
-    model = MemoryViT(small_vit(**trunk)).eval()
+    model = MemoryViT(small_trunk(patch=4, **trunk)).eval()
     plain = model.trunk(pixels) if model.trunk.head is not None else None
     for kind in KINDS:
         randomised(model.add_task(kind, 3, 2, regime=regime, kind=kind, adapter_width=4))
@@ -75,7 +75,7 @@ def test_all_kinds_share_a_pass_and_nobody_notices(
 
 
 def test_an_answer_with_several_labels_says_which_reach_their_threshold() -> None:
-    task = MemoryViT(small_vit()).add_task("t", ["a", "b", "c", "d"], kind="multilabel")
+    task = MemoryViT(small_trunk(patch=4)).add_task("t", ["a", "b", "c", "d"], kind="multilabel")
     task.head.settled["thresholds"].copy_(torch.tensor([0.9, 0.5, 0.1, 0.2]))
     answer = task.answer(torch.tensor([2.0, 1.0, -1.0, -3.0]), top_k=1)
     assert [(one["class"], one["present"]) for one in answer] == [
@@ -87,7 +87,7 @@ def test_an_answer_with_several_labels_says_which_reach_their_threshold() -> Non
 
 
 def test_numbers_are_answered_in_the_units_of_the_labels() -> None:
-    model = MemoryViT(small_vit()).eval()
+    model = MemoryViT(small_trunk(patch=4)).eval()
     task = model.add_task("t", ["age", "height"], kind="regression")
     task.kind.prepare(task.head, np.array([[10.0, 100.0], [30.0, 100.0]]))
     output = model(torch.rand(1, 3, 16, 16))["t"][0]  # a head of zeros: the mean
@@ -101,7 +101,9 @@ def test_numbers_are_answered_in_the_units_of_the_labels() -> None:
 
 
 def test_a_mask_is_answered_as_a_picture_of_its_classes() -> None:
-    task = MemoryViT(small_vit()).add_task("t", ["sky", "sea", "land"], kind="segmentation")
+    task = MemoryViT(small_trunk(patch=4)).add_task(
+        "t", ["sky", "sea", "land"], kind="segmentation"
+    )
     classes = torch.tensor([[0, 0, 2], [0, 2, 2], [2, 2, 2]])
     output = torch.nn.functional.one_hot(classes, 3).permute(2, 0, 1).float()
     answer = task.answer(output, top_k=2)
@@ -122,7 +124,7 @@ def test_a_mask_is_answered_as_a_picture_of_its_classes() -> None:
 
 
 def test_ignored_pixels_teach_nothing() -> None:
-    task = MemoryViT(small_vit()).add_task("t", 3, kind="segmentation")
+    task = MemoryViT(small_trunk(patch=4)).add_task("t", 3, kind="segmentation")
     outputs = torch.randn(2, 3, 4, 4, requires_grad=True)
     labels = torch.randint(0, 3, (2, 4, 4)).to(torch.uint8)
     labels[0, :2], labels[1] = IGNORED, IGNORED
@@ -138,7 +140,7 @@ def test_ignored_pixels_teach_nothing() -> None:
 
 
 def test_numbers_of_any_size_are_learned_alike() -> None:
-    task = MemoryViT(small_vit()).add_task("t", 2, kind="regression")
+    task = MemoryViT(small_trunk(patch=4)).add_task("t", 2, kind="regression")
     task.head.settled["std"].copy_(torch.tensor([1.0, 1000.0]))
     small, large = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1000.0]])
     nothing = torch.zeros(1, 2)

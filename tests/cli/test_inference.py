@@ -1,0 +1,174 @@
+"""eval and predict at the command line: what they print and how they refuse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.support.commands import Output, assert_refused, document, fit, run
+
+from engram.errors import Notice
+
+# eval
+
+
+def test_eval_measures_tasks_together_as_alone(work: Path, capsys: Output) -> None:
+    assert fit() == 0
+    capsys.readouterr()
+    both = ("--data", "old=colours.npz", "--data", "new=colours.npz", "--workers", 0, "--json")
+    assert run("eval", "old.safetensors", "new.safetensors", *both) == 0
+    together = document(capsys)
+    assert list(together) == ["old", "new"]
+    for name in ("old", "new"):
+        assert (
+            run("eval", f"{name}.safetensors", "--data", "colours.npz", "--workers", 0, "--json")
+            == 0
+        )
+        alone = document(capsys)[name]
+        assert alone["images"] == together[name]["images"] == 21
+        assert alone["accuracy"] == together[name]["accuracy"]
+        assert alone["loss"] == pytest.approx(together[name]["loss"], abs=1e-5)
+    assert set(together["new"]) == {"accuracy", "images", "loss", "macro_f1", "ece", "unreadable"}
+    assert run("eval", "old.safetensors", "--data", "colours.npz", "--split", "train") == 0
+    assert "60" in capsys.readouterr().out
+
+
+def test_eval_says_that_data_without_splits_is_no_test(work: Path, capsys: Output) -> None:
+    for name in ("red", "green", "blue"):
+        (work / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16), name).save(work / "photos" / name / "0.png")
+    with pytest.warns(Notice, match=r"^photos has no splits, so all its 3 images .* no test\.$"):
+        assert run("eval", "old.safetensors", "--data", "photos", "--workers", 0, "--json") == 0
+    assert document(capsys)["old"]["images"] == 3
+
+
+def test_eval_finds_labels_in_the_column_that_is_named(work: Path, capsys: Output) -> None:
+    Path("table.csv").write_text("path,split,colour\nred.png,test,red\n")
+    command = ("eval", "old.safetensors", "--data", "table.csv", "--workers", 0, "--json")
+    assert run(*command) == 2
+    assert "has no column 'label'" in capsys.readouterr().err
+    assert run(*command, "--label", "colour") == 0
+    assert document(capsys)["old"]["images"] == 1
+
+
+def test_paths_may_have_an_equals_sign(work: Path, capsys: Output) -> None:
+    (work / "lr=0.1").mkdir()
+    (work / "old.safetensors").rename("lr=0.1/old.safetensors")
+    os.symlink(work / "colours.npz", "set=a.npz")
+    for number, text in enumerate(("lr=0.1/old.safetensors", "old=lr=0.1/old.safetensors")):
+        assert fit("--extends", text, out=f"{number}.safetensors") == 0
+    capsys.readouterr()
+    for text in ("set=a.npz", "old=set=a.npz"):
+        command = ("eval", "lr=0.1/old.safetensors", "--data", text, "--workers", 0, "--json")
+        assert run(*command) == 0
+        assert document(capsys)["old"]["images"] == 21
+
+
+def test_eval_counts_bad_files_unless_told_otherwise(work: Path, capsys: Output) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("red", "green", "blue"):
+        (work / "photos" / "test" / name).mkdir(parents=True)
+        for i in range(2):
+            pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(work / "photos" / "test" / name / f"{i}.png")
+    bad = Path("photos") / "test" / "red" / "bad.png"
+    bad.write_bytes(b"")
+    command = ("eval", "old.safetensors", "--data", "old=photos", "--workers", 0, "--json")
+    assert run(*command) == 0
+    assert (said := document(capsys)["old"])["images"] == 7
+    assert said["unreadable"] == [str(bad)]
+    assert run(*command, "--skip-bad") == 0
+    assert document(capsys)["old"]["images"] == 6
+
+
+# predict
+
+
+def test_predict_prints_one_object_for_each_image(work: Path, capsys: Output) -> None:
+    (work / "more").mkdir()
+    for name in ("b.png", "a.png"):
+        Image.new("RGB", (16, 16)).save(work / "more" / name)
+    (work / "more" / "notes.txt").write_text("no image")
+    (work / "more" / "._a.png").write_text("what macOS leaves beside a file")
+    assert run("predict", "old.safetensors", "red.png", "more", "--top-k", 2, "--json") == 0
+    said = document(capsys)
+    assert [one["image"] for one in said] == ["red.png", "more/a.png", "more/b.png"]
+    for one in said:
+        assert set(one) == {"image", "tasks"}
+        assert list(one["tasks"]) == ["base", "old"]
+        assert len(one["tasks"]["old"]) == 2
+        assert set(one["tasks"]["old"][0]) == {"class", "probability"}
+    assert run("predict", "old.safetensors", "red.png", "--task", "old") == 0
+    table = capsys.readouterr().out
+    assert "red.png" in table
+    assert "%" in table
+    assert run("predict", "red.png", "--backbone", "vit", "--json") == 0
+    assert list(document(capsys)[0]["tasks"]) == ["base"]
+
+
+def test_predict_names_what_is_no_image_and_answers_the_rest(work: Path, capsys: Output) -> None:
+    (work / "text.png").write_text("not a picture")
+    assert run("predict", "old.safetensors", "text.png", "red.png", "gone.png", "--json") == 2
+    text, red, gone = document(capsys)
+    assert text == {"image": "text.png", "error": "text.png: not an image that can be read"}
+    assert set(red) == {"image", "tasks"}
+    assert gone["error"] == "gone.png: the file does not exist"
+    assert run("predict", "old.safetensors", "text.png") == 2
+    assert "not an image that can be read" in capsys.readouterr().out
+
+
+# How they refuse
+
+
+REFUSED = {
+    "there is data for 'old' already": (
+        "eval",
+        ["old.safetensors", "--data", "old=colours.npz", "--data", "colours.npz"],
+    ),
+    "batch is 0; it must be at least 1": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--batch", "0"],
+    ),
+    "workers is -1; it must be at least 0": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--workers", "-1"],
+    ),
+    "page.html cannot be written (No such": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--report", "gone/page.html"],
+    ),
+    "folder cannot be written (it is a folder)": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--report", "folder"],
+    ),
+    "old.safetensors exists and is not an HTML page": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--report", "old.safetensors"],
+    ),
+    "/dev/null cannot be written (it is not a regular file)": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--report", "/dev/null"],
+    ),
+    "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),
+    "There is no task 'flowers'": ("eval", ["old.safetensors", "--data", "flowers=colours.npz"]),
+    "has no val split": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "val"]),
+    "no split 'any'": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "any"]),
+    "gone.safetensors cannot be": ("eval", ["gone.safetensors", "--data", "colours.npz"]),
+    "No engram was given": ("predict", ["red.png"]),
+    "lost.safetensors cannot be read": ("predict", ["lost.safetensors", "red.png"]),
+    "No image was given": ("predict", ["old.safetensors"]),
+    "ask for at least 1 class": ("predict", ["old.safetensors", "red.png", "--top-k", "0"]),
+    "There is no task 'young'": ("predict", ["old.safetensors", "red.png", "--task", "young"]),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    sentence: str, work: Path, capsys: Output
+) -> None:
+    (work / "folder").mkdir()
+    command, arguments = REFUSED[sentence]
+    assert_refused(sentence, run(command, *arguments, "--json"), capsys)

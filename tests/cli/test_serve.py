@@ -1,0 +1,57 @@
+"""`engram serve`: its settings are flags, and what cannot be served is a sentence."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.commands import Output, assert_refused, document, run
+
+from engram.serve.run import Service
+from engram.serve.settings import Settings
+from engram.util.description import Description
+
+
+def test_every_setting_is_a_flag(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("serve", "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for item in fields(Settings):
+        assert f"--{item.name.replace('_', '-')} " in said
+        assert item.metadata["about"][1:] in said
+
+
+def test_flags_and_the_token_of_the_environment_reach_the_service(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    class Opened:
+        description = Description({"url": "http://x"}, [])
+
+        def run(self) -> None:
+            asked["ran"] = True
+
+    def opened(bundle: Path, settings: Settings, **options: Any) -> Opened:
+        asked.update(options, bundle=bundle, settings=settings)
+        return Opened()
+
+    monkeypatch.setattr(Service, "open", opened)
+    monkeypatch.setenv("ENGRAM_TOKEN", "secret")
+    assert run("serve", "garden", "--port", 1234, "--backbone", "vit", "--json") == 0
+    assert document(capsys) == {"url": "http://x"}
+    assert asked == {
+        "bundle": Path("garden"),
+        "settings": Settings(port=1234),
+        "token": "secret",
+        "backbone": "vit",
+        "ran": True,
+    }
+
+
+def test_a_bundle_that_is_missing_is_a_sentence(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = run("serve", "gone", "--json")
+    assert_refused("gone does not exist, so it is not a bundle; `engram compose", code, capsys)

@@ -1,0 +1,128 @@
+"""inspect, compose and convert at the command line."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.commands import Output, run
+
+import engram
+from engram import MemoryViT
+from engram.store.bundles import read_bundle
+from engram.trunks.load import load_trunk
+
+
+def test_inspect_says_what_an_engram_is(folder: Path, capsys: Output) -> None:
+    assert run("inspect", "flowers.safetensors") == 0
+    said = capsys.readouterr().out
+    header = engram.inspect("flowers.safetensors")
+    for expected in (
+        "flowers",
+        "classification",
+        "2 classes (rose, tulip)",
+        "masked, 3 cells per layer",
+        "146, 34 of them in the head",
+        "kMAC per image",
+        "% of the trunk's",
+        "trunk  ",
+        header.trunk.fingerprint,
+        "16 x 16, squashed, bicubic",
+        "accuracy 0.9125",
+        "lr 0.01",
+        header.created,
+        header.content,
+    ):
+        assert expected in said
+
+
+def test_inspect_needs_no_trunk(folder: Path, capsys: Output) -> None:
+    (folder / "trunk" / "model.safetensors").unlink()
+    assert run("inspect", "roses.safetensors") == 0
+    assert "extends flowers" in " ".join(capsys.readouterr().out.split())
+
+
+def test_json_is_one_document(folder: Path, capsys: Output) -> None:
+    assert run("inspect", "flowers.safetensors", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["what"] == "engram"
+    assert document["task"]["classes"] == ["rose", "tulip"]
+    assert document["parameters"] == 146
+    assert document["costs"]["macs"] > 0
+    assert document["content"] == engram.inspect("flowers.safetensors").content
+    assert document["bytes"] == os.path.getsize("flowers.safetensors")
+
+
+def test_compose_and_inspect_a_bundle(folder: Path, capsys: Output) -> None:
+    arguments = ("compose", "roses.safetensors", "flowers.safetensors", "--backbone", "trunk")
+    assert run(*arguments, "-o", "garden/", "--json") == 0
+    composed = json.loads(capsys.readouterr().out)
+    assert [e["task"] for e in composed["engrams"]] == ["flowers", "roses"]
+    assert len(read_bundle("garden").engrams) == 2
+    assert run("inspect", "garden", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == composed
+    assert run("inspect", "garden") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"roses +classification +7 +masked +2 +flowers", said)
+
+
+def test_inspect_a_trunk(folder: Path, capsys: Output) -> None:
+    for source in ("trunk", "trunk/model.safetensors"):
+        assert run("inspect", source, "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["what"] == "trunk"
+        assert document["fingerprint"] == load_trunk("trunk").fingerprint
+    assert run("inspect", "trunk") == 0
+    assert "width 16, 2 layers" in capsys.readouterr().out
+
+
+def test_what_a_file_says_cannot_write_to_the_terminal(folder: Path, capsys: Output) -> None:
+    model = MemoryViT(load_trunk("trunk"))
+    model.trunk.source = "evil\x1b[2J\nsource"
+    model.add_task("t", classes=["\x1b]0;title\x07", "\u202e"])
+    model.save("t", "t.safetensors")
+    assert run("inspect", "t.safetensors") == 0
+    assert run("inspect", "t.safetensors", "--json") == 0
+    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in str(engram.inspect("t.safetensors"))
+
+
+def test_convert(assets: Path, tmp_path: Path, capsys: Output) -> None:
+    legacy = assets / "legacy"
+    arguments = ("convert", legacy / "extended.pt", "--base", legacy / "base", "--names", "a,b")
+    assert run(*arguments, "-o", tmp_path / "out", "--json") == 0
+    first, second = json.loads(capsys.readouterr().out)["engrams"]
+    assert first["file"] == str(tmp_path / "out" / "a.safetensors")
+    assert second["task"]["extends"] == ["a"]
+    assert run(*arguments, "-o", tmp_path / "out") == 0
+    assert "b.safetensors" in capsys.readouterr().out
+
+
+MISTAKES = [
+    ("inspect", "missing.safetensors"),
+    ("inspect", "."),
+    ("inspect", "old.pt"),
+    ("inspect", "text.safetensors"),
+    ("compose", "roses.safetensors", "-o", "out"),
+    ("compose", "flowers.safetensors", "-o", "."),
+    ("compose", "flowers.safetensors", "-o", "out", "--backbone", "missing"),
+    ("convert", "old.pt", "--base", "trunk", "-o", "out"),
+    ("convert", "flowers.safetensors", "--base", "trunk", "-o", "out"),
+]
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_a_mistake_is_one_sentence(
+    arguments: tuple[str, ...], folder: Path, capsys: Output
+) -> None:
+    torch.save({"a": 1}, "old.pt")
+    Path("text.safetensors").write_text("no safetensors at all")
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.rstrip().endswith(".")
+    assert run(*arguments, "--json") == 2
+    assert json.loads(capsys.readouterr().out) == {"error": err.rstrip()}

@@ -1,0 +1,72 @@
+"""Results, progress and mistakes for people and for machines."""
+
+import json
+import sys
+
+import pytest
+from tests.support.commands import Output
+
+from engram.cli.terminal import bars, complain, notice_or_warning, show, steps
+from engram.errors import Notice
+from engram.util.description import Description
+
+
+def test_a_mistake_is_one_line_with_the_spaces_of_a_path(capsys: Output) -> None:
+    complain("my  photos/a.png does not exist:\n\n  look elsewhere\n", as_json=True)
+    said = capsys.readouterr()
+    assert said.err == "my  photos/a.png does not exist: look elsewhere\n"
+    assert json.loads(said.out) == {"error": said.err.strip()}
+
+
+RESULT = Description({"a": [1, 2]}, [("file", "x.bin"), ("size", "3 MB")], ("task",), (("t",),))
+
+
+def test_a_result_is_a_document_for_machines_and_a_table_for_people(capsys: Output) -> None:
+    show(RESULT, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"a": [1, 2]}
+    show(RESULT, as_json=False)
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["file  x.bin", "size  3 MB"]
+    table = [line.strip() for line in said[2:] if line.strip()]
+    assert (table[0], table[-1]) == ("task", "t")
+
+
+def test_names_are_printed_as_they_are(capsys: Output) -> None:
+    show(Description({}, [("class", "[bold]x[/bold] :smile:")]), as_json=False)
+    assert capsys.readouterr().out == "class  [bold]x[/bold] :smile:\n"
+
+
+def test_only_the_first_process_prints(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    show(RESULT, as_json=True)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    show(RESULT, as_json=True)
+    assert capsys.readouterr().out != ""
+
+
+def test_progress_is_silent_where_nobody_watches(capsys: Output) -> None:
+    for as_json in (False, True):
+        with bars(as_json) as progress, steps(as_json) as say:
+            progress("training", 1, 2, "loss 0.5")
+            say("measuring")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_is_shown_on_a_terminal(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with bars(False) as progress:
+        progress("training", 1, 2, "loss 0.5")
+        progress("training", 2, 2, "loss 0.4")
+    said = capsys.readouterr().err
+    assert "training" in said
+    assert "2/2" in said
+    assert "loss 0.4" in said
+
+
+def test_a_notice_is_its_sentence_and_a_warning_says_where_it_comes_from() -> None:
+    assert notice_or_warning(Notice("The cache is not used."), Notice, "x.py", 3) == (
+        "The cache is not used.\n"
+    )
+    text = notice_or_warning(UserWarning("odd"), UserWarning, "x.py", 3)
+    assert text.startswith("x.py:3: UserWarning: odd")
