@@ -24,6 +24,7 @@ from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RECIPES, Recipe
 from engram.train.run import run_folder
 from engram.train.sweep import sweep
+from engram.train.variants import Grid
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
 from engram.util.files import write_atomically
@@ -99,6 +100,7 @@ def plan(dataset: str, table: str, recipe: Recipe, lrs: Sequence[float], seeds: 
     document: list[dict[str, Any]] = []
     for row in rows_of(table):
         rates = list(lrs) or list(row.rates)
+        variants = Grid(rates, [row.cells], seeds=seeds).variants(recipe, row.regime)
         document.append(
             {
                 "row": row.name,
@@ -107,7 +109,7 @@ def plan(dataset: str, table: str, recipe: Recipe, lrs: Sequence[float], seeds: 
                 "update": row.update,
                 "rates": rates,
                 "seeds": seeds,
-                "runs": len(rates) * seeds,
+                "runs": len(variants),
                 "steps": recipe.steps or None,
                 "paper": known.get(row.name),
             }
