@@ -1,6 +1,8 @@
 """Folders of classes and folders of masks are read; a wrong folder is refused with its reason."""
 
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,50 @@ def test_links_to_folders_are_followed_but_not_in_a_cycle(folder: Path, tmp_path
     assert found[-1] == str(folder / "red" / "more" / "001.png")
 
 
+def test_folders_that_link_to_each_other_are_visited_once(tmp_path: Path) -> None:
+    """Nine class folders, each with links to all others, have more than 100,000 paths."""
+    names = [f"class{i}" for i in range(9)]
+    root = tmp_path / "data"
+    for name in names:
+        for i in range(2):
+            write_image(root / name / f"{i:03}.png", shade=i)
+        for other in names:
+            (root / name / f"to-{other}").symlink_to(root / other)
+    started = time.monotonic()
+    train = load(root)["train"]
+    assert time.monotonic() - started < 5
+    expected = [str(root / name / f"00{i}.png") for name in names for i in range(2)]
+    assert sample_names(train) == expected
+    assert train.labels.tolist() == [label for label in range(9) for _ in range(2)]
+
+
+def test_an_image_belongs_to_the_class_it_is_in_and_not_to_one_that_links_there(
+    folder: Path, tmp_path: Path
+) -> None:
+    before = sample_names(load(folder).train)
+    inside = write_image(folder / "red" / "dark" / "000.png")
+    shared = write_image(tmp_path / "elsewhere" / "000.png").parent
+    (folder / "blue" / "dark").symlink_to(inside.parent)  # comes before red
+    (folder / "blue" / "both").symlink_to(shared)
+    (folder / "red" / "both").symlink_to(shared)
+    (folder / "red" / "nowhere").symlink_to(tmp_path / "nowhere")
+    first = str(folder / "blue" / "both" / "000.png")
+    assert sample_names(load(folder).train) == sorted([*before, str(inside), first])
+
+
+def test_two_classes_that_are_one_folder_are_refused(folder: Path) -> None:
+    (folder / "scarlet").symlink_to(folder / "red")
+    with pytest.raises(EngramError, match=r"scarlet and .*red are the same folder; remove one"):
+        load(folder)
+
+
+def test_a_class_whose_images_all_belong_to_another_is_refused(folder: Path) -> None:
+    (folder / "scarlet").mkdir()
+    (folder / "scarlet" / "more").symlink_to(folder / "red")
+    with pytest.raises(EngramError, match="scarlet is a class without images of its own"):
+        load(folder)
+
+
 def test_a_folder_that_cannot_be_read_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +147,13 @@ def test_a_folder_that_cannot_be_read_is_refused(
     monkeypatch.setattr("os.scandir", refusing)
     with pytest.raises(EngramError, match=r"red/closed cannot be read \(Permission denied\)"):
         load(folder)
+
+
+def test_folders_of_images_may_share_one_folder_of_masks(tmp_path: Path) -> None:
+    root = write_masks(tmp_path, {"bright/1": 1, "bright/2": 2, "bright/3": 3})
+    shutil.copytree(root / "images" / "bright", root / "images" / "dark")
+    (root / "masks" / "dark").symlink_to(root / "masks" / "bright")
+    assert len(load(root, kind="segmentation")["train"]) == 6
 
 
 def make_folder(root: Path, *paths: str) -> Path:

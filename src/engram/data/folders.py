@@ -1,7 +1,8 @@
 """Folders of images: a folder per class, or a tree of images and a tree of their masks."""
 
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 from engram.data.source import DataRequest, Files, FoundData, FoundSplit, match_splits, split_of
@@ -54,9 +55,6 @@ def _refuse_classes_next_to_splits(
 
 def _read_classes(root: Path) -> tuple[FoundSplit, int]:
     """The images below every class folder, and how many other files there are."""
-    paths: list[str] = []
-    labels: list[str] = []
-    ignored = 0
     folders = _subfolders(root)
     if not folders:
         if any(path.suffix.lower() in SUFFIXES for path in root.iterdir()):
@@ -64,14 +62,28 @@ def _read_classes(root: Path) -> tuple[FoundSplit, int]:
                 f"{root} has images but no class folders; put them into a folder per class."
             )
         raise EngramError(f"{root} is an empty folder; put a folder of images per class into it.")
-    for folder in folders:
-        images, others = images_below(folder)
+    _refuse_same_folder(folders)
+    paths: list[str] = []
+    labels: list[str] = []
+    ignored = 0
+    for folder, files in zip(folders, _files_below(folders), strict=True):
+        images = _images(files)
         if not images:
-            raise EngramError(f"{folder} is a class without images; add some or remove the folder.")
+            raise EngramError(
+                f"{folder} is a class without images of its own; add some or remove the folder."
+            )
         paths += images
         labels += [folder.name] * len(images)
-        ignored += others
+        ignored += len(files) - len(images)
     return FoundSplit(Files(tuple(paths)), labels), ignored
+
+
+def _refuse_same_folder(folders: Sequence[Path]) -> None:
+    known: dict[Hashable, Path] = {}
+    for folder in folders:
+        other = known.setdefault(_identity(folder), folder)
+        if other != folder:
+            raise EngramError(f"{folder} and {other} are the same folder; remove one of the two.")
 
 
 # Images and masks
@@ -119,7 +131,7 @@ def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, int]:
     if not paths:
         raise EngramError(f"{images} contains no images.")
     by_stem: dict[str, str] = {}
-    for path in images_below(masks)[0]:
+    for path in _masks_in(masks, {os.path.dirname(_stem(path, images)) for path in paths}):
         stem = _stem(path, masks)
         if stem in by_stem:
             raise EngramError(f"{by_stem[stem]} and {path} are masks of the same image; keep one.")
@@ -130,6 +142,15 @@ def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, int]:
         raise EngramError(f"{missing[0]} has no mask of the same name in {masks}{others}.")
     found = Files(tuple(by_stem[_stem(path, images)] for path in paths))
     return FoundSplit(Files(tuple(paths)), [None] * len(paths), found), ignored
+
+
+def _masks_in(masks: Path, folders: set[str]) -> list[str]:
+    """The masks in those folders of the tree that have images in the other one.
+
+    Unlike the folders of images, these may be links to one and the same folder.
+    """
+    found = [os.path.join(masks, folder) for folder in sorted(folders)]
+    return _images([path for folder in found if os.path.isdir(folder) for path in _scan(folder)[0]])
 
 
 def _stem(path: str, root: Path) -> str:
@@ -152,17 +173,90 @@ def images_below(folder: Path) -> tuple[list[str], int]:
 
     Hidden files count as other files. Hidden folders are skipped, links to folders are followed.
     """
+    (files,) = _files_below([folder])
+    images = _images(files)
+    return images, len(files) - len(images)
+
+
+def _files_below(roots: Sequence[Path]) -> list[list[str]]:
+    """The files below each root. Every folder is visited once, however many links lead to it.
+
+    Links are followed after everything else, so a file belongs to the root that it is really in.
+    A link to a folder that contains a root is not followed.
+    """
+    seen = {_identity(folder) for root in roots for folder in (root, *root.resolve().parents)}
+    files: list[list[str]] = [[] for _ in roots]
+    links: deque[tuple[str, list[str]]] = deque()
+    for root, below in zip(roots, files, strict=True):
+        links.extend((link, below) for link in _visit(os.fspath(root), below, seen))
+    while links:
+        link, below = links.popleft()
+        if _is_new(link, seen):
+            links.extend((link, below) for link in _visit(link, below, seen))
+    return files
+
+
+def _visit(folder: str, files: list[str], seen: set[Hashable]) -> list[str]:
+    """Add the files below a folder without following links; return the links to folders."""
+    links: list[str] = []
+    waiting = [folder]
+    while waiting:
+        names, folders, found = _scan(waiting.pop())
+        files += names
+        links += found
+        waiting += [path for path in folders if _is_new(path, seen)]
+    return links
+
+
+def _is_new(folder: str, seen: set[Hashable]) -> bool:
+    """Whether a folder is visited for the first time; from now on it is not."""
+    identity = _identity(folder)
+    new = identity not in seen
+    seen.add(identity)
+    return new
+
+
+def _scan(folder: str) -> tuple[list[str], list[str], list[str]]:
+    """The paths of files, of folders that are not hidden, and of links to such folders, sorted."""
     files: list[str] = []
-    for parent, folders, names in os.walk(folder, onerror=_refuse_unreadable, followlinks=True):
-        folders[:] = [n for n in folders if not (_is_hidden(n) or _is_cycle(Path(parent, n)))]
-        files += [os.path.join(parent, name) for name in names]
-    images = [
+    folders: list[str] = []
+    links: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if not _is_folder(entry):
+                    files.append(entry.path)
+                elif not _is_hidden(entry.name):
+                    (links if entry.is_symlink() else folders).append(entry.path)
+    except OSError as error:
+        raise EngramError(
+            f"{error.filename} cannot be read ({error.strerror}); make it readable or remove it."
+        ) from None
+    return files, folders, links
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _identity(folder: str | Path) -> Hashable:
+    """The same for all paths of one folder."""
+    status = os.stat(folder)
+    # Some file systems do not number their files.
+    return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(folder)
+
+
+def _images(files: Sequence[str]) -> list[str]:
+    """Those files that are images and not hidden, sorted."""
+    return sorted(
         path
         for path in files
         if os.path.splitext(path)[1].lower() in SUFFIXES
         and not os.path.basename(path).startswith(".")
-    ]
-    return sorted(images), len(files) - len(images)
+    )
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -172,14 +266,3 @@ def _subfolders(root: Path) -> list[Path]:
 def _is_hidden(name: str) -> bool:
     """Whether a program made this folder for itself, such as .ipynb_checkpoints or __MACOSX."""
     return name.startswith((".", "__"))
-
-
-def _is_cycle(folder: Path) -> bool:
-    """Whether this is a link to a folder that contains it."""
-    return folder.is_symlink() and folder.resolve() in {up.resolve() for up in folder.parents}
-
-
-def _refuse_unreadable(error: OSError) -> None:
-    raise EngramError(
-        f"{error.filename} cannot be read ({error.strerror}); make it readable or remove it."
-    )
