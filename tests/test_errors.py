@@ -1,0 +1,31 @@
+"""Errors: one base for a user's mistakes, and a worker that the system ended."""
+
+import warnings
+
+import pytest
+
+from engram import EngramError
+from engram.errors import Interrupted, Notice, is_lost_worker
+
+
+def test_a_stopped_run_is_caught_where_mistakes_are() -> None:
+    with pytest.raises(EngramError, match="Stopped at step 3"):
+        raise Interrupted("Stopped at step 3.")
+
+
+def test_a_notice_is_no_error() -> None:
+    with pytest.warns(Notice, match="not used"):
+        warnings.warn("The cache is not used.", Notice, stacklevel=1)
+    assert not issubclass(Notice, EngramError)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed."), True),
+        (RuntimeError("Connection closed by peer"), False),
+        (ValueError("DataLoader worker"), False),
+    ],
+)
+def test_a_lost_worker_is_known_by_what_torch_says(error: Exception, lost: bool) -> None:
+    assert is_lost_worker(error) == lost
