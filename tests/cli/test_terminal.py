@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from tests.support.commands import Output
@@ -36,6 +37,35 @@ def test_names_are_printed_as_they_are(capsys: Output) -> None:
     assert capsys.readouterr().out == "class  [bold]x[/bold] :smile:\n"
 
 
+HOSTILE = "a\x1b[2J\u202eb\nc"
+SHOWN = r"a\x1b[2J\u202eb\nc"
+
+
+def test_foreign_text_is_shown_and_not_obeyed(capsys: Output) -> None:
+    show(Description({}, [(HOSTILE, HOSTILE)], (HOSTILE,), ((HOSTILE,),)), as_json=False)
+    row, *table = capsys.readouterr().out.splitlines()
+    assert row == f"{SHOWN}  {SHOWN}"
+    assert [line.strip() for line in table if "a" in line] == [SHOWN, SHOWN]
+    complain(f"There is no {HOSTILE}.", as_json=True)
+    said = capsys.readouterr()
+    assert said.err == "There is no a\\x1b[2J\\u202eb c.\n"  # always one line
+    assert json.loads(said.out) == {"error": "There is no a\x1b[2J\u202eb c."}
+    assert notice_or_warning(Notice(HOSTILE), Notice, "x.py", 3) == f"{SHOWN}\n"
+    assert "\x1b" not in notice_or_warning(UserWarning(HOSTILE), UserWarning, "x.py", 3)
+
+
+def test_only_a_block_has_several_lines(capsys: Output) -> None:
+    show(Description({}, [("card", "\n# Title\n\x1b[2J\n")]), as_json=False)
+    assert capsys.readouterr().out == "card  \n# Title\n\\x1b[2J\n\n"
+
+
+def test_a_document_is_json_whatever_was_measured(capsys: Output) -> None:
+    values = {"loss": float("nan"), "best": [float("inf"), -float("inf"), 0.5], "path": Path("x")}
+    show(Description(values, []), as_json=True)
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert said == {"loss": None, "best": [None, None, 0.5], "path": "x"}
+
+
 def test_only_the_first_process_prints(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     show(RESULT, as_json=True)
@@ -62,6 +92,12 @@ def test_progress_is_shown_on_a_terminal(capsys: Output, monkeypatch: pytest.Mon
     assert "training" in said
     assert "2/2" in said
     assert "loss 0.4" in said
+    with bars(False) as progress, steps(False) as say:
+        progress(f"[red]{HOSTILE}", 1, 1, f"[red]{HOSTILE}")
+        say(f"[red]{HOSTILE}")
+    said = capsys.readouterr().err
+    assert "\u202e" not in said
+    assert said.count(f"[red]{SHOWN}") >= 3
 
 
 def test_a_notice_is_its_sentence_and_a_warning_says_where_it_comes_from() -> None:

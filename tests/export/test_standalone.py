@@ -149,3 +149,19 @@ def test_the_script_uses_pillow_where_it_is_and_says_where_it_is_not(
     done = run_script(script, photo, "--task", "other")
     assert done.returncode == 2
     assert "There is no task 'other'; this model has base, plain" in done.stderr
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan])
+def test_the_script_prints_no_control_characters_and_no_nan(
+    value: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = object.__new__(standalone.Model)
+    model.about = {"tasks": {"t": {"kind": "classification", "classes": ["a", "\x1b[2J\u202e"]}}}
+    monkeypatch.setattr(standalone, "Model", lambda path: model)
+    monkeypatch.setattr(model, "logits", lambda path, tasks: {"t": np.array([0.0, value])})
+    code = standalone.main(["odd\x1b[2J.png"])
+    printed = capsys.readouterr().out
+    assert all(line.isprintable() for line in printed.splitlines())
+    assert r"\x1b[2J" in printed
+    assert standalone.main(["odd.png", "--json"]) == code == (2 if np.isnan(value) else 0)
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engram.util.text import join_names, printable, summarise_names, utf8, without_folder
+from engram.util.text import join_names, printable, summarise_names, utf8, visible, without_folder
 
 
 def test_names_are_summarised() -> None:
@@ -25,6 +25,11 @@ def test_what_is_printed_is_one_line_without_control_characters(text: str) -> No
 def test_what_is_printed_has_an_end() -> None:
     assert printable("x" * 500) == "x" * 119 + "…"
     assert printable("x" * 120) == "x" * 120
+
+
+def test_invisible_characters_are_shown_as_escapes() -> None:
+    assert visible("café 世界 🌷") == "café 世界 🌷"
+    assert visible("a\x1b[2J\n\u202e\x9b\x7f\ud800") == r"a\x1b[2J\n\u202e\x9b\x7f\ud800"
 
 
 def test_only_absolute_paths_lose_their_folder() -> None:

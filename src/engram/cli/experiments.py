@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from engram.cli.app import ImageSize, Json, app
 from engram.cli.flags import TRAINING, Given, flags_of, numbers
 from engram.cli.options import recipe_from
-from engram.cli.terminal import bars, show, steps
+from engram.cli.terminal import bars, show, show_document, steps
 from engram.train.recipe import RECIPES, Recipe
 
 
@@ -32,7 +31,7 @@ def demo(
     console = Console(quiet=as_json, emoji=False)
     results = run_demo(out, seed=seed, console=console, bars=partial(bars, as_json))
     if as_json:
-        print(json.dumps(results, indent=2), flush=True)
+        show_document(results)
 
 
 @app.command(name="bench")

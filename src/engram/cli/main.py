@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Stopped.", file=sys.stderr)
         return 130
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
+        complain(str(stop), as_json=False)
         return 130
     except EngramError as error:
         complain(str(error), "--json" in given)

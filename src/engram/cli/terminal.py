@@ -1,4 +1,8 @@
-"""How results, progress and mistakes reach people and machines."""
+"""How results, progress and mistakes reach people and machines.
+
+Text may come from a stranger's file. `visible` makes it harmless here, where everything is printed,
+and json escapes it in documents.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import Notice
+from engram.util.jsonable import jsonable
+from engram.util.text import visible
 
 if TYPE_CHECKING:
     from engram.util.description import Description
@@ -27,22 +33,22 @@ def bars(as_json: bool) -> Iterator[Any]:
     from rich.progress import TimeRemainingColumn as Left
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         Left(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as shown:
         known: dict[str, Any] = {}
 
         def progress(what: str, done: int, total: int, note: str = "") -> None:
             if what not in known:
-                known[what] = shown.add_task(what, total=total, rate="", note="")
+                known[what] = shown.add_task(visible(what), total=total, rate="", note="")
             speed = shown.tasks[shown.task_ids.index(known[what])].speed
             rate = f"{speed:.1f}/s" if speed else ""
-            shown.update(known[what], completed=done, total=total, note=note, rate=rate)
+            shown.update(known[what], completed=done, total=total, note=visible(note), rate=rate)
 
         yield progress
 
@@ -54,9 +60,10 @@ def steps(as_json: bool) -> Iterator[Callable[[str], object]]:
         yield lambda text: None
         return
     from rich.console import Console
+    from rich.markup import escape
 
     with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(text)
+        yield lambda text: status.update(escape(visible(text)))
 
 
 def is_first() -> bool:
@@ -69,7 +76,7 @@ def show(result: Description, as_json: bool) -> None:
     if not is_first():
         return
     if as_json:
-        print(json.dumps(result.document, indent=2), flush=True)
+        show_document(result.document)
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -79,14 +86,26 @@ def show(result: Description, as_json: bool) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=width)
     wide = max((len(label) for label, _ in result.rows), default=0)
     for label, text in result.rows:
-        console.print(f"{label:{wide}}  {text}", soft_wrap=True)
+        console.print(f"{visible(label):{wide}}  {_visible_block(text)}", soft_wrap=True)
     if result.table:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for title in result.columns:
-            table.add_column(title, overflow="fold")
+            table.add_column(visible(title), overflow="fold")
         for cells in result.table:
-            table.add_row(*cells)
+            table.add_row(*map(visible, cells))
         console.print(table)
+
+
+def show_document(document: object) -> None:
+    """Print a JSON document. NaN and infinity, which JSON does not have, are null."""
+    print(json.dumps(jsonable(document), indent=2, allow_nan=False), flush=True)
+
+
+def _visible_block(text: str) -> str:
+    """The text of a row. Only one that begins with a line break, a block, has several lines."""
+    if not text.startswith("\n"):
+        return visible(text)
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def complain(sentence: str, as_json: bool) -> None:
@@ -98,7 +117,7 @@ def complain(sentence: str, as_json: bool) -> None:
             print(json.dumps({"error": sentence}), flush=True)
         except OSError:  # it was the output that failed
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    print(sentence, file=sys.stderr)
+    print(visible(sentence), file=sys.stderr)
 
 
 _usual = warnings.formatwarning
@@ -113,5 +132,6 @@ def notice_or_warning(
 ) -> str:
     """A notice is its sentence alone; other warnings also say where they come from."""
     if issubclass(category, Notice):
-        return f"{message}\n"
-    return _usual(message, category, filename, lineno, line)
+        return f"{visible(str(message))}\n"
+    text = _usual(message, category, filename, lineno, line)
+    return "\n".join(map(visible, text.split("\n")))

@@ -340,6 +340,9 @@ def predict(model: Model, path: Path, tasks: list[str], top_k: int) -> dict[str,
     """The answers about one image, or an error if it cannot be read."""
     try:
         logits = model.logits(path, tasks)
+        for name, values in logits.items():
+            if not np.isfinite(values).all():
+                raise Unusable(f"{path}: the output of {name!r} is not finite")
     except Unusable as error:
         return {"image": str(path), "error": str(error)}
     answers = {name: model.answer(name, values, top_k) for name, values in logits.items()}
@@ -354,21 +357,26 @@ def in_words(one: dict[str, Any]) -> str:
     return text if one.get("present", True) else f"not {text}"
 
 
+def visible(text: str) -> str:
+    """Names that a terminal shows and does not obey, whatever is in them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     given = parse_arguments(arguments)
     try:
         model, tasks = open_model(given)
     except Unusable as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return 2
     results = [predict(model, path, tasks, given.top_k) for path in given.images]
     if given.json:
         print(json.dumps(results, indent=2))
     else:
         for result in results:
-            print(result.get("error") or result["image"])
+            print(visible(result.get("error") or result["image"]))
             for name, best in result.get("tasks", {}).items():
-                print(f"  {name}: {', '.join(map(in_words, best)) or 'none'}")
+                print(visible(f"  {name}: {', '.join(map(in_words, best)) or 'none'}"))
     return 2 if any("error" in result for result in results) else 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
+from engram.util.jsonable import jsonable
 from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT
@@ -91,8 +91,8 @@ class Engram:
                 "source": utf8(self.trunk.source).decode(),
             },
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
-            "metrics": _json_safe(self.metrics),
-            "recipe": _json_safe(self.recipe),
+            "metrics": jsonable(self.metrics, _utf8_text),
+            "recipe": jsonable(self.recipe, _utf8_text),
             "created": self.created,
             "library": self.library,
         }
@@ -230,15 +230,8 @@ def _json(preprocessing: Preprocessing | None) -> str:
     return "none" if preprocessing is None else json.dumps(preprocessing.to_dict())
 
 
-def _json_safe(value: Any) -> Any:
-    """A value that JSON can hold: NaN and infinity become null, paths strings and tuples lists."""
-    if isinstance(value, Mapping):
-        return {utf8(str(key)).decode(): _json_safe(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_safe(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int)) else utf8(str(value)).decode()
+def _utf8_text(value: object) -> str:
+    return utf8(str(value)).decode()
 
 
 def new_engram(

@@ -27,6 +27,17 @@ def printable(text: str, most: int = 120) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def visible(text: str) -> str:
+    r"""Text that a terminal shows and does not obey.
+
+    Control characters, those that change the direction of text, and other invisible ones become
+    escapes such as `\x1b` and `\u202e`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def without_folder(source: str) -> str:
     """The last part of an absolute path, which says nothing about this machine; else the text."""
     return os.path.basename(source.rstrip("/")) if os.path.isabs(source) else source
