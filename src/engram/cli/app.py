@@ -45,7 +45,7 @@ ImageSize = Annotated[
         rich_help_panel=TASK,
     ),
 ]
-Label = Annotated[
+LabelColumns = Annotated[
     str,
     typer.Option(
         "--label",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Json, Label, Overwrite, Tasks, app
+from engram.cli.app import Backbone, Json, LabelColumns, Overwrite, Tasks, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES
 from engram.cli.inference import Split, Workers, data_for
 from engram.cli.terminal import bars, show
@@ -61,7 +61,7 @@ def export_command(
         ),
     ] = None,
     split: Split = "test",
-    label: Label = "",
+    label: LabelColumns = "",
     backbone: Backbone = None,
     batch: Annotated[
         int, typer.Option(help="Images per pass, when measuring.", rich_help_panel=RESOURCES)

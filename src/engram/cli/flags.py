@@ -19,7 +19,7 @@ PANELS = DATA, TASK, TRAINING, RESOURCES, OUTPUT = (
     "Output",
 )
 
-Number = TypeVar("Number", int, float)
+N = TypeVar("N", int, float)
 #: The values that were given at the command line, by settings class; no defaults.
 Given = Mapping[type, dict[str, Any]]
 
@@ -120,7 +120,7 @@ def _take(values: dict[str, Any], items: list[Field[Any]]) -> Iterator[tuple[str
             yield item.name, tuple(value) if isinstance(value, list) else value
 
 
-def numbers(flag: str, text: str, kind: type[Number]) -> list[Number]:
+def numbers(flag: str, text: str, kind: type[N]) -> list[N]:
     """The numbers of a flag, with commas between them; anything else is an EngramError."""
     try:
         return [kind(part) for part in text.split(",") if part.strip()]

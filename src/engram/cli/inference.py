@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Engrams, Json, Label, Tasks, app
+from engram.cli.app import Backbone, Engrams, Json, LabelColumns, Tasks, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, words
 from engram.cli.options import named
 from engram.cli.terminal import bars, show
@@ -45,7 +45,7 @@ def eval_command(
         ),
     ],
     split: Split = "test",
-    label: Label = "",
+    label: LabelColumns = "",
     backbone: Backbone = None,
     batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
     workers: Workers = 2,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engram.util.processes import Team
     from engram.util.progress import Progress
 
-Data = Annotated[
+DataArgument = Annotated[
     str,
     typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset."),
 ]
@@ -41,7 +41,7 @@ _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: 
 @app.command(name="fit")
 @flags_of(_PANELS)
 def fit_command(
-    data: Data,
+    data: DataArgument,
     task: TaskName,
     out: Out,
     seeds: Annotated[
@@ -72,7 +72,7 @@ def fit_command(
 @app.command(name="sweep")
 @flags_of(_PANELS)
 def sweep_command(
-    data: Data,
+    data: DataArgument,
     task: TaskName,
     out: Out,
     cells: Annotated[

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import base64
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,9 @@ from torch import Tensor
 from engram.images.masks import mask_png
 from engram.tasks import metrics
 from engram.tasks.heads import MaskHead, NumberHead, Settled, TaskHead
+from engram.tasks.metrics import Pairs
 
 IGNORED = 255  # in a batch of masks: a pixel that counts nowhere
-
-Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
 class Kind(ABC):
