@@ -2,12 +2,14 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbclient
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from tests.support.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -18,22 +20,41 @@ def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
     return [cell for cell in content["cells"] if cell["cell_type"] == kind]
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
+    """One kernel for all notebooks: starting it takes longer than some of them."""
+    folder = tmp_path_factory.mktemp("kernel")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR", "TMPDIR"):
+        env[name] = str(folder / name.lower())
+        (folder / name.lower()).mkdir()
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(folder), env=env)
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+#: As in a kernel that was started in this folder: no names, and a cache of its own.
+ANEW = """%reset -f
+import os
+os.chdir({folder!r})
+os.environ["ENGRAM_CACHE"] = {cache!r}
+del os
+"""
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(
-    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: Path, kernel: KernelManager, tmp_path: Path, own_cache: Path
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR", "TMPDIR"):
-        folder = tmp_path / name.lower()
-        folder.mkdir()
-        monkeypatch.setenv(name, str(folder))
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     content = nbformat.read(notebook, as_version=4)
-    nbclient.execute(content, cwd=str(elsewhere), timeout=600, kernel_name="python3")
+    begin = ANEW.format(folder=str(elsewhere), cache=str(own_cache))
+    content.cells.insert(0, nbformat.v4.new_code_cell(begin))
+    nbclient.NotebookClient(content, km=kernel, timeout=600).execute()
     assert not list(elsewhere.iterdir()), "a notebook writes into a folder of its own"
     outputs = [output for cell in content.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", ()) for output in outputs)
