@@ -12,6 +12,7 @@ from pathlib import Path
 _NURSERY = """
 import gc, json, os, resource, sys
 import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
+import rich.progress, rich.table, sklearn.datasets
 import engram.report.run, engram.serve.app, uvicorn
 from engram.cli.main import main
 # What is loaded now stays until a child exits: looking through it for garbage takes seconds.
