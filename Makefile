@@ -1,13 +1,15 @@
 # `make demo` and `make test` each work alone on a fresh clone: they create .venv, install the
-# tested set of packages into it, then run. Nothing is installed again until pyproject.toml or
-# constraints.txt changes.
+# tested set of packages into it, then run. Nothing is installed again until pyproject.toml,
+# constraints.txt or a lock file changes.
 
 PYTHON ?= python3
 WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+LOCKED := $(PIP) --require-hashes --no-deps
+PACKAGE := $(PIP) --no-build-isolation --no-deps -e .
 READY := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(VENV)/.installed-demo
@@ -29,29 +31,32 @@ help:
 
 setup: $(INSTALLED)
 
-# The build tools come from the constraints too, so the build is not isolated from them.
 $(READY): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "There is no '$(PYTHON)' on the PATH: name a Python of version 3.11 or newer, as in 'make setup PYTHON=python3.12'." >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Engram needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another one, as in make setup PYTHON=python3.12." % sys.version_info[:2])'
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	"$(PYTHON)" -m venv $(VENV)
-	$(PIP) hatchling editables
 	@touch $@
 
-$(INSTALLED): $(READY)
-	$(PIP) --no-build-isolation -e '.[dev]'
-	@touch $@ $(INSTALLED_FOR_DEMO)
+$(INSTALLED): $(INSTALLED_FOR_DEMO) locks/dev.txt
+	$(LOCKED) -r locks/dev.txt
+	$(BIN)/python -m pip check
+	@touch $@
 
 # The demo needs less than development does, and whoever wants to see it should not wait for more.
-$(INSTALLED_FOR_DEMO): $(READY)
-	$(PIP) --no-build-isolation -e '.[demo]'
+# torch comes after the lock file, so that what it needs is there already, with its hashes checked.
+# torch itself has none: its builds for CPU and for each version of CUDA have different hashes.
+# The build tools are locked too, so the build is not isolated from them.
+$(INSTALLED_FOR_DEMO): $(READY) locks/demo.txt
+	$(LOCKED) -r locks/demo.txt
+	$(PIP) -c constraints.txt torch
+	$(PACKAGE)
 	@touch $@
 
 # vit-pytorch declares torchvision, which it needs for nothing that is measured here and which
 # does not import beside a CPU torch: it is installed without its dependencies.
-$(INSTALLED_FOR_BENCH): $(INSTALLED)
-	$(PIP) --no-build-isolation -e '.[bench]'
-	$(PIP) --no-deps vit-pytorch
+$(INSTALLED_FOR_BENCH): $(INSTALLED) locks/bench.txt
+	$(LOCKED) -r locks/bench.txt
 	@touch $@
 
 # One torch thread a worker: two workers with two threads each would fight over two cores. With

@@ -16,11 +16,15 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def versions(file: str) -> dict[str, str]:
+    """The pinned versions of a file by name."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return {normal(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.M)}
+
+
 @pytest.fixture(scope="module")
 def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {normal(name): version for name, version in pairs}
+    return versions("constraints.txt")
 
 
 def test_every_declared_requirement_is_pinned(pins: dict[str, str]) -> None:
@@ -37,6 +41,29 @@ def test_pins_are_exact_and_portable(pins: dict[str, str]) -> None:
 
 def test_nothing_needs_torchvision(pins: dict[str, str]) -> None:
     assert not pins.keys() & {"torchvision", "timm"}
+
+
+LOCKS = ("locks/demo.txt", "locks/dev.txt", "locks/bench.txt")
+
+
+def test_the_lock_files_pin_what_the_constraints_pin(pins: dict[str, str]) -> None:
+    """All but torch, whose builds for CPU and for each version of CUDA have different hashes."""
+    locked = [pair for file in LOCKS for pair in versions(file).items()]
+    assert sorted(locked) == sorted(pins.items() - {("torch", pins["torch"])})
+
+
+@pytest.mark.parametrize("file", LOCKS)
+def test_every_locked_package_has_hashes_and_no_address(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    entries = re.sub(r"^#.*\n", "", text).replace(" \\\n", "").splitlines()
+    hashed = re.compile(r"[a-z0-9-]+==[0-9a-z.]+(    --hash=sha256:[0-9a-f]{64})+")
+    assert [entry for entry in entries if not hashed.fullmatch(entry)] == []
+
+
+def test_the_demo_needs_less_than_development() -> None:
+    demo = versions("locks/demo.txt")
+    assert {"hatchling", "scikit-learn", "numpy"} <= demo.keys()
+    assert not demo.keys() & {"pytest", "transformers", "fastapi", "onnxruntime", "mkdocs"}
 
 
 def test_import_leaves_optional_packages_alone() -> None:
