@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.support.training import learned, start
+from tests.support.training import learned, same, start
+from torch import Tensor
 
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
@@ -196,13 +197,21 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
 
 
 def test_a_transform_of_ones_own_replaces_the_views(small_trunk: Path, colours: Path) -> None:
-    splits = load(colours)
-    model = start(small_trunk, splits)
+    """One that gives the pixels of the view leads to the same weights, another one does not."""
+    splits, recipe = load(colours), QUICK.but(steps=2, cache="auto")
     seen: list[tuple[int, int]] = []
 
     def transform(picture: Image.Image) -> np.ndarray:
         seen.append(picture.size)
         return np.asarray(picture.resize((16, 16)))
 
-    engram.fit(model, "colours", splits, QUICK.but(steps=2, cache="auto"), transform=transform)
+    def learned_with(transform: Any) -> dict[str, Tensor]:
+        model = start(small_trunk, splits)
+        engram.fit(model, "colours", splits, recipe, transform=transform)
+        return model.task("colours").tensors()
+
+    plain = learned(small_trunk, splits, recipe.but(cache="off"))
+    assert same(plain, learned_with(transform))
     assert len(seen) >= 32
+    assert set(seen) == {(16, 16)}
+    assert not same(plain, learned_with(lambda picture: 255 - transform(picture)))
