@@ -51,13 +51,13 @@ class Running:
             self.code = int(self.nursery.ask({"wait": self.pid}))
         return self
 
-    def signal_when(self, number: int, ready: Callable[[], bool]) -> "Running":
+    def signal_when(self, number: int, ready: Callable[[], bool], wait: bool = True) -> "Running":
         """Send a signal to its whole group, as a terminal does, as soon as `ready`."""
         while not ready():
             assert Path(f"/proc/{self.pid}/stat").read_text().split()[2] != "Z", self.stderr
             time.sleep(0.002)
         os.killpg(self.pid, number)
-        return self.wait()
+        return self.wait() if wait else self
 
     @property
     def stdout(self) -> str:
