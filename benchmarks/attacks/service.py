@@ -1,0 +1,97 @@
+"""`engram serve` while it is attacked: /healthz is sampled, and good requests follow bad ones."""
+
+from __future__ import annotations
+
+import http.client
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benchmarks.attacks.record import Record
+from benchmarks.serve.malformed import BOUNDARY, form, good_picture
+from benchmarks.serve.soak import Service, World, make_world
+
+FORM = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+EVERY = 0.05  # seconds between two samples of /healthz
+
+
+@dataclass
+class Attacked:
+    """A running service, and what its clients see."""
+
+    world: World
+    service: Service
+    healths: list[float] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.service.url
+
+    def connect(self, timeout: float) -> http.client.HTTPConnection:
+        address = urlsplit(self.url)
+        return http.client.HTTPConnection(str(address.hostname), address.port, timeout=timeout)
+
+    def send(self, picture: bytes, timeout: float = 60) -> tuple[int, bytes]:
+        """The answer to one picture; status 0 if there is none."""
+        connection = self.connect(timeout)
+        try:
+            body = form(("image", picture, True))
+            connection.request("POST", "/v1/predict", body, {"Content-Type": FORM})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            return 0, repr(error).encode()
+        finally:
+            connection.close()
+
+    def problem_of_good_request(self) -> str | None:
+        """What is wrong with the answer to a good request, which should be quick."""
+        began = time.monotonic()
+        status, body = self.send(good_picture(), timeout=30)
+        if status != 200:
+            return f"a good request got {status} after it ({body[:100]!r})"
+        seconds = time.monotonic() - began
+        return f"a good request took {seconds:.0f} seconds after it" if seconds > 10 else None
+
+    def sample_health(self, stop: threading.Event) -> None:
+        while not stop.wait(EVERY):
+            began = time.perf_counter()
+            connection = self.connect(60)
+            try:
+                connection.request("GET", "/healthz")
+                answer = connection.getresponse()
+                answer.read()
+                answered = answer.status == 200
+            except (OSError, http.client.HTTPException):
+                answered = False
+            finally:
+                connection.close()
+            self.healths.append(time.perf_counter() - began if answered else float("inf"))
+
+
+@contextmanager
+def attacked_service(record: Record, *flags: str) -> Iterator[Attacked]:
+    """A service on pico, watched until the block ends; then it has to stop well."""
+    with tempfile.TemporaryDirectory() as name:
+        world = make_world(Path(name))
+        attacked = Attacked(world, Service(world.bundle, Path(name), *flags))
+        stop = threading.Event()
+        sampler = threading.Thread(target=attacked.sample_health, args=(stop,))
+        sampler.start()
+        try:
+            yield attacked
+        finally:
+            stop.set()
+            sampler.join()
+            code = attacked.service.stop()
+        log = attacked.service.log.read_text(errors="replace")
+        if code != 0:
+            record.lost.append(f"the service ended with {code}: {log[-300:]}")
+        if "Traceback" in log:
+            record.lost.append(f"the log has a traceback: {log[log.index('Traceback') :][:300]}")
+        record.slowest_health = max(attacked.healths)
