@@ -282,7 +282,9 @@ def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
     ("change", "expected"),
     [
         ({"format": 2}, "format 2"),
-        ({"engrams": []}, "no engrams"),
+        ({"engrams": []}, "engrams is an empty list"),
+        ({"format": 10**400}, "damaged"),
+        ({"format": None}, "format is null"),
         ({"engrams": None}, "damaged"),
         ({"engrams": [{"task": "a"}]}, "damaged"),
         ({"engrams": [{"task": "../a", "file": "../a.safetensors", "content": ""}]}, "damaged"),

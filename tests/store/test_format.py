@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,9 +31,10 @@ from engram import EngramError, MemoryViT
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import Engram, TrunkInfo
-from engram.store.format import read_engram, serialise_engram, write_engram
+from engram.store.format import HEADER, read_engram, serialise_engram, write_engram
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
+from engram.util.schema import Object
 from engram.vit import ViT, ViTConfig
 
 # Writing
@@ -126,6 +128,40 @@ def test_a_killed_process_that_saves_leaves_a_whole_file(path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert read_engram(path).content == before.content
     assert len([name for name in os.listdir(path.parent) if name.endswith(".tmp")]) <= 1
+
+
+def test_every_field_of_an_engram_is_in_the_schema_of_the_header() -> None:
+    task, trunk = HEADER.required["task"], HEADER.required["trunk"]
+    assert isinstance(task, Object)
+    assert isinstance(trunk, Object)
+    assert {*task.required, *task.optional} == {field.name for field in fields(TaskSpec)}
+    assert set(trunk.required) == {field.name for field in fields(TrunkInfo)}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"metrics": {"x": 10**400}}, "it must be one that 64 bits can hold"),
+        ({"metrics": {"x": list(range(100_001))}}, "metrics has more than 100,000 values"),
+        ({"recipe": {"x": "y" * 16_000_000}}, "its header is larger than 16 MB"),
+        ({"recipe": {"x": "," * 1_000_001}}, "it has more than 1,000,000 values"),
+        ({"preprocessing": Preprocessing((12, 16), None)}, "multiples of the trunk's patch size 8"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(
+    change: dict[str, Any], reason: str, path: Path
+) -> None:
+    with pytest.raises(EngramError, match=f"'a' cannot be saved: .*{reason}.* Nothing was written"):
+        serialise_engram(replace(read_engram(path), **change))
+
+
+def test_a_long_list_of_unreadable_images_is_saved_as_its_length(trunk: ViT, path: Path) -> None:
+    model = MemoryViT(trunk)
+    model.attach(path)
+    names = [f"{i}.png" for i in range(1001)]
+    metrics = {"test": {"unreadable": names, "some": names[:3]}}
+    saved = model.save("a", path, metrics=metrics)
+    assert read_engram(saved).metrics == {"test": {"unreadable": 1001, "some": names[:3]}}
 
 
 # 1,000 damaged engrams

@@ -102,6 +102,7 @@ def test_a_setting_that_makes_no_sense_is_refused(settings_: dict[str, Any], pro
         ({"kind": "segmentation", "values": [0, 1, -1]}, "whole numbers from 0 to 65,535"),
         ({"kind": "regression", "classes": ["age", "age"]}, "the number 'age' is there twice"),
         ({"values": [0, 1, 2]}, "classification learns from none"),
+        ({"classes": ["x" * 5_000_000, "é" * 500_000]}, r"names of its 2 classes take 8\.5 MB"),
     ],
 )
 def test_what_a_kind_cannot_be_is_a_sentence(options: dict[str, Any], sentence: str) -> None:

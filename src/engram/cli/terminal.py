@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import Notice
-from engram.util.jsonable import jsonable
+from engram.util.documents import jsonable
 from engram.util.text import visible
 
 if TYPE_CHECKING:

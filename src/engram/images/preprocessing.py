@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from engram.errors import EngramError
+from engram.util.schema import Array, Integer, Invalid, Nullable, Number, Object, String
 
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
@@ -19,6 +20,21 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+#: The longest side of an image that a trunk takes, in pixels.
+MAX_SIDE = 4_096
+
+# Means and standard deviations of pixels from 0 to 1 are far inside of these ranges, and outside
+# of them single precision overflows.
+SCHEMA = Object(
+    optional={
+        "size": Array(Integer(1, MAX_SIDE), 2, 2),
+        "resize": Nullable(Integer(1, 4 * MAX_SIDE)),
+        "interpolation": String(choices=tuple(INTERPOLATIONS)),
+        "mean": Array(Number(-1e4, 1e4), 3, 3),
+        "std": Array(Number(1e-4, 1e4), 3, 3),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -44,21 +60,17 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):  # JSON has lists
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise EngramError(f"size is {self.size}; it must be two positive numbers.")
+            value = getattr(self, name)
+            if isinstance(value, Iterable) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))
+        try:
+            SCHEMA.check(vars(self), "")
+        except Invalid as error:
+            raise EngramError(f"{error}.") from None
         if self.resize is not None and self.resize < max(self.size):
             raise EngramError(
                 f"resize is {self.resize}, but a crop of {self.size[0]}x{self.size[1]} needs at "
                 f"least {max(self.size)}; use None to squash the whole image."
-            )
-        if self.interpolation not in INTERPOLATIONS:
-            known = ", ".join(INTERPOLATIONS)
-            raise EngramError(f"interpolation is {self.interpolation!r}; it can be {known}.")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise EngramError(
-                "mean and std must be three numbers each, and std above zero; "
-                f"got {self.mean} and {self.std}."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,17 +79,14 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Preprocessing:
-        """The inverse of `to_dict`; an unknown or ill-typed setting is an EngramError."""
+        """The inverse of `to_dict`; an unknown or wrong setting is an EngramError."""
         unknown = sorted(set(settings) - {field.name for field in fields(cls)})
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
             raise EngramError(
                 f"There is no preprocessing setting {unknown[0]!r}; they are {known}."
             )
-        try:
-            return cls(**settings)
-        except TypeError as error:
-            raise EngramError(f"Preprocessing settings have a wrong type: {error}.") from error
+        return cls(**settings)
 
     def with_size(self, size: tuple[int, int]) -> Preprocessing:
         """The same preprocessing at another size; the margin around the crop scales with it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ def predict(
     Returns:
         For each image `{"image", "tasks": {name: [{"class", "probability"}, …]}}`. Other kinds of
         task than classification have their own form in place of the list. An image that cannot be
-        read has `"error"`, a sentence, in place of `"tasks"`.
+        read has `"error"`, a sentence, in place of `"tasks"`. If the output of a task is not
+        finite, `"error"` says so, and `"tasks"` has the others.
 
     Raises:
         EngramError: A task is not attached, or `top_k` is less than 1.
@@ -85,11 +86,22 @@ def predict(
         pixels = normalise(torch.stack(views).to(device), preprocessing)
         outputs = engine.run(pixels, names)
         for i, result in enumerate(good):
-            result["tasks"] = {
-                name: answer(model, name, rows[i], top_k) for name, rows in outputs.items()
-            }
+            _add_answers(result, model, {name: rows[i] for name, rows in outputs.items()}, top_k)
     shares = team.gather([results])
     return [shares[i % team.world][i // team.world] for i in range(len(images))]
+
+
+def _add_answers(
+    result: dict[str, Any], model: MemoryViT, outputs: Mapping[str, Tensor], top_k: int
+) -> None:
+    """Add the answers about one image. A task whose output is not finite is an error instead."""
+    result["tasks"] = {}
+    for name, output in outputs.items():
+        if bool(output.isfinite().all()):
+            result["tasks"][name] = answer(model, name, output, top_k)
+        else:
+            problem = f"the output of {name!r} is not finite; train the task again"
+            result["error"] = f"{result['image']}: {problem}"
 
 
 def kind_of(model: MemoryViT, name: str) -> Kind:

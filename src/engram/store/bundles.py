@@ -25,13 +25,17 @@ from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
 from engram.trunks.load import load_trunk
+from engram.util.documents import MAX_BYTES, parse_json
 from engram.util.files import check_renamable, replace_folder, write_atomically
 from engram.util.hub import PathOrHubId
+from engram.util.schema import Array, Integer, Invalid, Object, String
 from engram.util.text import printable
 from engram.vit import Activation, ViT
 
 FORMAT = 1
-_MAX_MANIFEST = 50_000_000  # bytes
+_VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
+_ENTRY = Object(dict.fromkeys(("task", "file", "content"), String()), others=True)
+_SCHEMA = Object({"engrams": Array(_ENTRY, 1, 100_000)}, others=True)
 
 
 @dataclass(frozen=True)
@@ -254,38 +258,34 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         with open(path, "rb") as file:
-            manifest = json.loads(file.read(_MAX_MANIFEST))
-        version = manifest["format"]
-        if version == FORMAT:
+            manifest = parse_json(file.read(MAX_BYTES + 1))
+        _VERSION.check(manifest, "")
+        if manifest["format"] == FORMAT:
+            _SCHEMA.check(manifest, "")
             _check_entries(manifest["engrams"])
     except OSError as error:
         raise EngramError(
             f"{folder} is not a bundle: {MANIFEST} cannot be read ({error.strerror or error}); "
             "`engram compose` makes one."
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         raise EngramError(
             f"{path} is damaged ({printable(str(error))}); compose the bundle again, or get a good "
             "copy."
         ) from None
-    if version != FORMAT:
+    if manifest["format"] != FORMAT:
         raise EngramError(
-            f"{path} has the format {printable(str(version))}, and this version of engram reads "
-            f"format {FORMAT}; install a newer engram-vit."
+            f"{path} has the format {manifest['format']}, and this version of engram reads format "
+            f"{FORMAT}; install a newer engram-vit."
         )
     return cast("dict[str, Any]", manifest)
 
 
 def _check_entries(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Raise what json could have raised where the list of engrams is not as it should be."""
+    """No other file name is accepted, so a manifest cannot reach into other folders."""
     for entry in entries:
-        if any(type(entry[key]) is not str for key in ("task", "file", "content")):
-            raise TypeError("a value that is not a string")
-        # No other file name is accepted, so a manifest cannot reach into other folders.
         if not NAME.fullmatch(entry["task"]) or entry["file"] != f"{entry['task']}.safetensors":
-            raise ValueError(f"the file {entry['file']!r} for the task {entry['task']!r}")
-    if not entries:
-        raise ValueError("no engrams")
+            raise Invalid(f"the file {entry['file']!r} for the task {entry['task']!r}")
 
 
 # Engrams that fit together

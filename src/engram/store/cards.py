@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -147,11 +146,6 @@ def _cell(text: object) -> str:
     return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", printable(str(text), 400))
 
 
-def _brief(value: float) -> str:
-    """Four significant digits, or all digits of an integer that is too large for a float."""
-    return f"{value:.4g}" if abs(value) <= sys.float_info.max else _cell(value)
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
@@ -230,7 +224,7 @@ def _metrics(engram: Engram) -> str:
         return ""
     names = list(dict.fromkeys(name for values in splits.values() for name in values))
     rows = [
-        (split or "-", *(_brief(values[n]) if n in values else "" for n in names))
+        (split or "-", *(f"{values[n]:.4g}" if n in values else "" for n in names))
         for split, values in splits.items()
     ]
     columns = ("split", *map(_cell, names))

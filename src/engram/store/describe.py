@@ -21,6 +21,7 @@ from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.trunks.load import load_trunk
 from engram.util.description import Description
+from engram.util.documents import MAX_BYTES
 from engram.util.text import printable, summarise_names
 from engram.vit import ViT
 
@@ -48,7 +49,7 @@ def _may_be_trunk(path: Path) -> bool:
         return path.suffix == ".npz"
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return length < path.stat().st_size and file.read(1) == b"{"
+        return length < min(path.stat().st_size, MAX_BYTES) and file.read(1) == b"{"
 
 
 def describe_engram(engram: Engram, size: int | None = None) -> Description:

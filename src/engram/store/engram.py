@@ -20,7 +20,8 @@ from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
-from engram.util.jsonable import jsonable
+from engram.trunks.schemas import MAX_PATCHES, can_be_cut
+from engram.util.documents import jsonable
 from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from engram.tasks.task import Task
 
 FORMAT = 1
+#: The most values that the metrics of an engram may have, and so its recipe.
+MAX_METRICS = 100_000
+_LONG_LIST = 1_000  # longer ones in metrics and recipe are recorded as their length
 _MASK_FIELDS = ("values", "ignore")  # only in the header of a task that learns from masks
 
 
@@ -69,28 +73,34 @@ class Engram:
     @property
     def content(self) -> str:
         """A hash of everything that determines the outputs of the task, and of nothing else."""
-        header = self.header()
-        hashed = {key: header[key] for key in ("format", "task", "preprocessing", "parents")}
-        hashed["trunk"] = self.trunk.fingerprint
+        hashed = {**self._identity(), "trunk": self.trunk.fingerprint}
         text = json.dumps(hashed, sort_keys=True) + tensors_hash(dict(self.tensors))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def header(self) -> dict[str, Any]:
-        """The JSON header of the file, without `content`."""
-        spec = {**asdict(self.spec), "extends": list(self.parents)}
+    def _identity(self) -> dict[str, Any]:
+        """The fields of the header that determine the outputs of the task."""
+        spec = {**vars(self.spec), "extends": list(self.parents)}
         for name in _MASK_FIELDS if not self.spec.does.per_pixel else ():
             del spec[name]
-        spec = {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()}
         return {
             "format": FORMAT,
-            "task": spec,
+            "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             "parents": dict(self.parents),
+            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+        }
+
+    def header(self) -> dict[str, Any]:
+        """The JSON header of the file, without `content`."""
+        known = self._identity()
+        preprocessing = known.pop("preprocessing")
+        return {
+            **known,
             "trunk": {
                 **asdict(self.trunk),
                 "image_size": list(self.trunk.image_size),
                 "source": utf8(self.trunk.source).decode(),
             },
-            "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
+            "preprocessing": preprocessing,
             "metrics": jsonable(self.metrics, _utf8_text),
             "recipe": jsonable(self.recipe, _utf8_text),
             "created": self.created,
@@ -128,6 +138,17 @@ class Engram:
 
     def __repr__(self) -> str:
         return f"<Engram {self.spec.name!r}, {self.spec.regime}, content {self.content[:12]}>"
+
+    def check_image_size(self) -> None:
+        """Refuse a preprocessing for images that the trunk cannot take."""
+        patch = self.trunk.patch
+        if self.preprocessing is not None and not can_be_cut(self.preprocessing.size, patch):
+            height, width = self.preprocessing.size
+            raise EngramError(
+                f"The preprocessing has images of {height} x {width} pixels; height and width "
+                f"must be multiples of the trunk's patch size {patch}, with at most "
+                f"{MAX_PATCHES:,} patches."
+            )
 
     def check_trunk(self, trunk: TrunkInfo, preprocessing: Preprocessing | None) -> None:
         """Refuse a trunk or a preprocessing that the task was not trained with."""
@@ -234,6 +255,15 @@ def _utf8_text(value: object) -> str:
     return utf8(str(value)).decode()
 
 
+def _without_long_lists(value: Any) -> Any:
+    """Metrics or a recipe with long lists replaced by their length: names of unreadable images."""
+    if isinstance(value, Mapping):
+        return {key: _without_long_lists(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return len(value) if len(value) > _LONG_LIST else list(map(_without_long_lists, value))
+    return value
+
+
 def new_engram(
     spec: TaskSpec,
     tensors: Mapping[str, Tensor],
@@ -262,8 +292,8 @@ def new_engram(
         TrunkInfo.from_trunk(trunk),
         trunk.preprocessing,
         parents,
-        metrics or {},
-        recipe or {},
+        _without_long_lists(metrics or {}),
+        _without_long_lists(recipe or {}),
         now,
         f"engram-vit {__version__}",
     )

@@ -9,27 +9,68 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from engram.errors import EngramError
+from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
-from engram.store.engram import FORMAT, Engram, TrunkInfo, shape_mismatch
-from engram.tasks.kinds import IGNORED, KINDS
+from engram.store.engram import FORMAT, MAX_METRICS, Engram, TrunkInfo, shape_mismatch
+from engram.tasks.shape import SCHEMA as SHAPE
 from engram.tasks.spec import TaskSpec
+from engram.trunks.schemas import HEADS
+from engram.util.documents import parse_json, read_header
 from engram.util.files import write_atomically
+from engram.util.schema import (
+    Array,
+    Boolean,
+    FreeObject,
+    Integer,
+    Invalid,
+    Nullable,
+    Object,
+    String,
+)
 from engram.util.text import printable
 
-_MAX_HEADER = 50_000_000  # bytes; 100,000 classes with long names need a tenth of it
-_MAX_NESTING = 100  # of lists and objects in the header
+_HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
+_TASK = Object(
+    {
+        **dict.fromkeys(("name", "kind", "regime", "update"), String()),
+        **dict.fromkeys(("classes", "extends"), Array(String())),
+        **dict.fromkeys(("cells", "tokens", "adapter_width"), Integer(0, 10_000)),
+        "after_norm": Boolean(),
+    },
+    {"values": Array(Integer(0, 65_535)), "ignore": Integer(0, 65_535)},
+)
+_TRUNK = Object(
+    {
+        **SHAPE.required,
+        "heads": HEADS,
+        "source": String(4_096),
+        "fingerprint": _HASH,
+        "antialias": Boolean(),
+    }
+)
+_VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
+#: What the header of an engram must be. `TaskSpec` and `TrunkInfo` check what belongs together.
+HEADER = Object(
+    {
+        "task": _TASK,
+        "parents": FreeObject(10_000),
+        "trunk": _TRUNK,
+        "preprocessing": Nullable(PREPROCESSING),
+        **dict.fromkeys(("metrics", "recipe"), FreeObject(MAX_METRICS)),
+        **dict.fromkeys(("created", "library"), String(200)),
+        "content": _HASH,
+    },
+    others=True,
+)
 
 
 def write_engram(path: str | Path, engram: Engram) -> Path:
@@ -39,14 +80,15 @@ def write_engram(path: str | Path, engram: Engram) -> Path:
 
 
 def serialise_engram(engram: Engram) -> bytes:
-    """The bytes of the file. A tensor with values that are not finite is an EngramError."""
+    """The bytes of the file. An engram that could not be read again is an EngramError."""
     bad = [name for name, tensor in engram.tensors.items() if not bool(tensor.isfinite().all())]
     if bad:
         raise EngramError(
             f"The task {engram.spec.name!r} has values that are not finite in {', '.join(bad)}; "
             "nothing was written. A lower learning rate usually helps."
         )
-    header = json.dumps({**engram.header(), "content": engram.content}, allow_nan=False)
+    fields = {**engram.header(), "content": engram.content}
+    header = json.dumps(fields, allow_nan=False)
     metadata = {"engram": header, "sha256": hashlib.sha256(header.encode()).hexdigest()}
     data = safetensors.torch.save(dict(engram.tensors), metadata)
     size = 8 + int.from_bytes(data[:8], "little")
@@ -54,7 +96,17 @@ def serialise_engram(engram: Engram) -> bytes:
     outer["__metadata__"] = metadata
     text = json.dumps(outer, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[size:]
+    start = len(text).to_bytes(8, "little") + text
+    try:
+        HEADER.check(fields, "")
+        engram.check_image_size()
+        read_header(io.BytesIO(start))
+    except (EngramError, ValueError) as error:
+        reason = str(error).rstrip(".")
+        raise EngramError(
+            f"The task {engram.spec.name!r} cannot be saved: {reason}. Nothing was written."
+        ) from None
+    return start + data[size:]
 
 
 def read_engram(path: str | Path) -> Engram:
@@ -80,7 +132,7 @@ def read_engram(path: str | Path) -> Engram:
         if path.exists() and not path.is_file():  # a folder, or a pipe without an end
             raise EngramError(f"{path} is not a file; give an engram, a .safetensors file.")
         with open(path, "rb") as file:
-            _metadata(path, file.read(8), file.read)
+            metadata = _metadata(path, file)
             file.seek(0)
             data = file.read()
     except OSError as error:
@@ -90,13 +142,17 @@ def read_engram(path: str | Path) -> Engram:
         ) from None
     except (MemoryError, ValueError) as error:  # larger than memory; a path with a zero byte
         raise EngramError(f"{path} cannot be read ({error or 'it is too large'}).") from None
-    return parse_engram(data, path)
+    return _parse(data, metadata, path)
 
 
 def parse_engram(data: bytes, path: str | Path) -> Engram:
     """Parse and verify the bytes of a file; errors call it `path`. See `read_engram`."""
-    path, stream = Path(path), io.BytesIO(data)
-    header = _header(path, _metadata(path, stream.read(8), stream.read))
+    path = Path(path)
+    return _parse(data, _metadata(path, io.BytesIO(data)), path)
+
+
+def _parse(data: bytes, metadata: Mapping[str, Any], path: Path) -> Engram:
+    header = _header(path, metadata)
     try:
         tensors = safetensors.torch.load(data)
     except Exception as error:  # safetensors raises many types for damaged files
@@ -115,7 +171,7 @@ def is_engram(path: str | Path) -> bool:
     """Whether a file has the metadata of an engram. `read_engram` verifies the rest."""
     try:
         with open(path, "rb") as file:
-            _metadata(Path(path), file.read(8), file.read)
+            _metadata(Path(path), file)
     except (OSError, ValueError, EngramError):
         return False
     return True
@@ -127,22 +183,17 @@ def _damaged(path: Path, what: str) -> EngramError:
     )
 
 
-def _metadata(path: Path, length: bytes, read: Any) -> Mapping[str, Any]:
-    """The metadata of a safetensors file, read before any tensor.
-
-    `length` is the first 8 bytes of the file, and `read` reads what follows.
-    """
-    size = int.from_bytes(length, "little")
-    text = read(size) if len(length) == 8 and size <= _MAX_HEADER else b""
+def _metadata(path: Path, file: IO[bytes]) -> Mapping[str, Any]:
+    """The metadata of a safetensors file, read before any tensor."""
     try:
-        metadata = json.loads(text).get("__metadata__", {}) if len(text) == size else None
-    except (ValueError, AttributeError, RecursionError):
-        metadata = None
-    if not isinstance(metadata, dict):
+        metadata = read_header(file).get("__metadata__", {})
+        if not isinstance(metadata, dict):
+            raise ValueError("its metadata are not an object")
+    except ValueError as error:
         raise EngramError(
-            f"{path} is not a safetensors file, or it is incomplete; give an engram, a "
-            ".safetensors file that `engram fit` or model.save wrote."
-        )
+            f"{path} is not a safetensors file, or it is incomplete ({printable(str(error))}); "
+            "give an engram, a .safetensors file that `engram fit` or model.save wrote."
+        ) from None
     if "engram" not in metadata:
         raise EngramError(
             f"{path} is a safetensors file but not an engram (it has no engram header); if it is "
@@ -158,70 +209,55 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if found != expected:
         raise _damaged(path, f"its header hashes to {found[:12]}, not to {str(expected)[:12]}")
     try:
-        header = json.loads(text)
-        version = header["format"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        header = parse_json(str(text).encode())
+        _VERSION.check(header, "")
+    except ValueError:
         raise _damaged(path, "its header is not the JSON of an engram") from None
-    if type(version) is not int or _is_deeper(_MAX_NESTING, header):
-        raise _damaged(path, "its header has no format version, or is nested too deeply")
-    try:
-        json.dumps(header, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # it could neither be printed nor sent
-        raise _damaged(path, "its header holds text that UTF-8 cannot encode") from None
-    if version != FORMAT:
+    if header["format"] != FORMAT:
         raise EngramError(
-            f"{path} has the format {printable(str(version))}, and this version of engram reads "
-            f"format {FORMAT}; install a newer engram-vit."
+            f"{path} has the format {header['format']}, and this version of engram reads format "
+            f"{FORMAT}; install a newer engram-vit."
         )
     assert isinstance(header, dict)
     return header
 
 
-def _is_deeper(levels: int, value: Any) -> bool:
-    """Whether lists and objects are nested deeper than this."""
-    level = [value]
-    for _ in range(levels):
-        inside = [list(v.values()) if isinstance(v, dict) else v for v in level]
-        level = [part for item in inside if isinstance(item, list) for part in item]
-    return bool(level)
-
-
 def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     """The engram of a decoded header and its tensors; errors call the file `path`."""
     try:
+        HEADER.check(header, "")
+        json.dumps({name: header[name] for name in HEADER.required}, ensure_ascii=False).encode()
         engram = _engram(header, tensors)
         expected = _expected_shapes(engram)
+    except Invalid as error:
+        raise _damaged(path, f"its header has a missing or invalid field ({error})") from None
+    except UnicodeEncodeError:  # it could neither be printed nor sent
+        raise _damaged(path, "its header holds text that UTF-8 cannot encode") from None
     except EngramError as error:
         raise _damaged(path, f"its header has invalid settings: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"its header has a missing or invalid field ({error})") from None
     _check_tensors(path, engram, expected)
     return engram
 
 
 def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
-    """The engram that a header describes. Whatever is wrong with a field raises."""
-    task = dict(header["task"])
-    if str(task["kind"]) in KINDS and KINDS[task["kind"]].per_pixel:
-        task["values"] = tuple(task["values"])
-    else:
-        task = {"values": (), "ignore": IGNORED} | task
-    task["classes"], task["extends"] = tuple(task["classes"]), tuple(task["extends"])
-    trunk = dict(header["trunk"])
+    """The engram that a header describes. Whatever does not belong together raises."""
+    task, trunk = dict(header["task"]), dict(header["trunk"])
+    for name in ("classes", "extends", "values"):
+        task[name] = tuple(task.get(name, ()))
     trunk["image_size"] = tuple(trunk["image_size"])
+    preprocessing = header["preprocessing"]
     engram = Engram(
-        spec=TaskSpec(**_typed(TaskSpec, task)),
+        spec=TaskSpec(**task),
         tensors=tensors,
-        trunk=TrunkInfo(**_typed(TrunkInfo, trunk)),
-        preprocessing=_preprocessing(header["preprocessing"]),
+        trunk=TrunkInfo(**trunk),
+        preprocessing=None if preprocessing is None else Preprocessing.from_dict(preprocessing),
         parents=_parents(header["parents"], task["extends"]),
-        metrics=dict(header["metrics"]),
-        recipe=dict(header["recipe"]),
-        created=str(header["created"]),
-        library=str(header["library"]),
+        metrics=header["metrics"],
+        recipe=header["recipe"],
+        created=header["created"],
+        library=header["library"],
     )
-    _hash(header["content"], "content")
-    _hash(engram.trunk.fingerprint, "fingerprint")
+    engram.check_image_size()
     return engram
 
 
@@ -246,44 +282,10 @@ def _expected_shapes(engram: Engram) -> dict[str, tuple[int, ...]]:
     return spec.shapes(engram.trunk) | computed
 
 
-def _preprocessing(value: Any) -> Preprocessing | None:
-    if value is None:
-        return None
-    preprocessing = Preprocessing.from_dict(dict(value))
-    integers = (*preprocessing.size, preprocessing.resize or 1)
-    real = (*preprocessing.mean, *preprocessing.std)
-    if not all(type(number) is int for number in integers) or not all(
-        type(number) in (int, float) and math.isfinite(number) for number in real
-    ):
-        raise TypeError(f"preprocessing is {value!r}")
-    return preprocessing
-
-
-def _parents(value: Any, extends: Sequence[Any]) -> dict[str, str]:
+def _parents(value: Mapping[str, Any], extends: Sequence[str]) -> dict[str, str]:
     """The contents of the parents, in the order in which the task extends them."""
-    if type(value) is not dict or sorted(value) != sorted(extends):
-        raise TypeError(f"it extends {list(extends)!r}, but its parents are {value!r}")
-    return {name: _hash(value[name], "parent") for name in extends}
-
-
-def _hash(value: Any, what: str) -> str:
-    if type(value) is not str or not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise TypeError(f"{what} is {value!r}")
-    return value
-
-
-def _typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Values for the fields of a dataclass, after checking that they have exactly its types."""
-    types = {"int": int, "str": str, "bool": bool}
-    parts = {"tuple[str, ...]": str, "tuple[int, ...]": int, "tuple[int, int]": int}
-    for item in fields(kind):
-        value, annotation = values[item.name], str(item.type)
-        valid: bool = type(value) is types.get(annotation, tuple)
-        if valid and annotation in parts:
-            valid = all(type(part) is parts[annotation] for part in value)
-        if not valid:
-            raise TypeError(f"{item.name} is {value!r}")
-    unknown = set(values) - {item.name for item in fields(kind)}
-    if unknown:
-        raise TypeError(f"unknown fields {', '.join(sorted(unknown))}")
-    return values
+    if sorted(value) != sorted(extends):
+        raise Invalid(f"it extends {len(extends)} tasks, but its parents are others")
+    for name, content in value.items():
+        _HASH.check(content, f"parents.{name}")
+    return {name: value[name] for name in extends}

@@ -6,7 +6,6 @@ A repository that `engram push` wrote has engrams, `bundle.json` if they fit tog
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -21,12 +20,14 @@ from engram.errors import EngramError
 from engram.store.engram import Engram
 from engram.store.format import is_engram, read_engram
 from engram.util import hub
+from engram.util.documents import parse_json
 from engram.util.hub import HubAddress, PathOrHubId
 from engram.util.text import printable
 
 MANIFEST = "bundle.json"
 CARD = "README.md"
 LISTED = "engrams"  # the field of both that lists the engrams
+_MAX_LIST = 1_000_000  # bytes of a card or a manifest: parsing YAML takes seconds per megabyte
 _WEIGHTS = ("model.safetensors", "model-*.safetensors")  # of whole models, never engrams
 
 
@@ -193,9 +194,10 @@ def _listed_contents(folder: Path) -> dict[str, set[str]]:
     """
     entries: list[Any] = []
     for name, read in ((MANIFEST, _read_json), (CARD, metadata_load)):
-        if (folder / name).is_file():
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= _MAX_LIST:
             with suppress(Exception):
-                entries += (read(folder / name) or {}).get(LISTED) or []
+                entries += (read(path) or {}).get(LISTED) or []
     pairs = [(e.get("file"), e.get("content")) for e in entries if isinstance(e, Mapping)]
     listed: dict[str, set[str]] = {}
     for file, content in pairs:
@@ -209,5 +211,5 @@ def _listed_contents(folder: Path) -> dict[str, set[str]]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    document = json.loads(path.read_bytes())
+    document = parse_json(path.read_bytes())
     return document if isinstance(document, dict) else None

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from engram.errors import EngramError
+from engram.trunks.schemas import MAX_PATCHES, PREFIX, SHAPE
+from engram.util.schema import Integer, Invalid, Object
 from engram.vit import ViT, ViTConfig
 
-_MOST = 10**12  # of anything; what a file claims is not believed beyond
+#: The fields of `TrunkShape`.
+SCHEMA = Object({**SHAPE, "prefix": PREFIX, "parameters": Integer(0, 10**12)}, others=True)
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,15 @@ class TrunkShape:
     parameters: int  # without the original head
 
     def __post_init__(self) -> None:
+        try:
+            SCHEMA.check(vars(self), "")
+        except Invalid as error:
+            raise EngramError(f"No trunk has such a shape: {error}.") from None
         height, width = self.image_size
-        for name, least in (("patch", 1), ("width", 1), ("depth", 1), ("mlp_width", 1),
-                            ("prefix", 0), ("parameters", 0)):  # fmt: skip
-            if not least <= getattr(self, name) <= _MOST:
-                raise EngramError(f"No trunk has the {name} {getattr(self, name)}.")
-        if not self.patch <= min(height, width) <= max(height, width) <= _MOST:
+        if not 1 <= (height // self.patch) * (width // self.patch) <= MAX_PATCHES:
             raise EngramError(
-                f"No trunk with patches of {self.patch} pixels takes images of {height} x {width}."
+                f"No trunk with patches of {self.patch} pixels takes images of {height} x {width}: "
+                f"they are cut into 1 to {MAX_PATCHES:,} patches."
             )
 
     @classmethod

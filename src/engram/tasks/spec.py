@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,9 @@ from engram.tasks.settings import TaskSettings
 from engram.tasks.shape import TrunkShape
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+#: The largest size of all class names together, as they are written into the header of an engram:
+#: 100,000 names of 74 characters.
+MAX_CLASS_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class TaskSpec:
         if len(set(self.classes)) < len(self.classes):
             twice = Counter(self.classes).most_common(1)[0][0]
             refuse(f"the {noun} {twice!r} is there twice; every {noun} needs a name of its own.")
+        size = len(json.dumps(json.dumps(self.classes)))  # JSON as text in JSON
+        if size > MAX_CLASS_BYTES:
+            refuse(
+                f"the names of its {count:,} {nouns} take {size / 1e6:.1f} MB, and an engram has "
+                f"room for {MAX_CLASS_BYTES / 1e6:g} MB; shorten them."
+            )
         for what in ("cells", "tokens", "adapter_width"):
             least, value = int(what != "cells"), getattr(self, what)
             if not isinstance(value, int) or not least <= value <= 10_000:

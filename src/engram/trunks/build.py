@@ -8,14 +8,14 @@ adds the rest (configs.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.images.preprocessing import Preprocessing
+from engram.images.preprocessing import MAX_SIDE, Preprocessing
 from engram.trunks.configs import (
     ModelSettings,
     default_preprocessing,
@@ -25,8 +25,10 @@ from engram.trunks.configs import (
 )
 from engram.trunks.infer import infer_config, split_positions
 from engram.trunks.layouts import Layout, split_in_proj, timm_layout, transformers_layout
+from engram.trunks.schemas import CONFIG, MAX_PATCHES, can_be_cut
 from engram.trunks.translate import Translated, check_complete, their_names, translate
-from engram.vit import Activation, HeadConfig, Pooling, ViT, ViTConfig
+from engram.util.schema import Invalid
+from engram.vit import Activation, ViT, ViTConfig
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ def build_trunk(parsed: ParsedModel, name: str, source: str, overrides: Override
 def _assemble(config: ViTConfig, found: Translated, layout: Layout, name: str) -> ViT:
     """The ViT with these tensors, if they are all it has and all it needs."""
     with explain_bad_settings(name):
-        head = config.head or HeadConfig(0)
-        if config.activation not in get_args(Activation) or head.pooling not in get_args(Pooling):
-            raise ValueError(f"{config.activation} or {head.pooling} is unknown")
-        if config.heads < 1 or config.depth > len(found.tensors):
-            raise ValueError(f"{config.heads} heads, {config.depth} layers")
+        CONFIG.check(asdict(config), "")
+        if config.depth > len(found.tensors):
+            raise Invalid(f"{config.depth} layers, but {len(found.tensors)} tensors")
+        if config.prefix_positions > config.prefix:
+            raise Invalid(f"{config.prefix_positions} positions for {config.prefix} tokens")
         with torch.device("meta"):  # no memory and no random numbers for what is replaced
             vit = ViT(config)
     expected = vit.state_dict()
@@ -149,10 +151,11 @@ def _image_size(size: tuple[int, int], overrides: Overrides, trunk: ViT) -> tupl
         size = (side, side) if isinstance(side, int) else side
     elif overrides.preprocessing is None:
         size = max(size[0] // patch, 1) * patch, max(size[1] // patch, 1) * patch
-    if len(size) != 2 or min(size) < 1 or size[0] % patch or size[1] % patch:
+    if not can_be_cut(size, patch):
         raise EngramError(
             f"{trunk.source} cannot take images of {' x '.join(map(str, size))} pixels: height and "
             f"width must be multiples of its patch size {patch}, such as "
-            f"{trunk.config.image_size[0]} x {trunk.config.image_size[1]}."
+            f"{trunk.config.image_size[0]} x {trunk.config.image_size[1]}, up to {MAX_SIDE:,} "
+            f"pixels and {MAX_PATCHES:,} patches."
         )
     return size

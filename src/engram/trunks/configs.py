@@ -12,7 +12,9 @@ from typing import Any
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.trunks.layouts import FAMILIES, Layout
+from engram.trunks.schemas import PROCESSOR, TIMM, TIMM_ARGUMENTS, TRANSFORMERS
 from engram.trunks.translate import Translated
+from engram.util.schema import Invalid
 from engram.vit import Activation, Pooling
 
 READABLE = "ViT, DeiT, DINO, DINOv2, CLIP, SigLIP and MAE"
@@ -59,6 +61,8 @@ def explain_bad_settings(name: str) -> Iterator[None]:
     """Errors while settings are read become an EngramError: the file is wrong, not the program."""
     try:
         yield
+    except Invalid as error:
+        raise EngramError(f"The settings of {name} cannot be understood: {error}.") from None
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise EngramError(f"The settings of {name} cannot be understood: {error!r}.") from error
 
@@ -110,6 +114,7 @@ def settings_of_transformers(
     vision = config
     if model_type in ("clip", "siglip"):  # of two towers
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
+    TRANSFORMERS.check(vision, "config")
     eps, activation = _DEFAULTS[family]
     activation = vision.get("hidden_act", activation)
     if activation not in _ACTIVATIONS:
@@ -166,6 +171,8 @@ def settings_of_timm(config: Mapping[str, Any], found: Translated, name: str) ->
     """
     cfg = {**config, **(config.get("pretrained_cfg") or {})}
     arguments = config.get("model_args") or {}
+    TIMM.check(cfg, "pretrained_cfg")
+    TIMM_ARGUMENTS.check(arguments, "model_args")
     activation = _timm_activation(config, cfg, found)
     pooling = _timm_pooling(cfg.get("global_pool") or arguments.get("global_pool"), found, name)
     clip = found.has("pre_norm")
@@ -265,6 +272,7 @@ def _adjust_to_processor(
     default: Preprocessing, cfg: Mapping[str, Any], name: str
 ) -> Preprocessing:
     """The preprocessing of preprocessor_config.json; what it leaves out is the default."""
+    PROCESSOR.check(cfg, "preprocessor_config")
     if not cfg.get("do_rescale", True) or abs(cfg.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-6:
         raise EngramError(
             f"{name} does not scale pixels to the range from 0 to 1, which is not supported; give "

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from engram.errors import EngramError
+from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
 from engram.trunks.build import (
     Overrides,
@@ -37,6 +38,7 @@ from engram.trunks.read import (
     read_processor,
     read_safetensors,
 )
+from engram.trunks.schemas import CONFIG
 from engram.trunks.translate import Translated, checked, translate
 from engram.util import hub
 from engram.util.files import write_atomically
@@ -168,6 +170,7 @@ def _parse_own(folder: Path, config: dict[str, Any], name: str) -> ParsedModel:
     if config["engram_trunk"] != 1:
         raise EngramError(f"{name} was written by a newer version of Engram; update yours.")
     with explain_bad_settings(name):
+        CONFIG.check(config.get("config"), "config")
         settings = dict(config["config"])
         head = settings.pop("head", None)
         settings["image_size"] = tuple(settings["image_size"])
@@ -177,6 +180,7 @@ def _parse_own(folder: Path, config: dict[str, Any], name: str) -> ParsedModel:
 
     def preprocessing() -> Preprocessing:
         if saved:
+            PREPROCESSING.check(saved, "preprocessing")
             return Preprocessing.from_dict(saved)
         return default_preprocessing("timm", vit.image_size)
 

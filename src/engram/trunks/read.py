@@ -5,7 +5,6 @@ Files are read, never run: no pickle is opened, and no module of another library
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zipfile
@@ -23,6 +22,7 @@ from engram.errors import EngramError
 from engram.trunks.layouts import as_torch
 from engram.trunks.translate import check_complete
 from engram.util import hub
+from engram.util.documents import MAX_BYTES, parse_json, read_header
 from engram.util.hub import PathOrHubId
 
 BUNDLED = Path(__file__).parent  # the folder of the bundled trunks
@@ -91,8 +91,9 @@ def _check_folder(path: Path, name: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The settings in a JSON file."""
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        with open(path, "rb") as file:
+            content = parse_json(file.read(MAX_BYTES + 1))
+    except (OSError, ValueError) as error:
         raise EngramError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, dict):
         raise EngramError(f"{path} holds no settings; a JSON object was expected.")
@@ -112,6 +113,8 @@ def read_processor(folder: Path) -> dict[str, Any]:
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file."""
     try:
+        with open(path, "rb") as file:
+            read_header(file)
         return load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
         raise EngramError(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from engram.util.jsonable import jsonable
+from engram.util.documents import jsonable
 
 
 def test_what_json_has_stays_as_it_is() -> None:

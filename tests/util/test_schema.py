@@ -1,0 +1,86 @@
+"""A schema refuses every value that breaks a rule, and says which and why."""
+
+import math
+from typing import Any
+
+import pytest
+
+from engram.util.schema import (
+    AnyOf,
+    Array,
+    Boolean,
+    FreeObject,
+    Integer,
+    Invalid,
+    Nullable,
+    Number,
+    Object,
+    Rule,
+    String,
+)
+
+PAIR = Array(Integer(1, 4), 2, 2)
+GOOD: list[tuple[Rule, list[Any]]] = [
+    (Integer(0, 5), [0, 5]),
+    (Number(-1, 1), [-1, 0.5, 1]),
+    (Boolean(), [True, False]),
+    (String(), ["", "x\ny"]),
+    (String(choices=("a", "b")), ["b"]),
+    (String(pattern="[0-9a-f]+"), ["0f"]),
+    (PAIR, [[1, 4], (2, 2)]),
+    (Nullable(Integer(0, 5)), [None, 3]),
+    (Object({"a": Integer(0, 5)}, {"b": Boolean()}), [{"a": 1}, {"a": 1, "b": True}]),
+    (Object({}, {"a": Boolean()}, others=True), [{}, {"other": []}]),
+    (AnyOf((Integer(0, 5), PAIR), "a size"), [3, [1, 2]]),
+    (FreeObject(5), [{}, {"a": [1, {"b": 2.5}]}, {"a": 2**64 - 1, "b": -(2**63)}]),
+]
+
+
+@pytest.mark.parametrize(("rule", "values"), GOOD, ids=lambda item: type(item).__name__)
+def test_what_keeps_the_rule_passes(rule: Rule, values: list[Any]) -> None:
+    for value in values:
+        rule.check(value, "x")
+
+
+DEEP: Any = {}
+for _ in range(200):
+    DEEP = {"a": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "sentence"),
+    [
+        (Integer(0, 5), 6, "x is 6; it must be a whole number from 0 to 5"),
+        (Integer(0, 5), True, "x is True; it must be a whole number"),
+        (Integer(0, 5), 1.0, "x is 1.0; it must be a whole number"),
+        (Integer(0, 5), 10**4000, r"x is a number of about 4,000 digits; it must be"),
+        (Number(0, 1), math.nan, "x is nan; it must be a number from 0 to 1"),
+        (Number(0, 1), math.inf, "x is inf"),
+        (Number(0, 1), 10**400, "x is a number of about 400 digits"),
+        (Number(1e-4, 1e4), 5e-324, "x is 5e-324; it must be a number from 0.0001 to 10,000"),
+        (Number(0, 1), "0.5", "x is '0.5'"),
+        (Boolean(), 1, "x is 1; it must be true or false"),
+        (String(), None, "x is null; it must be text"),
+        (String(most=3), "abcd", "x has 4 characters; at most 3 are read"),
+        (String(choices=("a", "b")), ["a"], "x is a list of 1 values; it must be one of a, b"),
+        (String(pattern="[0-9a-f]+", about="a hash"), "xyz", "it must be a hash"),
+        (PAIR, 3, "x is 3; it must be a list"),
+        (PAIR, [], "x is an empty list; it must be a list of 2 values"),
+        (PAIR, [1, 9], r"x\[1\] is 9; it must be a whole number from 1 to 4"),
+        (Array(Boolean(), 1, 3), [], "a list of 1 to 3 values"),
+        (Nullable(Boolean()), 3, "x is 3"),
+        (Object({"a": PAIR}), {}, "x.a is missing"),
+        (Object({"a": PAIR}), {"a": [0, 1]}, r"x.a\[0\] is 0"),
+        (Object({}), {"\x1b": 1}, "there is no field x.'\ufffd'"),
+        (Object({}), [], "x is an empty list; it must be an object"),
+        (AnyOf((PAIR, Integer(0, 5)), "a size"), "s", "x is 's'; it must be a size"),
+        (FreeObject(3), {"a": [1, 2, 3]}, "x has more than 3 values"),
+        (FreeObject(9), {"a": [math.nan]}, "a number in x is nan; it must be finite"),
+        (FreeObject(9), {"a": 2**64}, "it must be one that 64 bits can hold"),
+        (FreeObject(999), DEEP, "x is nested more than 100 levels deep"),
+        (FreeObject(9), [], "x is an empty list; it must be an object"),
+    ],
+)
+def test_what_breaks_the_rule_is_named(rule: Rule, value: Any, sentence: str) -> None:
+    with pytest.raises(Invalid, match=sentence):
+        rule.check(value, "x")
