@@ -39,6 +39,13 @@ def nested(depth: int) -> Any:
     return value
 
 
+def odd_value(rng: random.Random) -> Any:
+    """A new odd value, so that a later change of it changes nothing else."""
+    if rng.randrange(12) == 0:
+        return nested(rng.choice((50, 150, 400)))
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def oddly_changed(document: Any, rng: random.Random) -> tuple[str, Any]:
     """A copy in which one or two values are odd, missing or unknown, and the path of the last."""
     changed, name = copy.deepcopy(document), ""
@@ -52,9 +59,7 @@ def oddly_changed(document: Any, rng: random.Random) -> tuple[str, Any]:
         if kind == 0:
             del place[last]
         elif kind == 1 and isinstance(place, dict):
-            place[rng.choice(("unknown", "__class__", ""))] = rng.choice(ODD)
-        elif kind == 2:
-            place[last] = nested(rng.choice((50, 150, 900)))
+            place[rng.choice(("unknown", "__class__", ""))] = odd_value(rng)
         else:
-            place[last] = copy.deepcopy(rng.choice(ODD))
+            place[last] = odd_value(rng)
     return name, changed
