@@ -18,13 +18,13 @@ from engram.errors import EngramError
 
 
 def test_odd_headers_are_read_or_refused() -> None:
-    record = headers.run(30)
-    assert (record.tried, record.lost) == (30, [])
+    record = headers.run(300)
+    assert (record.tried, record.lost) == (300, [])
 
 
 def test_odd_trunks_are_loaded_or_refused() -> None:
-    record = trunks.run(12)
-    assert (record.tried, record.lost) == (12, [])
+    record = trunks.run(60)
+    assert (record.tried, record.lost) == (60, [])
 
 
 def test_the_service_survives_pictures_abuses_and_load() -> None:
