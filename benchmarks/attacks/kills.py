@@ -29,7 +29,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "fit, cache, workers": ("fit", "--cache", "on", "--workers", "2"),
     "fit, no cache": ("fit", "--cache", "off", "--workers", "0", "--augment", "none"),
     "fit, augmented, workers": ("fit", "--augment", "pad-crop", "--workers", "2", "--ema", "0.9"),
-    "fit, several views": ("fit", "--cache", "on", "--augment", "flip", "--views", "3"),
+    "fit, several views": ("fit", "--cache", "on", "--augment", "inception", "--views", "3"),
     "sweep, cache": ("sweep", *GRID, "--cache", "on", "--workers", "0"),
     "sweep, augmented, workers": ("sweep", *GRID, "--augment", "pad-crop", "--workers", "2"),
     "sweep, one by one": ("sweep", "--regime", "head", "--lr", "0.01,0.03", "--workers", "2"),
