@@ -13,7 +13,7 @@ from engram.serve.problems import Problem, add_handlers
 RAISED = {
     "problem": (Problem(503, "Busy\nnow.", retry=2), 503, "Busy now."),
     "unauthorised": (Problem(401, "No."), 401, "No."),
-    "image": (BadImage("a.png: damaged"), 422, "a.png: damaged. Send a JPEG, PNG, WebP or other"),
+    "image": (BadImage("a.png: damaged"), 422, "a.png: damaged. Send a good JPEG, PNG, WebP, GIF"),
     "large": (LargeImage("a.png: too large."), 422, "a.png: too large. Send a smaller one."),
     "engram": (EngramError("It does not fit."), 422, "It does not fit."),
     "bug": (ZeroDivisionError("secret"), 500, "The service had an internal error"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -50,6 +51,26 @@ def test_sigterm_finishes_what_was_accepted(bundle: Path, launch: Launch) -> Non
 
 def test_ctrl_c_stops_it(bundle: Path, launch: Launch) -> None:
     assert launch(bundle).stop(signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_decoders_end_with_the_service(bundle: Path, launch: Launch, number: int) -> None:
+    server = launch(bundle)
+    started = children(server.running.pid)
+    assert len(started) == 1 + Settings().decoders  # the process that forks them, too
+    os.kill(started[-1], signal.SIGSTOP)  # as one that decodes for ever
+    server.stop(number)
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    """All processes that a process has started, and theirs."""
+    lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    own = [int(child) for one in lists for child in one]
+    return [*own, *(grandchild for child in own for grandchild in children(child))]
 
 
 def test_what_is_attached_survives_a_restart(bundle: Path, world: World, launch: Launch) -> None:

@@ -53,6 +53,22 @@ def picture(seed: int = 0, width: int = 24, height: int = 20, kind: str = "PNG")
     return file.getvalue()
 
 
+def many_scans(count: int) -> bytes:
+    """A small progressive JPEG with so many scans, most of them the same."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64), 90).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last, end = data.rindex(b"\xff\xda"), len(data) - 2
+    return data[:last] + data[last:end] * (count - data.count(b"\xff\xda") + 1) + data[end:]
+
+
+def flat_png(side: int) -> bytes:
+    """A small file with very many pixels."""
+    file = io.BytesIO()
+    Image.new("L", (side, side)).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
 @dataclass
 class Opened:
     """Services in this process, closed at the end of the test."""

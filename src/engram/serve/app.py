@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -11,6 +10,7 @@ from fastapi import FastAPI
 from engram import __version__
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
+from engram.serve.decoding.pool import Pool
 from engram.serve.metrics import Metrics
 from engram.serve.middleware import RequestMiddleware
 from engram.serve.problems import add_handlers
@@ -20,23 +20,22 @@ from engram.serve.routes.predict import predict_router
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.settings import Settings
 
-_DECODERS = 2  # threads
-
 
 def create_app(catalogue: Catalogue, settings: Settings, token: str | None = None) -> FastAPI:
     """The service for a catalogue; tasks can be attached and removed only if there is a token."""
     metrics = Metrics()
     batcher = Batcher(settings, metrics.batch_images.observe)
-    decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="engram-decode")
+    decoders = Pool(settings, lambda reason: metrics.killed_decoders.inc())
     metrics.queued_images.set_function(lambda: batcher.pending)
     metrics.tasks.set_function(lambda: len(catalogue.now.model.tasks))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await decoders.start()
         batcher.start()
         yield
         await batcher.stop()
-        decoders.shutdown(wait=False, cancel_futures=True)
+        await decoders.stop()
 
     app = FastAPI(
         title="Engram",

@@ -33,6 +33,9 @@ class Metrics:
         self.queued_images = Gauge(
             "engram_waiting_images", "Images accepted and not yet answered.", **own
         )
+        self.killed_decoders = Counter(
+            "engram_killed_decoders", "Decoders killed at a limit and replaced.", **own
+        )
         self.tasks = Gauge("engram_tasks", "Tasks attached.", **own)
 
     def text(self) -> bytes:

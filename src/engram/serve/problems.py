@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage, LargeImage
+from engram.serve.decoding.formats import FORMATS
 from engram.util.text import printable
 
 
@@ -42,9 +43,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(BadImage)
     async def bad_image(request: Request, error: BadImage) -> Response:
-        what = (
-            "a smaller one" if isinstance(error, LargeImage) else "a JPEG, PNG, WebP or other image"
-        )
+        what = "a smaller one" if isinstance(error, LargeImage) else f"a good {FORMATS}"
         return error_response(422, f"{str(error).rstrip('.')}. Send {what}.")
 
     @app.exception_handler(EngramError)

@@ -48,9 +48,11 @@ class Service:
             require(package, extra="serve", purpose="The service")
         from engram.serve.app import create_app
         from engram.serve.catalogue import Catalogue
+        from engram.serve.decoding.launcher import launcher
 
         _check_bundle(folder)
         token = _clean_token(token)
+        launcher().start()  # it loads what decoders need while this process loads the model
         listener = _listen(settings)  # first: a port in use is reported before a model is loaded
         try:
             catalogue = Catalogue.load(folder, settings, backbone)

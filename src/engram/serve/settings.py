@@ -31,6 +31,21 @@ class Settings:
     queue: int = setting(
         256, "maximum images waiting; requests beyond it get status 503", least=1, group=_LIMITS
     )
+    decoders: int = setting(
+        4, "processes that read requests and decode images", least=1, group=_LIMITS
+    )
+    decode_timeout: float = setting(
+        10.0,
+        "maximum time to read a request or decode an image, in seconds",
+        least=0.1,
+        group=_LIMITS,
+    )
+    decode_memory: int = setting(
+        2_000_000_000,
+        "maximum bytes of memory of a process that decodes images",
+        least=1_000_000,
+        group=_LIMITS,
+    )
     max_images: int = setting(32, "maximum images per request", least=1, group=_LIMITS)
     max_body: int = setting(64_000_000, "maximum bytes per request", least=1, group=_LIMITS)
     max_bodies: int = setting(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
+import time
 from collections.abc import Sequence
 
+import httpx
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
-from tests.support.serving import Opened, World, ask, picture
+from tests.support.serving import Opened, Server, World, ask, flat_png, many_scans, picture
 
 
 def probabilities(answer: dict, names: Sequence[str]) -> torch.Tensor:
@@ -73,3 +76,42 @@ def test_a_request_that_takes_too_long_may_try_again_later(opened: Opened) -> No
     assert batcher.pending == 0
     assert client.get("/readyz").status_code == 503
     assert client.get("/healthz").status_code == 200
+
+
+def test_health_is_answered_while_a_hostile_body_is_read(server: Server) -> None:
+    body = b'{"images":[1%s]}' % (b",1" * 1_000_000)
+    headers = {"Content-Type": "application/json"}
+    answered: list[int] = []
+
+    def send() -> None:
+        url = f"{server.url}/v1/predict"
+        answered.append(httpx.post(url, content=body, headers=headers, timeout=60).status_code)
+
+    thread, waits = threading.Thread(target=send), []
+    thread.start()
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        while thread.is_alive():
+            began = time.perf_counter()
+            assert client.get("/healthz").status_code == 200
+            waits.append(time.perf_counter() - began)
+    thread.join()
+    assert answered == [422]
+    assert max(waits) < 1  # it was seven seconds when the body was read where requests are
+
+
+def test_pictures_that_take_minutes_are_refused_and_others_go_on(client: TestClient) -> None:
+    for data in (many_scans(4000), b"P6 # " + b"x" * 10**6 + b"\n1 1 255 abc"):
+        response = client.post("/v1/predict", files={"image": ("a.jpg", data)})
+        assert response.status_code == 422, response.text
+        assert "a.jpg: " in response.json()["error"]
+    ask(client, picture())
+
+
+def test_a_picture_beyond_the_time_to_decode_it_is_refused(opened: Opened) -> None:
+    client = opened(decode_timeout=0.1, decoders=1)
+    response = client.post("/v1/predict", files={"image": ("big.png", flat_png(7000))})
+    assert response.status_code == 422, response.text
+    assert response.json()["error"] == (
+        "big.png: it takes more than 0.1 seconds to read, which is the limit. Send a smaller one."
+    )
+    assert "engram_killed_decoders_total 1.0" in client.get("/metrics").text

@@ -146,7 +146,7 @@ def test_a_name_that_tries_something_stays_text(client: TestClient) -> None:
     assert len(sentence) < 250
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 def test_every_usual_format_is_read(client: TestClient, kind: str) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20, 20), "red").save(file, kind)

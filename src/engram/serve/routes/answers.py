@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -63,3 +64,35 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
             for shares, rows in zip(maps.shares, patches, strict=True)
         ],
     }
+
+
+def image_json(
+    fields: Mapping[str, Any],
+    answers: Mapping[str, Mapping[str, Any]],
+    looks: Mapping[str, Any] | None,
+) -> bytes:
+    """The part of a response about one image.
+
+    Written task by task and layer by layer: other threads wait while one value is written, and a
+    thousand classes of many tasks would be a long wait.
+    """
+    members = [_member(name, value) for name, value in fields.items()]
+    members.append(b'"tasks":' + _object(_member(n, a) for n, a in answers.items()))
+    if looks is not None:
+        rest = [_member(name, value) for name, value in looks.items() if name != "layers"]
+        layers = b",".join(_dump(layer) for layer in looks["layers"])
+        members.append(b'"looks":' + _object([*rest, b'"layers":[' + layers + b"]"]))
+    return _object(members)
+
+
+def _object(members: Iterable[bytes]) -> bytes:
+    return b"{" + b",".join(members) + b"}"
+
+
+def _member(name: str, value: Any) -> bytes:
+    return _dump(name) + b":" + _dump(value)
+
+
+def _dump(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, create_model
+
+MAX_TASKS = 1000  # that a request may name
+
+TaskName = Annotated[str, Field(max_length=64)]
 
 
 def _as_int(value: Any) -> Any:
@@ -18,33 +23,46 @@ class PredictOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tasks: Annotated[
-        list[str] | None,
+        list[TaskName] | None,
         Field(
             min_length=1,
-            max_length=1000,
+            max_length=MAX_TASKS,
             description="Tasks to run; default: all of them, and base",
         ),
+        FailFast(),
     ] = None
     top_k: Annotated[
         int,
         Field(ge=1, le=1000, description="Number of classes to return per task"),
         BeforeValidator(_as_int),
     ] = 5
-    looks: Annotated[str | None, Field(description="A task whose attention maps to return")] = None
+    looks: Annotated[
+        TaskName | None, Field(description="A task whose attention maps to return")
+    ] = None
 
 
 class PredictJson(PredictOptions):
-    images: Annotated[
-        list[Annotated[str, Field(json_schema_extra={"format": "byte"})]],
-        Field(min_length=1, description="Images in base64"),
-    ]
+    """A request with its images in base64; `predict_json` adds the limits of a service."""
+
+    images: list[str]
 
 
-class PredictForm(PredictOptions):
-    image: Annotated[
-        list[Annotated[str, Field(json_schema_extra={"format": "binary"})]],
-        Field(min_length=1, description="Images, one file each"),
-    ]
+@cache
+def predict_json(max_images: int, max_body: int) -> type[PredictJson]:
+    """The body of a request as JSON, with the limits of a service; its first error ends it."""
+    image = Annotated[str, Field(max_length=max_body, json_schema_extra={"format": "byte"})]
+    about = Field(min_length=1, max_length=max_images, description="Images in base64")
+    images = Annotated[list[image], about, FailFast()]
+    return create_model("PredictJson", __base__=PredictJson, images=(images, ...))
+
+
+@cache
+def predict_form(max_images: int) -> type[PredictOptions]:
+    """The body of a request as a form, for the OpenAPI document."""
+    image = Annotated[str, Field(json_schema_extra={"format": "binary"})]
+    about = Field(min_length=1, max_length=max_images, description="Images, one file each")
+    images = Annotated[list[image], about]
+    return create_model("PredictForm", __base__=PredictOptions, image=(images, ...))
 
 
 class Named(BaseModel):

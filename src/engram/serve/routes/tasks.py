@@ -15,7 +15,7 @@ from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.problems import Problem
 from engram.serve.routes.openapi import error_responses, request_body
 from engram.serve.routes.schemas import TaskDetail, TaskInfo, TaskList
-from engram.serve.routes.uploads import read_body
+from engram.serve.routes.uploads import read_whole_body
 from engram.serve.settings import Settings
 from engram.util.text import without_folder
 
@@ -74,8 +74,9 @@ def _add_changing(
     )
     async def attach(name: str, request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + settings.timeout
-        body = read_body(request, settings.max_engram, deadline)
-        data = b"".join([piece async for piece in body])
+        body = await read_whole_body(request, settings.max_engram, deadline)
+        data = await asyncio.to_thread(bytes, body)
+        body.clear()
         snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
         return JSONResponse(task_detail(snapshot, name), 201 if new else 200)
 

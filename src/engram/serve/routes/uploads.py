@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 from fastapi import Request
-from pydantic import ValidationError
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from engram.serve.problems import Problem
-from engram.serve.routes.schemas import PredictJson, PredictOptions
-from engram.serve.settings import Settings
 from engram.util.text import printable
 
 Reserve = Callable[[int], None]  # counts more bytes, or raises a Problem
 
 # Seconds in which a client may finish sending a refused body: only then does it read the answer.
 _DRAIN_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class PredictRequest:
-    """A request to predict: images (name and bytes) and options."""
-
-    images: list[tuple[str, bytes]]
-    options: PredictOptions
 
 
 class BodyBudget:
@@ -105,98 +88,24 @@ async def _drain(stream: AsyncIterator[bytes], most: int) -> None:
         return
 
 
-async def read_predict_request(
-    request: Request, settings: Settings, deadline: float, reserve: Reserve
-) -> PredictRequest:
-    """Images and options from a multipart form, or from JSON with the images in base64."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = read_body(request, settings.max_body, deadline, reserve)
-    if kind == "multipart/form-data":
-        result = await _from_form(request, body, settings)
-    elif kind == "application/json":
-        result = _from_json(b"".join([piece async for piece in body]))
-    else:
+async def read_whole_body(
+    request: Request, most: int, deadline: float, reserve: Reserve = lambda size: None
+) -> bytearray:
+    """The whole body; see `read_body`. Small pieces must not take more memory than large ones."""
+    body = bytearray()
+    async for piece in read_body(request, most, deadline, reserve):
+        body += piece
+    return body
+
+
+def content_type(request: Request) -> str:
+    """The content type of a request to predict; one that is not supported is a Problem."""
+    kind = request.headers.get("content-type", "")
+    short = kind.partition(";")[0].strip().lower()
+    if short not in ("multipart/form-data", "application/json"):
         raise Problem(
             415,
-            f"The content type is {printable(kind, 60)!r}; send multipart/form-data with the field "
-            "image, or application/json with images in base64.",
+            f"The content type is {printable(short, 60)!r}; send multipart/form-data with the "
+            "field image, or application/json with images in base64.",
         )
-    if len(result.images) > settings.max_images:
-        raise Problem(422, _too_many(settings))
-    return result
-
-
-def _too_many(settings: Settings) -> str:
-    return f"A request may have {settings.max_images} images at most; send fewer."
-
-
-def _from_json(body: bytes) -> PredictRequest:
-    try:
-        document = PredictJson.model_validate_json(body)
-    except ValidationError as error:
-        raise _invalid(error, "The JSON body") from None
-    images = []
-    for i, text in enumerate(document.images):
-        try:
-            images.append((f"image {i + 1}", base64.b64decode(text.encode(), validate=True)))
-        except (binascii.Error, ValueError):
-            raise Problem(422, f"image {i + 1} is not valid base64.") from None
-    return PredictRequest(images, document)
-
-
-async def _from_form(
-    request: Request, body: AsyncGenerator[bytes, None], settings: Settings
-) -> PredictRequest:
-    parser = MultiPartParser(
-        request.headers, body, max_files=settings.max_images, max_fields=1000, max_part_size=10_000
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        if "Too many files" in error.message:
-            raise Problem(422, _too_many(settings)) from None
-        raise Problem(400, f"The form cannot be read: {error.message}") from None
-    try:
-        return await _from_fields(form)
-    finally:
-        await form.close()
-
-
-async def _from_fields(form: FormData) -> PredictRequest:
-    images: list[tuple[str, bytes]] = []
-    options: dict[str, Any] = {}
-    for field, value in form.multi_items():
-        if field == "image" and isinstance(value, UploadFile):
-            name = printable(value.filename or f"image {len(images) + 1}", 80)
-            images.append((name, await value.read()))
-        elif field == "image":
-            raise Problem(422, "The field image holds text; send a file, with a filename.")
-        elif isinstance(value, UploadFile):
-            raise Problem(
-                422, f"The field {printable(field, 40)!r} is a file; only image may be one."
-            )
-        elif field == "tasks":
-            options.setdefault("tasks", []).extend(value.split(","))
-        elif field in options:
-            raise Problem(422, f"The field {printable(field, 40)!r} is given twice.")
-        else:
-            # Python refuses to read thousands of digits; the limit is far below them
-            number = field == "top_k" and value.isdecimal() and len(value) < 100
-            options[field] = int(value) if number else value
-    if not images:
-        raise Problem(422, "There is no image; send at least one file in the field image.")
-    try:
-        return PredictRequest(images, PredictOptions.model_validate(options))
-    except ValidationError as error:
-        raise _invalid(error, "The form") from None
-
-
-def _invalid(error: ValidationError, what: str) -> Problem:
-    """The first error as a sentence; a body that is not JSON at all gets status 400."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return Problem(400, f"{what} is not JSON: {printable(first['msg'])}.")
-    where = ".".join(str(part) for part in first["loc"])
-    return Problem(
-        422, f"{what} is invalid at {printable(where, 60)!r}: {printable(first['msg'])}."
-    )
+    return kind

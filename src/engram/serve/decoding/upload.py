@@ -1,0 +1,233 @@
+"""From the body of a request to images and options: a form, or JSON with images in base64.
+
+Limits are part of the schema, and the first error ends the work.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from engram.serve.routes.schemas import MAX_TASKS, PredictOptions, predict_json
+from engram.util.text import printable
+
+MAX_FIELDS = 1000
+MAX_FIELD_BYTES = 10_000
+
+
+class Refusal(Exception):
+    """A request that is answered with this status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a request may have."""
+
+    max_images: int
+    max_body: int
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A request to predict: images (name and bytes) and options."""
+
+    images: list[tuple[str, bytes]]
+    options: PredictOptions
+
+
+def read_upload(kind: str, body: bytearray, limits: Limits) -> Upload:
+    """Images and options from a body of this content type; anything wrong is a Refusal.
+
+    The body is cleared as soon as it is not needed any more.
+    """
+    if kind.partition(";")[0].strip().lower() == "application/json":
+        return _from_json(body, limits)
+    return _from_fields(_read_form(kind, body, limits))
+
+
+# JSON
+
+
+def _from_json(body: bytearray, limits: Limits) -> Upload:
+    _check_values(body, limits)
+    try:
+        document = predict_json(limits.max_images, limits.max_body).model_validate_json(body)
+    except ValidationError as error:
+        raise _invalid(error, "The JSON body", limits) from None
+    body.clear()
+    texts, images = document.images[::-1], list[tuple[str, bytes]]()
+    while texts:  # one by one, so that never all of them are in memory twice
+        name = f"image {len(images) + 1}"
+        try:
+            images.append((name, base64.b64decode(texts.pop().encode(), validate=True)))
+        except (binascii.Error, ValueError):
+            raise Refusal(422, f"{name} is not valid base64.") from None
+    return Upload(images, document)
+
+
+def _check_values(body: bytearray, limits: Limits) -> None:
+    """Count what separates values before they are parsed: each of them would take memory.
+
+    Neither base64 nor the names of tasks and options have these characters.
+    """
+    most = limits.max_images + MAX_TASKS + len(PredictOptions.model_fields)
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most:
+        raise Refusal(
+            422,
+            f"The JSON body has more than {most:,} values, which is the limit; it needs the list "
+            "images, and may have the options tasks, top_k and looks.",
+        )
+
+
+# Forms
+
+
+@dataclass
+class _Part:
+    """A field of a form, or a file if there is a file name."""
+
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    field_name: str = ""
+    file_name: str | None = None
+    data: bytearray = field(default_factory=bytearray)
+
+
+class _FormReader:
+    """Collects the parts of a form; the parser calls the methods in the order of the body."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.parts: list[_Part] = []
+        self.complete = False
+        self._files = 0
+        self._name, self._value = bytearray(), bytearray()
+
+    def on_part_begin(self) -> None:
+        self.parts.append(_Part())
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self.parts[-1].headers.append((bytes(self._name).lower(), bytes(self._value)))
+        self._name.clear()
+        self._value.clear()
+
+    def on_headers_finished(self) -> None:
+        part = self.parts[-1]
+        _, options = parse_options_header(dict(part.headers).get(b"content-disposition", b""))
+        if b"name" not in options:
+            raise Refusal(400, "The form cannot be read: a part has no name.")
+        part.field_name = _text(options[b"name"])
+        if b"filename" in options:
+            part.file_name = _text(options[b"filename"])
+            self._files += 1
+        if self._files > self.limits.max_images:
+            raise _too_many(self.limits)
+        if len(self.parts) - self._files > MAX_FIELDS:
+            raise Refusal(400, f"The form has more than {MAX_FIELDS:,} fields; send fewer.")
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        part = self.parts[-1]
+        part.data += memoryview(data)[start:end]
+        if part.file_name is None and len(part.data) > MAX_FIELD_BYTES:
+            raise Refusal(
+                400,
+                f"The field {printable(part.field_name, 40)!r} has more than {MAX_FIELD_BYTES:,} "
+                "bytes; an image needs a filename.",
+            )
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+def _read_form(kind: str, body: bytearray, limits: Limits) -> list[_Part]:
+    boundary = parse_options_header(kind)[1].get(b"boundary")
+    if not boundary:
+        raise Refusal(400, "The form cannot be read: its content type has no boundary.")
+    reader = _FormReader(limits)
+    names = [name for name in dir(reader) if name.startswith("on_")]
+    callbacks: Any = {name: getattr(reader, name) for name in names}
+    try:
+        parser = MultipartParser(boundary, callbacks)
+        parser.write(body)  # type: ignore[arg-type]  # it only slices and searches
+        parser.finalize()
+    except FormParserError as error:
+        reason = printable(str(error)).rstrip(".")
+        raise Refusal(400, f"The form cannot be read: {reason}.") from None
+    if not reader.complete:
+        raise Refusal(400, "The form cannot be read: it ends before its last boundary.")
+    body.clear()
+    return reader.parts
+
+
+def _text(data: bytes | bytearray) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def _from_fields(parts: list[_Part]) -> Upload:
+    images: list[tuple[str, bytes]] = []
+    options: dict[str, Any] = {}
+    for part in parts:
+        name, shown = part.field_name, printable(part.field_name, 40)
+        if name == "image" and part.file_name is not None:
+            file_name = printable(part.file_name or f"image {len(images) + 1}", 80)
+            images.append((file_name, bytes(part.data)))
+            part.data.clear()
+        elif name == "image":
+            raise Refusal(422, "The field image holds text; send a file, with a filename.")
+        elif part.file_name is not None:
+            raise Refusal(422, f"The field {shown!r} is a file; only image may be one.")
+        elif name == "tasks":
+            options.setdefault("tasks", []).extend(_text(part.data).split(","))
+        elif name in options:
+            raise Refusal(422, f"The field {shown!r} is given twice.")
+        else:
+            options[name] = _value(name, _text(part.data))
+    if not images:
+        raise Refusal(422, "There is no image; send at least one file in the field image.")
+    try:
+        return Upload(images, PredictOptions.model_validate(options))
+    except ValidationError as error:
+        raise _invalid(error, "The form") from None
+
+
+def _value(name: str, text: str) -> int | str:
+    # Python refuses to read thousands of digits; the limit is far below them
+    return int(text) if name == "top_k" and text.isdecimal() and len(text) < 100 else text
+
+
+# Errors
+
+
+def _too_many(limits: Limits) -> Refusal:
+    return Refusal(422, f"A request may have {limits.max_images} images at most; send fewer.")
+
+
+def _invalid(error: ValidationError, what: str, limits: Limits | None = None) -> Refusal:
+    """The first error as a sentence; a body that is not JSON at all gets status 400."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return Refusal(400, f"{what} is not JSON: {printable(first['msg'])}.")
+    if first["type"] == "too_long" and first["loc"] == ("images",) and limits is not None:
+        return _too_many(limits)
+    where = ".".join(str(part) for part in first["loc"])
+    return Refusal(
+        422, f"{what} is invalid at {printable(where, 60)!r}: {printable(first['msg'])}."
+    )

@@ -1,0 +1,137 @@
+"""Whatever a picture does to its decoder, the decoder is replaced and other requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.support.serving import flat_png, picture
+
+from benchmarks.serve.malformed import BOUNDARY, form
+from engram.images.decode import BadImage, LargeImage
+from engram.images.preprocessing import Preprocessing
+from engram.serve.decoding.pool import Decoder, Pool
+from engram.serve.settings import Settings
+
+PREPROCESSING = Preprocessing((16, 16), None)
+KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+
+
+def body(*images: bytes) -> bytearray:
+    return bytearray(form(*[("image", data, True) for data in images]))
+
+
+async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
+    """The shape of the view of a picture."""
+    received = await decoder.read(KIND, body(data))
+    assert received.names == ["image.png"]
+    _, view = await decoder.decode(0, "image.png", PREPROCESSING)
+    return tuple(view.shape)
+
+
+def run(work: Callable[[Pool], Awaitable[None]], **settings: Any) -> list[str]:
+    """Run with a pool, and give the reasons why decoders were killed."""
+    killed: list[str] = []
+
+    async def main() -> None:
+        pool = Pool(Settings(**settings), killed.append)
+        await pool.start()
+        await work(pool)
+        await pool.stop()
+        async with asyncio.timeout(20), pool.decoder() as decoder:  # it can be used again
+            assert await ask(decoder, picture()) == (16, 16, 3)
+        await pool.stop()
+
+    asyncio.run(main())
+    return killed
+
+
+def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
+    async def work(pool: Pool) -> None:
+        async def stuck() -> None:
+            async with pool.decoder() as decoder:
+                await decoder.read(KIND, body(picture()))
+                os.kill(decoder.child.pid, signal.SIGSTOP)
+                await decoder.decode(0, "a.jpg", PREPROCESSING)
+
+        async def others() -> float:
+            began = time.perf_counter()
+            async with pool.decoder() as decoder:
+                assert await ask(decoder, picture()) == (16, 16, 3)
+            return time.perf_counter() - began
+
+        task = asyncio.create_task(stuck())
+        await asyncio.sleep(0.05)
+        assert await others() < 1
+        with pytest.raises(LargeImage, match=r"a\.jpg: it takes more than 2 seconds"):
+            await task
+        for _ in range(3):  # the one that replaces it, too
+            await others()
+
+    assert run(work, decoders=2, decode_timeout=2.0) == ["2 seconds were over"]
+
+
+def test_a_decoder_has_a_limit_on_memory() -> None:
+    async def work(pool: Pool) -> None:
+        with pytest.raises(LargeImage, match="it takes too much memory"):
+            async with pool.decoder() as decoder:
+                await ask(decoder, flat_png(7000))
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+
+    assert run(work, decoders=1, decode_memory=30_000_000) == ["it ran out of memory"]
+
+
+def test_a_decoder_that_dies_at_work_is_replaced() -> None:
+    async def work(pool: Pool) -> None:
+        async with pool.decoder() as decoder:
+            os.kill(decoder.child.pid, signal.SIGKILL)
+            with pytest.raises(BadImage, match="ended the process"):
+                await ask(decoder, picture())
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+
+    assert run(work, decoders=1) == ["it had ended by itself"]
+
+
+def test_a_decoder_that_died_while_it_was_idle_is_not_noticed() -> None:
+    async def work(pool: Pool) -> None:
+        async with pool.decoder() as decoder:
+            pid = decoder.child.pid
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+            assert decoder.child.pid != pid
+
+    assert run(work, decoders=1) == []
+
+
+def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
+    async def work(pool: Pool) -> None:
+        async def stuck() -> None:
+            async with pool.decoder() as decoder:
+                os.kill(decoder.child.pid, signal.SIGSTOP)
+                await decoder.read(KIND, body(picture()))
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stuck(), 0.1)
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+
+    assert run(work, decoders=1) == ["its request was cancelled"]
+
+
+def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
+    async def work(pool: Pool) -> None:
+        async with pool.decoder() as decoder:
+            await decoder.read(KIND, body(picture()))
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+
+    assert run(work, decoders=1) == []

@@ -1,0 +1,91 @@
+"""A decoder answers every message, also those about what it cannot read."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.support.serving import picture
+
+from benchmarks.serve.malformed import BOUNDARY, form
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_view
+from engram.serve.decoding.worker import Worker
+
+PREPROCESSING = Preprocessing((16, 16), None)
+KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
+
+
+def holding(*images: bytes) -> Worker:
+    worker = Worker()
+    limits = {"max_images": 9, "max_body": 10**6}
+    body = bytearray(form(*[("image", data, True) for data in images], ("top_k", b"2", False)))
+    answer, _ = worker.answer({"do": "read", "kind": KIND, "limits": limits}, body)
+    assert answer["names"] == ["image.png"] * len(images)
+    assert answer["options"] == {"tasks": None, "top_k": 2, "looks": None}
+    return worker
+
+
+def decode(index: int, max_pixels: int = 10**6) -> dict[str, object]:
+    preprocessing = PREPROCESSING.to_dict()
+    return {
+        "do": "decode", "index": index, "preprocessing": preprocessing, "max_pixels": max_pixels
+    }  # fmt: skip
+
+
+def test_a_view_is_the_one_that_the_model_is_trained_on() -> None:
+    answer, data = holding(picture(1), picture(2)).answer(decode(1), bytearray())
+    assert answer["fields"] == {
+        "name": "image.png", "width": 24, "height": 20, "view": [0, 0, 24, 20]
+    }  # fmt: skip
+    view = np.frombuffer(data, np.uint8).reshape(answer["shape"])
+    assert (view == evaluation_view(picture(2), PREPROCESSING)).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "most", "sentence", "large"),
+    [
+        (picture(), 100, "image.png: 24x20 pixels are more than the limit of 100", True),
+        (b"nonsense", 100, "image.png: not an image that can be read", False),
+        (picture()[:60], 10**6, "image.png: ", False),
+    ],
+)
+def test_what_is_wrong_is_the_answer(data: bytes, most: int, sentence: str, large: bool) -> None:
+    answer, _ = holding(data).answer(decode(0, most), bytearray())
+    assert answer["bad_image"].startswith(sentence)
+    assert answer["large"] == large
+
+
+def test_running_out_of_memory_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise MemoryError
+
+    worker = holding(picture())
+    monkeypatch.setattr(Image.Image, "load", full)
+    assert worker.answer(decode(0), bytearray()) == ({"out_of_memory": True}, b"")
+
+
+def test_an_image_is_dropped_once_it_is_decoded() -> None:
+    worker = holding(picture())
+    worker.answer(decode(0), bytearray())
+    assert worker.images == [("image.png", b"")]
+
+
+def test_a_decoder_loads_neither_torch_nor_the_web_framework() -> None:
+    code = "import sys, engram.serve.decoding.worker; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "fastapi", "starlette", "uvicorn"} & set(loaded.stdout.split())
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    _, data = holding(file.getvalue()).answer(decode(0), bytearray())
+    assert data[:3] == bytes([255, 0, 0])
