@@ -1,6 +1,7 @@
 """Arrays of every layout are read; wrong ones are refused with the reason."""
 
 import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,32 @@ NPZ = saved(np.savez_compressed)
 )
 def test_a_file_that_is_not_npz_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(EngramError, match=r"a\.npz cannot be read as \.npz arrays: "):
+        load(tmp_path / "a.npz")
+
+
+def test_arrays_that_expand_too_far_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are read: 4 MB could hold 4 GB."""
+    x = np.zeros((10, 1000, 1000), np.uint8)
+    np.savez_compressed(tmp_path / "a.npz", x_train=x, y_train=np.arange(10) % 2)
+    assert len(load(tmp_path / "a.npz")["train"]) == 10
+    monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
+    with pytest.raises(EngramError, match="expands to 10 MB, more than 100 times as much"):
+        load(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("shape", [(10**13,), (2**62, 2**62), (0, 10**30)])
+def test_an_array_that_claims_more_than_it_holds_is_refused(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    header = io.BytesIO()
+    claim = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, claim)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name in ("x_train", "y_train"):
+            archive.writestr(f"{name}.npy", header.getvalue() + bytes(80))
     with pytest.raises(EngramError, match=r"a\.npz cannot be read as \.npz arrays: "):
         load(tmp_path / "a.npz")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_a_card_takes_numbers_of_any_size(folder: Path) -> None:
     card = push("big.safetensors", "ann/roses", dry_run=True).card
     assert "| test | 0.91 | 1.845e+19 |" in card
     assert "-1e+12 |" in card
+
+
+def test_a_card_shows_only_the_first_of_very_many_metrics(folder: Path) -> None:
+    many = {f"m{i}": 0.5 for i in range(20_000)}
+    metrics = {"test": many, **{f"split{i}": {"accuracy": 0.5} for i in range(20_000)}}
+    engram = replace(read_engram("roses.safetensors"), metrics=metrics, recipe=many)
+    write_engram("many.safetensors", engram)
+    started = time.monotonic()
+    card = push("many.safetensors", "ann/roses", dry_run=True).card
+    assert time.monotonic() - started < 3
+    assert "m99 |" in card
+    assert len(card) < 100_000
 
 
 @pytest.mark.parametrize("regime", ["head", "full", "memory"])

@@ -27,7 +27,7 @@ from tests.support.damage import (
     with_content,
 )
 
-from engram import EngramError, MemoryViT
+from engram import EngramError, MemoryViT, random_trunk
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import Engram, TrunkInfo
@@ -227,6 +227,42 @@ def test_a_damaged_engram_in_a_real_process(
     assert done.code == 2
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ("{" + ",".join(f'"{i}":1' for i in range(2_600_000)) + "}", "larger than 16 MB"),
+        ('{"x":[' + "[]," * 3_000_000 + "[]]}", "more than 1,000,000 values"),
+        ('{"x":[' + "[]," * 400_000 + "[]]}", "metrics has more than 100,000 values"),
+        ('{"x":' + '{"x":' * 500 + "1" + "}" * 501, "nested more than 100 levels deep"),
+    ],
+    ids=["33 MB", "9 MB of lists", "lists", "nested"],
+)
+def test_a_header_that_expands_too_far_is_refused_at_once(
+    metrics: str, reason: str, path: Path
+) -> None:
+    outer, body = split(path.read_bytes())
+    header = {**json.loads(outer["__metadata__"]["engram"]), "metrics": "HERE"}
+    text = json.dumps(header).replace('"HERE"', metrics)
+    path.write_bytes(joined(sealed(outer, text), body))
+    del metrics, text, outer
+    started = time.monotonic()
+    with pytest.raises(EngramError, match=reason):
+        read_engram(path)
+    assert time.monotonic() - started < 1
+    assert cli.main(["inspect", str(path)]) == 2
+
+
+def test_100000_classes_with_long_names_fit_into_a_header(tmp_path: Path) -> None:
+    model = MemoryViT(random_trunk(image_size=8, patch=8, width=2, depth=1, heads=1))
+    taxon = "Plantae_Tracheophyta_Magnoliopsida_Lamiales_Orobanchaceae"
+    names = [f"{i:05}_{taxon}" for i in range(100_000)]
+    model.add_task("species", names, 1)
+    saved = model.save("species", tmp_path / "species.safetensors")
+    started = time.monotonic()
+    assert read_engram(saved).spec.classes == tuple(names)
+    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize("field", ["metrics", "recipe", "trunk", "task"])

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,17 @@ def test_a_truncated_checkpoint_is_refused(
     with pytest.raises(EngramError, match=r"old\.pt") as caught:
         convert(path, base, tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_expands_too_far_is_refused(
+    state: State, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(state, tmp_path / "old.pt")
+    with zipfile.ZipFile(tmp_path / "old.pt", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("old/data/zeros", bytes(50_000_000))
+    monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
+    with pytest.raises(EngramError, match="expands to 50 MB, more than 100 times as much"):
+        convert(tmp_path / "old.pt", base, tmp_path / "out")
 
 
 def test_a_missing_checkpoint_is_a_sentence(base: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,16 @@ def test_a_card_that_says_nonsense_is_no_obstacle(cache: Path, card: bytes) -> N
     del sent["bundle.json"]
     cached(cache, "ann/garden", {**sent, "README.md": card})
     assert [f.task for f in list_engrams("hf:ann/garden")] == ["flowers"]
+
+
+def test_a_very_large_card_is_not_parsed(cache: Path) -> None:
+    """YAML takes seconds per megabyte. The manifest lists the engrams as well."""
+    sent = push("flowers.safetensors", "ann/garden", dry_run=True).files
+    card = b"---\nengrams:\n" + b"- {file: x.safetensors, content: y}\n" * 100_000 + b"---\n"
+    cached(cache, "ann/garden", {**sent, "README.md": card})
+    started = time.monotonic()
+    assert [found.task for found in list_engrams("hf:ann/garden")] == ["flowers"]
+    assert time.monotonic() - started < 2
 
 
 def test_nothing_there_is_a_sentence(cache: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.support.trunks import (
     google_names,
     refusal,
     timm_names,
+    update,
 )
 
 from engram import EngramError, load_trunk, random_trunk
@@ -88,6 +91,41 @@ def test_a_damaged_npz_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a.npz").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(EngramError):
             load_trunk(tmp_path / "a.npz")
+
+
+def test_an_npz_that_expands_too_far_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "a.npz", zeros=np.zeros(3_000_000, np.float32))
+    monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
+    with pytest.raises(EngramError, match="expands to 12 MB, more than 100 times as much"):
+        load_trunk(tmp_path / "a.npz")
+
+
+def test_an_npz_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    claim = {"descr": "<f4", "fortran_order": False, "shape": (10**15,)}
+    np.lib.format.write_array_header_1_0(header, claim)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(80))
+    with pytest.raises(EngramError, match=r"cannot be read as an \.npz file of arrays"):
+        load_trunk(tmp_path / "a.npz")
+
+
+def test_a_header_or_configuration_that_is_too_large_is_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    good = weights.read_bytes()
+    entries = [f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(20_001)]
+    text = ("{" + ",".join(entries) + "}").encode()
+    weights.write_bytes(len(text).to_bytes(8, "little") + text)
+    assert "more than 20,000 tensors" in refusal(folder)
+    weights.write_bytes((2**26).to_bytes(8, "little") + b"{" + b" " * 2**26 + b"}")
+    assert "its header is larger than 16 MB" in refusal(folder)
+    weights.write_bytes(good)
+    update(folder / "config.json", id2label={str(i): [[]] for i in range(400_000)})
+    assert "more than 1,000,000 values" in refusal(folder)
+    (folder / "config.json").write_text("[" * 100_000)
+    assert "nested too deeply" in refusal(folder)
 
 
 # The Hub

@@ -1,6 +1,5 @@
 """Arrays of pixels and labels: .npz files, and scikit-learn's digits."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ from engram.data.labels import LABELS, read_labels
 from engram.data.source import SPLITS, Arrays, DataRequest, FoundData, FoundSplit
 from engram.errors import EngramError
 from engram.images.masks import MASK_VALUES
+from engram.util.archives import check_archive
 from engram.util.optional import require
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -44,7 +44,7 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
 
 def _read_arrays(path: Path) -> dict[str, Array]:
     try:
-        zipfile.ZipFile(path).close()  # np.load takes an .npy file too, which is one array
+        check_archive(path)
         with np.load(path, allow_pickle=False) as file:
             return {key.lower(): _decode_text(file[key]) for key in file.files}
     except Exception as error:  # on damaged bytes the libraries raise nearly anything

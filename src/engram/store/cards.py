@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -27,6 +28,7 @@ _PIPELINES = {
     "multilabel": "image-classification",
     "segmentation": "image-segmentation",
 }
+_MOST = 100  # metrics of a split, splits and settings on a card
 _METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
 
@@ -103,14 +105,12 @@ def _data_name(engram: Engram) -> str:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The numeric metrics by split. Metrics without a split are under ''."""
-    flat = {k: v for k, v in metrics.items() if _is_number(v)}
-    splits: dict[str, dict[str, float]] = {"": flat} if flat else {}
-    for split, values in metrics.items():
-        if isinstance(values, Mapping):
-            numbers = {str(k): v for k, v in values.items() if _is_number(v)}
-            if numbers:
-                splits[str(split)] = numbers
-    return splits
+    by_split = {"": metrics, **{k: v for k, v in metrics.items() if isinstance(v, Mapping)}}
+    splits = {}
+    for split, values in islice(by_split.items(), _MOST):
+        numbers = ((str(name), value) for name, value in values.items() if _is_number(value))
+        splits[str(split)] = dict(islice(numbers, _MOST))
+    return {split: numbers for split, numbers in splits.items() if numbers}
 
 
 def _is_number(value: object) -> bool:
@@ -239,7 +239,7 @@ def _recipe(engram: Engram) -> str:
     }
     if not facts:
         return ""
-    settings = ", ".join(f"{_cell(key)} {_cell(value)}" for key, value in facts.items())
+    settings = ", ".join(f"{_cell(k)} {_cell(v)}" for k, v in islice(facts.items(), _MOST))
     return f"## Recipe of {_cell(engram.spec.name)}\n\n{settings}"
 
 

@@ -26,6 +26,7 @@ from engram.util.text import printable, summarise_names
 from engram.vit import ViT
 
 _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
+_MOST_CHANGES = 1_000  # that a push prints for people
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
@@ -219,9 +220,11 @@ def describe_push(done: Push, dry_run: bool) -> Description:
         ("would be sent to" if dry_run else "sent to", at),
         *([("url", done.url), ("commit", done.commit)] if done.commit else []),
         ("message", done.message),
-        *[("changed", text) for text in done.changed],
+        *[("changed", text) for text in done.changed[:_MOST_CHANGES]],
         *[("warning", text) for text in done.warnings],
     ]
+    if len(done.changed) > _MOST_CHANGES:
+        rows.append(("changed", f"{len(done.changed) - _MOST_CHANGES:,} more; --json lists them"))
     if dry_run:
         rows += [(f"{e.file_name} header", _summarise_header(e)) for e in done.engrams]
         rows.append((CARD, "\n\n" + done.card))

@@ -28,6 +28,7 @@ from engram.trunks.layouts import transformers_layout
 from engram.trunks.load import load_trunk
 from engram.trunks.translate import their_names, translate
 from engram.util import hub
+from engram.util.archives import check_archive
 from engram.util.text import printable
 from engram.vit import ViT
 
@@ -187,11 +188,11 @@ def _locate(checkpoint: str | os.PathLike[str]) -> tuple[Path, str, str | None]:
 def _read(path: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint. Nothing in the file is run."""
     try:
-        size = path.stat().st_size
+        size, archive = path.stat().st_size, zipfile.is_zipfile(path)
+        if archive:
+            check_archive(path)
         with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
-            found = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except OSError as error:
         raise EngramError(
             f"{path} cannot be read ({error.strerror or error}); give the path of a legacy "

@@ -27,7 +27,7 @@ from engram.util.text import printable
 MANIFEST = "bundle.json"
 CARD = "README.md"
 LISTED = "engrams"  # the field of both that lists the engrams
-_MAX_LIST = 1_000_000  # bytes of a card or a manifest: parsing YAML takes seconds per megabyte
+_MAX_CARD = 1_000_000  # bytes; parsing YAML takes seconds per megabyte
 _WEIGHTS = ("model.safetensors", "model-*.safetensors")  # of whole models, never engrams
 
 
@@ -193,11 +193,10 @@ def _listed_contents(folder: Path) -> dict[str, set[str]]:
     The owner of a repository may write anything there. Where the two differ, `_verify` refuses.
     """
     entries: list[Any] = []
-    for name, read in ((MANIFEST, _read_json), (CARD, metadata_load)):
-        path = folder / name
-        if path.is_file() and path.stat().st_size <= _MAX_LIST:
+    for name, read in ((MANIFEST, _read_json), (CARD, _read_card)):
+        if (folder / name).is_file():
             with suppress(Exception):
-                entries += (read(path) or {}).get(LISTED) or []
+                entries += (read(folder / name) or {}).get(LISTED) or []
     pairs = [(e.get("file"), e.get("content")) for e in entries if isinstance(e, Mapping)]
     listed: dict[str, set[str]] = {}
     for file, content in pairs:
@@ -208,6 +207,11 @@ def _listed_contents(folder: Path) -> dict[str, set[str]]:
         ):
             listed.setdefault(file, set()).add(content)
     return listed
+
+
+def _read_card(path: Path) -> dict[str, Any] | None:
+    """The metadata of a card; None if it is too large."""
+    return metadata_load(path) if path.stat().st_size <= _MAX_CARD else None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from engram.errors import EngramError
 from engram.trunks.layouts import as_torch
 from engram.trunks.translate import check_complete
 from engram.util import hub
+from engram.util.archives import check_archive
 from engram.util.documents import MAX_BYTES, parse_json, read_header
 from engram.util.hub import PathOrHubId
 
@@ -155,13 +156,14 @@ def read_npz(path: Path) -> tuple[dict[str, Tensor], int | None]:
     heads = None
     tensors = {}
     try:
+        check_archive(path)
         with np.load(path, allow_pickle=False) as arrays:
             for name in arrays.files:
                 array = torch.from_numpy(np.ascontiguousarray(arrays[name]))
                 if name.endswith("/query/kernel") and array.ndim == 3:
                     heads = array.shape[1]
                 tensors[name] = as_torch(name, array)
-    except (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError,
+    except (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError,
             zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
         raise EngramError(
             f"{path} cannot be read as an .npz file of arrays: {error}. The file is damaged or "

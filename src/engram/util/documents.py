@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -34,10 +35,15 @@ def parse_json(text: bytes) -> Any:
     # Before any of them is made. Text may have these characters too, so it is an upper bound.
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES:,} values")
+    collecting = gc.isenabled()
+    gc.disable()  # JSON makes no cycles, and to look for them takes 20 times as long as parsing
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def read_header(file: IO[bytes]) -> dict[str, Any]:

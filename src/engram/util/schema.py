@@ -92,7 +92,10 @@ class Array:
             count += f" to {self.most:,}" if self.most > self.least else ""
             _refuse(value, name, f"a list of {count} values")
         for i, item in enumerate(value):
-            self.item.check(item, f"{name}[{i}]")
+            try:
+                self.item.check(item, name)
+            except Invalid:  # a name for each of a million values would take longer than the check
+                self.item.check(item, f"{name}[{i}]")
 
 
 @dataclass(frozen=True)
