@@ -59,6 +59,7 @@ def start_command(arguments: Sequence[str], log: str, cache: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.environ["ENGRAM_CACHE"] = cache
+    multiprocessing.set_start_method("fork", force=True)  # as in a process of the command line
     os._exit(main(list(arguments)))
 
 
