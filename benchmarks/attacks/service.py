@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.attacks.record import Record
+from benchmarks.paths import ROOT
 from benchmarks.serve.malformed import BOUNDARY, form, good_picture
 from benchmarks.serve.soak import Service, World, make_world
 
 FORM = f"multipart/form-data; boundary={BOUNDARY.decode()}"
-EVERY = 0.05  # seconds between two samples of /healthz
 
 
 @dataclass
@@ -26,7 +27,6 @@ class Attacked:
 
     world: World
     service: Service
-    healths: list[float] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -58,21 +58,6 @@ class Attacked:
         seconds = time.monotonic() - began
         return f"a good request took {seconds:.0f} seconds after it" if seconds > 10 else None
 
-    def sample_health(self, stop: threading.Event) -> None:
-        while not stop.wait(EVERY):
-            began = time.perf_counter()
-            connection = self.connect(60)
-            try:
-                connection.request("GET", "/healthz")
-                answer = connection.getresponse()
-                answer.read()
-                answered = answer.status == 200
-            except (OSError, http.client.HTTPException):
-                answered = False
-            finally:
-                connection.close()
-            self.healths.append(time.perf_counter() - began if answered else float("inf"))
-
 
 @contextmanager
 def attacked_service(record: Record, *flags: str) -> Iterator[Attacked]:
@@ -80,18 +65,17 @@ def attacked_service(record: Record, *flags: str) -> Iterator[Attacked]:
     with tempfile.TemporaryDirectory() as name:
         world = make_world(Path(name))
         attacked = Attacked(world, Service(world.bundle, Path(name), *flags))
-        stop = threading.Event()
-        sampler = threading.Thread(target=attacked.sample_health, args=(stop,))
-        sampler.start()
+        command = [sys.executable, "-m", "benchmarks.attacks.health", attacked.url]
+        pipe = subprocess.PIPE
+        sampler = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
         try:
             yield attacked
         finally:
-            stop.set()
-            sampler.join()
+            sampled, _ = sampler.communicate()
             code = attacked.service.stop()
         log = attacked.service.log.read_text(errors="replace")
         if code != 0:
             record.lost.append(f"the service ended with {code}: {log[-300:]}")
         if "Traceback" in log:
             record.lost.append(f"the log has a traceback: {log[log.index('Traceback') :][:300]}")
-        record.slowest_health = max(attacked.healths)
+        record.slowest_health = float(sampled)
