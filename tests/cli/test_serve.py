@@ -38,12 +38,15 @@ def test_flags_and_the_token_of_the_environment_reach_the_service(
 
     monkeypatch.setattr(Service, "open", opened)
     monkeypatch.setenv("ENGRAM_TOKEN", "secret")
-    assert run("serve", "garden", "--port", 1234, "--backbone", "vit", "--json") == 0
+    monkeypatch.setenv("ENGRAM_ASK_TOKEN", "another")
+    names = ("--allow-host", "a", "--allow-host", "b", "--log", "json")
+    assert run("serve", "garden", "--port", 1234, "--backbone", "vit", "--json", *names) == 0
     assert document(capsys) == {"url": "http://x"}
     assert asked == {
         "bundle": Path("garden"),
-        "settings": Settings(port=1234),
+        "settings": Settings(port=1234, allow_host=("a", "b"), log="json"),
         "token": "secret",
+        "ask_token": "another",
         "backbone": "vit",
         "ran": True,
     }

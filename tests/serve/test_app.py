@@ -14,7 +14,7 @@ def test_the_engine_runs_while_the_service_is_open(world: World) -> None:
     settings = Settings()
     app = create_app(Catalogue.load(world.bundle, settings), settings)
     assert not app.state.batcher.running
-    with TestClient(app) as client:
+    with TestClient(app, "http://localhost") as client:
         assert app.state.batcher.running
         assert client.get("/readyz").status_code == 200
     assert not app.state.batcher.running

@@ -96,6 +96,32 @@ def test_a_file_that_is_not_in_the_bundle_is_left_alone(
     assert put(client, world, "third").status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("file", "dangling"),
+    [
+        ("third.safetensors", True),
+        ("third.safetensors", False),
+        ("second.safetensors", False),
+        ("bundle.json", False),
+    ],
+)
+def test_nothing_is_written_through_a_link(
+    client: TestClient, opened: Opened, world: World, tmp_path: Path, file: str, dangling: bool
+) -> None:
+    link, target = opened.bundle / file, tmp_path / "elsewhere"
+    if not dangling:
+        target.write_bytes((link if link.exists() else world.engrams["third"]).read_bytes())
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    before = target.read_bytes() if target.exists() else None
+    response = put(client, world, "third")
+    assert response.status_code == 409, response.text
+    assert f"{file} in the bundle's folder is a link" in response.json()["error"]
+    assert link.is_symlink()
+    assert (target.read_bytes() if target.exists() else None) == before
+    assert task_names(client) == ["first", "second"]
+
+
 def test_a_folder_that_cannot_be_written_changes_nothing(
     client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

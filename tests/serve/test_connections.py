@@ -8,19 +8,23 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvicorn
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from engram.serve.connections import HeadTimeoutProtocol
+from engram.serve.connections import ServiceProtocol
 
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    await Request(scope, receive).body()
+    try:
+        await Request(scope, receive).body()
+    except ClientDisconnect:
+        return
+    await asyncio.sleep(0.02)
     await PlainTextResponse("yes")(scope, receive, send)
 
 
@@ -28,12 +32,12 @@ def talk(words: Talk, seconds: float) -> None:
     """Talk over a real socket to a server that waits so long for a head."""
 
     async def main() -> None:
-        config = uvicorn.Config(app, http=HeadTimeoutProtocol, log_level="error")
+        config = uvicorn.Config(app, http=ServiceProtocol, log_level="error")
         config.timeout_keep_alive = seconds  # type: ignore[assignment]
         config.load()
         loop, state = asyncio.get_running_loop(), ServerState()
         server = await loop.create_server(
-            lambda: HeadTimeoutProtocol(config, server_state=state, app_state={}), "127.0.0.1", 0
+            lambda: ServiceProtocol(config, server_state=state, app_state={}), "127.0.0.1", 0
         )
         async with server, asyncio.timeout(30):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -87,3 +91,27 @@ def test_a_head_in_pieces_and_a_slow_body_are_answered() -> None:
         assert await answer(reader) == b"yes"
 
     talk(pieces, 1)
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_client_that_closes_its_side_is_answered(requests: int) -> None:
+    """Also when it has sent several requests; then the connection is closed."""
+
+    async def half_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n12" * requests)
+        writer.write_eof()
+        for _ in range(requests):
+            assert await answer(reader) == b"yes"
+        assert await reader.read() == b""
+
+    talk(half_close, 20)
+
+
+def test_a_request_that_ends_too_early_is_not_waited_for() -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n12")
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert b"200" not in await reader.read()
+
+    talk(cut, 20)

@@ -107,7 +107,7 @@ def test_kill_9_while_attaching_leaves_a_bundle_that_serves(
 
 def test_a_token_from_a_file_ends_in_a_newline(bundle: Path) -> None:
     service = Service.open(bundle, Settings(port=0), token=f"{TOKEN}\n")
-    with service.listener, TestClient(service.app) as client:
+    with service.listener, TestClient(service.app, "http://localhost") as client:
         assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
 
 
@@ -134,3 +134,24 @@ def test_mistakes_are_sentences(
     alone = bundle / "first.safetensors"
     assert f"is not a bundle; `engram compose {alone} -o FOLDER` makes" in refusal(alone)
     assert "The token is blank" in refusal(bundle, "--token", " ")
+    outside = ("--host", "0.0.0.0", "--port", "0")
+    assert "set a token for them in ENGRAM_ASK_TOKEN, or let everyone ask with --open" in refusal(
+        bundle, *outside
+    )
+    assert "give one of the two" in refusal(bundle, *outside, "--open", "--ask-token", "x")
+    assert "choose two different ones" in refusal(bundle, "--token", "x", "--ask-token", "x")
+
+
+@pytest.mark.parametrize("way", ["open", "token"])
+def test_beyond_this_machine_with_a_token_or_openly(bundle: Path, way: str) -> None:
+    settings = Settings(host="0.0.0.0", port=0, open=way == "open")
+    service = Service.open(bundle, settings, ask_token=None if way == "open" else "x")
+    with service.listener:
+        description = service.description
+    rows = dict(description.rows)
+    if way == "open":
+        assert rows["open"] == "anyone who can reach this address can send requests"
+    else:
+        assert rows["asking"] == "needs the token of ENGRAM_ASK_TOKEN"
+    assert description.document["asking"] == way
+    assert "'x'" not in repr(service)

@@ -76,10 +76,12 @@ class Opened:
     bundle: Path
     clients: list[TestClient] = field(default_factory=list)
 
-    def __call__(self, token: str | None = TOKEN, **settings: Any) -> TestClient:
+    def __call__(
+        self, token: str | None = TOKEN, ask_token: str | None = None, **settings: Any
+    ) -> TestClient:
         catalogue = Catalogue.load(self.bundle, Settings(**settings))
-        app = create_app(catalogue, catalogue.settings, token)
-        client = TestClient(app, raise_server_exceptions=False)
+        app = create_app(catalogue, catalogue.settings, token, ask_token)
+        client = TestClient(app, "http://localhost", raise_server_exceptions=False)
         client.__enter__()
         self.clients.append(client)
         return client

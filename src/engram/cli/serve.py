@@ -26,6 +26,14 @@ def serve_command(
             show_envvar=True,
         ),
     ] = None,
+    ask_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ENGRAM_ASK_TOKEN",
+            help="Secret that a client must send to ask; needed with --host beyond this machine.",
+            show_envvar=True,
+        ),
+    ] = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -33,6 +41,6 @@ def serve_command(
     from engram.serve.run import Service
 
     settings = Settings(**(flags or {})[Settings])
-    service = Service.open(bundle, settings, token=token, backbone=backbone)
+    service = Service.open(bundle, settings, token=token, ask_token=ask_token, backbone=backbone)
     show(service.description, as_json)
     service.run()

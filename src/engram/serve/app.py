@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from engram import __version__
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
+from engram.serve.clients import Shares
 from engram.serve.decoding.pool import Pool
+from engram.serve.hosts import AllowedHosts
+from engram.serve.log import Log
 from engram.serve.metrics import Metrics
-from engram.serve.middleware import RequestMiddleware
+from engram.serve.middleware import RequestMiddleware, client_of
 from engram.serve.problems import add_handlers
+from engram.serve.routes.openapi import error_responses
 from engram.serve.routes.operations import operations_router
 from engram.serve.routes.pages import pages_router
 from engram.serve.routes.predict import predict_router
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.settings import Settings
+from engram.serve.tokens import Tokens
 
 
-def create_app(catalogue: Catalogue, settings: Settings, token: str | None = None) -> FastAPI:
-    """The service for a catalogue; tasks can be attached and removed only if there is a token."""
-    metrics = Metrics()
+def create_app(
+    catalogue: Catalogue, settings: Settings, token: str | None = None, ask_token: str | None = None
+) -> FastAPI:
+    """The service for a catalogue; tasks can be attached and removed only if there is a token.
+
+    With an `ask_token`, only clients that send it may ask.
+    """
+    metrics, log = Metrics(), Log(settings.log)
+    tokens = Tokens(token, ask_token, partial(_log_refused_token, log))
     batcher = Batcher(settings, metrics.batch_images.observe)
-    decoders = Pool(settings, lambda reason: metrics.killed_decoders.inc())
+    decoders = Pool(settings, partial(_count_killed_decoder, metrics, log))
     metrics.queued_images.set_function(lambda: batcher.pending)
     metrics.tasks.set_function(lambda: len(catalogue.now.model.tasks))
 
@@ -36,6 +48,7 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         yield
         await batcher.stop()
         await decoders.stop()
+        log.stop()
 
     app = FastAPI(
         title="Engram",
@@ -43,13 +56,30 @@ def create_app(catalogue: Catalogue, settings: Settings, token: str | None = Non
         description="One frozen Vision Transformer and any number of tasks, in one pass.",
         docs_url=None,
         redoc_url=None,
+        responses=error_responses(400, 421),
         lifespan=lifespan,
     )
     app.state.catalogue, app.state.batcher = catalogue, batcher
-    app.add_middleware(RequestMiddleware, metrics=metrics)
+    hosts = AllowedHosts(settings.host, settings.allow_host)
+    clients = Shares(settings.client_requests, "requests in progress")
+    app.add_middleware(RequestMiddleware, metrics=metrics, log=log, hosts=hosts, clients=clients)
     add_handlers(app)
-    app.include_router(predict_router(catalogue, settings, batcher, decoders, metrics))
-    app.include_router(tasks_router(catalogue, settings, token))
-    app.include_router(operations_router(batcher, metrics))
+    app.include_router(predict_router(catalogue, settings, batcher, decoders, metrics, tokens))
+    app.include_router(tasks_router(catalogue, settings, tokens, log))
+    app.include_router(operations_router(batcher, metrics, tokens))
     app.include_router(pages_router())
     return app
+
+
+def _log_refused_token(log: Log, request: Request) -> None:
+    log.event(
+        "refused token",
+        client=client_of(request.scope),
+        method=request.method,
+        path=request.url.path,
+    )
+
+
+def _count_killed_decoder(metrics: Metrics, log: Log, reason: str) -> None:
+    metrics.killed_decoders.inc()
+    log.event("killed decoder", reason=reason)

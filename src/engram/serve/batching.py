@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engram.images.preprocessing import normalise
 from engram.serve.catalogue import Snapshot
+from engram.serve.clients import Shares
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
 
@@ -42,6 +43,7 @@ class Batcher:
     ) -> None:
         self.settings = settings
         self.pending = 0  # images accepted and not yet answered
+        self._shares = Shares(max(settings.max_images, settings.queue // 2), "images waiting")
         self._on_batch = on_batch
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
@@ -74,14 +76,18 @@ class Batcher:
             )
 
     @contextmanager
-    def reserve(self, images: int) -> Iterator[None]:
-        """Hold places in the queue, or refuse with a Problem that says when to try again."""
+    def reserve(self, images: int, client: str = "") -> Iterator[None]:
+        """Hold places in the queue, or refuse with a Problem that says when to try again.
+
+        One client gets half of the queue, so that there is room for others.
+        """
         self.check_capacity(images)
-        self.pending += images
-        try:
-            yield
-        finally:
-            self.pending -= images
+        with self._shares.taken(client, images):
+            self.pending += images
+            try:
+                yield
+            finally:
+                self.pending -= images
 
     async def run(
         self, snapshot: Snapshot, views: Sequence[Tensor], tasks: Sequence[str]

@@ -23,6 +23,7 @@ from engram.store.bundles import Bundle, read_bundle, update_bundle
 from engram.store.engram import Engram
 from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths
+from engram.store.remote import MANIFEST
 from engram.tasks.spec import NAME
 
 
@@ -108,12 +109,25 @@ class Catalogue:
             new = _snapshot(bundle, model, self.settings)
         except EngramError as error:
             raise Problem(409, str(error)) from None
+        _refuse_links(old.bundle, bundle)
         try:
             update_bundle(old.bundle, bundle)
         except EngramError as error:
             raise Problem(503, str(error), retry=60) from None
         self.now = new
         return new
+
+
+def _refuse_links(old: Bundle, new: Bundle) -> None:
+    """Whoever sends an engram must not write where a link in the folder leads."""
+    changed = {engram.file_name for engram in (*old.engrams, *new.engrams)}
+    for name in sorted({MANIFEST, *changed}):
+        if (new.folder / name).is_symlink():
+            raise Problem(
+                409,
+                f"{name} in the bundle's folder is a link, and the service writes no links; put "
+                "the file itself there. Nothing was changed.",
+            )
 
 
 def _parse(name: str, data: bytes) -> Engram:

@@ -1,13 +1,17 @@
-"""What happens around every request: security headers, a limit on header size, metrics."""
+"""What happens around every request: refusals, security headers, metrics, the log."""
 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from starlette.responses import JSONResponse
-
+from engram.serve.clients import Shares
+from engram.serve.hosts import AllowedHosts
+from engram.serve.log import Log
 from engram.serve.metrics import Metrics
+from engram.serve.problems import Problem, error_response
+from engram.util.text import printable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,39 +33,75 @@ SECURITY_HEADERS = {
 
 
 class RequestMiddleware:
-    """Counts and times requests, adds security headers, and refuses headers that are too long."""
+    """Refuses what no endpoint should see, adds security headers, counts, times and logs."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, log: Log, hosts: AllowedHosts, clients: Shares
+    ) -> None:
+        self.app, self.metrics, self.log = app, metrics, log
+        self.hosts, self.clients = hosts, clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), "500"
+        began, status = time.perf_counter(), 500
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = str(message["status"])
+                status = message["status"]
                 _add_security_headers(message)
             await send(message)
 
-        app: ASGIApp = self.app
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-            sentence = f"The headers have more than {MAX_HEADER_BYTES:,} bytes, which is the limit."
-            app = JSONResponse({"error": sentence}, 431)
         try:
-            await app(scope, receive, send_with_headers)
+            with ExitStack() as shares:
+                app = self.app
+                try:
+                    self._admit(scope, shares)
+                except Problem as problem:
+                    app = error_response(problem.status, problem.sentence, problem.headers)
+                await app(scope, receive, send_with_headers)
         finally:
             self._record(scope, status, time.perf_counter() - began)
 
-    def _record(self, scope: Scope, status: str, seconds: float) -> None:
+    def _admit(self, scope: Scope, shares: ExitStack) -> None:
+        """Refuse a request with a Problem, or count it for its client."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            raise Problem(
+                431, f"The headers have more than {MAX_HEADER_BYTES:,} bytes, which is the limit."
+            )
+        given = dict(headers)
+        if b"content-length" in given and b"transfer-encoding" in given:
+            # A proxy in front may believe the other one, and see other requests than this service.
+            raise Problem(
+                400,
+                "The request has both Content-Length and Transfer-Encoding; send one of them.",
+                close=True,
+            )
+        host = given.get(b"host", b"").decode("latin-1")
+        if not self.hosts.allows(host, (scope.get("server") or ("",))[0]):
+            raise Problem(
+                421,
+                f"This service does not answer to the name {printable(host, 80)!r}; start it with "
+                "--allow-host NAME if it should.",
+            )
+        if scope["path"].startswith("/v1/"):  # the others take no time, and operators need them
+            shares.enter_context(self.clients.taken(client_of(scope)))
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         # The route's template, not the path that was sent: clients must not create labels.
         path = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self.metrics.requests.labels(method, path, status).inc()
+        self.metrics.requests.labels(method, path, str(status)).inc()
         self.metrics.request_seconds.labels(path).observe(seconds)
+        self.log.request(client_of(scope), scope["method"], scope["path"], status, seconds)
+
+
+def client_of(scope: Scope) -> str:
+    """The address of a client, which a proxy on this machine passes on in X-Forwarded-For."""
+    return str((scope.get("client") or ("unknown",))[0])
 
 
 def _add_security_headers(message: Message) -> None:

@@ -15,15 +15,21 @@ from engram.util.text import printable
 
 
 class Problem(Exception):
-    """Ends a request with this status; `retry` is the number of seconds before trying again."""
+    """Ends a request with this status.
 
-    def __init__(self, status: int, sentence: str, *, retry: int | None = None) -> None:
+    `retry` is the number of seconds before trying again; `close` ends the connection, too.
+    """
+
+    def __init__(
+        self, status: int, sentence: str, *, retry: int | None = None, close: bool = False
+    ) -> None:
         super().__init__(sentence)
-        self.status, self.sentence, self.retry = status, sentence, retry
+        self.status, self.sentence, self.retry, self.close = status, sentence, retry, close
 
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry is None else {"Retry-After": str(self.retry)}
+        headers |= {"Connection": "close"} if self.close else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engram.errors import EngramError
+from engram.serve.hosts import is_loopback
 from engram.serve.settings import Settings
 from engram.store.bundles import is_bundle, unlisted_files
 from engram.util import hub
@@ -32,7 +32,8 @@ class Service:
     catalogue: Catalogue
     settings: Settings
     listener: socket.socket
-    token: str | None
+    token: str | None = field(repr=False)
+    ask_token: str | None = field(repr=False)
 
     @classmethod
     def open(
@@ -41,6 +42,7 @@ class Service:
         settings: Settings,
         *,
         token: str | None = None,
+        ask_token: str | None = None,
         backbone: str | None = None,
     ) -> Service:
         """Open the port and load the bundle; whatever is wrong is an EngramError."""
@@ -49,18 +51,20 @@ class Service:
         from engram.serve.app import create_app
         from engram.serve.catalogue import Catalogue
         from engram.serve.decoding.launcher import launcher
+        from engram.serve.tokens import clean_token
 
         _check_bundle(folder)
-        token = _clean_token(token)
+        token, ask_token = clean_token(token), clean_token(ask_token, "token for asking")
+        _check_access(settings, token, ask_token)
         launcher().start()  # it loads what decoders need while this process loads the model
         listener = _listen(settings)  # first: a port in use is reported before a model is loaded
         try:
             catalogue = Catalogue.load(folder, settings, backbone)
-            app = create_app(catalogue, settings, token)
+            app = create_app(catalogue, settings, token, ask_token)
         except BaseException:
             listener.close()
             raise
-        return cls(app, catalogue, settings, listener, token)
+        return cls(app, catalogue, settings, listener, token, ask_token)
 
     @property
     def url(self) -> str:
@@ -78,6 +82,7 @@ class Service:
             "tasks": list(snapshot.names),
             "engine": self.settings.engine,
             "attaching": self.token is not None,
+            "asking": "token" if self.ask_token else "open",
             "unlisted": unlisted,
         }
         attaching = "enabled" if self.token else "disabled (--token or ENGRAM_TOKEN enables it)"
@@ -91,7 +96,9 @@ class Service:
         ]
         if unlisted:
             rows.append(("not listed", f"{', '.join(unlisted)}: in the folder, not in the bundle"))
-        if not _is_loopback(self.settings.host):
+        if self.ask_token:
+            rows.append(("asking", "needs the token of ENGRAM_ASK_TOKEN"))
+        elif not is_loopback(self.settings.host):
             rows.append(("open", "anyone who can reach this address can send requests"))
         rows.append(("stop", "Ctrl-C; requests in progress are finished first"))
         return Description(document, rows)
@@ -100,14 +107,14 @@ class Service:
         """Answer until SIGTERM or Ctrl-C, then finish the requests in progress."""
         import uvicorn
 
-        from engram.serve.connections import HeadTimeoutProtocol
+        from engram.serve.connections import ServiceProtocol
         from engram.serve.middleware import MAX_HEADER_BYTES
 
         # uvicorn raises the signal again when it has finished; after SIGTERM nothing is left to do.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         config = uvicorn.Config(
             self.app,
-            http=HeadTimeoutProtocol,
+            http=ServiceProtocol,
             ws="none",
             log_level="error",
             access_log=False,
@@ -133,13 +140,21 @@ def _check_bundle(folder: Path) -> None:
         )
 
 
-def _clean_token(token: str | None) -> str | None:
-    if token is None:
-        return None
-    token = token.strip()  # a mounted secret ends in a newline
-    if not token or not token.isascii():
-        raise EngramError("The token is blank or has characters outside ASCII; choose another.")
-    return token
+def _check_access(settings: Settings, token: str | None, ask_token: str | None) -> None:
+    """Whoever opens the service to other machines must say who may ask."""
+    if ask_token is None and not settings.open and not is_loopback(settings.host):
+        raise EngramError(
+            f"host is {settings.host}, so other machines can send requests; set a token for them "
+            "in ENGRAM_ASK_TOKEN, or let everyone ask with --open."
+        )
+    if ask_token is not None and settings.open:
+        raise EngramError(
+            "There is a token for asking, and --open lets everyone ask; give one of the two."
+        )
+    if ask_token is not None and ask_token == token:
+        raise EngramError(
+            "The token for asking is also the one for attaching tasks; choose two different ones."
+        )
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -152,10 +167,3 @@ def _listen(settings: Settings) -> socket.socket:
             f"The service cannot listen on {settings.host}, port {settings.port} ({reason}); "
             "choose others with --host and --port."
         ) from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

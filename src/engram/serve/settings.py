@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engram.errors import EngramError
+from engram.serve.hosts import host_name
+from engram.serve.log import LOGS
 from engram.util.settings import check, setting
 
 ENGINES = ("torch", "onnx", "onnx-int8")
@@ -19,6 +21,16 @@ class Settings:
     host: str = setting(
         "127.0.0.1", "address to listen on; 0.0.0.0: all network interfaces", group=_NETWORK
     )
+    allow_host: tuple[str, ...] = setting(
+        (),
+        "another name that clients may use for the service; can be repeated",
+        group=_NETWORK,
+        metavar="NAME",
+    )
+    open: bool = setting(
+        False, "let everyone who can reach the address send requests", group=_NETWORK
+    )
+    log: str = setting("text", "form of the log on stderr", choices=LOGS, group=_NETWORK)
     port: int = setting(8000, "port to listen on; 0: any free port", most=65535, group=_NETWORK)
 
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
@@ -46,6 +58,12 @@ class Settings:
         least=1_000_000,
         group=_LIMITS,
     )
+    client_requests: int = setting(
+        64,
+        "maximum requests in progress per client address; more get status 429",
+        least=1,
+        group=_LIMITS,
+    )
     max_images: int = setting(32, "maximum images per request", least=1, group=_LIMITS)
     max_body: int = setting(64_000_000, "maximum bytes per request", least=1, group=_LIMITS)
     max_bodies: int = setting(
@@ -61,6 +79,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(self)
+        for name in self.allow_host:
+            if not name or host_name(name) != name.strip("[]").lower():
+                raise EngramError(
+                    f"allow_host is {name!r}; it must be a name or an address, without a port."
+                )
         if self.max_images > self.queue:
             raise EngramError(
                 f"max_images is {self.max_images}, but only {self.queue} images may wait; make "

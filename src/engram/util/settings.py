@@ -65,6 +65,11 @@ def _mismatch(item: Field[Any], value: Any) -> str:
     rules, kind = item.metadata, str(item.type)
     if rules["choices"]:
         return "" if value in rules["choices"] else f"can be {', '.join(rules['choices'])}"
+    if kind == "bool":
+        return "" if isinstance(value, bool) else "must be True or False"
+    if kind == "tuple[str, ...]":
+        texts = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+        return "" if texts else "must be a tuple of texts"
     if kind == "str":
         return "" if isinstance(value, str) else "must be text"
     if (

@@ -54,7 +54,7 @@ def run(work: Callable[[Pool], Awaitable[None]], **settings: Any) -> list[str]:
 def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
     async def work(pool: Pool) -> None:
         async def stuck() -> None:
-            async with pool.decoder() as decoder:
+            async with pool.decoder("a") as decoder:
                 await decoder.read(KIND, body(picture()))
                 os.kill(decoder.child.pid, signal.SIGSTOP)
                 await decoder.decode(0, "a.jpg", PREPROCESSING)
@@ -135,3 +135,22 @@ def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
     assert run(work, decoders=1) == []
+
+
+def test_slow_images_of_one_client_leave_a_decoder_for_others() -> None:
+    async def work(pool: Pool) -> None:
+        entered = asyncio.Event()
+
+        async def hold() -> None:
+            async with pool.decoder("a"):
+                await entered.wait()
+
+        held = [asyncio.create_task(hold()) for _ in range(5)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10), pool.decoder("b") as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+        entered.set()
+        await asyncio.gather(*held)
+        assert not pool._turns  # addresses do not add up
+
+    assert run(work, decoders=2) == []

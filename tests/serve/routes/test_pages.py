@@ -34,7 +34,14 @@ def service(
 class Seen:
     """A page, and what it writes to the console and fetches from elsewhere."""
 
-    def __init__(self, browser: Any, url: str, size: str = "desktop", scheme: str = "light"):
+    def __init__(
+        self,
+        browser: Any,
+        url: str,
+        size: str = "desktop",
+        scheme: str = "light",
+        ready: str = ".card",
+    ):
         width, height = SIZES[size]
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
@@ -48,7 +55,7 @@ class Seen:
         self.page.on("request", self._requested)
         self.url = url
         self.page.goto(url)
-        self.page.wait_for_selector(".card")
+        self.page.wait_for_selector(ready)
 
     def _requested(self, request: Any) -> None:
         if not request.url.startswith((self.url, "data:", "blob:")):
@@ -290,6 +297,39 @@ def test_the_service_goes_and_comes_back(browser: Any, launch: Launch, bundle: P
     seen.page.wait_for_selector("#problem", state="hidden")
     seen.close()
     again.stop()
+
+
+def test_a_service_that_wants_a_token_is_asked_with_it(
+    browser: Any, launch: Launch, bundle: Path
+) -> None:
+    server = launch(bundle, "--ask-token", "may-ask")
+    seen = Seen(browser, server.url, ready="#unlock:not([hidden])")
+    page = seen.page
+    assert "Enter the token" in page.locator("#problem").inner_text()
+    assert page.locator(".card").count() == 0
+    for token, ready in (("wrong", "#problem:not([hidden])"), ("may-ask", ".card")):
+        page.locator("#token").fill(token)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(ready)
+    assert not page.locator("#problem").is_visible()
+    seen.upload(picture())
+    seen.answer("first").first.wait_for()
+    stored = "[localStorage.length, sessionStorage.length, document.cookie, location.href]"
+    assert page.evaluate(stored) == [0, 0, "", f"{server.url}/"]
+    assert seen.elsewhere == []
+    seen.close()
+    server.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("status", "words"), [(421, "another name"), (429, "try again")])
+def test_a_refusal_is_a_sentence(seen: Seen, status: int, words: str) -> None:
+    error = {"error": "It is refused; try again in a second."}
+    seen.page.route("**/v1/predict", lambda route: route.fulfill(status=status, json=error))
+    seen.upload(picture())
+    seen.page.locator("#problem", has_text=words).wait_for()
+    seen.page.unroute("**/v1/predict")
+    seen.upload(picture(1))
+    seen.answer("first").first.wait_for()
 
 
 def test_the_reference_is_quiet(seen: Seen) -> None:

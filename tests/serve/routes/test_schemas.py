@@ -40,7 +40,7 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def app(world: World, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     folder = shutil.copytree(world.bundle, tmp_path_factory.mktemp("schema") / "bundle")
-    catalogue = Catalogue.load(Path(folder), Settings())
+    catalogue = Catalogue.load(Path(folder), Settings(allow_host=("testserver",)))
     return create_app(catalogue, catalogue.settings, TOKEN)
 
 

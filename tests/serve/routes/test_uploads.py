@@ -87,7 +87,7 @@ def test_all_bodies_in_progress_are_counted(world: World) -> None:
             yield body[-1:]
 
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
             async def post(content: bytes | AsyncIterator[bytes]) -> httpx.Response:
                 headers = {"Content-Type": "application/json"}

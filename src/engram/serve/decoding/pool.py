@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -139,6 +140,8 @@ class Pool:
         self, settings: Settings, on_kill: Callable[[str], None] = lambda reason: None
     ) -> None:
         self.settings, self._on_kill = settings, on_kill
+        # Of clients that have requests: an entry is dropped with the last of them.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # None: a decoder that the next request has to start.
         self._free: asyncio.LifoQueue[Decoder | None] = asyncio.LifoQueue()
         for _ in range(settings.decoders):
@@ -160,8 +163,17 @@ class Pool:
         return [self._free.get_nowait() for _ in range(self._free.qsize())]
 
     @asynccontextmanager
-    async def decoder(self) -> AsyncIterator[Decoder]:
-        """A decoder for one request; waits until one is free."""
+    async def decoder(self, client: str = "") -> AsyncIterator[Decoder]:
+        """A decoder for one request; waits until one is free.
+
+        One client gets all of them but one, so that slow images of one do not stop the others.
+        """
+        turn = self._turns.setdefault(client, asyncio.Semaphore(max(1, self.settings.decoders - 1)))
+        async with turn, self._lend() as decoder:
+            yield decoder
+
+    @asynccontextmanager
+    async def _lend(self) -> AsyncIterator[Decoder]:
         decoder = await self._free.get()
         try:
             if decoder is None or not decoder.alive:

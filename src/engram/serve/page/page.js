@@ -19,22 +19,49 @@ const state = {
   attention: null, // the task whose attention is shown
   requests: 0, // so far: late responses to old requests are dropped
   offline: false,
+  token: "", // kept here only: it is gone when the page is closed
+  locked: false, // the service wants a token, and the person has not given it yet
 };
 
 // Requests to the service
 
 async function call(path, options = {}) {
   let response;
+  const headers = { ...options.headers, ...(state.token ? { Authorization: `Bearer ${state.token}` } : {}) };
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...options, headers });
   } catch {
     throw new Error("The service does not answer. Is it still running?");
   }
   if (response.status === 304) return null;
   const body = await response.json().catch(() => ({}));
+  if (response.status === 401) {
+    const sentence = state.token ? "The token is wrong. Enter another." : "Enter the token of this service to ask it.";
+    askForToken();
+    throw new Error(sentence);
+  }
+  if (response.status === 421) throw new Error(`${body.error} Or open this page under another name.`);
   if (!response.ok) throw new Error(body.error || `The service answered with status ${response.status}.`);
   return { body, etag: response.headers.get("etag") || "" };
 }
+
+function askForToken() {
+  state.locked = true;
+  state.token = "";
+  by("unlock").hidden = false;
+  by("token").focus();
+}
+
+by("unlock").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  state.token = by("token").value.trim();
+  state.locked = false;
+  by("token").value = "";
+  by("unlock").hidden = true;
+  showProblem("");
+  await refresh();
+  if (!state.locked && state.file) await predict();
+});
 
 function showProblem(sentence) {
   by("problem").textContent = sentence;
@@ -46,6 +73,7 @@ function announce(sentence) {
 }
 
 async function refresh() {
+  if (state.locked) return;
   try {
     const response = await call("v1/tasks", { headers: { "If-None-Match": state.etag }, cache: "no-store" });
     if (state.offline) {

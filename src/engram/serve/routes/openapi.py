@@ -7,7 +7,7 @@ from typing import Any
 from engram.serve.routes.schemas import Error
 
 _REASONS = {
-    400: "The body cannot be read",
+    400: "The request or its body cannot be read",
     401: "The token is missing or wrong",
     403: "Attaching is disabled: the service was started without a token",
     404: "There is no such task",
@@ -15,7 +15,9 @@ _REASONS = {
     409: "The engram does not fit, or the task cannot be removed",
     413: "The body is too large",
     415: "The content type is not supported",
+    421: "The Host header names none of the names of this service",
     422: "An image, an engram or an option is invalid",
+    429: "This client has too many requests in progress; Retry-After says when to try again",
     503: "The service is busy; Retry-After says when to try again",
 }
 

@@ -10,9 +10,10 @@ from engram.serve.metrics import Metrics
 from engram.serve.problems import Problem
 from engram.serve.routes.openapi import error_responses
 from engram.serve.routes.schemas import Status
+from engram.serve.tokens import Tokens
 
 
-def operations_router(batcher: Batcher, metrics: Metrics) -> APIRouter:
+def operations_router(batcher: Batcher, metrics: Metrics, tokens: Tokens) -> APIRouter:
     """The endpoints that a container runtime, a load balancer and Prometheus poll."""
     router = APIRouter()
 
@@ -37,7 +38,11 @@ def operations_router(batcher: Batcher, metrics: Metrics) -> APIRouter:
         name="metrics",
         summary="Metrics for Prometheus",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={
+            200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+            **error_responses(401),
+        },
+        dependencies=tokens.to_ask,
     )
     async def read_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")

@@ -17,12 +17,14 @@ from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.decoding.pool import Pool
 from engram.serve.metrics import Metrics
+from engram.serve.middleware import client_of
 from engram.serve.problems import Problem
 from engram.serve.routes.answers import attention_maps, image_json, task_answers
 from engram.serve.routes.openapi import error_responses, request_body
 from engram.serve.routes.schemas import Prediction, PredictOptions, predict_form, predict_json
 from engram.serve.routes.uploads import BodyBudget, content_type, read_whole_body
 from engram.serve.settings import Settings
+from engram.serve.tokens import Tokens
 
 
 def predict_router(
@@ -31,27 +33,30 @@ def predict_router(
     batcher: Batcher,
     decoders: Pool,
     metrics: Metrics,
+    tokens: Tokens,
 ) -> APIRouter:
     """The endpoint that runs tasks on images."""
-    router, budget = APIRouter(), BodyBudget(settings.max_bodies)
+    router, budget = APIRouter(), BodyBudget(settings.max_bodies, settings.max_body)
     pipeline = Pipeline(batcher, decoders, metrics)
 
     @router.post(
         "/v1/predict",
         summary="Run tasks on images",
         response_model=Prediction,
-        responses=error_responses(400, 404, 408, 413, 415, 422, 503),
+        responses=error_responses(400, 401, 404, 408, 413, 415, 422, 429, 503),
+        dependencies=tokens.to_ask,
         openapi_extra=_predict_body(settings),
     )
     async def predict(request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + settings.timeout
         batcher.check_capacity()
         kind = content_type(request)
-        with budget.request() as reserve:
+        client = client_of(request.scope)
+        with budget.request(client) as reserve:
             body = await read_whole_body(request, settings.max_body, deadline, reserve)
             try:
                 async with asyncio.timeout_at(deadline):
-                    images = await pipeline.answer(catalogue.now, kind, body)
+                    images = await pipeline.answer(catalogue.now, kind, body, client)
             except TimeoutError:
                 raise Problem(
                     503, "The request timed out; try again in a few seconds.", retry=5
@@ -91,13 +96,15 @@ class Pipeline:
         self.batcher, self.decoders, self.metrics = batcher, decoders, metrics
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
 
-    async def answer(self, snapshot: Snapshot, kind: str, body: bytearray) -> list[bytes]:
+    async def answer(
+        self, snapshot: Snapshot, kind: str, body: bytearray, client: str
+    ) -> list[bytes]:
         """What the response says about each image, as JSON."""
         with ExitStack() as places:
-            async with self.decoders.decoder() as decoder:
+            async with self.decoders.decoder(client) as decoder:
                 received = await decoder.read(kind, body)
                 names = _requested_names(snapshot, received.options)
-                places.enter_context(self.batcher.reserve(len(received.names)))
+                places.enter_context(self.batcher.reserve(len(received.names), client))
                 decoded = [
                     await decoder.decode(i, name, snapshot.preprocessing)
                     for i, name in enumerate(received.names)

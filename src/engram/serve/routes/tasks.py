@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.problems import Problem
+from engram.serve.log import Log
+from engram.serve.middleware import client_of
 from engram.serve.routes.openapi import error_responses, request_body
 from engram.serve.routes.schemas import TaskDetail, TaskInfo, TaskList
 from engram.serve.routes.uploads import read_whole_body
 from engram.serve.settings import Settings
+from engram.serve.tokens import Tokens
 from engram.util.text import without_folder
 
-Bearer = Annotated[
-    HTTPAuthorizationCredentials | None,
-    Depends(HTTPBearer(auto_error=False, description="The token of --token or ENGRAM_TOKEN")),
-]
 _ENGRAM_FILE = {"type": "string", "format": "binary", "minLength": 1}
 
 
-def tasks_router(catalogue: Catalogue, settings: Settings, token: str | None) -> APIRouter:
+def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: Log) -> APIRouter:
     """The endpoints about tasks; those that change them need the token."""
     router = APIRouter()
-    _add_reading(router, catalogue, settings.engine, attaching=token is not None)
-    _add_changing(router, catalogue, settings, token)
+    _add_reading(router, catalogue, settings.engine, tokens)
+    _add_changing(router, catalogue, settings, tokens, log)
     return router
 
 
-def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, attaching: bool) -> None:
-    @router.get("/v1/tasks", summary="List all tasks", response_model=TaskList, responses={304: {}})
+def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, tokens: Tokens) -> None:
+    attaching = tokens.attach is not None
+
+    @router.get(
+        "/v1/tasks",
+        summary="List all tasks",
+        response_model=TaskList,
+        responses={304: {}, **error_responses(401, 429)},
+        dependencies=tokens.to_ask,
+    )
     async def tasks(request: Request) -> Response:
         snapshot = catalogue.now
         tag = f'"{snapshot.tag}"'
@@ -47,16 +50,16 @@ def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, attaching
         "/v1/tasks/{name}",
         summary="Describe one task and its classes",
         response_model=TaskDetail,
-        responses=error_responses(404, 422),
+        responses=error_responses(401, 404, 422, 429),
+        dependencies=tokens.to_ask,
     )
     async def task(name: str) -> Response:
         return JSONResponse(task_detail(catalogue.now, name))
 
 
 def _add_changing(
-    router: APIRouter, catalogue: Catalogue, settings: Settings, token: str | None
+    router: APIRouter, catalogue: Catalogue, settings: Settings, tokens: Tokens, log: Log
 ) -> None:
-    authorised = [Depends(_authorise(token))]
 
     @router.put(
         "/v1/tasks/{name}",
@@ -66,10 +69,10 @@ def _add_changing(
         status_code=201,
         response_model=TaskDetail,
         responses={
-            **error_responses(401, 403, 408, 409, 413, 422, 503),
+            **error_responses(401, 403, 408, 409, 413, 422, 429, 503),
             200: {"model": TaskDetail, "description": "It was already attached"},
         },
-        dependencies=authorised,
+        dependencies=tokens.to_attach,
         openapi_extra=request_body({"application/octet-stream": _ENGRAM_FILE}),
     )
     async def attach(name: str, request: Request) -> Response:
@@ -78,6 +81,9 @@ def _add_changing(
         data = await asyncio.to_thread(bytes, body)
         body.clear()
         snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
+        if new:
+            content = snapshot.contents[name]
+            log.event("attached", client=client_of(request.scope), task=name, content=content)
         return JSONResponse(task_detail(snapshot, name), 201 if new else 200)
 
     @router.delete(
@@ -85,30 +91,13 @@ def _add_changing(
         summary="Detach a task",
         status_code=204,
         response_class=Response,
-        responses=error_responses(401, 403, 404, 409, 422, 503),
-        dependencies=authorised,
+        responses=error_responses(401, 403, 404, 409, 422, 429, 503),
+        dependencies=tokens.to_attach,
     )
-    async def detach(name: str) -> Response:
+    async def detach(name: str, request: Request) -> Response:
         await asyncio.to_thread(catalogue.detach, name)
+        log.event("detached", client=client_of(request.scope), task=name)
         return Response(status_code=204)
-
-
-def _authorise(token: str | None) -> Callable[..., None]:
-    """A dependency that lets only callers with the token through."""
-
-    def check_token(bearer: Bearer) -> None:
-        if token is None:
-            raise Problem(
-                403,
-                "Attaching and removing tasks is disabled; start the service with --token or "
-                "ENGRAM_TOKEN to enable it.",
-            )
-        given = bearer.credentials if bearer is not None else ""
-        # compare_digest takes equally long for every wrong token, so time reveals nothing.
-        if not hmac.compare_digest(given.encode(), token.encode()):
-            raise Problem(401, "The token is missing or wrong; send Authorization: Bearer TOKEN.")
-
-    return check_token
 
 
 # What the responses say

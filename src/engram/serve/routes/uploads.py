@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from fastapi import Request
 
+from engram.serve.clients import Shares
 from engram.serve.problems import Problem
 from engram.util.text import printable
 
@@ -18,13 +19,17 @@ _DRAIN_SECONDS = 2.0
 
 
 class BodyBudget:
-    """Limits the bytes of all requests in progress: many bodies within their own limits add up."""
+    """Limits the bytes of all requests in progress: many bodies within their own limits add up.
 
-    def __init__(self, most: int) -> None:
+    One client gets half of them, or one body, so that there is room for others.
+    """
+
+    def __init__(self, most: int, most_per_body: int) -> None:
         self.most, self.bytes = most, 0
+        self._shares = Shares(max(most // 2, most_per_body), "bytes in its requests")
 
     @contextmanager
-    def request(self) -> Iterator[Reserve]:
+    def request(self, client: str) -> Iterator[Reserve]:
         """Counts the bytes of one request until it ends."""
         own = 0
 
@@ -37,6 +42,7 @@ class BodyBudget:
                     "the limit for all of them; try again in a second.",
                     retry=1,
                 )
+            self._shares.take(client, size)
             self.bytes += size
             own += size
 
@@ -44,6 +50,7 @@ class BodyBudget:
             yield reserve
         finally:
             self.bytes -= own
+            self._shares.give_back(client, own)
 
 
 async def read_body(
