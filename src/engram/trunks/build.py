@@ -121,7 +121,7 @@ def _assemble(config: ViTConfig, found: Translated, layout: Layout, name: str) -
         CONFIG.check(asdict(config), "")
         if config.depth > len(found.tensors):
             raise Invalid(f"{config.depth} layers, but {len(found.tensors)} tensors")
-        if config.prefix_positions > config.prefix:
+        if config.prefix_positions > max(1, config.prefix):  # one is there, and unused, without any
             raise Invalid(f"{config.prefix_positions} positions for {config.prefix} tokens")
         with torch.device("meta"):  # no memory and no random numbers for what is replaced
             vit = ViT(config)
