@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.paper.runs import concatenation, extension
 from benchmarks.paper.runs.datasets import FIRST
 from benchmarks.paper.runs.from_cache import CachedRuns, cached_runs
+from benchmarks.paper.runs.lora import LoraRun
 from benchmarks.paper.runs.settings import SEEDS, Setting
 from benchmarks.paper.runs.through_trunk import TrunkRun
 from benchmarks.paper.worker import Job
@@ -37,6 +38,29 @@ def trunk_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> list[
         like = Setting(dataset, **row["like"]) if "like" in row else None
         setting = Setting(dataset, **{key: value for key, value in row.items() if key != "like"})
         jobs.append(TrunkRun(setting, seed, like))
+    return jobs
+
+
+#: At 224 pixels: rows beside those that leave the trunk unchanged, and whose rate a set takes.
+OTHERS = ("lora", "full", "memory", "adapter")
+RATE_OF = {"flowers": "pets", "fashion": "cifar10"}
+
+
+def large_setting(dataset: str, regime: str, **row: Any) -> Setting:
+    """A row at 224 pixels, with 2,000 images of fashion and at most 1,000 of the others."""
+    images = 2_000 if dataset == "fashion" else 1_000
+    return Setting(dataset, regime, **{"pixels": 224, "images": images, **row})
+
+
+def large_runs(seed: int) -> list[Job]:
+    """Training through the trunk at 224 pixels; the sets that choose the rate come first."""
+    jobs: list[Job] = []
+    for dataset in ("pets", "flowers", "cifar10", "fashion"):
+        for regime in OTHERS:
+            setting = large_setting(dataset, regime, precision="bf16")
+            first = RATE_OF.get(dataset)
+            like = None if first is None else large_setting(first, regime, precision="bf16")
+            jobs.append((LoraRun if regime == "lora" else TrunkRun)(setting, seed, like))
     return jobs
 
 
@@ -74,6 +98,7 @@ def all_jobs() -> list[Job]:
     for seed in SEEDS:
         for name in ("cifar10", "flowers"):
             jobs += trunk_runs(name, seed, MAIN + MANY_CELLS + MORE)
+    jobs += [job for seed in SEEDS for job in large_runs(seed)]
     return list(dict.fromkeys(jobs))
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from engram.adapters import Adapters, Bank
-from engram.vit import Attend, Block, ViT, merge_heads
+from engram.vit import Attend, Block, See, ViT, merge_heads
 
 
 @dataclass(frozen=True)
@@ -264,12 +264,17 @@ def _table(
 
 
 def forward_fast(
-    vit: ViT, x: Tensor, memory: Memory, keep: int, watch: Watch | None = None
+    vit: ViT,
+    x: Tensor,
+    memory: Memory,
+    keep: int,
+    watch: Watch | None = None,
+    see: See | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All streams share each layer's matrix products: the fast path, for inference.
 
     Only the first `keep` trunk tokens are wanted at the end, so the last layer computes no others.
-    `watch` is called with every layer's attention weights.
+    `watch` is called with every layer's attention weights, `see` with the trunk's normed tokens.
     """
     n = x.shape[1]
     x = torch.cat([x, memory.start(x.shape[0])], dim=1)
@@ -280,6 +285,8 @@ def forward_fast(
         def attend(
             block: Block, normed: Tensor, layer: int = layer, wanted: int = wanted
         ) -> Tensor:
+            if see is not None:
+                see(layer, normed[:, :n])
             q, k, v = block.project(normed)
             trunk = KeysValues(k[:, :, :n], v[:, :, :n])
             own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
@@ -300,18 +307,24 @@ class TrunkPass:
 
     That is its keys and values, or with `lean` the normed tokens they are made from. Once it is
     exhausted, `tokens` holds the first `keep` tokens of the last layer; with `keep` 0 the last
-    layer computes nothing but what is read.
+    layer computes nothing but what is read. `see` is called with every layer's normed tokens.
     """
 
-    def __init__(self, vit: ViT, x: Tensor, keep: int, lean: bool = False) -> None:
-        self.vit, self.tokens, self.keep, self.lean = vit, x, keep, lean
+    def __init__(
+        self, vit: ViT, x: Tensor, keep: int, lean: bool = False, see: See | None = None
+    ) -> None:
+        self.vit, self.tokens, self.keep, self.lean, self.see = vit, x, keep, lean, see
 
     def __iter__(self) -> Iterator[TrunkView]:
         x = self.tokens
-        for block in self.vit.layers[:-1] if not self.keep else self.vit.layers:
+        for layer, block in enumerate(self.vit.layers[:-1] if not self.keep else self.vit.layers):
             taken: list[TrunkView] = []
 
-            def attend(block: Block, normed: Tensor, taken: list[TrunkView] = taken) -> Tensor:
+            def attend(
+                block: Block, normed: Tensor, layer: int = layer, taken: list[TrunkView] = taken
+            ) -> Tensor:
+                if self.see is not None:
+                    self.see(layer, normed)
                 q, k, v = block.project(normed)
                 taken.append(Normed(normed, lean=True) if self.lean else KeysValues(k, v))
                 return merge_heads(F.scaled_dot_product_attention(q, k, v))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from engram.memory import (
     full_attention,
     reads_lean,
 )
+from engram.readout import Moments, Readers
+from engram.side import Member, Sides
 from engram.store.engram import Engram, TrunkInfo, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.store.remote import single_engram_path
@@ -38,6 +41,7 @@ from engram.tasks.task import Task
 from engram.util.tensors import version
 from engram.vit import ViT
 
+_Made = TypeVar("_Made", Memory, Sides)
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept
 
 
@@ -65,8 +69,9 @@ class MemoryViT(nn.Module):
         self.trunk = trunk.requires_grad_(False)
         self._tasks = TaskRegistry(unmasked)
         self._modules_of_tasks = nn.ModuleList()
-        self._memories: dict[tuple[str, ...], tuple[object, Memory]] = {}
+        self._memories: dict[tuple[str, ...], tuple[object, Any]] = {}  # streams, and sides
         self._constant: Memory | None = None
+        self._constant_sides: Sides | None = None
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -113,6 +118,7 @@ class MemoryViT(nn.Module):
         update: str = "fresh",
         tokens: int | None = None,
         adapter_width: int = 32,
+        rank: int = 16,
         class_init: str = "trunk",
         kind: str = "classification",
         values: Sequence[int] | None = None,
@@ -132,6 +138,7 @@ class MemoryViT(nn.Module):
             tokens: Number of class tokens. By default 1, or one for each class in masked
                 segmentation.
             adapter_width: Width of the bottleneck, in regimes with adapters.
+            rank: Width of the side patches, in the regimes `side` and `side+readout`.
             class_init: Where the class token starts: `trunk` (a copy of the trunk's) or `random`.
             kind: What the task answers: `classification`, `multilabel`, `regression` or
                 `segmentation`.
@@ -155,7 +162,9 @@ class MemoryViT(nn.Module):
             raise EngramError(
                 f"extends is the text {extends!r}; give a list such as [{extends!r}]."
             )
-        settings = TaskSettings(regime, cells, tuple(extends), update, adapter_width, class_init)
+        settings = TaskSettings(
+            regime, cells, tuple(extends), update, adapter_width, class_init, rank
+        )
         spec = TaskSpec.create(
             name, classes, settings, kind=kind, tokens=tokens, values=values, ignore=ignore
         )
@@ -335,20 +344,67 @@ class MemoryViT(nn.Module):
         layers: Sequence[Tensor],
         pooled: Tensor,
         tasks: Sequence[str],
-        patches: Patches | None = None,
+        final: Tensor | None = None,
+        size: tuple[int, int] | None = None,
     ) -> dict[str, Tensor]:
         """Logits of tasks that leave the trunk alone, from what `cache.Cache` kept of it.
 
-        `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last;
-        tasks that answer for every pixel need its last `patches`, too.
+        `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last.
+        Tasks that read all of the last tokens need the `final` normed ones (b, n, D), too, and
+        those that answer for every pixel the (height, width) of the images.
         """
         masked = [name for name in tasks if self.task(name).spec.parts.masked]
-        logits = {n: self.task(n).head.read(pooled, patches) for n in tasks if n not in masked}
+        streams: dict[str, Tensor] = {}
         if masked:
             memory = self._memory(masked, pooled)
             streams = memory.split(self.trunk.norm(from_normed(self.trunk, layers, memory)))
-            logits.update({n: self.task(n).head.read(streams[n], patches) for n in masked})
-        return {name: logits[name] for name in tasks}
+        readers = self._readers(tasks, pooled)
+        if readers:
+            assert final is not None
+            for step, tokens in enumerate([*layers, final]):
+                readers.see(step, tokens)
+        patches = None
+        if final is not None and size is not None:
+            patches = self._patches(self.trunk, final, size)
+        return {n: self._read(n, streams.get(n), pooled, patches, readers) for n in tasks}
+
+    def _read(
+        self,
+        name: str,
+        stream: Tensor | None,
+        pooled: Tensor,
+        patches: Patches | None,
+        readers: Readers,
+    ) -> Tensor:
+        """The output of a task that leaves the trunk alone, from all that its head can see."""
+        task = self.task(name)
+        spec = task.spec
+        if stream is not None:
+            return task.head.read(stream, patches)
+        if patches is not None and task.kind.per_pixel:
+            tokens = readers.patches(name, patches.tokens)
+            return task.head.read(pooled, replace(patches, tokens=tokens))
+        layers = spec.layers if spec.parts.moments else 0
+        return task.head.read(readers.features(name, layers, pooled), patches)
+
+    def _readers(self, names: Sequence[str], x: Tensor, exact: bool = False) -> Readers:
+        """What reads the trunk's normed tokens for these tasks; with `exact`, each by itself."""
+        parts = {name: self.task(name).spec.parts for name in names if name != "base"}
+        side = [name for name, has in parts.items() if has.side]
+        groups = [[name] for name in side] if exact else [side] if side else []
+        climbs = [self._sides(group, x).begin() for group in groups]
+        moments = any(has.moments for has in parts.values())
+        return Readers(climbs, Moments(self.trunk) if moments else None)
+
+    def sides(self, names: Sequence[str]) -> Sides:
+        """The side patches of these tasks and of all they extend, parents first."""
+        members = []
+        for name in self._tasks.closure(names):
+            task = self.task(name)
+            assert task.side is not None
+            assert task.cells is not None
+            members.append(Member(name, task.side, task.cells, task.spec.extends))
+        return Sides(members)
 
     def memory(self, names: Sequence[str]) -> Memory:
         """The streams of these masked tasks and of all they read, parents first."""
@@ -383,11 +439,14 @@ class MemoryViT(nn.Module):
             fixed._put(own)
         fixed.to("cpu").eval().requires_grad_(False)
         masked = [n for n in tasks if n != "base" and fixed.task(n).spec.parts.masked]
-        if masked:
-            with torch.no_grad():
+        side = [n for n in tasks if n != "base" and fixed.task(n).spec.parts.side]
+        with torch.no_grad():
+            if masked:
                 fixed._constant = fixed.memory(masked)
                 for layer, block in enumerate(fixed.trunk.layers):
                     fixed._constant.keys_values(layer, block)
+            if side:
+                fixed._constant_sides = fixed.sides(side)
         return fixed
 
     def output_names(self, tasks: Sequence[str] | None = None) -> list[str]:
@@ -412,16 +471,18 @@ class MemoryViT(nn.Module):
         masked = [n for n in names if n != "base" and self.task(n).spec.parts.masked]
         others = [n for n in names if n not in masked]
         per_pixel = any(self.task(n).kind.per_pixel for n in names if n != "base")
-        whole = exact or per_pixel
+        readers = self._readers(names, x, exact)
+        see = readers.see if readers else None
+        whole = exact or per_pixel or see is not None
         keep = x.shape[1] if whole else self._trunk_tokens_needed(others, x.shape[1])
         streams: dict[str, Tensor] = {}  # (b, k, D)
         if not masked:
-            raw = self.trunk.encode(x)
+            raw = self.trunk.encode(x, see)
         elif exact or self._builds_graph(masked, x):
             groups = [[name] for name in masked] if exact else [masked]
             memories = [self._memory(group, x) for group in groups]
             lean = not exact and reads_lean(self.trunk, x.shape[1], memories[0])
-            trunk = TrunkPass(self.trunk, x, keep, lean)
+            trunk = TrunkPass(self.trunk, x, keep, lean, see)
             views = list(trunk) if len(groups) > 1 else trunk
             for group, memory in zip(groups, memories, strict=True):
                 computed = memory.split(forward_tasks(self.trunk, views, memory, len(x)))
@@ -429,18 +490,21 @@ class MemoryViT(nn.Module):
             raw = trunk.tokens
         else:
             memory = self._memory(masked, x)
-            raw, y = forward_fast(self.trunk, x, memory, keep)
+            raw, y = forward_fast(self.trunk, x, memory, keep, see=see)
             streams = memory.split(y)
         tokens = self.trunk.norm(raw) if others or per_pixel else raw
+        if readers:
+            readers.see(self.trunk.config.depth, tokens)
         patches = self._patches(self.trunk, tokens, size) if per_pixel else None
+        pooled = self.trunk.pool(tokens) if set(others) - {"base"} else raw
         logits = {}
         for name in names:
             if name == "base":
                 assert self.trunk.head is not None
                 logits[name] = self.trunk.head(raw, tokens)
             else:
-                own = self.trunk.norm(streams[name]) if name in streams else self.trunk.pool(tokens)
-                logits[name] = self.task(name).head.read(own, patches)
+                stream = self.trunk.norm(streams[name]) if name in streams else None
+                logits[name] = self._read(name, stream, pooled, patches, readers)
         return logits
 
     def _patches(self, trunk: ViT, tokens: Tensor, size: tuple[int, int]) -> Patches:
@@ -497,24 +561,30 @@ class MemoryViT(nn.Module):
         return x.requires_grad or any(p.requires_grad for task in tasks for p in task.parameters())
 
     def _memory(self, names: Sequence[str], x: Tensor) -> Memory:
-        """The streams of these tasks and of what they read, ready to read the trunk.
+        """The streams of these tasks and of what they read, ready to read the trunk."""
+        return self._constant or self._kept_while_same(self.memory, names, x)
 
-        Outside of training they are kept until a parameter changes.
-        """
-        if self._constant is not None:
-            return self._constant
+    def _sides(self, names: Sequence[str], x: Tensor) -> Sides:
+        """The side patches of these tasks and of what they extend, ready to climb."""
+        return self._constant_sides or self._kept_while_same(self.sides, names, x)
+
+    def _kept_while_same(
+        self, make: Callable[[Sequence[str]], _Made], names: Sequence[str], x: Tensor
+    ) -> _Made:
+        """What `make` makes of these tasks; outside of training it is kept until they change."""
         if self._builds_graph(names, x):
             self._memories.clear()  # some optimisers write where `version` does not see it
-            return self.memory(names)
+            return make(names)
         closure = self._tasks.closure(names)
         key, state = tuple(closure), self._versions(closure)
         kept = self._memories.pop(key, None)
         if kept is None or kept[0] != state:
-            kept = (state, self.memory(names))
+            kept = (state, make(names))
         self._memories[key] = kept  # the newest is last
         while len(self._memories) > _KEPT + len(self._tasks):  # `exact` has one for each task
             del self._memories[next(iter(self._memories))]
-        return kept[1]
+        made: _Made = kept[1]
+        return made
 
     def _versions(self, closure: Sequence[str]) -> object:
         """Changes with all that a `Memory` of these tasks is made from."""

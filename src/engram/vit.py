@@ -14,7 +14,9 @@ Long because the whole model stands in this one file, to be read in one sitting.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import torch
@@ -80,6 +82,12 @@ class Attend(Protocol):
     def __call__(self, block: Block, normed: Tensor, /) -> Tensor: ...
 
 
+class See(Protocol):
+    """Called with a layer's number and its normed tokens (b, n, D), for those who read them."""
+
+    def __call__(self, layer: int, normed: Tensor, /) -> None: ...
+
+
 class Adapt(Protocol):
     """Adapters: add to the stream something computed from a sublayer's normed input."""
 
@@ -101,6 +109,16 @@ def self_attention(block: Block, normed: Tensor) -> Tensor:
     """Every token reads every token."""
     q, k, v = block.project(normed)
     return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
+
+def seen_by(see: Callable[[Tensor], object]) -> Attend:
+    """`self_attention` that first shows the normed tokens."""
+
+    def attend(block: Block, normed: Tensor) -> Tensor:
+        see(normed)
+        return self_attention(block, normed)
+
+    return attend
 
 
 class Mlp(nn.Module):
@@ -346,9 +364,10 @@ class ViT(nn.Module):
         out: Tensor = self.norm(self.encode(self.embed(pixels)))
         return out
 
-    def encode(self, x: Tensor) -> Tensor:
-        for block in self.layers:
-            x = block(x)
+    def encode(self, x: Tensor, see: See | None = None) -> Tensor:
+        """The last layer's tokens, before the final norm; `see` gets every layer's normed ones."""
+        for layer, block in enumerate(self.layers):
+            x = block(x) if see is None else block(x, seen_by(partial(see, layer)))
         return x
 
     def embed(self, pixels: Tensor, class_token: Tensor | None = None) -> Tensor:

@@ -49,9 +49,13 @@ CLOTHES = (
 
 def trunk(pixels: int, raw: bool = False) -> ViT:
     """The real ViT-Ti/16 for images of this size; `raw`: for photographs not yet decoded."""
-    usual = Preprocessing()
-    squash = Preprocessing(size=(pixels, pixels), resize=None)
-    return load_trunk(TRUNK, preprocessing=usual.with_size((pixels, pixels)) if raw else squash)
+    usual = Preprocessing().with_size((pixels, pixels))
+    return load_trunk(TRUNK, preprocessing=usual if raw else squashed(pixels))
+
+
+def squashed(pixels: int) -> Preprocessing:
+    """How images that are decoded already, or small, become pixels."""
+    return Preprocessing(size=(pixels, pixels), resize=None)
 
 
 def shape() -> TrunkShape:

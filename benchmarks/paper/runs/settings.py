@@ -12,11 +12,12 @@ from torch import Tensor
 from benchmarks.paper.records import RATES, RUNS, Record
 from benchmarks.paper.runs import datasets
 from engram.model import MemoryViT
-from engram.tasks.regimes import REGIMES
+from engram.tasks.regimes import REGIMES, Regime
 from engram.train.recipe import Recipe
 
 EPOCHS, BATCH = 10, 32  # of training through the trunk
 SEEDS = (0, 1, 2)
+LORA = Regime("PEFT's LoRA, which is not a regime of Engram", token=False)
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,23 @@ class Setting:
     head_rate: float = 1.0  # learning rate of the head, as a multiple of the others'
     views: int = 0  # augmented views in the cache
     augment: str = "auto"  # augmentation of the views; auto: the dataset's own
+    precision: str = "fp32"  # of the passes in training
 
     def __post_init__(self) -> None:
-        parts = REGIMES[self.regime]
-        object.__setattr__(self, "cells", self.cells if parts.cells else 0)
-        object.__setattr__(self, "width", self.width if parts.adapters else 0)
+        object.__setattr__(self, "cells", self.cells if self.parts.cells else 0)
+        object.__setattr__(self, "width", self.width if self.parts.adapters else 0)
+
+    @property
+    def parts(self) -> Regime:
+        return LORA if self.regime == "lora" else REGIMES[self.regime]
 
     @property
     def slug(self) -> str:
         """The name of its record of learning rates."""
-        parts = REGIMES[self.regime]
         words = [self.set, str(self.pixels), str(self.images), self.regime]
-        if parts.cells:
+        if self.parts.cells:
             words.append(f"m{self.cells}")
-        if parts.adapters:
+        if self.parts.adapters:
             words.append(f"w{self.width}")
         words += [] if self.update == "fresh" else [self.update]
         words += ["after"] if self.after_norm else []
@@ -58,6 +62,7 @@ class Setting:
         words += [] if self.head_rate == 1 else [f"h{self.head_rate:g}"]
         words += [f"v{self.views}"] if self.views else []
         words += [] if self.augment == "auto" else [self.augment]
+        words += [] if self.precision == "fp32" else [self.precision]
         return "-".join([*words, f"e{self.epochs}", f"b{self.batch}"])
 
     def run_name(self, seed: int) -> str:
@@ -114,6 +119,7 @@ class Setting:
             views=self.views,
             augment=self.augment if self.views else "none",
             min_area=0.35,
+            precision=self.precision,
         )
 
 

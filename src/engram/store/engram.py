@@ -33,7 +33,6 @@ FORMAT = 1
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
 _LONG_LIST = 1_000  # longer ones in metrics and recipe are recorded as their length
-_MASK_FIELDS = ("values", "ignore")  # only in the header of a task that learns from masks
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,12 @@ class Engram:
 
     def _identity(self) -> dict[str, Any]:
         """The fields of the header that determine the outputs of the task."""
-        spec = {**vars(self.spec), "extends": list(self.parents)}
-        for name in _MASK_FIELDS if not self.spec.does.per_pixel else ():
+        task = self.spec
+        spec = {**vars(task), "extends": list(self.parents)}
+        absent = [] if task.does.per_pixel else ["values", "ignore"]
+        absent += [] if task.parts.side else ["rank"]
+        absent += [] if task.parts.moments else ["layers"]
+        for name in absent:
             del spec[name]
         return {
             "format": FORMAT,
@@ -221,6 +224,10 @@ def summarise_regime(spec: TaskSpec) -> str:
         parts.append(f"{spec.tokens} class tokens")
     if spec.parts.adapters:
         parts.append(f"adapters of width {spec.adapter_width}")
+    if spec.parts.side:
+        parts.append(f"rank {spec.rank}")
+    if spec.parts.moments and spec.layers:
+        parts.append(f"the last {spec.layers} layers")
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")
     return ", ".join(parts)

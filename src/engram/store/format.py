@@ -46,7 +46,12 @@ _TASK = Object(
         **dict.fromkeys(("cells", "tokens", "adapter_width"), Integer(0, 10_000)),
         "after_norm": Boolean(),
     },
-    {"values": Array(Integer(0, 65_535)), "ignore": Integer(0, 65_535)},
+    {
+        "values": Array(Integer(0, 65_535)),
+        "ignore": Integer(0, 65_535),
+        "rank": Integer(1, 10_000),
+        "layers": Integer(1, 10_000),
+    },
 )
 _TRUNK = Object(
     {

@@ -51,13 +51,28 @@ class TaskRegistry(Mapping[str, Task]):
                 raise EngramError(
                     f"{spec.name!r} extends {parent!r}, which is not attached; attach it first."
                 )
-            if not self[parent].spec.parts.masked:
-                raise EngramError(
-                    f"{spec.name!r} cannot extend {parent!r}, whose regime "
-                    f"{self[parent].spec.regime!r} has no stream of its own to read."
-                )
+            self._check_parent(spec, self[parent].spec)
         for other in self.values():
             self._check_pass(spec, other.spec)
+
+    def _check_parent(self, spec: TaskSpec, parent: TaskSpec) -> None:
+        """Streams read streams, and side patches those of the same rank."""
+        if not parent.parts.extends:
+            raise EngramError(
+                f"{spec.name!r} cannot extend {parent.name!r}, whose regime {parent.regime!r} has "
+                "no stream of its own to read."
+            )
+        if spec.parts.side != parent.parts.side:
+            raise EngramError(
+                f"{spec.name!r} has the regime {spec.regime!r} and cannot extend {parent.name!r}, "
+                f"whose regime is {parent.regime!r}; masked tasks extend masked ones, and side "
+                "tasks extend side ones."
+            )
+        if spec.parts.side and spec.rank != parent.rank:
+            raise EngramError(
+                f"{spec.name!r} has side patches of rank {spec.rank} and cannot extend "
+                f"{parent.name!r}, whose rank is {parent.rank}; choose rank {parent.rank}."
+            )
 
     def _check_pass(self, spec: TaskSpec, other: TaskSpec) -> None:
         alone = next((s for s in (spec, other) if s.parts.changes_trunk), None)

@@ -29,6 +29,7 @@ class TaskSettings:
         "initial class token: a copy of the trunk's, or random",
         choices=("trunk", "random"),
     )
+    rank: int = setting(16, "width of the side patches, for side", least=1)
 
     def with_parents(self, names: Sequence[str]) -> TaskSettings:
         """The same, for a task that extends the attached tasks of these names."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from engram.errors import EngramError
+from engram.readout import moments_per_layer
+from engram.side import QUERIES, side_shapes
 from engram.tasks.kinds import IGNORED, KINDS, Kind
 from engram.tasks.regimes import REGIMES, UPDATES, Regime
 from engram.tasks.settings import TaskSettings
@@ -35,6 +37,8 @@ class TaskSpec:
     update: str = "fresh"  # Figure 2b; only where every token reads the cells
     after_norm: bool = False  # cells join behind the norm: converted checkpoints
     adapter_width: int = 32
+    rank: int = 16  # the width of side patches
+    layers: int = 0  # whose moments a readout sees, the last ones; 0: all of them
     # Of segmentation: the value that each class has in a mask, and the one of ignored pixels.
     values: tuple[int, ...] = ()
     ignore: int = IGNORED
@@ -72,21 +76,26 @@ class TaskSpec:
                 f"the names of its {count:,} {nouns} take {size / 1e6:.1f} MB, and an engram has "
                 f"room for {MAX_CLASS_BYTES / 1e6:g} MB; shorten them."
             )
-        for what in ("cells", "tokens", "adapter_width"):
-            least, value = int(what != "cells"), getattr(self, what)
+        for what in ("cells", "tokens", "adapter_width", "rank", "layers"):
+            least, value = int(what not in ("cells", "layers")), getattr(self, what)
             if not isinstance(value, int) or not least <= value <= 10_000:
                 refuse(f"{what} is {value!r}; it must be a whole number from {least} to 10,000.")
         if self.update not in UPDATES:
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
         if self.update != "fresh" and (self.parts.masked or not self.parts.cells):
             refuse(f"update={self.update!r} is for the regimes memory and memory+adapter only.")
-        if self.extends and not self.parts.masked:
+        if self.extends and not self.parts.extends:
             refuse(
-                f"only masked tasks extend others, and its regime is {self.regime!r}; "
-                "choose masked or masked+adapter, or leave extends out."
+                f"only masked and side tasks extend others, and its regime is {self.regime!r}; "
+                "choose masked, masked+adapter or side, or leave extends out."
             )
         if self.tokens > 1 and not self.parts.masked:
             refuse(f"the regime {self.regime!r} has one class token, not {self.tokens}.")
+        if self.does.per_pixel and self.parts.moments:
+            refuse(
+                f"the regime {self.regime!r} sees averages over the patches, so it cannot answer "
+                "for every pixel; choose side or masked."
+            )
         if self.does.per_pixel:
             self._check_masks(refuse)
         elif self.values or self.ignore != IGNORED:
@@ -137,6 +146,7 @@ class TaskSpec:
             extends=tuple(dict.fromkeys(settings.extends)),
             update=settings.update,
             adapter_width=settings.adapter_width,
+            rank=settings.rank,
             values=tuple(values),
             ignore=ignore,
         )
@@ -146,18 +156,36 @@ class TaskSpec:
 
         A `full` task's own trunk, and what its head finds in the data, are left out.
         """
-        parts, width, classes = self.parts, trunk.width, len(self.classes)
-        head = self.does.head_shapes(width, classes, mlp=parts.mlp, masked=parts.masked)
+        parts, width, steps = self.parts, trunk.width, trunk.depth + 1
+        head = self.does.head_shapes(
+            self.features(trunk), len(self.classes), mlp=parts.mlp, masked=parts.masked
+        )
         shapes = {f"head.{name}": shape for name, shape in head.items()}
         if parts.token:
             shapes["class_token"] = (self.tokens, width)
-        if parts.cells:
+        if parts.side:
+            shapes["cells"] = (steps, self.cells, self.rank)
+            side = side_shapes(steps, width, self.rank, len(self.extends))
+            shapes |= {f"side.{name}": shape for name, shape in side.items()}
+        elif parts.cells:
             layers = 1 if self.update == "propagate" else trunk.depth
             shapes["cells"] = (layers, self.cells, width)
         if parts.adapters:
             shapes["adapters.down"] = (trunk.depth, 2, width, self.adapter_width)
             shapes["adapters.up"] = (trunk.depth, 2, self.adapter_width, width)
         return shapes
+
+    def features(self, trunk: TrunkShape) -> int:
+        """How many numbers the head sees: of the image, or of every patch in segmentation."""
+        parts, moments = self.parts, 1
+        if parts.moments:
+            moments = self.layers_read(trunk) * moments_per_layer(trunk.class_token)
+        side = self.rank * (1 if self.does.per_pixel else QUERIES) if parts.side else 0
+        return moments * trunk.width + side
+
+    def layers_read(self, trunk: TrunkShape) -> int:
+        """Of how many layers a readout sees the moments; the final tokens count as a layer."""
+        return min(self.layers or trunk.depth + 1, trunk.depth + 1)
 
     @property
     def parts(self) -> Regime:

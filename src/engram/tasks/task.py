@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engram.adapters import Adapters
 from engram.errors import EngramError
+from engram.side import Side
 from engram.tasks.kinds import Kind
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
@@ -20,22 +21,26 @@ from engram.vit import ViT
 class Task(nn.Module):
     """One task's parameters, named as in its file: cells, class_token, head.weight, head.bias.
 
-    Cells are drawn from N(0, 0.02^2). The class token starts as a copy of the trunk's own
-    (`class_init="trunk"`; the paper does not say), or from N(0, 0.02^2) where the trunk has none
-    or with `class_init="random"`. Draws come from torch's global generator.
+    Cells are drawn from N(0, 0.02^2), and those of side patches, which are narrow, from N(0, 1).
+    The class token starts as a copy of the trunk's own (`class_init="trunk"`; the paper does not
+    say), or from N(0, 0.02^2) where the trunk has none or with `class_init="random"`. Draws come
+    from torch's global generator.
     """
 
     def __init__(self, spec: TaskSpec, trunk: ViT, class_init: str = "trunk") -> None:
         super().__init__()
         if class_init not in ("trunk", "random"):
             raise EngramError(f"class_init is {class_init!r}; choose 'trunk' or 'random'.")
-        parts, shapes = spec.parts, spec.shapes(TrunkShape.of(trunk))
+        shape = TrunkShape.of(trunk)
+        parts, shapes = spec.parts, spec.shapes(shape)
         if not parts.cells:
             spec = replace(spec, cells=0)
+        if parts.moments:
+            spec = replace(spec, layers=spec.layers_read(shape))
         self.spec = spec
-        self.cells = self.class_token = self.adapters = self.trunk = None
+        self.cells = self.class_token = self.adapters = self.side = self.trunk = None
         if parts.cells:
-            self.cells = nn.Parameter(torch.randn(shapes["cells"]) * 0.02)
+            self.cells = nn.Parameter(torch.randn(shapes["cells"]) * (1 if parts.side else 0.02))
         if parts.token:
             token = (torch.randn(shapes["class_token"]) * 0.02).to(trunk.position)
             if class_init == "trunk" and trunk.class_token is not None:
@@ -45,12 +50,15 @@ class Task(nn.Module):
         if parts.adapters:
             depth, _, width, bottleneck = shapes["adapters.down"]
             self.adapters = Adapters(depth, width, bottleneck)
+        if parts.side:
+            steps, width, rank = shapes["side.project"]
+            self.side = Side(steps, width, rank, len(spec.extends))
         if parts.trunk:
             self.trunk = copy.deepcopy(trunk)
             self.trunk.head = None
             self.trunk.requires_grad_(True)
         self.head = spec.does.head(
-            trunk.config.width, len(spec.classes), mlp=parts.mlp, masked=parts.masked
+            spec.features(shape), len(spec.classes), mlp=parts.mlp, masked=parts.masked
         )
         device, dtype = trunk.position.device, trunk.position.dtype
         self.to(device, dtype)

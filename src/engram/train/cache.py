@@ -2,7 +2,7 @@
 
 The trunk never depends on a task, so what a task reads of an image (the normed tokens of every
 layer, and the pooled last one for heads) is the same in every epoch and for every task. A cache
-is a folder for one trunk, preprocessing and kind of view, shared by all tasks:
+is a folder for one trunk, preprocessing, kind of view and kind of row, shared by all tasks:
 
     meta.json              what it is for
     <writer>.data          rows of half-precision numbers, one row an image
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.memory import Normed, TrunkPass
-from engram.tasks.heads import Patches
+from engram.readout import moments_of, moments_per_layer
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.vit import ViT
@@ -72,23 +72,29 @@ def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
     return trunk.config.prefix + rows * columns
 
 
-def _rows_of(trunk: ViT, preprocessing: Preprocessing, patches: bool) -> int:
+#: What a row holds of an image, always with the pooled token behind it: the normed tokens of every
+#: layer; these and the final ones; or the moments of all of them (`readout`), a hundredth of it.
+Keeps = Literal["layers", "all", "moments"]
+
+
+def _rows_of(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
     """The tokens that are kept of an image."""
     n, depth = _tokens(trunk, preprocessing), trunk.config.depth
-    return depth * n + (n - trunk.config.prefix if patches else 0) + 1
+    kept = {
+        "layers": depth * n,
+        "all": (depth + 1) * n,
+        "moments": (depth + 1) * moments_per_layer(trunk.config.class_token),
+    }
+    return kept[keeps] + 1
 
 
-def row_bytes(trunk: ViT, preprocessing: Preprocessing, patches: bool = False) -> int:
-    """The disk that one image takes, with the last layer's patches or without."""
-    return _rows_of(trunk, preprocessing, patches) * trunk.config.width * 2
+def row_bytes(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps = "layers") -> int:
+    """The disk that one image takes."""
+    return _rows_of(trunk, preprocessing, keeps) * trunk.config.width * 2
 
 
 class Cache:
-    """The stored rows for one trunk, preprocessing and view.
-
-    With `patches` a row also has the last layer's patch tokens after the final norm, for tasks
-    that answer for every pixel; such rows are kept apart from the others.
-    """
+    """The stored rows for one trunk, preprocessing, view and kind of row."""
 
     def __init__(
         self,
@@ -96,15 +102,14 @@ class Cache:
         preprocessing: Preprocessing,
         view: View | None = None,
         root: str | Path | None = None,
-        patches: bool = False,
+        keeps: Keeps = "layers",
     ) -> None:
         view = view or View()
-        self.trunk, self.preprocessing, self.view = trunk, preprocessing, view
+        self.trunk, self.preprocessing, self.view, self.keeps = trunk, preprocessing, view, keeps
         config = trunk.config
         self.tokens = _tokens(trunk, preprocessing)
-        self.patches = self.tokens - config.prefix if patches else 0
-        self.shape = (_rows_of(trunk, preprocessing, patches), config.width)
-        self.row_bytes = row_bytes(trunk, preprocessing, patches)
+        self.shape = (_rows_of(trunk, preprocessing, keeps), config.width)
+        self.row_bytes = row_bytes(trunk, preprocessing, keeps)
         meta = {
             "format": FORMAT,
             "trunk": trunk.source,
@@ -116,8 +121,8 @@ class Cache:
             "view": vars(view),
             "row_bytes": self.row_bytes,
         }
-        if patches:
-            meta["patches"] = self.patches
+        if keeps != "layers":
+            meta["keeps"] = keeps
         identity = {k: v for k, v in meta.items() if k != "trunk"}
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
         self.folder = Path(root or default_root()) / key
@@ -154,12 +159,12 @@ class Cache:
         return content in self._where
 
     def read(self, contents: Sequence[str], only_pooled: bool = False) -> Tensor:
-        """Rows (b, l * n + 1, D) in half precision, with the last patches before the last token.
+        """Rows (b, tokens, D) in half precision.
 
         `only_pooled` leaves out what the layers feed to tasks: (b, 1, D), the pooled token, and the
-        patches if there are any. Nothing is kept: the mapped pages are let go again.
+        final ones before it if they are kept. The mapped pages are let go again.
         """
-        tokens = self.patches + 1 if only_pooled else self.shape[0]
+        tokens = 1 + self._final if only_pooled else self.shape[0]
         batch = np.empty((len(contents), tokens, self.shape[1]), dtype=np.float16)
         flat = batch.reshape(len(contents), -1)
         for i, content in enumerate(contents):
@@ -172,16 +177,26 @@ class Cache:
 
     def split(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
         """The normed tokens (b, n, D) of every layer and the pooled last one (b, D), in fp32."""
-        n, end = self.tokens, rows.shape[1] - 1 - self.patches
-        return [rows[:, i : i + n].float() for i in range(0, end, n)], rows[:, -1].float()
+        n, end = self.tokens, rows.shape[1] - 1 - self._final
+        layers = [] if self.keeps == "moments" else range(0, end, n)
+        return [rows[:, i : i + n].float() for i in layers], rows[:, -1].float()
 
-    def patches_of(self, rows: Tensor) -> Patches | None:
-        """The last layer's patches in fp32, if they are kept."""
-        if not self.patches:
-            return None
-        size, patch = self.preprocessing.size, self.trunk.config.patch
-        tokens = rows[:, -1 - self.patches : -1].float()
-        return Patches(tokens, (size[0] // patch, size[1] // patch), size)
+    @property
+    def _final(self) -> int:
+        """The final tokens that are kept."""
+        return self.tokens if self.keeps == "all" else 0
+
+    def final_of(self, rows: Tensor) -> Tensor | None:
+        """The trunk's final normed tokens (b, n, D) in fp32, if they are kept."""
+        return rows[:, -1 - self._final : -1].float() if self._final else None
+
+    def moments_of(self, rows: Tensor) -> Tensor:
+        """The moments of all layers, the final tokens' first: (b, moments * D), in fp32."""
+        if self.keeps == "moments":
+            return rows[:, :-1].flatten(1).float()
+        final = self.final_of(rows)
+        assert final is not None
+        return moments_of([*self.split(rows)[0], final], self.trunk)
 
     def _release(self) -> None:
         """Let the pages that were read go again."""
@@ -301,10 +316,12 @@ class Cache:
         pixels = normalise(images.to(device), self.preprocessing)
         trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)
         layers = [view.tokens for view in trunk if isinstance(view, Normed)]
-        last = self.trunk.norm(trunk.tokens)
-        patches = last[:, self.tokens - self.patches :]
-        pooled = self.trunk.pool(last)
-        return torch.cat([*layers, patches, pooled.unsqueeze(1)], dim=1).half().cpu()
+        final = self.trunk.norm(trunk.tokens)
+        kept = [*layers, final] if self.keeps == "all" else layers
+        if self.keeps == "moments":
+            moments = moments_of([*layers, final], self.trunk)
+            kept = [moments.view(len(final), -1, final.shape[-1])]
+        return torch.cat([*kept, self.trunk.pool(final).unsqueeze(1)], dim=1).half().cpu()
 
 
 def _checksum(content: str, row: memoryview) -> str:

@@ -18,7 +18,7 @@ from engram.data.loader import Loader, Transform, shuffled
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.model import MemoryViT
-from engram.train.cache import Cache, View, contents_of, prefetched, row_bytes
+from engram.train.cache import Cache, Keeps, View, contents_of, prefetched, row_bytes
 from engram.train.caches import room
 from engram.train.recipe import Recipe
 from engram.util.processes import Team
@@ -93,12 +93,17 @@ class FeedPlan:
     @property
     def only_pooled(self) -> bool:
         """Whether every task reads nothing but the trunk's pooled token."""
-        return not any(self.model.task(name).spec.parts.masked for name in self.names)
+        return not any(self.model.task(name).spec.parts.reads_layers for name in self.names)
 
     @property
-    def patches(self) -> bool:
-        """Whether some task needs the trunk's last patches."""
-        return any(self.model.task(name).kind.per_pixel for name in self.names)
+    def keeps(self) -> Keeps:
+        """What the cache has to keep of an image for these tasks."""
+        tasks = [self.model.task(name) for name in self.names]
+        parts = [task.spec.parts for task in tasks]
+        if all(has.moments and not has.side for has in parts):
+            return "moments"
+        final = any(has.reads_final for has in parts) or any(t.kind.per_pixel for t in tasks)
+        return "all" if final else "layers"
 
     def against_cache(self) -> str | None:
         """Why the cache cannot be used, known from the settings alone; None if it can."""
@@ -114,7 +119,7 @@ class FeedPlan:
         """Why the whole cache would be too large for `cache_gb`; None if it is not."""
         views = self.recipe.views if self.augment != "none" else 1
         images = len(self.train) * views + len(self.val)
-        need = images * row_bytes(self.model.trunk, self.model.preprocessing, self.patches)
+        need = images * row_bytes(self.model.trunk, self.model.preprocessing, self.keeps)
         if need <= self.recipe.cache_gb * 1e9:
             return None
         return f"it would take {need / 1e9:.2g} GB, and cache_gb is {self.recipe.cache_gb:g}"
@@ -190,7 +195,7 @@ class CacheFeed:
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         trunk, preprocessing = self.model.trunk, self.model.preprocessing
-        self._plain = Cache(trunk, preprocessing, patches=self.plan.patches)
+        self._plain = Cache(trunk, preprocessing, keeps=self.plan.keeps)
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
         self._stores.append((self._plain, self.val, self._val_contents))
@@ -208,7 +213,7 @@ class CacheFeed:
                 self.model.trunk,
                 self.model.preprocessing,
                 View(plan.augment, plan.splits.flip, recipe.min_area, recipe.data_seed, number, of),
-                patches=self.plan.patches,
+                keeps=self.plan.keeps,
             )
             for number in range(recipe.views)
         ]
@@ -320,7 +325,8 @@ class CacheFeed:
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         inputs = inputs.to(self.team.device)
         layers, pooled = self._plain.split(inputs)
-        return self.model.from_cache(layers, pooled, tasks, self._plain.patches_of(inputs))
+        final, size = self._plain.final_of(inputs), self._plain.preprocessing.size
+        return self.model.from_cache(layers, pooled, tasks, final, size)
 
 
 def open_feed(

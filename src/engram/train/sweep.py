@@ -61,6 +61,7 @@ def sweep(
     update: str = "fresh",
     adapter_width: int = 32,
     class_init: str = "trunk",
+    rank: int = 16,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -89,6 +90,7 @@ def sweep(
         update: How the regime `memory` passes cells from layer to layer.
         adapter_width: Width of the bottleneck, in regimes with adapters.
         class_init: Where the class token starts: `trunk` or `random`.
+        rank: Width of the side patches, in the regime `side`.
         out: The engram to write.
         resume: Continue an interrupted sweep.
         overwrite: Replace an existing engram, or give up an interrupted sweep.
@@ -121,7 +123,7 @@ def sweep(
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    task = TaskSettings(regime, cells[0], tuple(extends), update, adapter_width, class_init)
+    task = TaskSettings(regime, cells[0], tuple(extends), update, adapter_width, class_init, rank)
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
     run = Run(Path(out), team, overwrite, resume) if out is not None else None

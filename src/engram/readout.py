@@ -1,0 +1,85 @@
+"""Readout: what a linear head sees of every layer of the trunk, not of the last alone.
+
+Of each layer's normed tokens, and of the final ones, three *moments*: the class token, and the
+mean and the standard deviation of the patches (D numbers each). A `readout` task is a linear head
+on the moments of the last k of them, solved by L-BFGS (`train.solve`). It has no parameters but
+its head, costs one small product and reads nothing of other tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engram.side import Climb
+from engram.vit import ViT
+
+
+def moments_per_layer(class_token: bool) -> int:
+    """The moments of one layer: a trunk without a class token has two."""
+    return 3 if class_token else 2
+
+
+class Moments:
+    """The moments of all layers in one pass; `see` is called with every step's tokens."""
+
+    def __init__(self, trunk: ViT) -> None:
+        self.config = trunk.config
+        self.layers: list[Tensor] = []  # (b, moments, D) each
+
+    def see(self, step: int, tokens: Tensor) -> None:
+        """Take in the trunk's normed tokens (b, n, D) of a layer, or the final ones."""
+        patches = tokens[:, self.config.prefix :]
+        spread, mean = torch.std_mean(patches, dim=1, correction=0)
+        own = [tokens[:, 0]] if self.config.class_token else []
+        self.layers.append(torch.stack([*own, mean, spread], dim=1))
+
+    def last(self, layers: int) -> Tensor:
+        """The moments of the last layers, the final tokens' first: (b, layers * moments * D).
+
+        So the first D numbers are the pooled token, which all that is left of no layer is.
+        """
+        if not layers:
+            return self.layers[-1][:, 0]
+        return torch.cat(self.layers[: -layers - 1 : -1], dim=1).flatten(1)
+
+
+def moments_of(layers: Sequence[Tensor], trunk: ViT) -> Tensor:
+    """All moments of normed tokens (b, n, D) of every layer, and of the final ones."""
+    moments = Moments(trunk)
+    for step, tokens in enumerate(layers):
+        moments.see(step, tokens)
+    return moments.last(len(layers))
+
+
+class Readers:
+    """All that reads the trunk's normed tokens in one pass: side patches, and moments."""
+
+    def __init__(self, climbs: Sequence[Climb], moments: Moments | None) -> None:
+        self.climbs, self.moments = climbs, moments
+        self.of = {name: climb for climb in climbs for name in climb.sides.places}
+
+    def __bool__(self) -> bool:
+        return bool(self.climbs) or self.moments is not None
+
+    def see(self, step: int, tokens: Tensor) -> None:
+        """Take in the trunk's normed tokens (b, n, D) of a layer, or the final ones."""
+        for climb in self.climbs:
+            climb.see(step, tokens)
+        if self.moments is not None:
+            self.moments.see(step, tokens)
+
+    def features(self, name: str, layers: int, pooled: Tensor) -> Tensor:
+        """What the head of a task sees of the image: moments or the pooled token, and its side."""
+        seen = pooled if self.moments is None or not layers else self.moments.last(layers)
+        climb = self.of.get(name)
+        return seen if climb is None else torch.cat([seen, climb.features[name]], dim=-1)
+
+    def patches(self, name: str, patches: Tensor) -> Tensor:
+        """What the head of a task sees of every patch (b, patches, D): its side's row, too."""
+        climb = self.of.get(name)
+        if climb is None:
+            return patches
+        return torch.cat([patches, climb.patches(name)[:, -patches.shape[1] :]], dim=-1)

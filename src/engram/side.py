@@ -1,0 +1,212 @@
+"""Side patches: a thin copy of the picture that climbs beside the trunk and learns to see.
+
+A masked task reads the frozen trunk with one token, through the trunk's own projections. A *side*
+task has eyes of its own: a row of r numbers for every token of the trunk, h (n, r), which starts
+at zero. At every layer it takes in the trunk's normed tokens x, reads itself and its own memory
+cells, and thinks:
+
+    h += x P                                     P (D, r): what the task wants to know of x
+    h += 0.3 attention(norm(h), with the cells)  one head of width r, four maps (r, r)
+    h += 0.3 mlp(norm(h))                        of width 2 r
+
+and once more after the last layer, with the trunk's final normed tokens. Eight learned queries
+pool the rows into 8 r numbers, which the head sees beside the trunk's pooled token. In segmentation
+the head sees the row of every patch instead. Nothing of this reaches the trunk or another task.
+
+A task that extends others takes in their rows, as they were before the layer, by a map of (r, r).
+
+Axes, beside those of vit.py (b images, n trunk tokens, D, l layers, and here one step more):
+
+    t tasks of one shape   r rank   m cells   p parents
+
+The tasks of a pass share each product: no loop over tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+QUERIES = 8
+_SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
+
+
+class Side(nn.Module):
+    """What one side task learns, apart from its cells and its head.
+
+    Maps start from a normal distribution that keeps the size of what they map; `parents` start at
+    zero.
+    """
+
+    def __init__(self, steps: int, width: int, rank: int, parents: int) -> None:
+        super().__init__()
+
+        def drawn(*shape: int, over: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(steps, *shape) * over**-0.5)
+
+        self.project = drawn(width, rank, over=width)
+        self.attention = drawn(4, rank, rank, over=rank)  # query, key, value, output
+        self.up = drawn(rank, 2 * rank, over=rank)
+        self.down = drawn(2 * rank, rank, over=2 * rank)
+        self.queries = nn.Parameter(torch.randn(QUERIES, rank))
+        self.parents = nn.Parameter(torch.zeros(parents, steps, rank, rank)) if parents else None
+
+
+def side_shapes(steps: int, width: int, rank: int, parents: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a `Side`, by name."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "project": (steps, width, rank),
+        "attention": (steps, 4, rank, rank),
+        "up": (steps, rank, 2 * rank),
+        "down": (steps, 2 * rank, rank),
+        "queries": (QUERIES, rank),
+    }
+    return shapes | ({"parents": (parents, steps, rank, rank)} if parents else {})
+
+
+@dataclass(frozen=True)
+class Member:
+    """What one task brings into a pass."""
+
+    name: str
+    side: Side
+    cells: Tensor  # (steps, m, r)
+    extends: tuple[str, ...] = ()  # other members
+
+
+class _Group:
+    """The tasks of one rank and number of cells, with their weights stacked."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        def stacked(name: str, dim: int = 1) -> Tensor:
+            return torch.stack([getattr(member.side, name) for member in members], dim)
+
+        self.names = [member.name for member in members]
+        project = stacked("project", 2)  # (steps, D, t, r)
+        self.rank = project.shape[-1]
+        self.project = project.flatten(2)
+        query, key, value, output = stacked("attention").unbind(2)  # each (steps, t, r, r)
+        # With one head, two maps do the work of four: (y Q)(y K)' = (y Q K') y', and so on.
+        self.ask = query @ key.mT * self.rank**-0.5
+        self.give = value @ output * _SHARE
+        self.up, self.down = stacked("up"), stacked("down") * _SHARE
+        self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
+        cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
+        self.cells, self.cell_values = cells.unsqueeze(2), (cells @ self.give).unsqueeze(2)
+
+    def climb(self, step: int, h: Tensor, x: Tensor, taken: Tensor | None) -> Tensor:
+        """One step of h (t, b, n, r) beside the trunk's normed tokens x (b, n, D)."""
+        t, b, n, r = h.shape
+        h = h + (x @ self.project[step]).view(b, n, t, r).permute(2, 0, 1, 3)
+        if taken is not None:
+            h = h + taken
+        y = _norm(h)
+        flat = y.flatten(1, 2)
+        ask, values = (flat @ self.ask[step]).view_as(y), (flat @ self.give[step]).view_as(y)
+        keys = torch.cat([y, self.cells[step].expand(-1, b, -1, -1)], dim=2)
+        values = torch.cat([values, self.cell_values[step].expand(-1, b, -1, -1)], dim=2)
+        h = h + F.scaled_dot_product_attention(ask, keys, values, scale=1.0)
+        flat = F.gelu(_norm(h).flatten(1, 2) @ self.up[step])
+        return h + (flat @ self.down[step]).view_as(h)
+
+    def pool(self, h: Tensor) -> Tensor:
+        """What the heads see of h (t, b, n, r): (t, b, queries * r)."""
+        weights = (h @ self.queries.unsqueeze(1)).softmax(2)  # (t, b, n, queries)
+        pooled = (weights.mT @ h).flatten(2)
+        return F.layer_norm(pooled, pooled.shape[-1:])
+
+
+def _norm(h: Tensor) -> Tensor:
+    return F.layer_norm(h, h.shape[-1:])
+
+
+class Sides:
+    """The side tasks of a pass, parents before children."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        shapes: dict[tuple[int, ...], list[Member]] = {}
+        for member in members:
+            shape = (member.side.queries.shape[-1], member.cells.shape[1])
+            shapes.setdefault(shape, []).append(member)
+        self.groups = [_Group(group) for group in shapes.values()]
+        self.places = {
+            name: (g, i)
+            for g, group in enumerate(self.groups)
+            for i, name in enumerate(group.names)
+        }
+        #: By group: who takes in whose rows, and the maps (steps, pairs, r, r).
+        self.families = [self._family(group) for group in shapes.values()]
+
+    def _family(self, members: Sequence[Member]) -> tuple[Tensor, list[str], Tensor] | None:
+        children, parents, maps = [], [], []
+        for i, member in enumerate(members):
+            for parent, weight in zip(member.extends, _rows(member.side.parents), strict=True):
+                children.append(i)
+                parents.append(parent)
+                maps.append(weight)
+        if not maps:
+            return None
+        return torch.tensor(children, device=maps[0].device), parents, torch.stack(maps, 1)
+
+    def begin(self) -> Climb:
+        """The climb of one pass."""
+        return Climb(self)
+
+
+def _rows(parents: Tensor | None) -> Sequence[Tensor]:
+    return () if parents is None else parents.unbind(0)
+
+
+class Climb:
+    """The rows of all side tasks in one pass; `see` is called with every step's tokens."""
+
+    def __init__(self, sides: Sides) -> None:
+        self.sides = sides
+        self.rows: list[Tensor] = []  # by group: h (t, b, n, r)
+
+    def see(self, step: int, tokens: Tensor) -> None:
+        """Take in the trunk's normed tokens (b, n, D) of a layer, or the final ones."""
+        sides, (b, n, _) = self.sides, tokens.shape
+        if not step:
+            self.rows = [
+                tokens.new_zeros(len(group.names), b, n, group.rank) for group in sides.groups
+            ]
+        taken = [self._taken(g, step) for g in range(len(sides.groups))]
+        self.rows = [
+            group.climb(step, h, tokens, of_parents)
+            for group, h, of_parents in zip(sides.groups, self.rows, taken, strict=True)
+        ]
+
+    def _taken(self, g: int, step: int) -> Tensor | None:
+        """What the tasks of a group take in of their parents' rows: (t, b, n, r)."""
+        family = self.sides.families[g]
+        if family is None or not step:  # the first rows are zero
+            return None
+        children, parents, maps = family
+        rows = torch.stack([self.of(parent) for parent in parents])  # (pairs, b, n, r)
+        read = (rows.flatten(1, 2) @ maps[step]).view_as(rows)
+        return torch.zeros_like(self.rows[g]).index_add(0, children, read.to(self.rows[g].dtype))
+
+    def of(self, name: str) -> Tensor:
+        """The rows of one task: (b, n, r)."""
+        group, place = self.sides.places[name]
+        return self.rows[group][place]
+
+    def patches(self, name: str) -> Tensor:
+        """The normed rows of one task, for a head that answers for every patch."""
+        return _norm(self.of(name))
+
+    @cached_property
+    def features(self) -> Mapping[str, Tensor]:
+        """What the heads see at the end of the climb, by task: (b, queries * r)."""
+        groups = zip(self.sides.groups, self.rows, strict=True)
+        return {
+            name: pooled
+            for group, h in groups
+            for name, pooled in zip(group.names, group.pool(h), strict=True)
+        }
