@@ -2,9 +2,10 @@
 
 import copy
 import json
+import resource
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -203,6 +204,14 @@ def attempt(work: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """The test takes no more than 300 MB beyond what its process has had already."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
+
+
 def answers(engram: Engram, trunk: ViT) -> dict[str, Any]:
     trunk.preprocessing = engram.preprocessing
     model = MemoryViT(trunk)
@@ -211,6 +220,7 @@ def answers(engram: Engram, trunk: ViT) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_any_value_in_a_header_is_refused_or_works(work: Path) -> None:
     trunk, random = load_trunk("vit"), Random("headers")
     data = Path("a.safetensors").read_bytes()
@@ -260,6 +270,7 @@ def configurations(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_any_value_in_the_configuration_of_a_trunk_is_refused_or_works(work: Path) -> None:
     random = Random("configurations")
     for name, files in configurations(work).items():
