@@ -29,6 +29,7 @@ from benchmarks.serve.soak import Service, make_world
 
 JSON, FORM = "application/json", f"multipart/form-data; boundary={BOUNDARY.decode()}"
 MEGABYTE = 1_000_000
+EMOJI = "\N{GRINNING FACE}".encode()  # a text with it takes four bytes per character in memory
 MOST_SECONDS, MOST_GROWTH, MOST_BASE = 0.2, 4, 32 * MEGABYTE
 
 
@@ -69,6 +70,8 @@ def bodies() -> dict[str, Callable[[], tuple[str, bytes]]]:
         "digits, 40 MB": lambda: (JSON, b'{"top_k":%s}' % (b"1" * (40 * MEGABYTE))),
         "text of base64, 40 MB": lambda: (JSON, b'{"images":["%s"]}' % coded),
         "text of escapes, 40 MB": lambda: (JSON, b'{"images":["%s"]}' % escaped),
+        "text beyond ASCII, 40 MB": lambda: (JSON, b'{"images":["%s%s"]}' % (EMOJI, coded)),
+        "key beyond ASCII, 40 MB": lambda: (JSON, b'{"%s%s":1}' % (EMOJI, coded)),
         "name of a task, 40 MB": lambda: (JSON, b'{"tasks":["%s"]}' % coded),
         "100,000 parts": lambda: (FORM, part * 100_000),
         "a form of line ends, 40 MB": lambda: (

@@ -59,6 +59,10 @@ def test_the_body_is_dropped() -> None:
         (b'{"top_k":%s}' % (b"1" * 4_000_000), "is not JSON: Invalid JSON: number out of range"),
         (b'{"images":["%s"],"tasks":["%s"]}' % (b"A" * 4, b"a" * 4_000_000), "64 characters"),
         (b'{"images":["%s"]}' % (b"\\u0041" * 700_000 + b"!"), "image 1 is not valid base64"),
+        (b'{"images":["\xf0\x9f\x98\x80%s"]}' % (b"A" * 4_000_000), "characters outside ASCII"),
+        (b'{"images":["\\ud83d\\ude00%s"]}' % (b"A" * 4_000_000), "characters outside ASCII"),
+        (b'{"\xf0\x9f\x98\x80%s":1}' % (b"A" * 4_000_000), "characters outside ASCII"),
+        (b'{"%s":1}' % (b"A" * 4_000_000), "invalid at 'images'"),
         (b'{"images":["","","","",""]}', "A request may have 4 images at most"),
         (b'{"images":[]}', "invalid at 'images'"),
     ],
@@ -74,11 +78,25 @@ def test_json_beyond_the_limits_takes_neither_time_nor_memory(body: bytes, sente
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("escape", [b"\\/", b"\\u002B", b"\\u002f"])
+def test_base64_may_have_the_escapes_that_encoders_write(escape: bytes) -> None:
+    body = b'{"images":["%s"]}' % (escape * 400_000)
+    assert len(read(JSON, body).images[0][1]) == 300_000
+
+
+def test_a_small_json_body_may_name_a_task_in_any_characters() -> None:
+    assert read(JSON, '{"images":[""],"tasks":["rösen","😀"]}'.encode()).options.tasks == [
+        "rösen",
+        "😀",
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
         (form(("x", b"1", False), closed=False) * 100_000, 400, "more than 1,000 fields"),
         (form(("looks", b"a" * 20_000, False)), 400, "'looks' has more than 10,000 bytes"),
+        (form(*[("tasks", b"a" * 9000, False)] * 12), 400, "fields of the form have more than"),
         (form(*[("image", b"x", True)] * 5), 422, "A request may have 4 images at most"),
         (form(("x", b"1", True)), 422, "'x' is a file; only image may be one"),
         (form(("image", b"x", True), closed=False), 400, "ends before its last boundary"),

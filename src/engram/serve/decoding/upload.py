@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,11 @@ from engram.util.text import printable
 
 MAX_FIELDS = 1000
 MAX_FIELD_BYTES = 10_000
+MAX_FIELDS_BYTES = 100_000  # of all fields: more than the names of all tasks need
+MAX_UNICODE_BYTES = 100_000  # of a JSON body that has more than ASCII
+
+# Other escapes than those of the first 256 characters, which take one byte each in memory.
+_UNICODE_ESCAPE = re.compile(rb"\\u(?!00)")
 
 
 class Refusal(Exception):
@@ -60,6 +66,7 @@ def read_upload(kind: str, body: bytearray, limits: Limits) -> Upload:
 
 def _from_json(body: bytearray, limits: Limits) -> Upload:
     _check_values(body, limits)
+    _check_characters(body)
     try:
         document = predict_json(limits.max_images, limits.max_body).model_validate_json(body)
     except ValidationError as error:
@@ -89,6 +96,18 @@ def _check_values(body: bytearray, limits: Limits) -> None:
         )
 
 
+def _check_characters(body: bytearray) -> None:
+    """One character beyond ASCII can make every other of its text take four bytes in memory."""
+    if len(body) <= MAX_UNICODE_BYTES:
+        return
+    if not body.isascii() or _UNICODE_ESCAPE.search(body):
+        raise Refusal(
+            422,
+            f"The JSON body has characters outside ASCII, and more than {MAX_UNICODE_BYTES:,} "
+            "bytes; images in base64 and the names of tasks need ASCII only.",
+        )
+
+
 # Forms
 
 
@@ -109,7 +128,7 @@ class _FormReader:
         self.limits = limits
         self.parts: list[_Part] = []
         self.complete = False
-        self._files = 0
+        self._files = self._field_bytes = 0
         self._name, self._value = bytearray(), bytearray()
 
     def on_part_begin(self) -> None:
@@ -143,7 +162,14 @@ class _FormReader:
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = self.parts[-1]
         part.data += memoryview(data)[start:end]
-        if part.file_name is None and len(part.data) > MAX_FIELD_BYTES:
+        if part.file_name is not None:
+            return
+        self._field_bytes += end - start
+        if self._field_bytes > MAX_FIELDS_BYTES:
+            raise Refusal(
+                400, f"The fields of the form have more than {MAX_FIELDS_BYTES:,} bytes; send less."
+            )
+        if len(part.data) > MAX_FIELD_BYTES:
             raise Refusal(
                 400,
                 f"The field {printable(part.field_name, 40)!r} has more than {MAX_FIELD_BYTES:,} "
