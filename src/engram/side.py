@@ -114,11 +114,14 @@ class _Group:
         flat = F.gelu(_norm(h).flatten(1, 2) @ self.up[step])
         return h + (flat @ self.down[step]).view_as(h)
 
+    def weights(self, h: Tensor) -> Tensor:
+        """How much of every row of h (t, b, n, r) the queries pool: (t, b, queries, n)."""
+        weights: Tensor = (h @ self.queries.unsqueeze(1)).softmax(2)
+        return weights.mT
+
     def pool(self, h: Tensor) -> Tensor:
         """What the heads see of h (t, b, n, r): (t, b, queries * r)."""
-        weights = (h @ self.queries.unsqueeze(1)).softmax(2)  # (t, b, n, queries)
-        pooled = (weights.mT @ h).flatten(2)
-        return F.layer_norm(pooled, pooled.shape[-1:])
+        return _norm((self.weights(h) @ h).flatten(2))
 
 
 def _norm(h: Tensor) -> Tensor:
@@ -196,6 +199,11 @@ class Climb:
         """The rows of one task: (b, n, r)."""
         group, place = self.sides.places[name]
         return self.rows[group][place]
+
+    def weights(self, name: str) -> Tensor:
+        """How much of every row one task pools at the end of the climb: (b, queries, n)."""
+        group, place = self.sides.places[name]
+        return self.sides.groups[group].weights(self.rows[group])[place]
 
     def patches(self, name: str) -> Tensor:
         """The normed rows of one task, for a head that answers for every patch."""

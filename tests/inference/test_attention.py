@@ -24,7 +24,9 @@ def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
     seen = attention(model_with(["a", "b"], cells=4, regime=regime), "t", torch.rand(3, 3, 32, 32))
     assert seen.shares.sum(1) == pytest.approx(torch.ones(len(seen.shares)), abs=1e-5)
     assert seen.patches.sum((2, 3)).mean(0) == pytest.approx(seen.shares[:, 0], abs=1e-5)
-    assert bool((seen.shares[:, PARTS.index("its cells")] > 0).all()) == REGIMES[regime].cells
+    reads_cells = REGIMES[regime].cells and not REGIMES[regime].side  # those are read on the way
+    assert bool((seen.shares[:, PARTS.index("its cells")] > 0).all()) == reads_cells
+    assert seen.pooled == REGIMES[regime].side
 
 
 def test_only_a_child_reads_what_it_extends() -> None:
@@ -87,6 +89,35 @@ def test_without_a_class_token_there_is_no_map() -> None:
     model.add_task("t", 2, regime="head")
     with pytest.raises(EngramError, match="no attention to show"):
         attention(model, "t", torch.rand(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) -> None:
+    """The rows that the map weighs are what the queries pool, on a trunk without tokens too."""
+    prefix = {} if class_token else {"class_token": False, "prefix_positions": 0}
+    model = MemoryViT(engram.random_trunk(classes=0, **prefix))
+    model.add_task("a", 2, regime="side", rank=4)
+    task = model.add_task("b", 2, regime="side", rank=4, extends=["a"], seed=1)
+    assert task.side is not None
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.add_(torch.randn_like(parameter))
+        task.side.queries[:] = task.side.queries[0]  # so that their mean is each of them
+    pixels, trunk = torch.rand(2, 3, 32, 32), model.trunk
+    seen = attention(model, "b", pixels)
+    assert seen.patches.shape == (2, 1, *(side // trunk.config.patch for side in (32, 32)))
+    climb = model.sides(["b"]).begin()
+    with torch.no_grad():
+        final = trunk.norm(trunk.encode(trunk.embed(pixels), climb.see))
+        climb.see(trunk.config.depth, final)
+        patches = climb.of("b")[:, trunk.config.prefix :]
+        read = torch.einsum("bp,bpr->br", seen.patches.flatten(1), patches)
+        if class_token:
+            share = 1 - seen.patches.sum((2, 3))
+            read = read + share * climb.of("b")[:, 0]
+        pooled = read.repeat(1, 8)
+        pooled = torch.nn.functional.layer_norm(pooled, pooled.shape[-1:])
+    assert torch.allclose(pooled, climb.features["b"], atol=1e-4)
 
 
 def test_maps_leave_no_trace() -> None:

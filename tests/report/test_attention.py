@@ -16,7 +16,7 @@ from engram.report.attention import MAX_EXAMPLES, attention_subsections
 from engram.report.contents import AttentionShares, ImageTable, Text
 
 
-@pytest.mark.parametrize("regime", ["head", "memory"])
+@pytest.mark.parametrize("regime", ["head", "memory", "side"])
 def test_only_a_task_with_class_tokens_for_its_masks_has_maps(regime: str, tmp_path: Path) -> None:
     model, found = answered(noise(4, kind="segmentation"), regime=regime)
     _, page = write_page(tmp_path / "r.html", model, found)
@@ -48,6 +48,28 @@ def test_shares_of_a_layer_add_up() -> None:
         assert sum(share for _, share in layer.shares) == pytest.approx(1, abs=1e-5)
         assert [part for part, _ in layer.shares] == [0, 1, 2, 3]  # it extends nothing
     assert shares.parts == PARTS
+
+
+@pytest.mark.parametrize("regime", ["side", "side+readout"])
+def test_side_patches_have_one_map_of_what_is_pooled(regime: str) -> None:
+    model, found = answered(noise(4, "ab"), regime=regime)
+    (only,) = attention_subsections(model, found)
+    maps = only.contents[0]
+    assert isinstance(maps, ImageTable)
+    assert maps.columns == ("image", "pooled")
+    assert all(len(row.images) == 2 for row in maps.rows)
+    assert "of it is on patches" in maps.note
+
+
+def test_a_readout_shows_the_attention_of_the_vit_as_a_head_does() -> None:
+    data = noise(4, "ab")
+    tables = []
+    for regime in ("head", "readout"):
+        maps = attention_subsections(*answered(data, regime=regime))[0].contents[0]
+        assert isinstance(maps, ImageTable)
+        tables.append(maps)
+    assert tables[0].columns == tables[1].columns
+    assert [row.images for row in tables[0].rows] == [row.images for row in tables[1].rows]
 
 
 def test_without_a_class_token_the_page_says_why_there_are_no_maps() -> None:

@@ -39,6 +39,18 @@ def test_the_section_has_all_regimes_and_the_tasks_of_the_page() -> None:
     assert tasks.rows[1][2] == f"{parameters:,}"
 
 
+def test_a_task_that_answers_for_pixels_is_compared_with_those_that_can() -> None:
+    model = MemoryViT(engram.random_trunk())
+    task = model.add_task("a", 2, kind="segmentation", regime="side", rank=8)
+    (regimes,) = costs_section(model, [task.spec]).contents
+    assert isinstance(regimes, Table)
+    assert [row[0] for row in regimes.rows] == [n for n in REGIMES if "readout" not in n]
+    assert regimes.highlighted is not None
+    assert regimes.rows[regimes.highlighted][0] == "side"
+    assert "side patches of rank 8" in regimes.note
+    assert regimes.rows[regimes.highlighted][-1] == "yes"  # it shares the pass
+
+
 def test_one_task_needs_no_second_table() -> None:
     model = three_generations()
     assert len(costs_section(model, [model.task("a").spec]).contents) == 1

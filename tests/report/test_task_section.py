@@ -18,7 +18,8 @@ from engram.tasks.regimes import REGIMES
 def test_every_regime_has_a_page(tmp_path: Path, regime: str) -> None:
     model, answers = answered(noise(6, "ab"), regime=regime)
     html, found = write_page(tmp_path / "r.html", model, answers)
-    assert "reads-t" in found.ids
+    assert "looks-t" in found.ids
+    assert ("reads-t" in found.ids) == (not REGIMES[regime].side)  # they have one map
     assert f"class=chosen><td class=words>{regime}</td>" in html
 
 
@@ -32,6 +33,21 @@ def test_facts_are_those_of_the_task() -> None:
     assert given["cells per layer"] == "3"
     assert given["parameters"] == f"{sum(p.numel() for p in model.task('t').parameters()):,}"
     assert given["test accuracy"] == answers.kind.shown(answers.metrics()["accuracy"])
+
+
+def test_facts_say_what_a_regime_gives_the_task() -> None:
+    sizes = {
+        "side": {"cells per layer": "3", "rank of its side patches": "4"},
+        "readout": {"layers its head sees": "5"},
+    }
+    sizes["side+readout"] = {**sizes["side"], **sizes["readout"]}
+    for regime, expected in sizes.items():
+        model, answers = answered(noise(6, "ab"), cells=3, rank=4, regime=regime)
+        facts = task_section(model, TaskPart(answers)).contents[1]
+        assert isinstance(facts, Facts)
+        words = ("cells", "rank", "layers")
+        given = {name: value for name, value in facts.pairs if name.startswith(words)}
+        assert given == expected
 
 
 def test_the_best_settings_of_a_sweep_come_first() -> None:

@@ -1,4 +1,7 @@
-"""Attention maps: what a class token reads at every layer, of the picture and of its cells."""
+"""Attention maps: what a class token reads at every layer, of the picture and of its cells.
+
+A task with side patches has no class token: its map is what its queries pool after the last layer.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,14 @@ PARTS = (
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention of one task's class token, averaged over heads (and over its class tokens)."""
+    """Attention of one task's class token, averaged over heads (and over its class tokens).
+
+    Of side patches there is one map, `pooled`: averaged over the queries that pool them.
+    """
 
     patches: Tensor  # (b, l, rows, columns)
     shares: Tensor  # (l, len(PARTS)), averaged over the images
+    pooled: bool = False
 
 
 @torch.inference_mode()
@@ -38,19 +45,36 @@ def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
     An EngramError where the answer comes from no class token but from an average over patches.
     """
     task = None if name == "base" else model.task(name)
+    side = task is not None and task.spec.parts.side
     trunk = model.trunk if task is None or task.trunk is None else task.trunk
     masked = task is not None and task.spec.parts.masked
-    if not masked and not trunk.config.class_token and (task is None or task.class_token is None):
+    own = side or masked or (task is not None and task.class_token is not None)
+    if not own and not trunk.config.class_token:
         raise EngramError(
             f"{name!r} has no class token on this trunk, so there is no attention to show."
         )
-    if task is not None and masked:
+    if side:
+        to_patches, shares = _pooled(model, name, pixels)
+    elif task is not None and masked:
         to_patches, shares = _masked(model, task, pixels)
     else:
         to_patches, shares = _plain(model, trunk, task, pixels)
     patch = trunk.config.patch
     rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
-    return Attention(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0))
+    return Attention(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0), side)
+
+
+def _pooled(model: MemoryViT, name: str, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """(b, 1, patches) and shares (b, 1, parts): each row of a side is of one trunk token."""
+    trunk, climb = model.trunk, model.sides([name]).begin()
+    tokens = trunk.norm(trunk.encode(trunk.embed(pixels), climb.see))
+    climb.see(trunk.config.depth, tokens)
+    weights = climb.weights(name).mean(1, keepdim=True)  # (b, 1, n)
+    patches = weights[..., trunk.config.prefix :]
+    shares = weights.new_zeros(*weights.shape[:2], len(PARTS))
+    shares[..., 0] = patches.sum(2)
+    shares[..., 1] = 1 - shares[..., 0]
+    return patches, shares
 
 
 def _masked(model: MemoryViT, task: Task, pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a task's class token attends to: maps over some images, and shares layer by layer."""
+"""What a task attends to: maps over some images, and for a class token shares layer by layer."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ from engram.report.images import paint_attention, thumbnail, trunk_view
 MAX_EXAMPLES = 4
 
 _MAPS = "Attention maps"
+_NOTE = (
+    "The class token's attention over the patches, averaged over heads: the brighter, the more "
+    "attention."
+)
 
 
 def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection]:
@@ -37,24 +41,39 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
         found = attention(model, answers.task, pixels.to(model.trunk.position.device))
     except EngramError as error:
         return [Subsection(f"looks-{answers.task}", _MAPS, [Text(str(error))])]
-    depth = found.shares.shape[0]
-    layers = sorted({max(0, math.ceil(depth * share) - 1) for share in (0.25, 0.5, 0.75, 1)})
+    shown = _shown_maps(found)
     rows = []
     for view, patches, (_, label) in zip(views, found.patches, examples, strict=True):
         maps = [
-            thumbnail(paint_attention(view, patches[layer]), f"attention at layer {layer + 1}")
-            for layer in layers
+            thumbnail(paint_attention(view, patches[i]), f"attention {where}")
+            for i, (_, where) in shown.items()
         ]
         rows.append(ImageRow(label, [thumbnail(view, label), *maps]))
-    note = (
-        "The class token's attention over the patches, averaged over heads: the brighter, the "
-        "more attention."
+    columns = ("image", *(title for title, _ in shown.values()))
+    note = _pooled_note(found) if found.pooled else _NOTE
+    subsections = [Subsection(f"looks-{answers.task}", _MAPS, [ImageTable(columns, rows, note)])]
+    if not found.pooled:
+        title = "Attention shares, layer by layer"
+        subsections.append(Subsection(f"reads-{answers.task}", title, [_shares(found)]))
+    return subsections
+
+
+def _shown_maps(found: Attention) -> dict[int, tuple[str, str]]:
+    """Which maps are shown, each with its title and with words that say where it comes from."""
+    if found.pooled:
+        return {0: ("pooled", "of the queries that pool the side patches")}
+    depth = found.shares.shape[0]
+    layers = sorted({max(0, math.ceil(depth * share) - 1) for share in (0.25, 0.5, 0.75, 1)})
+    return {i: (f"layer {i + 1}", f"at layer {i + 1}") for i in layers}
+
+
+def _pooled_note(found: Attention) -> str:
+    share = float(found.shares[0, PARTS.index("the picture's patches")])
+    return (
+        "What the head is given of the task's side patches: the weights with which its queries "
+        "pool them after the last layer, averaged over the queries. The brighter, the more "
+        f"weight. {share:.0%} of it is on patches, the rest on the ViT's other tokens."
     )
-    columns = ("image", *(f"layer {layer + 1}" for layer in layers))
-    return [
-        Subsection(f"looks-{answers.task}", _MAPS, [ImageTable(columns, rows, note)]),
-        Subsection(f"reads-{answers.task}", "Attention shares, layer by layer", [_shares(found)]),
-    ]
 
 
 def _examples(answers: Answers) -> list[tuple[int, str]]:

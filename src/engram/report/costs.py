@@ -41,6 +41,8 @@ def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     plain = replace(spec, extends=(), update="fresh", after_norm=False)
     rows = []
     for name, regime in REGIMES.items():
+        if spec.does.per_pixel and regime.moments:
+            continue  # averages over the patches answer for no pixel
         tokens = spec.does.tokens(len(spec.classes), regime.masked)
         cells = (spec.cells or 5) if regime.cells else 0
         task = replace(plain, regime=name, cells=cells, tokens=tokens)
@@ -50,13 +52,15 @@ def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     trunk = task_costs(shape, plain, (), size).trunk_macs
     note = (
         f"A task like {spec.name} ({len(spec.classes):,} {spec.does.nouns[1]}, {spec.cells or 5} "
-        "cells per layer) in every regime: what it adds to the ViT's pass for one image, which "
-        f"takes {trunk / 1e6:,.1f} MMAC, and the parameters it trains, including the head. One MAC "
-        "is a multiplication and an addition, so two FLOPs; norms and activations are not "
-        "counted. A regime that does not share the pass runs the whole ViT once more."
+        f"cells per layer, side patches of rank {spec.rank}) in every regime: what "
+        f"it adds to the ViT's pass for one image, which takes {trunk / 1e6:,.1f} MMAC, and the "
+        "parameters it trains, including the head. One MAC is a multiplication and an addition, so "
+        "two FLOPs; norms and activations are not counted. A regime that does not "
+        "share the pass runs the whole ViT once more."
     )
     columns = ("regime", "what trains", *_COLUMNS, "shares the pass")
-    return Table(columns, rows, note, list(REGIMES).index(spec.regime), text_columns=2)
+    own = [row[0] for row in rows].index(spec.regime)
+    return Table(columns, rows, note, own, text_columns=2)
 
 
 def _tasks(model: MemoryViT, specs: Sequence[TaskSpec]) -> Table:

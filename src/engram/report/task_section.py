@@ -21,6 +21,7 @@ from engram.report.contents import (
 )
 from engram.report.findings import FINDINGS
 from engram.tasks.kinds import Kind
+from engram.tasks.spec import TaskSpec
 from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
 
@@ -56,7 +57,7 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += FINDINGS[kind.name](model, answers)
-        if spec.parts.masked or not kind.per_pixel:  # else no class token is read for the answer
+        if spec.parts.masked or not kind.per_pixel:  # else the answer is not read by one token
             contents += attention_subsections(model, answers)
     return Section(f"task-{name}", f"Task {name}", contents)
 
@@ -79,7 +80,7 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
         (kind.nouns[1], f"{len(task.spec.classes):,}"),
         ("parameters", f"{sum(p.numel() for p in task.parameters()):,}"),
         ("regime", task.spec.regime),
-        ("cells per layer", str(task.spec.cells)),
+        *_sizes(task.spec),
     ]
     for key in kind.columns[1:]:
         if key in metrics and key in _METRICS:
@@ -89,6 +90,18 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
     if answers.failed:
         facts.append(("unreadable", f"{len(answers.failed):,}"))
     return facts
+
+
+def _sizes(spec: TaskSpec) -> list[tuple[str, str]]:
+    """What the regime gives the task: cells, side patches, layers whose moments its head sees."""
+    sizes = []
+    if spec.parts.cells or not spec.parts.moments:
+        sizes.append(("cells per layer", str(spec.cells)))
+    if spec.parts.side:
+        sizes.append(("rank of its side patches", str(spec.rank)))
+    if spec.parts.moments:
+        sizes.append(("layers its head sees", str(spec.layers)))
+    return sizes
 
 
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
