@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -10,11 +9,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support import reference
+from tests.support import passes, reference
+from tests.support.passes import Pass, loss, normed_of_every_layer
 from tests.support.strategies import (
     Node,
     as_reference,
     attach_graph,
+    expected,
     graphs,
     name_of,
     scatter,
@@ -24,7 +25,7 @@ from tests.support.strategies import (
 )
 from torch import Tensor
 
-from engram import MemoryViT, ViT, memory
+from engram import MemoryViT, memory
 from engram.adapters import Adapters, Bank
 from engram.vit import Block
 
@@ -40,26 +41,7 @@ def make(options: dict[str, Any], nodes: list[Node], dtype: torch.dtype) -> Memo
     return model
 
 
-def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-    """Logits by name as the reference has them, in double precision."""
-    answers = [reference.masked(model.trunk, image, as_reference(model)) for image in pixels]
-    logits = {n: torch.stack([answer.logits[n] for answer in answers]) for n in model.tasks}
-    assert model.trunk.head is not None
-    raw = torch.stack([answer.raw for answer in answers])
-    normed = torch.stack([answer.normed for answer in answers])
-    return {"base": model.trunk.head(raw, normed), **logits}
-
-
-def normed_of_every_layer(vit: ViT, pixels: Tensor) -> list[Tensor]:
-    """What a cache holds: each layer's normed tokens of the plain trunk."""
-    x, layers = vit.embed(pixels), []
-    for block in vit.layers:
-        layers.append(block.norm1(x))
-        x = block(x)
-    return layers
-
-
-def from_cache(tokens: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]:
+def from_cache(tokens: bool) -> Pass:
     def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             layers = normed_of_every_layer(model.trunk, pixels)
@@ -72,38 +54,11 @@ def from_cache(tokens: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]
     return answer
 
 
-def without_gradients(exact: bool) -> Callable[[MemoryViT, Tensor], dict[str, Tensor]]:
-    def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return model(pixels, exact=exact)
-
-    return answer
-
-
-def lean(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-    with mock.patch("engram.model.reads_lean", return_value=True):
-        return model(pixels)
-
-
-PATHS: dict[str, Callable[[MemoryViT, Tensor], dict[str, Tensor]]] = {
-    "fast": without_gradients(exact=False),
-    "exact": without_gradients(exact=True),
-    "training": lambda model, pixels: model(pixels),
-    "training, lean": lean,
-    "training exactly": lambda model, pixels: model(pixels, exact=True),
+PATHS = {
+    **passes.PATHS,
     "from the cache, by keys": from_cache(tokens=False),
     "from the cache, by tokens": from_cache(tokens=True),
 }
-
-
-def loss(logits: dict[str, Tensor]) -> Tensor:
-    """A number in which every logit of every task counts differently."""
-    parts = [
-        (logits[name] * torch.linspace(-1, 2, logits[name].numel()).view_as(logits[name])).sum()
-        for name in sorted(logits)
-        if name != "base"
-    ]
-    return torch.stack(parts).sum()
 
 
 @pytest.mark.parametrize("path", PATHS)

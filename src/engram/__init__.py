@@ -14,6 +14,8 @@ The map, from the top down. A module imports only what is below it, and import-l
     data         where labelled images come from
     tasks        what a task is: regime, kind, head, metrics, costs
     memory.py    the paper: cells, and which stream reads which
+    readout.py   what a head sees of every layer
+    side.py      side patches: a thin copy of the picture beside the trunk
     adapters.py  the bottleneck adapters of the paper's comparison
     trunks       other people's ViT files become a trunk
     vit.py       the ViT itself

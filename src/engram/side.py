@@ -5,9 +5,9 @@ task has eyes of its own: a row of r numbers for every token of the trunk, h (n,
 at zero. At every layer it takes in the trunk's normed tokens x, reads itself and its own memory
 cells, and thinks:
 
-    h += x P                                     P (D, r): what the task wants to know of x
-    h += 0.3 attention(norm(h), with the cells)  one head of width r, four maps (r, r)
-    h += 0.3 mlp(norm(h))                        of width 2 r
+    h += x P                             P (D, r): what the task wants to know of x
+    h += 0.3 attention(norm(h), cells)   one head of width r, four maps (r, r); cells are normed too
+    h += 0.3 mlp(norm(h))                of width 2 r
 
 and once more after the last layer, with the trunk's final normed tokens. Eight learned queries
 pool the rows into 8 r numbers, which the head sees beside the trunk's pooled token. In segmentation

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
+from tests.support import reference, side_reference
 from tests.support.reference import RefTask
+from tests.support.side_reference import RefSide
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, random_trunk
+from engram.tasks.regimes import REGIMES
+from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.vit import HeadConfig
 
 
 @dataclass(frozen=True)
 class Node:
-    """One masked task of a graph; `extends` holds positions of earlier ones."""
+    """One task of a graph; `extends` holds positions of earlier ones."""
 
     extends: tuple[int, ...] = ()
     cells: int = 2
     tokens: int = 1
     adapter: int = 0  # width; 0: none
     after_norm: bool = False
+    family: str = "masked"  # a regime, without its adapters
+    rank: int = 2  # of side patches
+    layers: int = 0  # of a readout
+    kind: str = "classification"
+
+    @property
+    def regime(self) -> str:
+        return f"{self.family}+adapter" if self.adapter else self.family
+
+    def extendable_by(self, other: Node) -> bool:
+        mine, theirs = REGIMES[self.regime], REGIMES[other.regime]
+        ranks = not mine.side or self.rank == other.rank
+        return mine.extends and theirs.extends and mine.side == theirs.side and ranks
 
 
 @st.composite
@@ -49,22 +67,47 @@ def trunk_options(draw: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+#: The regimes whose tasks share a pass, as `Node.family` has them; `side` is twice as likely.
+SHARING = ("masked", "side", "side", "readout", "side+readout", "head")
+
+
 @st.composite
-def graphs(draw: Callable[..., Any], least: int = 1, most: int = 5) -> list[Node]:
+def graphs(
+    draw: Callable[..., Any],
+    least: int = 1,
+    most: int = 5,
+    families: Sequence[str] = ("masked",),
+) -> list[Node]:
     """Tasks in any mix of concatenation and extension: several parents, chains, diamonds."""
     nodes: list[Node] = []
-    for i in range(draw(st.integers(least, most))):
-        parents = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
-        nodes.append(
-            Node(
-                extends=tuple(sorted(parents)),
-                cells=draw(st.integers(0, 3)),
-                tokens=draw(st.integers(1, 3)),
-                adapter=draw(st.sampled_from([0, 0, 1, 2])),
-                after_norm=draw(st.booleans()),
-            )
-        )
+    for _ in range(draw(st.integers(least, most))):
+        node = draw(single_nodes(families))
+        able = [i for i, other in enumerate(nodes) if other.extendable_by(node)]
+        parents = draw(st.sets(st.sampled_from(able), max_size=3)) if able else set()
+        nodes.append(replace(node, extends=tuple(sorted(parents))))
     return nodes
+
+
+@st.composite
+def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
+    """A task that extends nothing yet."""
+    family = draw(st.sampled_from(families))
+    if family == "masked":
+        return Node(
+            cells=draw(st.integers(0, 3)),
+            tokens=draw(st.integers(1, 3)),
+            adapter=draw(st.sampled_from([0, 0, 1, 2])),
+            after_norm=draw(st.booleans()),
+        )
+    kinds = ["classification", "multilabel", "regression"]
+    kinds += [] if REGIMES[family].moments else ["segmentation"]
+    return Node(
+        family=family,
+        cells=draw(st.integers(0, 3)),
+        rank=draw(st.sampled_from([2, 2, 3])),
+        layers=draw(st.integers(0, 3)),
+        kind=draw(st.sampled_from(kinds)),
+    )
 
 
 def tiny_trunk(dtype: torch.dtype = torch.float64, **options: Any) -> ViT:
@@ -90,21 +133,32 @@ def name_of(position: int) -> str:
 def attach_graph(model: MemoryViT, nodes: list[Node], order: list[int] | None = None) -> None:
     """Add the tasks of a graph with random values that depend only on their place in it."""
     for i in order if order is not None else range(len(nodes)):
-        node = nodes[i]
-        task = model.add_task(
-            name_of(i),
-            classes=2 + i % 2,
-            cells=node.cells,
-            tokens=node.tokens,
-            extends=[name_of(parent) for parent in node.extends],
-            regime="masked+adapter" if node.adapter else "masked",
-            adapter_width=node.adapter or 32,
-        )
+        task = model.add(spec_of(nodes, i))
         with torch.no_grad():
             for parameter in task.parameters():
                 parameter.zero_()
         scatter(task, by=0.5, seed=100 + i)
-        task.spec = replace(task.spec, after_norm=node.after_norm)
+        for settled in task.head.settled.values():
+            settled.add_(0.5)
+
+
+def spec_of(nodes: list[Node], position: int) -> TaskSpec:
+    node = nodes[position]
+    classes = ("a", "b", "c")[: 2 + position % 2]
+    return TaskSpec(
+        name_of(position),
+        classes,
+        kind=node.kind,
+        regime=node.regime,
+        cells=node.cells,
+        tokens=node.tokens,
+        extends=tuple(name_of(parent) for parent in node.extends),
+        after_norm=node.after_norm,
+        adapter_width=node.adapter or 32,
+        rank=node.rank,
+        layers=node.layers,
+        values=tuple(range(len(classes))) if node.kind == "segmentation" else (),
+    )
 
 
 FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
@@ -119,7 +173,7 @@ def model_of(nodes: list[Node], order: list[int] | None = None, **options: Any) 
 
 def as_reference(model: MemoryViT) -> list[RefTask]:
     """The attached masked tasks, as the reference takes them: the very same tensors."""
-    return [reference_task(task) for task in model.tasks.values()]
+    return [reference_task(task) for task in model.tasks.values() if task.spec.parts.masked]
 
 
 def reference_task(task: Task) -> RefTask:
@@ -136,6 +190,73 @@ def reference_task(task: Task) -> RefTask:
         task.adapters.down if task.adapters is not None else None,
         task.adapters.up if task.adapters is not None else None,
     )
+
+
+def reference_side(task: Task) -> RefSide:
+    assert task.side is not None
+    assert task.cells is not None
+    return RefSide(
+        task.spec.name,
+        **{name: getattr(task.side, name) for name in ("project", "attention", "up", "down")},
+        queries=task.side.queries,
+        cells=task.cells,
+        extends=task.spec.extends,
+        parents=task.side.parents,
+    )
+
+
+def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    """What the model answers by the references, in double precision."""
+    trunk, tasks = model.trunk, as_reference(model)
+    answers = [reference.masked(trunk, image, tasks) for image in pixels]
+    read = [side_reference.normed_layers(trunk, image) for image in pixels]
+    found = {}
+    if trunk.head is not None:
+        raw, normed = (torch.stack([getattr(a, n) for a in answers]) for n in ("raw", "normed"))
+        found["base"] = trunk.head(raw, normed)
+    sides = [reference_side(task) for task in model.tasks.values() if task.spec.parts.side]
+    rows = [side_reference.climb(layers, sides) for layers in read]
+    for name, task in model.tasks.items():
+        if task.spec.parts.masked:
+            found[name] = torch.stack([answer.logits[name] for answer in answers])
+        else:
+            pairs = zip(read, rows, strict=True)
+            outputs = [beside_trunk(model, task, *pair) for pair in pairs]
+            found[name] = torch.stack(outputs)
+            if task.kind.per_pixel:
+                found[name] = upsampled(found[name], model, pixels)
+    return found
+
+
+def beside_trunk(
+    model: MemoryViT, task: Task, layers: list[Tensor], rows: Mapping[str, list[Tensor]]
+) -> Tensor:
+    """The output for an image of a task that leaves the trunk alone and has no stream."""
+    spec, vit, final = task.spec, model.trunk, layers[-1]
+    if task.kind.per_pixel:
+        seen = list(final)
+        if spec.parts.side:
+            own = (side_reference.norm(row) for row in rows[spec.name])
+            seen = [torch.cat(pair) for pair in zip(final, own, strict=True)]
+        patches = torch.stack(seen[vit.config.prefix :])
+        return patches @ task.head.weight.T + task.head.bias
+    seen_of_image = side_reference.moments(vit, final)[0]
+    if spec.parts.moments:
+        seen_of_image = side_reference.readout(vit, layers, spec.layers)
+    if spec.parts.side:
+        pooled = side_reference.pooled_side(reference_side(task), rows[spec.name])
+        seen_of_image = torch.cat([seen_of_image, pooled])
+    output = task.head.weight @ seen_of_image + task.head.bias
+    if task.kind.name == "regression":
+        output = output * task.head.std + task.head.mean
+    return output
+
+
+def upsampled(scores: Tensor, model: MemoryViT, pixels: Tensor) -> Tensor:
+    """Scores (b, patches, classes) at the size of the pixels."""
+    size = (pixels.shape[2], pixels.shape[3])
+    grid = [side // model.trunk.config.patch for side in size]
+    return F.interpolate(scores.mT.unflatten(2, grid), size, mode="bilinear")
 
 
 def some_pixels(

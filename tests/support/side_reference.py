@@ -1,0 +1,111 @@
+"""Side patches and readout once more, slow and obvious: one image, one task, one row at a time.
+
+Written from the docstrings of `engram.side` and `engram.readout` and sharing no code with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from tests.support.reference import embed, gelu, layer_norm, layer_pass
+from torch import Tensor
+
+from engram.vit import ViT
+
+
+@dataclass
+class RefSide:
+    """The values of one side task; a step is a layer, or the final tokens."""
+
+    name: str
+    project: Tensor  # (steps, D, r)
+    attention: Tensor  # (steps, 4, r, r): query, key, value, output
+    up: Tensor  # (steps, r, 2 r)
+    down: Tensor  # (steps, 2 r, r)
+    queries: Tensor  # (8, r)
+    cells: Tensor  # (steps, m, r)
+    extends: tuple[str, ...] = ()
+    parents: Tensor | None = None  # (parents, steps, r, r)
+
+
+def normed_layers(vit: ViT, image: Tensor) -> list[Tensor]:
+    """The normed tokens (n, D) that every layer of the plain trunk starts from, and the final."""
+    x, found = embed(vit, image), []
+    nothing, everything = x.new_zeros(0, x.shape[1]), torch.ones(len(x), len(x), dtype=torch.bool)
+    for layer in range(vit.config.depth):
+        found.append(layer_norm(vit, f"blocks.{layer}.norm1", x))
+        x = layer_pass(vit, layer, x, nothing, nothing, everything, [])
+    return [*found, layer_norm(vit, "norm", x)]
+
+
+def norm(row: Tensor) -> Tensor:
+    """A row with mean 0 and variance 1."""
+    mean = row.sum() / len(row)
+    variance = ((row - mean) ** 2).sum() / len(row)
+    return (row - mean) / torch.sqrt(variance + 1e-5)
+
+
+def softmax(scores: Sequence[Tensor]) -> list[Tensor]:
+    most = max(score.item() for score in scores)
+    shares = [torch.exp(score - most) for score in scores]
+    return [share / torch.stack(shares).sum() for share in shares]
+
+
+def mixed(weights: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack([w * row for w, row in zip(weights, rows, strict=True)]).sum(0)
+
+
+def climb(layers: Sequence[Tensor], tasks: Sequence[RefSide]) -> dict[str, list[Tensor]]:
+    """The rows of every task at the end, a row of r numbers for each token."""
+    rank = {task.name: task.queries.shape[1] for task in tasks}
+    rows = {n: [layers[0].new_zeros(rank[n]) for _ in layers[0]] for n in rank}
+    for step, tokens in enumerate(layers):
+        before = dict(rows)
+        for task in tasks:
+            rows[task.name] = one_step(task, step, tokens, before)
+    return rows
+
+
+def one_step(
+    task: RefSide, step: int, tokens: Tensor, rows: Mapping[str, list[Tensor]]
+) -> list[Tensor]:
+    """The rows of a task after a step, from all tasks' rows before it."""
+    h = [row + x @ task.project[step] for row, x in zip(rows[task.name], tokens, strict=True)]
+    for i, parent in enumerate(task.extends):
+        assert task.parents is not None
+        h = [own + row @ task.parents[i, step] for own, row in zip(h, rows[parent], strict=True)]
+    normed = [norm(row) for row in h]
+    read = [*normed, *(norm(cell) for cell in task.cells[step])]
+    query, key, value, output = task.attention[step]
+    for i, row in enumerate(normed):
+        scores = [(row @ query) @ (other @ key) / math.sqrt(len(row)) for other in read]
+        h[i] = h[i] + 0.3 * (mixed(softmax(scores), [other @ value for other in read]) @ output)
+    return [row + 0.3 * (gelu(norm(row) @ task.up[step]) @ task.down[step]) for row in h]
+
+
+def pooled_side(task: RefSide, rows: Sequence[Tensor]) -> Tensor:
+    """What a head sees of the rows: (8 r)."""
+    found = []
+    for query in task.queries:
+        scores = [query @ row / math.sqrt(len(row)) for row in rows]
+        found.append(mixed(softmax(scores), rows))
+    return norm(torch.cat(found))
+
+
+def moments(vit: ViT, tokens: Tensor) -> list[Tensor]:
+    """Class token, mean and standard deviation of the patches (D) of a layer's tokens (n, D)."""
+    patches = tokens[vit.config.prefix :]
+    mean = patches.sum(0) / len(patches)
+    spread = torch.sqrt(((patches - mean) ** 2).sum(0) / len(patches))
+    return [*([tokens[0]] if vit.config.class_token else []), mean, spread]
+
+
+def readout(vit: ViT, layers: Sequence[Tensor], last: int) -> Tensor:
+    """The moments of the last layers, the final tokens' first."""
+    found: list[Tensor] = []
+    for tokens in list(reversed(layers))[:last]:
+        found += moments(vit, tokens)
+    return torch.cat(found)

@@ -1,0 +1,228 @@
+"""side.py against the slow reference, for random trunks and random mixes of tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.support import passes
+from tests.support.passes import TRAINING, loss, normed_of_every_layer
+from tests.support.strategies import (
+    SHARING,
+    Node,
+    attach_graph,
+    expected,
+    graphs,
+    name_of,
+    scatter,
+    some_pixels,
+    tiny_trunk,
+    trunk_options,
+)
+from torch import Tensor
+
+from engram import MemoryViT
+from engram.side import Side, side_shapes
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-9}
+SINGLE = {"rtol": 1e-4, "atol": 1e-4}
+
+ONE = [Node(family="side")]
+#: Parents with other numbers of cells, a grandchild, another rank, and tasks of other regimes.
+MIXED = [
+    Node(family="side"),
+    Node((0,), family="side", cells=3),
+    Node((0, 1), family="side", cells=0, kind="segmentation"),
+    Node(family="side", rank=3, kind="regression"),
+    Node((3,), family="side+readout", rank=3, cells=1),
+    Node(family="readout", layers=2),
+    Node(family="readout", kind="multilabel"),
+    Node(),
+    Node((7,), 3, 2),
+    Node(family="head", kind="segmentation"),
+]
+NO_CLASS_TOKEN = {"class_token": False, "prefix_positions": 0}
+
+
+def make(options: dict[str, Any], nodes: list[Node], dtype: torch.dtype) -> MemoryViT:
+    model = MemoryViT(tiny_trunk(dtype, **options)).eval()
+    attach_graph(model, nodes)
+    return model
+
+
+def from_cache(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
+    with torch.no_grad():
+        layers, final = normed_of_every_layer(model.trunk, pixels), model.trunk.tokens(pixels)
+    size = (pixels.shape[2], pixels.shape[3])
+    return model.from_cache(layers, model.trunk.pool(final), list(model.tasks), final, size)
+
+
+PATHS = {**passes.PATHS, "from the cache": from_cache}
+
+
+def check(path: str, options: dict[str, Any], nodes: list[Node]) -> None:
+    model, pixels = make(options, nodes, torch.float64), some_pixels()
+    wanted = expected(model, pixels)
+    given_ = PATHS[path](model, pixels)
+    assert list(given_) == list(wanted)[path == "from the cache" :]
+    for name, logits in given_.items():
+        torch.testing.assert_close(logits, wanted[name], **TIGHT)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "options", [{}, {"registers": 2}, NO_CLASS_TOKEN, {**NO_CLASS_TOKEN, "registers": 1}]
+)
+@pytest.mark.parametrize("nodes", [ONE, MIXED], ids=["one", "mixed"])
+def test_every_path_gives_the_outputs_of_the_reference(
+    path: str, options: dict[str, Any], nodes: list[Node]
+) -> None:
+    check(path, options, nodes)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=8)
+@given(options=trunk_options(), nodes=graphs(families=SHARING))
+def test_every_path_gives_the_outputs_of_the_reference_for_any_tasks(
+    path: str, options: dict[str, Any], nodes: list[Node]
+) -> None:
+    check(path, options, nodes)
+
+
+@pytest.mark.parametrize("path", [*TRAINING, "from the cache"])
+@settings(max_examples=5)
+@given(options=trunk_options(), nodes=graphs(families=SHARING))
+@example(options={}, nodes=ONE)
+@example(options={}, nodes=MIXED)
+@example(options=NO_CLASS_TOKEN, nodes=MIXED)
+def test_every_path_gives_the_gradients_of_the_reference(
+    path: str, options: dict[str, Any], nodes: list[Node]
+) -> None:
+    model, pixels = make(options, nodes, torch.float64), some_pixels()
+    named = [(f"{t}.{n}", p) for t, k in model.tasks.items() for n, p in k.named_parameters()]
+    parameters = [parameter for _, parameter in named]
+    # the queries of a segmentation pool nothing
+    wanted, found = (
+        torch.autograd.grad(loss(outputs), parameters, materialize_grads=True)
+        for outputs in (expected(model, pixels), PATHS[path](model, pixels))
+    )
+    for (name, _), ours, theirs in zip(named, found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda m, n=name: f"{n}: {m}", **TIGHT)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_single_precision_stays_close(path: str) -> None:
+    model, pixels = make({}, MIXED, torch.float32), some_pixels(dtype=torch.float32)
+    given_ = {name: logits.double() for name, logits in PATHS[path](model, pixels).items()}
+    wanted = expected(model.double(), pixels.double())
+    for name, logits in given_.items():
+        torch.testing.assert_close(logits, wanted[name], **SINGLE)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_images_of_other_sizes_are_those_of_the_reference(path: str) -> None:
+    """The reference resizes no positions: its trunk has the other size as its own."""
+    pixels = some_pixels(1, 12)
+    model, sized = make({}, MIXED, torch.float64), make({}, [], torch.float64)
+    own_size = MemoryViT(sized.trunk.at_size((12, 12)))
+    attach_graph(own_size, MIXED)
+    wanted = expected(own_size, pixels)
+    for name, logits in PATHS[path](model, pixels).items():
+        torch.testing.assert_close(logits, wanted[name], **TIGHT)
+
+
+def test_gradients_reach_pixels_as_in_the_reference() -> None:
+    model = make({}, MIXED, torch.float64)
+    pixels = some_pixels(1).requires_grad_()
+    wanted = torch.autograd.grad(loss(expected(model, pixels)), pixels)
+    for task in model.tasks.values():
+        task.requires_grad_(False)
+    found = torch.autograd.grad(loss(model(pixels)), pixels)
+    torch.testing.assert_close(found, wanted, **TIGHT)
+
+
+# What a task starts from
+
+
+def test_training_starts_from_a_linear_head_on_the_pooled_token() -> None:
+    model, pixels = MemoryViT(tiny_trunk()), some_pixels()
+    side, head = model.add_task("side", 3, regime="side"), model.add_task("head", 3, regime="head")
+    scatter(head)
+    with torch.no_grad():
+        assert torch.equal(side.head.weight, torch.zeros(3, 8 + 8 * 16))
+        side.head.weight[:, :8] = head.head.weight
+        side.head.bias.copy_(head.head.bias)
+        logits = model(pixels)
+    torch.testing.assert_close(logits["side"], logits["head"], **TIGHT)
+
+
+def test_maps_keep_the_size_of_what_they_map_and_parents_start_at_zero() -> None:
+    torch.manual_seed(0)
+    side = Side(steps=4, width=100, rank=16, parents=2)
+    for name, inputs in (("project", 100), ("attention", 16), ("up", 16), ("down", 32)):
+        assert getattr(side, name).std().item() == pytest.approx(inputs**-0.5, rel=0.1)
+    assert side.queries.std().item() == pytest.approx(1, rel=0.3)
+    assert torch.equal(side.parents, torch.zeros(2, 4, 16, 16))
+
+
+@pytest.mark.parametrize("parents", [0, 2])
+def test_the_shapes_that_files_are_checked_against_are_those_of_the_parameters(
+    parents: int,
+) -> None:
+    side = Side(steps=3, width=8, rank=2, parents=parents)
+    found = {name: tuple(tensor.shape) for name, tensor in side.named_parameters()}
+    assert found == side_shapes(3, 8, 2, parents)
+
+
+def test_a_child_starts_as_if_it_had_no_parents() -> None:
+    torch.manual_seed(0)
+    model, pixels = MemoryViT(tiny_trunk()), some_pixels()
+    scatter(model.add_task("parent", 3, regime="side"))
+    child = model.add_task("child", 3, regime="side", extends=["parent"])
+    with torch.no_grad():
+        child.head.weight.normal_()
+        before = model(pixels)["child"]
+        scatter(model.task("parent"), seed=5)
+        torch.testing.assert_close(model(pixels)["child"], before, **TIGHT)
+        child.side.parents.normal_()
+        assert (model(pixels)["child"] - before).abs().max() > 1e-3
+
+
+# How tasks share a pass
+
+
+@settings(max_examples=20)
+@given(nodes=graphs(least=2, families=SHARING), data=st.data())
+def test_a_task_is_moved_by_those_it_extends_and_by_no_other(
+    nodes: list[Node], data: st.DataObject
+) -> None:
+    model, pixels = make({}, nodes, torch.float64), some_pixels(1)
+    moved = name_of(data.draw(st.integers(0, len(nodes) - 1)))
+    readers = {name for name in model.tasks if moved in ancestors(model, name)}
+    with torch.no_grad():
+        before = model(pixels, exact=True)
+        scatter(model.task(moved), seed=3)
+        after = model(pixels, exact=True)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == readers | {moved}
+
+
+def ancestors(model: MemoryViT, name: str) -> set[str]:
+    parents = model.task(name).spec.extends
+    return set(parents).union(*(ancestors(model, parent) for parent in parents))
+
+
+@pytest.mark.parametrize("tasks", [1, 20])
+def test_the_number_of_products_does_not_depend_on_the_number_of_tasks(tasks: int) -> None:
+    model = make({"depth": 2}, [Node(family="side")] * tasks, torch.float32)
+    pixels, names = some_pixels(1, dtype=torch.float32), list(model.tasks)
+    with torch.no_grad():
+        model(pixels, names)  # what depends on no image is kept
+        with torch.profiler.profile() as profile:
+            model(pixels, names)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["aten::scaled_dot_product_attention"] == 2 + 3  # the trunk's layers, and steps
+    assert counts["aten::matmul"] <= 3 * 5 + 2 + 2 * 4 + tasks
