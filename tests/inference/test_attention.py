@@ -120,6 +120,17 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
     assert torch.allclose(pooled, climb.features["b"], atol=1e-4)
 
 
+def test_masks_of_side_patches_show_the_attention_of_the_trunk() -> None:
+    """Every row answers for its own patch, so nothing is pooled."""
+    model, pixels = (
+        model_with(["a", "b"], regime="side", kind="segmentation"),
+        torch.rand(1, 3, 32, 32),
+    )
+    seen, base = attention(model, "t", pixels), attention(model, "base", pixels)
+    assert not seen.pooled
+    assert torch.equal(seen.patches, base.patches)
+
+
 def test_maps_leave_no_trace() -> None:
     model = model_with(["a", "b"])
     pixels = torch.rand(2, 3, 32, 32)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from tests.support.serving import TOKEN, Launch, Opened, Server, World
+from tests.support.serving import NARROW, TOKEN, Launch, Opened, Server, World
 
 import engram
 from engram.model import MemoryViT
@@ -55,6 +55,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> World:
         task = model.add_task(kind, ["one", "two", "three"], kind=kind)
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths[kind] = model.save(kind, folder / f"{kind}.safetensors")
+    for name, regime, extends in NARROW:
+        task = model.add_task(name, 3, 2, regime=regime, rank=4, extends=extends)
+        torch.nn.init.normal_(task.head.weight, std=0.3)
+        paths[name] = model.save(name, folder / f"{name}.safetensors")
     paths["wild"] = wild(model.trunk, folder)
     stranger = MemoryViT(engram.random_trunk(image_size=16, patch=4, width=32, depth=1, heads=2))
     stranger.add_task("stranger", 3)

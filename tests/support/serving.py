@@ -26,6 +26,13 @@ from engram.serve.settings import Settings
 
 TOKEN = "a-secret"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
+#: Tasks to attach that read the trunk with side patches or by its layers: name, regime, extends.
+NARROW: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("thin", "side", ()),
+    ("thin-child", "side", ("thin",)),
+    ("layers", "readout", ()),
+    ("both", "side+readout", ()),
+)
 
 
 @dataclass

@@ -45,23 +45,24 @@ def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
     An EngramError where the answer comes from no class token but from an average over patches.
     """
     task = None if name == "base" else model.task(name)
-    side = task is not None and task.spec.parts.side
+    pooled = task is not None and task.spec.parts.side and not task.kind.per_pixel
     trunk = model.trunk if task is None or task.trunk is None else task.trunk
     masked = task is not None and task.spec.parts.masked
-    own = side or masked or (task is not None and task.class_token is not None)
+    own = pooled or masked or (task is not None and task.class_token is not None)
     if not own and not trunk.config.class_token:
         raise EngramError(
             f"{name!r} has no class token on this trunk, so there is no attention to show."
         )
-    if side:
+    if pooled:
         to_patches, shares = _pooled(model, name, pixels)
     elif task is not None and masked:
         to_patches, shares = _masked(model, task, pixels)
     else:
-        to_patches, shares = _plain(model, trunk, task, pixels)
+        changing = task if task is not None and task.spec.parts.changes_trunk else None
+        to_patches, shares = _plain(model, trunk, changing, pixels)
     patch = trunk.config.patch
     rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
-    return Attention(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0), side)
+    return Attention(to_patches.view(*to_patches.shape[:2], rows, columns), shares.mean(0), pooled)
 
 
 def _pooled(model: MemoryViT, name: str, pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
-from tests.support.serving import AUTH, World, ask, picture
+from tests.support.serving import AUTH, World, ask, picture, put
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
@@ -72,3 +72,20 @@ def test_attention_maps_are_those_of_the_model(client: TestClient, world: World)
     assert torch.allclose(shares, maps.shares, atol=1e-4)
     assert len(image["looks"]["parts"]) == shares.shape[1]
     assert "looks" in ask(client, data, looks="base")[0]
+    assert not image["looks"]["pooled"]
+
+
+def test_the_map_of_side_patches_is_what_they_pool(client: TestClient, world: World) -> None:
+    data, preprocessing = picture(3), world.model.trunk.preprocessing
+    assert preprocessing is not None
+    for name in ("both", "layers"):
+        assert put(client, world, name).status_code == 201
+    (image,) = ask(client, data, looks="both")
+    view = torch.from_numpy(evaluation_view(data, preprocessing))
+    maps = attention(world.model, "both", normalise(view[None], preprocessing))
+    (only,) = image["looks"]["layers"]
+    assert image["looks"]["pooled"]
+    assert torch.allclose(torch.tensor(only["patches"]), maps.patches[0, 0], atol=1e-5)
+    assert sum(only["shares"]) == pytest.approx(1, abs=1e-4)
+    looks = [ask(client, data, looks=name)[0]["looks"] for name in ("base", "layers")]
+    assert looks[0]["layers"] == looks[1]["layers"]  # a readout has no attention of its own

@@ -182,6 +182,27 @@ def test_a_mask_lies_over_the_picture_and_numbers_are_told(
         httpx.delete(f"{service.url}/v1/tasks/{kind}", headers=AUTH, timeout=60)
 
 
+def test_a_card_of_side_patches_says_what_they_are_and_shows_what_they_pool(
+    seen: Seen, service: Server, world: World
+) -> None:
+    for name in ("thin", "layers"):
+        url, data = f"{service.url}/v1/tasks/{name}", world.engrams[name].read_bytes()
+        assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    seen.refresh()
+    seen.upload(picture(2, width=48, height=32))
+    seen.answer("thin").first.wait_for()
+    assert "side patches of rank 4" in seen.page.locator("[data-task='thin']").inner_text()
+    assert "reads 3 layers" in seen.page.locator("[data-task='layers']").inner_text()
+    seen.answer("thin").first.click()
+    seen.page.wait_for_selector("#heat:not([hidden])")
+    assert seen.page.locator("#shares button").count() == 1
+    assert seen.page.locator("#layer-name").inner_text() == "Pooled"
+    assert "pools for its answer" in seen.page.locator("#attention-words").inner_text()
+    assert seen.console == []
+    for name in ("thin", "layers"):
+        httpx.delete(f"{service.url}/v1/tasks/{name}", headers=AUTH, timeout=60)
+
+
 def test_a_task_that_is_not_finite_says_so_on_its_card(
     seen: Seen, service: Server, world: World
 ) -> None:

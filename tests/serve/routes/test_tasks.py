@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.support.serving import AUTH, Opened, World, ask, picture, put, task_names
+from tests.support.serving import AUTH, NARROW, Opened, World, ask, picture, put, task_names
 
 from engram.store.bundles import read_bundle
 from engram.store.engram import Engram
@@ -64,6 +64,35 @@ def test_a_task_is_attached_survives_a_restart_and_is_removed(
     assert not (opened.bundle / "third.safetensors").exists()
     assert client.delete("/v1/tasks/third", headers=AUTH).status_code == 404
     assert len(read_bundle(opened.bundle).engrams) == 2
+
+
+def test_side_and_readout_tasks_are_attached_answer_and_are_removed(
+    client: TestClient, opened: Opened, world: World
+) -> None:
+    before = ask(client, picture())[0]["tasks"]
+    for name, _, _ in NARROW:
+        response = put(client, world, name)
+        assert response.status_code == 201, response.text
+    listed = {task["name"]: task for task in client.get("/v1/tasks").json()["tasks"]}
+    sizes = {n: (t["regime"], t["cells"], t["rank"], t["layers"]) for n, t in listed.items()}
+    assert sizes["thin"] == sizes["thin-child"] == ("side", 2, 4, 0)
+    assert sizes["layers"] == ("readout", 0, 0, 3)  # two of the trunk, and the final tokens
+    assert sizes["both"] == ("side+readout", 2, 4, 3)
+    assert sizes["first"][2:] == (0, 0)
+    assert listed["thin-child"]["extends"] == ["thin"]
+
+    pictures = [picture(seed) for seed in range(3)]
+    for data, image in zip(pictures, ask(client, *pictures), strict=True):
+        for name, logits in world.logits(data, *(name for name, _, _ in NARROW)).items():
+            given = {row["class"]: row["probability"] for row in image["tasks"][name]["answer"]}
+            for label, probability in enumerate(logits.softmax(0).tolist()):
+                assert given[str(label)] == pytest.approx(probability, abs=2e-6)
+    assert ask(opened(), picture())[0]["tasks"].keys() == {*before, *(n for n, _, _ in NARROW)}
+
+    assert client.delete("/v1/tasks/thin", headers=AUTH).status_code == 409  # its child reads it
+    for name, _, _ in reversed(NARROW):
+        assert client.delete(f"/v1/tasks/{name}", headers=AUTH).status_code == 204
+    assert ask(client, picture())[0]["tasks"] == before
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "Bearer", "ä".encode().decode("latin-1")])

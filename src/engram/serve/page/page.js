@@ -282,7 +282,9 @@ function factsOf(task) {
   if (!task) return [count(state.list.trunk.classes, "class", "classes")];
   return [
     task.kind === "regression" ? count(task.classes, "number", "numbers") : count(task.classes, "class", "classes"),
-    ...(task.cells ? [`${count(task.cells, "cell", "cells")} per layer`] : [task.regime]),
+    ...(task.rank ? [`side patches of rank ${task.rank}`] : []),
+    ...(task.layers ? [`reads ${count(task.layers, "layer", "layers")}`] : []),
+    ...(task.cells ? [`${count(task.cells, "cell", "cells")} per layer`] : task.layers ? [] : [task.regime]),
     ...(task.extends.length ? [`extends ${task.extends.join(", ")}`] : []),
     ...(task.kind === "classification" ? [] : [task.kind]),
   ];
@@ -352,16 +354,16 @@ function hideAttention(redraw = false) {
 }
 
 function showAttention() {
-  const { task, parts, layers } = state.image.looks;
+  const { task, parts, layers, pooled } = state.image.looks;
   const changed = by("attention").hidden || by("attention").dataset.task !== task;
   by("attention").hidden = false;
   by("attention").dataset.task = task;
   const hasMask = Boolean(state.image.tasks[task]?.answer?.mask);
   by("attention-title").textContent = hasMask ? `Mask and attention of ${task}` : `Attention of ${task}`;
-  by("attention-words").textContent = attentionWords(task, layers, hasMask);
+  by("attention-words").textContent = attentionWords(task, layers, pooled, hasMask);
   by("layer").max = layers.length;
   if (changed) by("layer").value = 0;
-  by("shares").replaceChildren(...layers.map((layer, index) => layerRow(layer, index, parts)));
+  by("shares").replaceChildren(...layers.map((layer, index) => layerRow(layer, index, parts, pooled)));
   by("key").replaceChildren(
     ...parts.map((part, index) =>
       make("li", { hidden: !layers.some((layer) => layer.shares[index] > 0) },
@@ -373,8 +375,13 @@ function showAttention() {
   announce(`Attention of ${task}. Press Escape to close.`);
 }
 
-function attentionWords(task, layers, hasMask) {
+function layerName(number, pooled) {
+  return pooled ? "Pooled" : `Layer ${number}`;
+}
+
+function attentionWords(task, layers, pooled, hasMask) {
   if (task === "base") return "Bright areas are those that the ViT's own class token attends to.";
+  if (pooled) return "Bright areas are those whose side patches it pools for its answer.";
   const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
   const average = `On average, ${percent(cells)} of the attention goes to its cells.`;
   return hasMask
@@ -382,18 +389,18 @@ function attentionWords(task, layers, hasMask) {
     : `Bright areas are those that its class token attends to. ${average}`;
 }
 
-function layerRow(layer, index, parts) {
+function layerRow(layer, index, parts, pooled) {
   const bars = layer.shares.map((share, part) => {
     const bar = make("u", { className: `p${part}` });
     bar.style.setProperty("--share", share);
     return bar;
   });
   const row = make("button", { type: "button" },
-    make("span", { textContent: `Layer ${index + 1}` }),
+    make("span", { textContent: layerName(index + 1, pooled) }),
     make("i", {}, ...bars),
-    make("b", { textContent: percent(layer.shares[3]) }));
+    make("b", { textContent: percent(layer.shares[pooled ? 0 : 3]) })); // of patches, or of cells
   const shares = parts.map((part, i) => `${part} ${percent(layer.shares[i])}`);
-  row.setAttribute("aria-label", `Layer ${index + 1}: ${shares.join(", ")}`);
+  row.setAttribute("aria-label", `${layerName(index + 1, pooled)}: ${shares.join(", ")}`);
   row.addEventListener("click", () => {
     const slider = by("layer");
     slider.value = Number(slider.value) === index + 1 ? 0 : index + 1;
@@ -407,10 +414,10 @@ by("close").addEventListener("click", () => hideAttention(true));
 
 function drawHeatmap() {
   if (!state.image?.looks) return;
-  const { task, layers } = state.image.looks;
+  const { task, layers, pooled } = state.image.looks;
   const chosen = Number(by("layer").value);
   const mask = chosen ? null : state.image.tasks[task]?.answer?.mask; // a layer shows attention instead
-  by("layer-name").textContent = chosen ? `Layer ${chosen}` : mask ? "Mask" : "All layers";
+  by("layer-name").textContent = chosen ? layerName(chosen, pooled) : mask ? "Mask" : pooled ? "Pooled" : "All layers";
   by("mask").hidden = !mask;
   if (mask) by("mask").src = mask;
   by("layer").setAttribute("aria-valuetext", by("layer-name").textContent);

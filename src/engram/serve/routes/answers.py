@@ -48,7 +48,10 @@ def _with_colours(rows: Sequence[dict[str, Any]], classes: Sequence[str]) -> lis
 
 
 def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, Any]:
-    """The attention of a task's class token in one image (1, 3, h, w), layer by layer."""
+    """The attention of a task in one image (1, 3, h, w): of its class token, layer by layer.
+
+    Of side patches there is one entry: what is pooled of them.
+    """
     maps = attention(snapshot.model, name, pixels)
     if not bool(maps.shares.isfinite().all()):
         raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
@@ -56,6 +59,7 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
     return {
         "task": name,
         "parts": list(PARTS),
+        "pooled": maps.pooled,
         "layers": [
             {
                 "shares": [round(share, 5) for share in shares.tolist()],

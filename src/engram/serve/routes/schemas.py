@@ -129,6 +129,13 @@ class LayerLook(BaseModel):
 class Look(BaseModel):
     task: str
     parts: Annotated[list[str], Field(description="What the class token can attend to")]
+    pooled: Annotated[
+        bool,
+        Field(
+            description="Whether there is one entry instead of one per layer: how the task pools "
+            "its side patches after the last layer"
+        ),
+    ]
     layers: list[LayerLook]
 
 
@@ -154,6 +161,11 @@ class TaskInfo(BaseModel):
     classes: Annotated[int, Field(description="Number of classes")]
     regime: str
     cells: Annotated[int, Field(description="Number of cells per layer")]
+    rank: Annotated[int, Field(description="Width of its side patches; 0 if it has none")]
+    layers: Annotated[
+        int,
+        Field(description="Number of layers that a readout's head sees; 0 if it sees one token"),
+    ]
     extends: list[str]
     parameters: int
     content: Annotated[str, Field(description="Hash of everything that affects its answers")]

@@ -113,6 +113,8 @@ def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
         "classes": len(spec.classes),
         "regime": spec.regime,
         "cells": spec.cells if spec.parts.cells else 0,
+        "rank": spec.rank if spec.parts.side else 0,
+        "layers": spec.layers if spec.parts.moments else 0,
         "extends": list(spec.extends),
         "parameters": engram.parameters,
         "content": snapshot.contents[name],
