@@ -169,34 +169,6 @@ def test_asking_for_some_tasks_computes_those_and_what_they_read(
         assert rows == [5 + own] * len(model.trunk.layers)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@settings(max_examples=25)
-@given(nodes=graphs(least=2), data=st.data())
-@example(nodes=[Node(cells=2), Node(cells=1)], data=None)
-@example(nodes=[Node(cells=2), Node(cells=0), Node((1,), cells=1)], data=None)
-def test_a_task_that_diverged_spoils_only_those_that_read_it(
-    exact: bool, nodes: list[Node], data: st.DataObject | None
-) -> None:
-    model, pixels = make({}, nodes, torch.float32), some_pixels(1, dtype=torch.float32)
-    bad = name_of(data.draw(st.integers(0, len(nodes) - 1)) if data else 0)
-    tasks = as_reference(model)
-    spoiled = {bad} | {n for n in model.tasks if bad in reference.ancestors(n, tasks)}
-    with torch.no_grad():
-        for parameter in model.task(bad).parameters():
-            parameter.fill_(torch.nan)
-    logits = model(pixels, exact=exact)
-    assert {n for n in logits if not logits[n].isfinite().all()} == spoiled
-
-    # Trained together, as in a sweep: the gradients of tasks that nobody spoiled reads.
-    read = set[str]().union(*(reference.ancestors(name, tasks) for name in spoiled))
-    unrelated = set(model.tasks) - spoiled - read
-    if unrelated:
-        torch.stack([logits[name].square().sum() for name in unrelated]).sum().backward()
-    for name in unrelated:
-        for parameter in model.task(name).parameters():
-            assert parameter.grad is None or parameter.grad.isfinite().all()
-
-
 def test_cells_ask_no_queries_and_cost_no_row() -> None:
     rows = []
     for cells in (0, 3):

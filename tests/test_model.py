@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from tests.support.errors import refuses
 from tests.support.strategies import (
     FAMILY,
+    MIXED,
+    SHARING,
+    SIDE_FAMILY,
     Node,
+    ancestors,
     graphs,
     model_of,
     name_of,
@@ -26,11 +30,18 @@ from tests.support.strategies import (
 from torch import Tensor, nn
 
 from engram import EngramError, MemoryViT, random_trunk
+from engram.side import Sides
 from engram.train.trainable import train_only
 from engram.util.tensors import tensors_hash
 from engram.vit import Block, HeadConfig
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
+
+
+@pytest.fixture(params=["masked", "side"])
+def family(request: pytest.FixtureRequest) -> MemoryViT:
+    """A parent, two children, a grandchild of both, and two strangers."""
+    return model_of(SIDE_FAMILY if request.param == "side" else FAMILY)
 
 
 @pytest.fixture
@@ -42,8 +53,9 @@ def pixels() -> Tensor:
 
 
 @settings(max_examples=25)
-@given(options=trunk_options(), nodes=graphs())
+@given(options=trunk_options(), nodes=graphs(families=SHARING))
 @example(options={}, nodes=FAMILY)
+@example(options={}, nodes=MIXED)
 @example(options={"class_token": False, "prefix_positions": 0}, nodes=FAMILY)
 @example(options={"registers": 1, "head": HeadConfig(3, "distilled")}, nodes=FAMILY)
 @example(options={"head": HeadConfig(3, hidden=True, raw=True)}, nodes=FAMILY)
@@ -73,7 +85,7 @@ def test_base_is_the_plain_trunk_beside_a_task_that_changes_the_trunk(pixels: Te
 
 
 @settings(max_examples=25)
-@given(nodes=graphs(least=2, most=6), data=st.data())
+@given(nodes=graphs(least=2, most=6, families=SHARING), data=st.data())
 def test_a_task_does_not_depend_on_unrelated_tasks_or_the_order_of_attachment(
     nodes: list[Node], data: st.DataObject
 ) -> None:
@@ -103,6 +115,34 @@ def lineage(nodes: list[Node], position: int, data: st.DataObject) -> list[int]:
     return [*found, position]
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@settings(max_examples=25)
+@given(nodes=graphs(least=2, families=SHARING), data=st.data())
+@example(nodes=[Node(cells=2), Node(cells=1)], data=None)
+@example(nodes=[Node(cells=2), Node(cells=0), Node((1,), cells=1)], data=None)
+@example(nodes=MIXED, data=None)
+def test_a_task_that_diverged_spoils_only_those_that_read_it(
+    exact: bool, nodes: list[Node], data: st.DataObject | None
+) -> None:
+    model, pixels = model_of(nodes), some_pixels(1, dtype=torch.float32)
+    bad = name_of(data.draw(st.integers(0, len(nodes) - 1)) if data else 0)
+    spoiled = {bad} | {name for name in model.tasks if bad in ancestors(model, name)}
+    with torch.no_grad():
+        for parameter in model.task(bad).parameters():
+            parameter.fill_(torch.nan)
+    logits = model(pixels, exact=exact)
+    assert {n for n in logits if not logits[n].isfinite().all()} == spoiled
+
+    # Trained together, as in a sweep: the gradients of tasks that nobody spoiled reads.
+    read = set[str]().union(*(ancestors(model, name) for name in spoiled))
+    unrelated = set(model.tasks) - spoiled - read
+    if unrelated:
+        torch.stack([logits[name].square().sum() for name in unrelated]).sum().backward()
+    for name in unrelated:
+        for parameter in model.task(name).parameters():
+            assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
 def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor) -> None:
     model = model_of(FAMILY)
     for regime in ("head", "mlp-head"):
@@ -124,7 +164,7 @@ def test_two_images_do_not_read_each_other(family: MemoryViT, pixels: Tensor) ->
         torch.testing.assert_close(together[name][:1], first[name], **CLOSE)
 
 
-# Promise 3: training a masked task
+# Promise 3: training a task beside the trunk
 
 
 def steps(
@@ -149,7 +189,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("position", range(len(FAMILY)))
-def test_training_a_masked_task_changes_no_tensor_of_trunk_or_other_tasks(
+def test_training_a_task_changes_no_tensor_of_trunk_or_other_tasks(
     family: MemoryViT, pixels: Tensor, position: int
 ) -> None:
     trained = name_of(position)
@@ -218,7 +258,7 @@ def test_a_trunk_that_runs_for_a_masked_task_needs_no_gradient(pixels: Tensor) -
     assert not logits["base"].requires_grad
 
 
-# Keys and values of cells
+# What is kept between passes
 
 
 @pytest.fixture
@@ -246,6 +286,24 @@ def test_keys_and_values_of_cells_are_made_once_while_nothing_changes(
         assert once == len(model.trunk.layers) * (20 if exact else 1)
         again = model(pixels, exact=exact)
     assert len(made_calls) == once
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_maps_of_side_patches_are_stacked_once_while_nothing_changes(
+    pixels: Tensor, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    model, made = model_of(MIXED), []
+    real = MemoryViT.sides
+
+    def counted(self: MemoryViT, names: Sequence[str]) -> Sides:
+        made.append(names)
+        return real(self, names)
+
+    monkeypatch.setattr(MemoryViT, "sides", counted)
+    with torch.no_grad():
+        first, again = model(pixels, exact=exact), model(pixels, exact=exact)
+    assert len(made) == (5 if exact else 1)
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 

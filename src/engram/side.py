@@ -40,10 +40,12 @@ class Side(nn.Module):
     """What one side task learns, apart from its cells and its head.
 
     Maps start from a normal distribution that keeps the size of what they map; `parents` start at
-    zero.
+    zero. A segmentation, whose head sees every row, has no queries.
     """
 
-    def __init__(self, steps: int, width: int, rank: int, parents: int) -> None:
+    def __init__(
+        self, steps: int, width: int, rank: int, parents: int = 0, queries: int = QUERIES
+    ) -> None:
         super().__init__()
 
         def drawn(*shape: int, over: int) -> nn.Parameter:
@@ -53,20 +55,25 @@ class Side(nn.Module):
         self.attention = drawn(4, rank, rank, over=rank)  # query, key, value, output
         self.up = drawn(rank, 2 * rank, over=rank)
         self.down = drawn(2 * rank, rank, over=2 * rank)
-        self.queries = nn.Parameter(torch.randn(QUERIES, rank))
+        self.queries = nn.Parameter(torch.randn(queries, rank)) if queries else None
         self.parents = nn.Parameter(torch.zeros(parents, steps, rank, rank)) if parents else None
 
 
-def side_shapes(steps: int, width: int, rank: int, parents: int) -> dict[str, tuple[int, ...]]:
+def side_shapes(
+    steps: int, width: int, rank: int, parents: int = 0, queries: int = QUERIES
+) -> dict[str, tuple[int, ...]]:
     """The tensors of a `Side`, by name."""
     shapes: dict[str, tuple[int, ...]] = {
         "project": (steps, width, rank),
         "attention": (steps, 4, rank, rank),
         "up": (steps, rank, 2 * rank),
         "down": (steps, 2 * rank, rank),
-        "queries": (QUERIES, rank),
     }
-    return shapes | ({"parents": (parents, steps, rank, rank)} if parents else {})
+    if queries:
+        shapes["queries"] = (queries, rank)
+    if parents:
+        shapes["parents"] = (parents, steps, rank, rank)
+    return shapes
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Member:
 
 
 class _Group:
-    """The tasks of one rank and number of cells, with their weights stacked."""
+    """The tasks of one rank, number of cells and number of queries, with their weights stacked."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         def stacked(name: str, dim: int = 1) -> Tensor:
@@ -95,7 +102,9 @@ class _Group:
         self.ask = query @ key.mT * self.rank**-0.5
         self.give = value @ output * _SHARE
         self.up, self.down = stacked("up"), stacked("down") * _SHARE
-        self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
+        self.queries: Tensor | None = None
+        if members[0].side.queries is not None:
+            self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
         cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
         self.cells, self.cell_values = cells.unsqueeze(2), (cells @ self.give).unsqueeze(2)
 
@@ -116,6 +125,7 @@ class _Group:
 
     def weights(self, h: Tensor) -> Tensor:
         """How much of every row of h (t, b, n, r) the queries pool: (t, b, queries, n)."""
+        assert self.queries is not None
         weights: Tensor = (h @ self.queries.unsqueeze(1)).softmax(2)
         return weights.mT
 
@@ -132,9 +142,10 @@ class Sides:
     """The side tasks of a pass, parents before children."""
 
     def __init__(self, members: Sequence[Member]) -> None:
-        shapes: dict[tuple[int, ...], list[Member]] = {}
+        shapes: dict[tuple[int, int, bool], list[Member]] = {}
         for member in members:
-            shape = (member.side.queries.shape[-1], member.cells.shape[1])
+            _, cells, rank = member.cells.shape
+            shape = (rank, cells, member.side.queries is not None)
             shapes.setdefault(shape, []).append(member)
         self.groups = [_Group(group) for group in shapes.values()]
         self.places = {
@@ -216,5 +227,6 @@ class Climb:
         return {
             name: pooled
             for group, h in groups
+            if group.queries is not None
             for name, pooled in zip(group.names, group.pool(h), strict=True)
         }

@@ -40,6 +40,8 @@ def pixels() -> torch.Tensor:
 def test_every_kind_comes_back_as_it_was(
     kind: str, regime: str, pixels: torch.Tensor, tmp_path: Path
 ) -> None:
+    if KINDS[kind].per_pixel and REGIMES[regime].moments:
+        pytest.skip("a readout answers for no pixel")
     model = MemoryViT(small_trunk(patch=4)).eval()
     options: dict[str, Any] = {"values": [1, 2, 7], "ignore": 3} if kind == "segmentation" else {}
     task = randomised(

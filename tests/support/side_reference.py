@@ -25,7 +25,7 @@ class RefSide:
     attention: Tensor  # (steps, 4, r, r): query, key, value, output
     up: Tensor  # (steps, r, 2 r)
     down: Tensor  # (steps, 2 r, r)
-    queries: Tensor  # (8, r)
+    queries: Tensor | None  # (8, r), or none in segmentation
     cells: Tensor  # (steps, m, r)
     extends: tuple[str, ...] = ()
     parents: Tensor | None = None  # (parents, steps, r, r)
@@ -60,7 +60,7 @@ def mixed(weights: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
 
 def climb(layers: Sequence[Tensor], tasks: Sequence[RefSide]) -> dict[str, list[Tensor]]:
     """The rows of every task at the end, a row of r numbers for each token."""
-    rank = {task.name: task.queries.shape[1] for task in tasks}
+    rank = {task.name: task.cells.shape[2] for task in tasks}
     rows = {n: [layers[0].new_zeros(rank[n]) for _ in layers[0]] for n in rank}
     for step, tokens in enumerate(layers):
         before = dict(rows)
@@ -88,6 +88,7 @@ def one_step(
 
 def pooled_side(task: RefSide, rows: Sequence[Tensor]) -> Tensor:
     """What a head sees of the rows: (8 r)."""
+    assert task.queries is not None
     found = []
     for query in task.queries:
         scores = [query @ row / math.sqrt(len(row)) for row in rows]

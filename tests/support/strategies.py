@@ -161,7 +161,25 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
     )
 
 
+#: A parent, two children, a grandchild of both, and two strangers.
 FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
+
+
+#: The same family with side patches.
+SIDE_FAMILY = [replace(node, tokens=1, adapter=0, family="side") for node in FAMILY]
+#: Parents with other numbers of cells, a grandchild, another rank, and tasks of other regimes.
+MIXED = [
+    Node(family="side"),
+    Node((0,), family="side", cells=3),
+    Node((0, 1), family="side", cells=0, kind="segmentation"),
+    Node(family="side", rank=3, kind="regression"),
+    Node((3,), family="side+readout", rank=3, cells=1),
+    Node(family="readout", layers=2),
+    Node(family="readout", kind="multilabel"),
+    Node(),
+    Node((7,), 3, 2),
+    Node(family="head", kind="segmentation"),
+]
 
 
 def model_of(nodes: list[Node], order: list[int] | None = None, **options: Any) -> MemoryViT:
@@ -169,6 +187,12 @@ def model_of(nodes: list[Node], order: list[int] | None = None, **options: Any) 
     model = MemoryViT(tiny_trunk(torch.float32, **options)).eval()
     attach_graph(model, nodes, order)
     return model
+
+
+def ancestors(model: MemoryViT, name: str) -> set[str]:
+    """All that a task extends: its parents, their parents, and so on."""
+    parents = model.task(name).spec.extends
+    return set(parents).union(*(ancestors(model, parent) for parent in parents))
 
 
 def as_reference(model: MemoryViT) -> list[RefTask]:

@@ -1,5 +1,7 @@
 """Costs are those of the paper, and what torch counts when the model runs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -85,8 +87,10 @@ def test_a_trunk_costs_what_torch_counts(options: dict[str, object]) -> None:
     "task",
     [spec(regime) for regime in REGIMES]
     + [spec("memory", update="propagate"), spec("memory", update="add"), spec(cells=0)]
-    + [spec(tokens=2), spec("masked+adapter", tokens=2, adapter_width=5)],
-    ids=lambda task: f"{task.regime}-{task.update}-{task.cells}-{task.tokens}",
+    + [spec(tokens=2), spec("masked+adapter", tokens=2, adapter_width=5)]
+    + [spec("side", cells=0, rank=5), spec("side+readout", rank=4)]
+    + [spec(regime, kind="segmentation", values=(0, 1, 2)) for regime in ("side", "head")],
+    ids=lambda task: f"{task.regime}-{task.update}-{task.cells}-{task.tokens}-{task.kind}",
 )
 def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, object]) -> None:
     trunk = random_trunk(classes=0, **options)  # type: ignore[arg-type]
@@ -99,6 +103,8 @@ def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, objec
         update=task.update,
         tokens=task.tokens,
         adapter_width=task.adapter_width,
+        rank=task.rank,
+        kind=task.kind,
     )
     costs = task_costs(TrunkShape.of(trunk), task)
     assert costs.parameters + costs.head_parameters == sum(p.numel() for p in added.parameters())
@@ -107,6 +113,32 @@ def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, objec
     if task.parts.masked and task.tokens > 1:  # they read each other one by one, uncounted
         expected -= IMAGES * 2 * task.tokens**2 * trunk.config.width * trunk.config.depth
     assert flops(model, torch.rand(IMAGES, 3, 32, 32), exact=True) == 2 * expected
+
+
+def test_side_patches_that_extend_cost_what_torch_counts() -> None:
+    trunk = random_trunk(classes=0)
+    model = MemoryViT(trunk).eval()
+    parents = [spec("side"), spec("side", cells=2)]
+    child = spec("side", cells=1, extends=("p0", "p1"))
+    for task, name in ((parents[0], "p0"), (parents[1], "p1"), (child, "child")):
+        model.add(replace(task, name=name))
+    each = [task_costs(TrunkShape.of(trunk), task) for task in (*parents, child)]
+    macs = each[0].trunk_macs + each[2].head_macs + sum(costs.macs for costs in each)
+    expected = IMAGES * macs + sum(costs.once for costs in each)
+    assert flops(model, torch.rand(IMAGES, 3, 32, 32), ["child"]) == 2 * expected
+
+
+def test_side_patches_and_readout_cost_less_than_a_hundredth_of_a_pass() -> None:
+    b32, b16 = TrunkShape.of(B32), TrunkShape.of(B16)
+    assert round(task_costs(b32, spec("side")).macs / 1e6, 1) == 10.1
+    assert round(task_costs(b16, spec("side")).macs / 1e6, 1) == 52.0
+    assert round(task_costs(b32, spec("side")).share, 4) == 0.0023
+    assert round(task_costs(b16, spec("side")).share, 4) == 0.003
+    readout = task_costs(b32, spec("readout"))
+    assert (readout.parameters, readout.macs, readout.once) == (0, 0, 0)
+    assert readout.head_macs == 3 * 13 * 768 * 3
+    assert not readout.own_pass
+    assert not task_costs(b32, spec("side")).own_pass
 
 
 def test_a_task_that_extends_pays_for_what_it_reads() -> None:

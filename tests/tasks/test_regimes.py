@@ -17,6 +17,7 @@ from engram.tasks.regimes import REGIMES
 from engram.train.trainable import train_only
 
 HEAD = ["head.weight", "head.bias"]
+SIDE = [f"side.{name}" for name in ("project", "attention", "up", "down", "queries")]
 TRUNK = [
     "class_token",
     "registers",
@@ -52,6 +53,9 @@ TRUNK = [
 TRAINS = {
     "masked": ["cells", "class_token", *HEAD],
     "masked+adapter": ["cells", "class_token", "adapters.down", "adapters.up", *HEAD],
+    "side": ["cells", *SIDE, *HEAD],
+    "readout": HEAD,
+    "side+readout": ["cells", *SIDE, *HEAD],
     "memory": ["cells", "class_token", *HEAD],
     "class": ["class_token", *HEAD],
     "head": HEAD,

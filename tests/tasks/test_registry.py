@@ -68,6 +68,47 @@ def test_a_task_without_a_stream_cannot_be_extended(family: MemoryViT) -> None:
         family.add_task("roses", 3, extends=["plain"])
 
 
+@pytest.mark.parametrize("regime", ["head", "readout"])
+def test_a_task_without_rows_cannot_be_extended_by_side_patches(regime: str) -> None:
+    model = MemoryViT(tiny_trunk())
+    model.add_task("plain", 3, regime=regime)
+    with refuses(f"'plain', whose regime '{regime}' has no stream of its own to read."):
+        model.add_task("roses", 3, regime="side", extends=["plain"])
+
+
+@pytest.mark.parametrize(
+    ("parent", "child"),
+    [
+        ("masked", "side"),
+        ("side", "masked"),
+        ("side", "masked+adapter"),
+        ("masked", "side+readout"),
+    ],
+)
+def test_streams_and_side_patches_do_not_extend_each_other(parent: str, child: str) -> None:
+    model = MemoryViT(tiny_trunk())
+    model.add_task("flowers", 3, regime=parent)
+    with refuses(
+        f"'roses' has the regime '{child}' and cannot extend 'flowers', whose regime is "
+        f"'{parent}'; masked tasks extend masked ones, and side tasks extend side ones."
+    ):
+        model.add_task("roses", 3, regime=child, extends=["flowers"])
+    assert list(model.tasks) == ["flowers"]
+
+
+def test_side_patches_extend_those_of_their_rank() -> None:
+    model = MemoryViT(tiny_trunk())
+    model.add_task("flowers", 3, regime="side", rank=4)
+    with refuses(
+        "'roses' has side patches of rank 16 and cannot extend 'flowers', whose rank is 4; choose "
+        "rank 4."
+    ):
+        model.add_task("roses", 3, regime="side", extends=["flowers"])
+    for name, regime in (("roses", "side"), ("tulips", "side+readout")):
+        model.add_task(name, 3, regime=regime, rank=4, extends=["flowers"])
+    assert list(model.tasks) == ["flowers", "roses", "tulips"]
+
+
 def test_a_parent_stays_while_it_is_extended(family: MemoryViT, pixels: Tensor) -> None:
     with refuses("'task0' is extended by task1, task2; detach those first."):
         family.detach("task0")

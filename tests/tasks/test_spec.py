@@ -79,6 +79,10 @@ def test_many_classes_are_looked_through_once() -> None:
         ({"update": "magic", "regime": "memory"}, "there is no update 'magic'"),
         ({"update": "add"}, "update='add' is for the regimes memory and memory+adapter only."),
         ({"update": "add", "regime": "class"}, "update='add' is for the regimes memory and"),
+        ({"update": "add", "regime": "side"}, "update='add' is for the regimes memory and"),
+        ({"rank": 0, "regime": "side"}, "rank is 0; it must be a whole number from 1 to 10,000."),
+        ({"rank": 10_001, "regime": "side"}, "rank is 10001; it must be a whole number from 1 to"),
+        ({"tokens": 2, "regime": "side"}, "the regime 'side' has one class token, not 2."),
         ({"tokens": 2, "regime": "memory"}, "the regime 'memory' has one class token, not 2."),
     ],
 )
@@ -101,6 +105,11 @@ def test_a_setting_that_makes_no_sense_is_refused(settings_: dict[str, Any], pro
         ({"kind": "segmentation", "values": [0, 1, 9], "ignore": 9}, "not the ignored 9"),
         ({"kind": "segmentation", "values": [0, 1, -1]}, "whole numbers from 0 to 65,535"),
         ({"kind": "regression", "classes": ["age", "age"]}, "the number 'age' is there twice"),
+        (
+            {"kind": "segmentation", "regime": "readout"},
+            "for every pixel; choose side or",
+        ),
+        ({"kind": "segmentation", "regime": "side+readout"}, "cannot answer for every pixel"),
         ({"values": [0, 1, 2]}, "classification learns from none"),
         ({"classes": ["x" * 5_000_000, "é" * 500_000]}, r"names of its 2 classes take 8\.5 MB"),
     ],
@@ -114,9 +123,10 @@ def test_a_parent_named_twice_is_one_parent(family: MemoryViT) -> None:
     assert family.add_task("x", 3, extends=["task1", "task1"]).spec.extends == ("task1",)
 
 
-def test_only_masked_tasks_extend(family: MemoryViT) -> None:
-    with refuses("only masked tasks extend others, and its regime is 'head'"):
-        family.add_task("roses", 3, regime="head", extends=["task0"])
+@pytest.mark.parametrize("regime", ["head", "readout", "memory"])
+def test_only_masked_and_side_tasks_extend(family: MemoryViT, regime: str) -> None:
+    with refuses(f"only masked and side tasks extend others, and its regime is {regime!r}"):
+        family.add_task("roses", 3, regime=regime, extends=["task0"])
 
 
 # Shapes
@@ -125,6 +135,8 @@ def test_only_masked_tasks_extend(family: MemoryViT) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regime", REGIMES)
 def test_the_shapes_of_a_spec_are_those_of_its_task(kind: str, regime: str) -> None:
+    if KINDS[kind].per_pixel and REGIMES[regime].moments:
+        pytest.skip("a readout answers for no pixel")
     model = MemoryViT(tiny_trunk())
     task = model.add_task("t", 3, 2, kind=kind, regime=regime, adapter_width=4)
     own = {n: tuple(p.shape) for n, p in task.named_parameters() if not n.startswith("trunk.")}
@@ -135,3 +147,15 @@ def test_the_shapes_of_a_spec_are_those_of_its_task(kind: str, regime: str) -> N
 def test_cells_that_propagate_are_those_of_one_layer(update: str, layers: int) -> None:
     spec = TaskSpec("t", ("a", "b"), regime="memory", update=update, cells=4)
     assert spec.shapes(TrunkShape.of(tiny_trunk(depth=2)))["cells"] == (layers, 4, 8)
+
+
+@pytest.mark.parametrize(("layers", "read"), [(0, 4), (1, 1), (3, 3), (4, 4), (9, 4)])
+@pytest.mark.parametrize("class_token", [True, False])
+def test_a_readout_sees_the_last_layers_and_at_most_all(
+    layers: int, read: int, class_token: bool
+) -> None:
+    trunk = tiny_trunk(depth=3, class_token=class_token, prefix_positions=int(class_token))
+    spec = TaskSpec("t", ("a", "b"), regime="readout", layers=layers)
+    features = read * (3 if class_token else 2) * 8
+    assert spec.shapes(TrunkShape.of(trunk)) == {"head.weight": (2, features), "head.bias": (2,)}
+    assert MemoryViT(trunk).add(spec).spec.layers == read

@@ -7,8 +7,10 @@ where the MLP is 4 D wide) and 2 D for every key it reads. So, with 5 cells:
                       B/32                    B/16
     plain trunk       4,408 MMAC              17,563 MMAC
     masked task          86.0 (2.0 %)             88.7 (0.5 %)    one more token
+    side task, r 16      10.1 (0.2 %)             52.0 (0.3 %)    16 numbers for every token
     memory                4.6                     18.2            every token reads 5 more keys
 
+A `readout` costs no more than its head: 30,000 MACs a class for three moments of thirteen layers.
 The paper's Table 5 has "about 25M FLOPs" for memory with 5 cells and does not say what it counted;
 twice the MACs above would be 9.2 or 36.3. Where a pass needs less than all of the trunk's last
 tokens, the code skips the rest; that saving is not counted.
@@ -32,7 +34,7 @@ class Costs:
     head_parameters: int
     macs: int  # without the head
     head_macs: int
-    once: int  # MACs for the keys and values of the cells: once a pass, however many images
+    once: int  # MACs for what depends on no image, such as keys of cells: once a pass
     own_pass: bool  # shares no pass with base or other tasks, so a plain pass comes on top
     trunk_macs: int  # of the plain pass
 
@@ -71,36 +73,74 @@ def task_costs(
         >>> engram.tasks.costs.task_costs(what.trunk, what.spec).parameters
         5952
     """
-    parts, width, depth = spec.parts, trunk.width, trunk.depth
-    rows, columns = _grid(trunk, image_size)
+    parts, (rows, columns) = spec.parts, _grid(trunk, image_size)
     n = rows * columns + trunk.prefix
-    cells = spec.cells if parts.cells else 0
     sizes = {name: math.prod(shape) for name, shape in spec.shapes(trunk).items()}
     head = sum(size for name, size in sizes.items() if name.startswith("head."))
     adapters = sum(size for name, size in sizes.items() if name.startswith("adapters."))
-    once = 2 * cells * width**2 * depth
-    if parts.masked:
-        read = n + sum(task.tokens + task.cells for task in (spec, *ancestors))
-        macs = spec.tokens * (depth * (_token(trunk) + 2 * width * read) + adapters)
+    if parts.side:
+        macs, once = _side(trunk, spec, n)
+    elif parts.masked:
+        macs, once = _masked(trunk, spec, ancestors, n, adapters)
     else:
-        tokens = n + (parts.token and not trunk.class_token)
-        if spec.update == "fresh":
-            macs = _layers(trunk, tokens) + 2 * width * tokens * cells * depth
-        else:  # Figure 2b: the cells are tokens like the others
-            tokens, once = tokens + cells, 0
-            macs = _layers(trunk, tokens)
-        macs += tokens * adapters - _layers(trunk, n)
+        macs, once = _through_trunk(trunk, spec, n, adapters)
     return Costs(
         parameters=sum(sizes.values()) - head + (trunk.parameters if parts.trunk else 0),
         head_parameters=head,
         macs=macs,
         head_macs=spec.does.head_macs(
-            width, len(spec.classes), rows * columns, mlp=parts.mlp, masked=parts.masked
+            spec.features(trunk),
+            len(spec.classes),
+            rows * columns,
+            mlp=parts.mlp,
+            masked=parts.masked,
         ),
         once=once,
         own_pass=parts.changes_trunk,
         trunk_macs=trunk_macs(trunk, image_size),
     )
+
+
+# MACs of an image, and those of a pass, for n tokens of the trunk
+
+
+def _side(trunk: TrunkShape, spec: TaskSpec, n: int) -> tuple[int, int]:
+    """Side patches: one step a layer, and one for the final tokens."""
+    r, steps = spec.rank, trunk.depth + 1
+    take_in, maps, mlp = n * trunk.width * r, 2 * n * r**2, 4 * n * r**2
+    attention = 2 * n * (n + spec.cells) * r
+    parents = len(spec.extends) * n * r**2 * trunk.depth  # their first rows are zero
+    pool = 2 * n * spec.queries * r
+    folded = 2 * r**3 + spec.cells * r**2  # four maps into two, and the values of the cells
+    return steps * (take_in + maps + attention + mlp) + parents + pool, steps * folded
+
+
+def _masked(
+    trunk: TrunkShape, spec: TaskSpec, ancestors: Sequence[TaskSpec], n: int, adapters: int
+) -> tuple[int, int]:
+    """The task's own class tokens, which read the trunk and all that the task extends."""
+    read = n + sum(task.tokens + task.cells for task in (spec, *ancestors))
+    token = trunk.depth * (_token(trunk) + 2 * trunk.width * read) + adapters
+    return spec.tokens * token, _keys_and_values(trunk, spec)
+
+
+def _through_trunk(trunk: TrunkShape, spec: TaskSpec, n: int, adapters: int) -> tuple[int, int]:
+    """What the trunk's own tokens do more than in a plain pass; nothing for a head or a readout."""
+    parts = spec.parts
+    cells = spec.cells if parts.cells else 0
+    tokens, once = n + (parts.token and not trunk.class_token), 0
+    if spec.update == "fresh":
+        macs = _layers(trunk, tokens) + 2 * trunk.width * tokens * cells * trunk.depth
+        once = _keys_and_values(trunk, spec)
+    else:  # Figure 2b: the cells are tokens like the others
+        tokens += cells
+        macs = _layers(trunk, tokens)
+    return macs + tokens * adapters - _layers(trunk, n), once
+
+
+def _keys_and_values(trunk: TrunkShape, spec: TaskSpec) -> int:
+    """Of the cells of all layers."""
+    return 2 * spec.cells * trunk.width**2 * trunk.depth if spec.parts.cells else 0
 
 
 def _grid(trunk: TrunkShape, image_size: tuple[int, int] | None) -> tuple[int, int]:

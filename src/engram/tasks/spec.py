@@ -82,7 +82,7 @@ class TaskSpec:
                 refuse(f"{what} is {value!r}; it must be a whole number from {least} to 10,000.")
         if self.update not in UPDATES:
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
-        if self.update != "fresh" and (self.parts.masked or not self.parts.cells):
+        if self.update != "fresh" and not (self.parts.cells and self.parts.changes_trunk):
             refuse(f"update={self.update!r} is for the regimes memory and memory+adapter only.")
         if self.extends and not self.parts.extends:
             refuse(
@@ -165,7 +165,7 @@ class TaskSpec:
             shapes["class_token"] = (self.tokens, width)
         if parts.side:
             shapes["cells"] = (steps, self.cells, self.rank)
-            side = side_shapes(steps, width, self.rank, len(self.extends))
+            side = side_shapes(steps, width, self.rank, len(self.extends), self.queries)
             shapes |= {f"side.{name}": shape for name, shape in side.items()}
         elif parts.cells:
             layers = 1 if self.update == "propagate" else trunk.depth
@@ -180,12 +180,17 @@ class TaskSpec:
         parts, moments = self.parts, 1
         if parts.moments:
             moments = self.layers_read(trunk) * moments_per_layer(trunk.class_token)
-        side = self.rank * (1 if self.does.per_pixel else QUERIES) if parts.side else 0
+        side = self.rank * (self.queries or 1) if parts.side else 0
         return moments * trunk.width + side
 
     def layers_read(self, trunk: TrunkShape) -> int:
         """Of how many layers a readout sees the moments; the final tokens count as a layer."""
         return min(self.layers or trunk.depth + 1, trunk.depth + 1)
+
+    @property
+    def queries(self) -> int:
+        """How many queries pool the side patches: none where every patch has an answer."""
+        return 0 if self.does.per_pixel else QUERIES
 
     @property
     def parts(self) -> Regime:

@@ -52,7 +52,7 @@ class Task(nn.Module):
             self.adapters = Adapters(depth, width, bottleneck)
         if parts.side:
             steps, width, rank = shapes["side.project"]
-            self.side = Side(steps, width, rank, len(spec.extends))
+            self.side = Side(steps, width, rank, len(spec.extends), spec.queries)
         if parts.trunk:
             self.trunk = copy.deepcopy(trunk)
             self.trunk.head = None
