@@ -312,7 +312,95 @@ def paths() -> str:
     return picture(960, 330, "Three ways to compute the same", about, parts)
 
 
-PICTURES = {"layer.svg": layer, "masks.svg": masks, "fresh.svg": fresh, "paths.svg": paths}
+def thin(x: float, y: float, style: str) -> str:
+    """A row of side patches, or a cell in their width."""
+    return f'<rect class="token {style}" x="{x}" y="{y}" width="11" height="26"/>'
+
+
+def readout_column(top: int, pitch: int, head: int) -> list[str]:
+    """Three moments of the tokens that enter every layer, and of the last ones, to one head."""
+    parts = [
+        label(30, 40, "readout (roses)", "text name"),
+        label(30, 64, "c: class token; μ, σ: mean and deviation", "soft"),
+        label(30, 82, "of the patches; only a head trains", "soft"),
+    ]
+    for y in range(top, top + 4 * pitch, pitch):
+        moments = zip((130, 166, 202), ("c", "μ", "σ"), strict=True)
+        parts += [cell(x, y, "roses", text) for x, text in moments]
+        parts += [arrow(f"M372 {y + 13}H236", "roses")]
+        parts += [f'<path class="arrow roses" d="M126 {y + 13}H80"/>']
+    return [*parts, arrow(f"M80 {top + 13}V{head - 4}", "roses"), box(30, head, 100, 32, "roses")]
+
+
+def side_column(top: int, pitch: int, head: int) -> list[str]:
+    """A thin row for every token, which takes it in, reads its cells and goes on."""
+    parts = [
+        label(650, 40, "side patches (flowers)", "text name"),
+        label(650, 64, "a thin row for every token takes it in,", "soft"),
+        label(650, 82, "then reads the others and its cells", "soft"),
+    ]
+    for step, y in enumerate(range(top, top + 4 * pitch, pitch)):
+        dots = step == 2
+        parts += [thin(650 + 19 * i, y, "flowers") for i in range(5)]
+        parts += [
+            arrow(f"M562 {y + 13}H642", "flowers"),
+            arrow(f"M694 {y + 30}V{y + 44}", "flowers"),
+        ]
+        parts += [box(640, y + 48, 180, 30, "…" if dots else "attention, MLP")]
+        parts += [arrow(f"M694 {y + 78}V{y + pitch - 6}", "flowers")]
+        if not dots:
+            parts += [thin(850 + 19 * i, y + 50, "flowers") for i in range(3)]
+            parts += [arrow(f"M846 {y + 63}H824", "flowers")]
+            parts += [label(850, y + 94, "its cells", "soft")] if not step else []
+    pool = top + 4 * pitch
+    return [
+        *parts,
+        box(640, pool, 180, 30, "eight queries pool"),
+        arrow(f"M694 {pool + 30}V{head - 4}", "flowers"),
+        box(640, head, 180, 32, "flowers"),
+    ]
+
+
+def side() -> str:
+    top, pitch, head = 116, 100, 576
+    parts = [*readout_column(top, pitch, head), *side_column(top, pitch, head)]
+    parts += [label(380, 40, "the ViT, as it is", "text name")]
+    for step, name in enumerate(("layer 1", "layer 2", "…", "")):
+        y = top + pitch * step
+        parts += trunk_tokens(380, y)
+        if name:
+            parts += [arrow(f"M466 {y + 32}V{y + 44}"), box(380, y + 48, 176, 30, name)]
+            parts += [arrow(f"M466 {y + 78}V{y + pitch - 6}")]
+    last = top + 3 * pitch
+    parts += [
+        label(420, last + 54, "the last tokens, normed", "soft"),
+        arrow(f"M396 {last + 34}V{head - 4}"),
+        arrow(f"M396 {head - 36}H610V{head + 16}H636"),
+        box(352, head, 88, 32, "base"),
+        label(
+            30,
+            head + 68,
+            "Every arrow leaves the ViT and none goes back, so its tokens stay as they are.",
+            "soft",
+        ),
+    ]
+    about = (
+        "The ViT in the middle runs as without tasks. On the right, side patches: a thin row for "
+        "every token takes in the tokens that enter each layer, reads the other rows and cells of "
+        "its own, and goes on; after the last step eight queries pool the rows for the head, which "
+        "also sees the ViT's class token. On the left, a readout: the class token, the mean and "
+        "the standard deviation of the patches at every layer go to one linear head."
+    )
+    return picture(960, head + 90, "Side patches and readout", about, parts)
+
+
+PICTURES = {
+    "layer.svg": layer,
+    "masks.svg": masks,
+    "fresh.svg": fresh,
+    "paths.svg": paths,
+    "side.svg": side,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():
