@@ -396,6 +396,13 @@ class MemoryViT(nn.Module):
         moments = any(has.moments for has in parts.values())
         return Readers(climbs, Moments(self.trunk) if moments else None)
 
+    def moments(self, pixels: Tensor) -> Tensor:
+        """What a `readout` of all layers sees of these images: (b, features)."""
+        moments = Moments(self.trunk)
+        raw = self.trunk.encode(self.trunk.embed(pixels), moments.see)
+        moments.see(self.trunk.config.depth, self.trunk.norm(raw))
+        return moments.last(len(moments.layers))
+
     def sides(self, names: Sequence[str]) -> Sides:
         """The side patches of these tasks and of all they extend, parents first."""
         members = []

@@ -42,7 +42,11 @@ class TaskHead(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.hidden is not None:
             x = F.gelu(self.hidden(x))
-        return super().forward(x)
+        return self.finish(super().forward(x))
+
+    def finish(self, linear: Tensor) -> Tensor:
+        """The output, from that of the linear layer."""
+        return linear
 
     def read(self, own: Tensor, patches: Patches | None) -> Tensor:
         """The output, from the task's own tokens (b, k, D) or the pooled one (b, D)."""
@@ -59,8 +63,8 @@ class NumberHead(TaskHead):
     mean: Tensor
     std: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.std + self.mean
+    def finish(self, linear: Tensor) -> Tensor:
+        return linear * self.std + self.mean
 
 
 class MaskHead(TaskHead):

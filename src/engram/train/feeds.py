@@ -61,6 +61,9 @@ class Feed(Protocol):
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Outputs by task for the inputs of a share."""
 
+    def moments(self, inputs: Tensor) -> Tensor:
+        """The moments of every layer for the inputs of a share: (b, features)."""
+
 
 @dataclass(frozen=True)
 class FeedPlan:
@@ -173,6 +176,10 @@ class TrunkFeed:
         pixels = normalise(inputs.to(self.team.device), self.preprocessing)
         outputs: dict[str, Tensor] = self.model(pixels, tasks=tasks)
         return outputs
+
+    def moments(self, inputs: Tensor) -> Tensor:
+        pixels = normalise(inputs.to(self.team.device), self.preprocessing)
+        return self.model.moments(pixels)
 
 
 class CacheFeed:
@@ -327,6 +334,9 @@ class CacheFeed:
         layers, pooled = self._plain.split(inputs)
         final, size = self._plain.final_of(inputs), self._plain.preprocessing.size
         return self.model.from_cache(layers, pooled, tasks, final, size)
+
+    def moments(self, inputs: Tensor) -> Tensor:
+        return self._plain.moments_of(inputs.to(self.team.device))
 
 
 def open_feed(

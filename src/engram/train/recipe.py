@@ -124,8 +124,22 @@ RECIPES: Mapping[str, Recipe] = {
 
 #: What suits a regime when no learning rate is given.
 RATES: Mapping[str, Mapping[str, float]] = {
-    "adamw": {"full": 1e-4, "adapter": 1e-3, "memory": 1e-3, "head": 3e-3, "masked": 5e-4},
-    "sgd": {"full": 1e-2, "adapter": 0.1, "memory": 0.3, "head": 0.3, "masked": 0.3},
+    "adamw": {
+        "full": 1e-4,
+        "adapter": 1e-3,
+        "memory": 1e-3,
+        "head": 3e-3,
+        "masked": 5e-4,
+        "side": 3e-3,
+    },
+    "sgd": {
+        "full": 1e-2,
+        "adapter": 0.1,
+        "memory": 0.3,
+        "head": 0.3,
+        "masked": 0.3,
+        "side": 0.1,
+    },
 }
 
 
@@ -134,5 +148,6 @@ def learning_rate(recipe: Recipe, regime: str) -> float:
     if recipe.lr:
         return recipe.lr
     rates = RATES[recipe.optimizer]
-    kind = {"mlp-head": "head", "class": "memory", "memory+adapter": "adapter"}.get(regime, regime)
+    same = {"mlp-head": "head", "readout": "head", "class": "memory", "memory+adapter": "adapter"}
+    kind = same.get(regime, regime)
     return rates[kind.split("+")[0]]

@@ -69,16 +69,27 @@ class Training:
         team: Team,
         progress: Progress,
     ) -> None:
-        self.model, self.learners, self.splits, self.recipe = model, learners, splits, recipe
+        self.model, self.splits, self.recipe = model, splits, recipe
         self.run, self.team, self.progress = run, team, progress
-        self.names = [learner.name for learner in learners]
-        self.parameters = [p for learner in learners for p in learner.parameters]
+        self._take(learners)
         self.dtype = torch.float32
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
-        self.losses, self.seen = torch.zeros(len(learners), dtype=torch.float64), 0
+        self.seen = 0
+
+    def _take(self, learners: Sequence[Learner]) -> None:
+        """Train these from here on, and no others."""
+        self.learners = learners
+        self.names = [learner.name for learner in learners]
+        self.parameters = [p for learner in learners for p in learner.parameters]
+        self.losses = torch.zeros(len(learners), dtype=torch.float64)
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Train on with some of the learners; the others stay as they are."""
+        self._take([learner for learner in self.learners if learner.name in names])
+        train_only(self.model, *self.names)
 
     @property
     def finished(self) -> bool:
@@ -152,7 +163,7 @@ class Training:
         losses = torch.zeros(len(learners), device=device)
         scales = torch.tensor([one.scale for one in learners], device=device)
         for inputs, labels in share.split(self.recipe.micro_batch):
-            outputs = self._outputs(inputs)
+            outputs = self._outputs(inputs, self.names)
             labels = labels.to(device)
             each = torch.stack([one.loss(outputs[one.name], labels) for one in learners])
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
@@ -172,9 +183,9 @@ class Training:
         self.progress("training", self.step, self.steps, note)
         return bool(asked)
 
-    def _outputs(self, inputs: Tensor) -> dict[str, Tensor]:
+    def _outputs(self, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         with torch.autocast(self.team.device.type, self.dtype, self.dtype != torch.float32):
-            return self.feed.outputs(inputs, self.names)
+            return self.feed.outputs(inputs, names)
 
     # Validation
 
@@ -195,30 +206,36 @@ class Training:
 
     def _validate(self, batches: int | None = None, averaged: bool = True) -> None:
         """Measure all learners on the validation images; on a few batches only as a trial."""
-        self.model.eval()
         if averaged:
             for learner in self.learners:
                 learner.swap_average()
-        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.names}
+        self.measure(self.learners, batches)
+        for learner in self.learners:
+            if batches is None:
+                learner.record(learner.metrics)
+            if averaged:
+                learner.swap_average()
+
+    def measure(self, learners: Sequence[Learner], batches: int | None = None) -> None:
+        """Set the metrics of these learners, which need not be those in training."""
+        self.model.eval()
+        names = [learner.name for learner in learners]
+        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
         failed = 0
         with torch.no_grad():
             for share in self.feed.validation(batches):
                 failed += share.failed
                 for inputs, labels in share.split(self.recipe.micro_batch):
-                    for name, outputs in self._outputs(inputs).items():
+                    for name, outputs in self._outputs(inputs, names).items():
                         answers[name].append(self.model.task(name).kind.keep(outputs, labels))
         failed = sum(self.team.gather([failed]))
         if failed:
             self._refuse_bad()
-        for learner in self.learners:
+        for learner in learners:
             kept = self.team.gather(answers[learner.name])
             if batches is None:
                 learner.task.kind.settle(learner.task.head, kept)
-            metrics = learner.measure(kept, failed)
-            if batches is None:
-                learner.record(metrics)
-            if averaged:
-                learner.swap_average()
+            learner.metrics = learner.measure(kept, failed)
         self.model.train()
 
     def _line(self) -> dict[str, float]:
@@ -269,11 +286,19 @@ class Training:
                 "history": self.history,
                 "seen": self.seen,
                 "unreadable": self.unreadable,
+                "names": self.names,
                 "learners": [one.about() for one in self.learners],
+                **self.about(),
             },
         )
 
+    def about(self) -> dict[str, Any]:
+        """What else a checkpoint keeps."""
+        return {}
+
     def _restore(self, state: Mapping[str, Any]) -> None:
+        if state["names"] != self.names:
+            self.keep(state["names"])
         self.step, self.history, self.spent = state["step"], state["history"], state["seconds"]
         self.losses, self.seen = state["tensors"]["losses"], state["seen"]
         self.unreadable.update(state["unreadable"])

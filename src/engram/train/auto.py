@@ -1,0 +1,385 @@
+"""`fit --regime auto`: try the regimes that leave the trunk alone, keep what validation likes best.
+
+One pass of the trunk over the images, then all from the cache:
+
+    solved    a linear head, and a readout of every layer: seconds, by `solve`
+    trained   masked, masked+adapter and side, at several learning rates, together in one pass;
+              at a tenth of the steps the best rate of each regime goes on, at a quarter the best
+              regime, until validation stops improving
+    averaged  a side task with the solved head or readout, as one task: their mean output is again
+              linear, so it costs nothing more
+
+The best on validation is kept. Where two differ by less than noise, it is the smaller file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram.data.datasets import Splits, load
+from engram.inference.evaluate import evaluate
+from engram.model import MemoryViT
+from engram.store.engram import Engram
+from engram.tasks.kinds import KINDS
+from engram.tasks.regimes import REGIMES
+from engram.tasks.settings import TaskSettings
+from engram.train.choice import best_of, smallest_of
+from engram.train.fit import training_record
+from engram.train.identity import identity_of
+from engram.train.learner import Learner
+from engram.train.recipe import Recipe
+from engram.train.result import RunResult
+from engram.train.run import Run
+from engram.train.solve import Solution, Solver
+from engram.train.training import Training
+from engram.util.processes import Team
+from engram.util.progress import Progress, silent
+
+#: The regimes that are trained, with the learning rates that are tried.
+RATES: Mapping[str, tuple[float, ...]] = {
+    "masked": (5e-4, 2e-3),
+    "masked+adapter": (5e-4,),
+    "side": (1e-3, 3e-3),
+}
+_FIRST, _SECOND = 0.1, 0.25  # of the steps: when rates, then regimes, are dropped
+_EVALUATIONS, _PATIENCE = 20, 4
+_SHARES = (0.3, 0.5, 0.7)  # of the side in an average
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One task that was tried, and how good it was when it was last measured."""
+
+    regime: str
+    lr: float  # 0: it was solved, or is an average
+    parameters: int
+    score: float
+    epochs: float  # until it was dropped, or done
+    kept: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoResult(RunResult):
+    """The result of `auto`: all that was tried, and the learning curve of what was trained."""
+
+    tried: tuple[Tried, ...]
+    history: Sequence[Mapping[str, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "tried": [one.to_dict() for one in self.tried]}
+
+
+def auto(
+    model: MemoryViT,
+    name: str,
+    data: str | os.PathLike[str] | Splits,
+    recipe: Recipe | None = None,
+    *,
+    kind: str = "classification",
+    cells: int = 5,
+    extends: Sequence[str] = (),
+    adapter_width: int = 32,
+    rank: int = 16,
+    class_init: str = "trunk",
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    test: bool = False,
+    team: Team | None = None,
+    progress: Progress = silent,
+) -> AutoResult:
+    """Try the regimes that leave the trunk alone, and add the best as a task `name` to the model.
+
+    Args:
+        model: The model; the best task is attached to it.
+        name: The name of the new task.
+        data: A path or name as `engram.data.load` takes it, or what that returned.
+        recipe: The training settings that all share. A learning rate in it is the only one tried.
+        kind: The kind of task, where `data` is a path or a name.
+        cells: Memory cells at every layer.
+        extends: Names of attached tasks that the new task reads; they decide what can be tried.
+        adapter_width: Width of the bottleneck of adapters.
+        rank: Width of the side patches.
+        class_init: Where class tokens start: `trunk` or `random`.
+        out: The engram to write.
+        resume: Continue an interrupted run.
+        overwrite: Replace an existing engram, or give up an interrupted run.
+        test: Evaluate the test split once, with the best.
+        team: The processes that share the work. By default those of torchrun.
+        progress: Called as progress(what, done, total, note) while work goes on.
+
+    Returns:
+        All that was tried with its score, the metrics of the best and the path of its engram.
+
+    Raises:
+        EngramError: A setting makes no sense, the data does not fit, or the file exists.
+        Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint.
+
+    Examples:
+        >>> result = engram.auto(model, "plants", "photos", engram.Recipe(epochs=3))
+        >>> result.regime in ("head", "readout", "masked", "masked+adapter", "side", "side+readout")
+        True
+    """
+    began = time.perf_counter()
+    recipe, team = recipe or Recipe(), team or Team()
+    whole = data if isinstance(data, Splits) else load(data, kind=kind)
+    splits = whole.with_validation(recipe.val_share, recipe.data_seed)
+    if test:
+        splits["test"]  # whether there is one should show now, not after an hour
+    settings = TaskSettings(
+        "masked", cells, tuple(extends), "fresh", adapter_width, class_init, rank
+    )
+    portfolio = Portfolio(model, name, splits, _watched(recipe), settings, team)
+    run = Run(Path(out), team, overwrite, resume) if out is not None else None
+    identity = f"{portfolio.identity} auto test={test}"
+    with run or contextlib.nullcontext():
+        finished = None if run is None else run.finished(identity)
+        if run is not None and finished is not None:
+            model.attach(run.out)
+            return _result(model, name, run, finished)
+        engram, metrics, tried, training = portfolio.best(run, identity, progress)
+        model.attach(engram)
+        found = {"val": metrics}
+        if test:
+            found["test"] = evaluate(
+                model, splits, name, workers=recipe.workers, team=team,
+                progress=lambda done, total: progress("testing", done, total),
+            )  # fmt: skip
+        result = {
+            "seconds": time.perf_counter() - began,
+            "metrics": found,
+            "unreadable": training.unreadable,
+            "history": training.history,
+            "tried": [one.to_dict() for one in tried],
+        }
+        if run is not None and team.main:
+            lr = next((one.lr for one in tried if one.kept), 0.0)
+            record = training_record(recipe.but(lr=lr), splits)
+            model.save(name, run.out, metrics=found, recipe=record)
+            run.finish(identity, engram.content, result, training.history)
+    return _result(model, name, run, result)
+
+
+def _watched(recipe: Recipe) -> Recipe:
+    """The recipe with enough validations to stop by, unless it says when to stop."""
+    if recipe.patience:
+        return recipe
+    return recipe.but(patience=_PATIENCE, evaluations=max(recipe.evaluations, _EVALUATIONS))
+
+
+def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> AutoResult:
+    engram = model.eval().engram(name)
+    tried = tuple(Tried(**one) for one in result["tried"])
+    return AutoResult(
+        task=name,
+        regime=engram.spec.regime,
+        parameters=engram.parameters,
+        path=None if run is None else run.out,
+        **{**result, "tried": tried},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A task of the portfolio's model, as it was last measured."""
+
+    name: str
+    metrics: Mapping[str, Any]
+    lr: float = 0.0
+    epochs: float = 0.0
+
+
+class Portfolio:
+    """The tasks that are tried for one dataset, on a model of their own with the same parents."""
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        name: str,
+        splits: Splits,
+        recipe: Recipe,
+        settings: TaskSettings,
+        team: Team,
+    ) -> None:
+        self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
+        self.settings, self.kind = settings, KINDS[splits.kind]
+        self.model = MemoryViT(model.trunk)
+        for parent in model.tasks if settings.extends else ():
+            self.model.attach(model.engram(parent))
+        self.solves = not settings.extends and not self.kind.per_pixel
+        regimes = self._regimes(model)
+        self.learners = []
+        for i, (regime, lr) in enumerate((r, lr) for r in regimes for lr in self._rates(r)):
+            called = f"{name[:50]}.{i}"
+            self._add(called, regime)
+            self.learners.append(Learner(self.model, called, recipe, lr))
+        model._tasks.check(replace(self.learners[0].task.spec, name=name))
+        tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
+        self.identity = identity_of(self.model, tasks, splits, recipe)
+
+    def _regimes(self, model: MemoryViT) -> list[str]:
+        """What can be trained: a child is of its parents' kind."""
+        parents = [model.task(parent).spec.parts.side for parent in self.settings.extends]
+        if parents:
+            return [r for r in RATES if REGIMES[r].side == parents[0]]
+        return [*RATES, "head"] if self.kind.per_pixel else list(RATES)
+
+    def _rates(self, regime: str) -> tuple[float, ...]:
+        if self.recipe.lr:
+            return (self.recipe.lr,)
+        sgd = self.recipe.optimizer == "sgd"
+        return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
+
+    def _add(self, called: str, regime: str, layers: int = 0) -> None:
+        settings = replace(self.settings, regime=regime)
+        spec = replace(self.splits.task_spec(called, settings), layers=layers)
+        self.model.add(spec, class_init=settings.class_init, seed=self.recipe.seed)
+
+    # The work
+
+    def best(
+        self, run: Run | None, identity: str, progress: Progress
+    ) -> tuple[Engram, Mapping[str, Any], list[Tried], Training]:
+        """The best engram, its metrics, all that was tried, and the training."""
+        training = Halving(
+            self.model, self.learners, self.splits, self.recipe, run, self.team, progress
+        )
+        training.prepare()
+        training.begin(identity)
+        solved = self._solved(training, progress) if self.solves else []
+        training.go()
+        training.end()
+        (winner,) = training.learners
+        trained = [
+            Candidate(one.name, training.dropped.get(one.name, one.metrics), one.lr, epochs)
+            for one in self.learners
+            for epochs in [training.dropped_at.get(one.name, training.epochs)]
+        ]
+        others = [Candidate(called, solution.metrics) for called, solution in solved]
+        if solved and winner.task.spec.parts.side:
+            others.append(self._averaged(training, winner, solved))
+        finished = [one for one in trained if one.name == winner.name] + others
+        sizes = [self._size(one) for one in finished]
+        chosen = finished[smallest_of(self.kind, [one.metrics for one in finished], sizes)]
+        tried = [
+            Tried(
+                regime=self.model.task(one.name).spec.regime,
+                lr=one.lr,
+                parameters=self._size(one),
+                score=float(one.metrics[self.kind.score]),
+                epochs=one.epochs,
+                kept=one is chosen,
+            )
+            for one in (*trained, *others)
+        ]
+        return self.model.engram(chosen.name).renamed(self.name), chosen.metrics, tried, training
+
+    def _size(self, one: Candidate) -> int:
+        return self.model.engram(one.name).parameters
+
+    def _solved(self, training: Training, progress: Progress) -> list[tuple[str, Solution]]:
+        """The best plain head and the best readout, as tasks of the model."""
+        progress("solving", 0, 2, "")
+        called = f"{self.name[:50]}.labels"
+        self._add(called, "head")
+        task = self.model.task(called)
+        self.kind.prepare(task.head, self.splits["train"].labels)
+        passes = max(1, self.recipe.views)
+        solver = Solver(training.feed, self.model.trunk, task, self.team, passes)
+        found = []
+        third, whole = -(-solver.steps // 3), solver.steps
+        for regime, layers in (("head", [0]), ("readout", [third, whole])):
+            solution = solver.best(layers)
+            called = f"{self.name[:50]}.{regime}"
+            self._add(called, regime, solution.layers)
+            solution.put_into(self.model.task(called))
+            found.append((called, solution))
+            progress("solving", len(found), 2, "")
+        return found
+
+    def _averaged(
+        self, training: Training, winner: Learner, solved: Sequence[tuple[str, Solution]]
+    ) -> Candidate:
+        """The best average of a side task with a solved one."""
+        made = []
+        for called, solution in solved:
+            for share in _SHARES:
+                average = f"{called[:55]}.{share:g}"
+                self._add(average, "side+readout" if solution.layers else "side", solution.layers)
+                _average(self.model, average, winner.name, solution, share)
+                learner = Learner(self.model, average, self.recipe)
+                training.measure([learner])
+                made.append(Candidate(average, learner.metrics))
+        return made[best_of(self.kind, [one.metrics for one in made])]
+
+
+def _average(model: MemoryViT, called: str, side: str, solution: Solution, share: float) -> None:
+    """Fill a task with a side and a solved head: its output is the mean of both, by `share`."""
+    task, own = model.task(called), model.task(side)
+    assert task.side is not None
+    assert own.side is not None
+    assert task.cells is not None
+    assert own.cells is not None
+    width, seen = model.trunk.config.width, solution.weight.shape[1]
+    with torch.no_grad():
+        task.side.load_state_dict(own.side.state_dict())
+        task.cells.copy_(own.cells)
+        task.head.weight.zero_()
+        task.head.weight[:, :seen] += (1 - share) * solution.weight
+        task.head.weight[:, :width] += share * own.head.weight[:, :width]
+        task.head.weight[:, seen:] += share * own.head.weight[:, width:]
+        task.head.bias.copy_((1 - share) * solution.bias + share * own.head.bias)
+    for name, value in task.head.settled.items():
+        value.copy_(own.head.settled[name])
+
+
+class Halving(Training):
+    """Training that drops learners: rates first, then regimes."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.dropped: dict[str, dict[str, Any]] = {}  # their metrics then
+        self.dropped_at: dict[str, float] = {}  # epochs
+
+    @property
+    def epochs(self) -> float:
+        return round(self.step / self.feed.per_epoch, 2)
+
+    def _evaluate(self) -> None:
+        super()._evaluate()
+        if self.step >= _SECOND * self.steps or self.step == self.steps:
+            self._drop_all_but([self._best(self.learners)])
+        elif self.step >= _FIRST * self.steps:
+            regimes = dict.fromkeys(learner.task.spec.regime for learner in self.learners)
+            alike = ([o for o in self.learners if o.task.spec.regime == r] for r in regimes)
+            self._drop_all_but([self._best(learners) for learners in alike])
+
+    def _best(self, learners: Sequence[Learner]) -> str:
+        at = best_of(learners[0].task.kind, [learner.metrics for learner in learners])
+        return learners[at].name
+
+    def _drop_all_but(self, names: Sequence[str]) -> None:
+        for learner in self.learners:
+            if learner.name not in names:
+                self.dropped[learner.name] = learner.metrics
+                self.dropped_at[learner.name] = self.epochs
+        if len(names) < len(self.learners):
+            self.keep(names)
+
+    def about(self) -> dict[str, Any]:
+        return {"dropped": self.dropped, "dropped_at": self.dropped_at}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        self.dropped, self.dropped_at = state["dropped"], state["dropped_at"]

@@ -1,0 +1,229 @@
+"""Heads that are solved instead of trained: the regime `readout`, and a plain linear head.
+
+The moments of all images are read once. They are standardised, those of other layers than the last
+are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which takes
+seconds. Validation chooses the penalty, alpha, and how many layers are seen; `layers` 0 is the
+plain head. What was found is folded into one weight and bias for the moments as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.readout import moments_per_layer
+from engram.tasks.heads import Settled
+from engram.tasks.task import Task
+from engram.train.choice import best_of
+from engram.train.feeds import Feed, Share
+from engram.util.processes import Team
+from engram.vit import ViT
+
+PENALTIES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+ALPHAS = (0.1, 0.3, 1.0)
+_SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
+_IN_MEMORY = 4e9  # bytes of moments that are kept; more are read again at every evaluation
+_ITERATIONS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A solved head, for the moments of the last `layers` as they are; 0: the pooled token."""
+
+    layers: int
+    alpha: float
+    penalty: float
+    weight: Tensor  # (classes, features)
+    bias: Tensor
+    settled: Settled
+    metrics: dict[str, Any]  # on the validation images
+
+    def put_into(self, task: Task) -> None:
+        """Copy the head into a task whose head sees these features."""
+        with torch.no_grad():
+            task.head.weight.copy_(self.weight)
+            task.head.bias.copy_(self.bias)
+        for name, value in task.head.settled.items():
+            value.copy_(self.settled[name])
+
+
+Batches = Iterable[tuple[Tensor, Tensor]]  # moments (b, features) in half precision, and labels
+
+
+class _Kept:
+    """Batches that can be read again and again: from memory, or where they are too many, anew."""
+
+    def __init__(self, read: Callable[[], Iterator[tuple[Tensor, Tensor]]], keep: bool) -> None:
+        self._read = read
+        self._batches = list(read()) if keep else None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._read() if self._batches is None else iter(self._batches)
+
+
+class Solver:
+    """Solves heads for one task from the batches of a feed.
+
+    `task` is a task for this data: it says the kind, and its head settles what that needs.
+    """
+
+    def __init__(self, feed: Feed, trunk: ViT, task: Task, team: Team, passes: int = 1) -> None:
+        self.task, self.team = task, team
+        self.width, depth = trunk.config.width, trunk.config.depth
+        self.steps = depth + 1
+        self.per_layer = moments_per_layer(trunk.config.class_token) * self.width
+        images = feed.per_epoch * passes
+
+        def train() -> Iterator[tuple[Tensor, Tensor]]:
+            for epoch in range(passes):
+                yield from _moments(feed, feed.epoch(epoch, 0))
+
+        first = next(iter(train()), None)
+        size = 0 if first is None else first[0].numel() * 2 * images
+        self.train = _Kept(train, size <= _IN_MEMORY)
+        self.val = _Kept(lambda: _moments(feed, feed.validation()), True)
+        self._standardise()
+
+    def _standardise(self) -> None:
+        """Mean and deviation of every moment over the training images of all processes."""
+        features = self.steps * self.per_layer
+        count, total, squares = 0, torch.zeros(features).double(), torch.zeros(features).double()
+        for moments, _ in self.train:
+            values = moments.double()
+            count += len(values)
+            total += values.sum(0)
+            squares += values.square().sum(0)
+        sums = self.team.sum(torch.cat([torch.tensor([float(count)]).double(), total, squares]))
+        self.count = max(1.0, float(sums[0]))
+        mean, square = (part / self.count for part in sums[1:].chunk(2))
+        deviation = (square - mean.square()).clamp(min=0).sqrt()
+        self.mean = mean.float()
+        self.scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0).float() * self.width**-0.5
+
+    def best(self, layers: Sequence[int]) -> Solution:
+        """The best of all penalties, and of all alphas, for these numbers of layers."""
+        few = self._share()
+        tried = [
+            (count, alpha, penalty, found)
+            for count in layers
+            for alpha in (ALPHAS if count else (1.0,))
+            for penalty, found in self._path(count, alpha, few)
+        ]
+        scores = [self._metrics(self._fold(found, c, a)) for c, a, _, found in tried]
+        at = best_of(self.task.kind, scores)
+        count, alpha, penalty, found = tried[at]
+        if few is not self.train:
+            found = self._solve(found, count, alpha, penalty, self.train)
+        weight, bias = self._fold(found, count, alpha)
+        metrics = self._metrics((weight, bias))
+        settled = {name: value.clone() for name, value in self.task.head.settled.items()}
+        return Solution(count, alpha, penalty, weight, bias, settled, metrics)
+
+    def _share(self) -> Batches:
+        """At most `_SEARCH` training images, of all processes together."""
+        if self.count <= _SEARCH:
+            return self.train
+        share, taken = [], 0
+        for batch in self.train:
+            share.append(batch)
+            taken += len(batch[1])
+            if taken * self.team.world >= _SEARCH:
+                break
+        return share
+
+    def _path(
+        self, layers: int, alpha: float, batches: Batches
+    ) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
+        """A solution for each penalty, each starting from the one before."""
+        classes = len(self.task.spec.classes)
+        found = torch.zeros(classes, self._features(layers)), torch.zeros(classes)
+        for penalty in PENALTIES:
+            found = self._solve(found, layers, alpha, penalty, batches)
+            yield penalty, found
+
+    def _features(self, layers: int) -> int:
+        return layers * self.per_layer or self.width
+
+    def _column_scale(self, layers: int, alpha: float) -> Tensor:
+        """What standardises each moment, with alpha for all but the pooled token."""
+        scale: Tensor = self.scale[: self._features(layers)].clone()
+        scale[self.width :] *= alpha
+        return scale
+
+    def _solve(
+        self,
+        start: tuple[Tensor, Tensor],
+        layers: int,
+        alpha: float,
+        penalty: float,
+        batches: Batches,
+    ) -> tuple[Tensor, Tensor]:
+        """Minimise the mean loss and the penalty, from a start."""
+        weight, bias = (part.clone().requires_grad_() for part in start)
+        mean, scale = self.mean[: weight.shape[1]], self._column_scale(layers, alpha)
+        head, kind = self.task.head, self.task.kind
+        optimizer = torch.optim.LBFGS(
+            [weight, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            lost, count = torch.zeros(()), 0
+            for moments, labels in batches:
+                seen = (moments[:, : weight.shape[1]].float() - mean) * scale
+                loss = kind.loss(head.finish(F.linear(seen, weight, bias)), labels, head, 0.0)
+                loss.backward()  # type: ignore[no-untyped-call]
+                lost, count = lost + loss.detach(), count + len(labels)
+            lost, count = self._averaged([weight, bias], lost, count)
+            with torch.no_grad():
+                assert weight.grad is not None
+                weight.grad += penalty / count * weight
+                lost += penalty / count / 2 * weight.square().sum()
+            return lost
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        return weight.detach(), bias.detach()
+
+    def _averaged(
+        self, parameters: Sequence[Tensor], lost: Tensor, count: int
+    ) -> tuple[Tensor, int]:
+        """Turn sums over this process's images into means over those of all processes."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        own = torch.stack([lost, torch.tensor(float(count))])
+        sums = self.team.sum(torch.cat([own, *(gradient.flatten() for gradient in gradients)]))
+        images = float(sums[1])
+        pieces = torch.split(sums[2:] / images, [gradient.numel() for gradient in gradients])
+        for gradient, piece in zip(gradients, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+        return sums[0] / images, int(images)
+
+    def _fold(
+        self, found: tuple[Tensor, Tensor], layers: int, alpha: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same head for moments that are not standardised."""
+        weight = found[0] * self._column_scale(layers, alpha)
+        return weight, found[1] - weight @ self.mean[: weight.shape[1]]
+
+    def _metrics(self, head: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        """How good a folded head is on the validation images of all processes."""
+        weight, bias = head
+        kind, own = self.task.kind, self.task.head
+        kept = []
+        for moments, labels in self.val:
+            outputs = own.finish(F.linear(moments[:, : weight.shape[1]].float(), weight, bias))
+            kept.append(kind.keep(outputs, labels))
+        kept = self.team.gather(kept)
+        kind.settle(own, kept)
+        return kind.metrics(kept, own.settled)
+
+
+def _moments(feed: Feed, shares: Iterable[Share]) -> Iterator[tuple[Tensor, Tensor]]:
+    with torch.no_grad():
+        for share in shares:
+            if len(share.labels):
+                yield feed.moments(share.inputs).cpu().half(), share.labels
