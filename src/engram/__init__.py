@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from engram.store.format import read_engram as inspect
     from engram.store.remote import list_engrams as list  # noqa: F401
     from engram.store.sharing import pull, push
+    from engram.train.auto import auto
     from engram.train.fit import fit
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
@@ -64,6 +65,7 @@ __all__ = [
     "MemoryViT",
     "Recipe",
     "ViT",
+    "auto",
     "compose",
     "evaluate",
     "fit",
@@ -87,6 +89,7 @@ _HOMES = {
     "MemoryViT": "model:MemoryViT",
     "Recipe": "train.recipe:Recipe",
     "ViT": "vit:ViT",
+    "auto": "train.auto:auto",
     "compose": "store.bundles:compose",
     "data": "data",
     "evaluate": "inference.evaluate:evaluate",

@@ -179,6 +179,11 @@ class MemoryViT(nn.Module):
             torch.manual_seed(seed)
             return self._put(Task(spec, self.trunk, class_init))
 
+    def swap(self, spec: TaskSpec) -> Task:
+        """Put an untrained task of another spec in the place of the one of this name."""
+        self.task(spec.name)
+        return self._put(Task(spec, self.trunk))
+
     def detach(self, name: str) -> None:
         """Remove a task. The answers of all others stay the same.
 
@@ -395,6 +400,11 @@ class MemoryViT(nn.Module):
         climbs = [self._sides(group, x).begin() for group in groups]
         moments = any(has.moments for has in parts.values())
         return Readers(climbs, Moments(self.trunk) if moments else None)
+
+    def from_moments(self, moments: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """Logits of readouts and heads, from the moments (b, features) of every layer."""
+        heads = {name: self.task(name).head for name in tasks}
+        return {n: head.read(moments[:, : head.in_features], None) for n, head in heads.items()}
 
     def moments(self, pixels: Tensor) -> Tensor:
         """What a `readout` of all layers sees of these images: (b, features)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numb
 from engram.cli.options import DataOptions, RunOptions, named, recipe_from
 from engram.cli.terminal import bars, show
 from engram.errors import EngramError
+from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
 from engram.train.recipe import Recipe
 from engram.util.description import Description
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from engram.data.datasets import Splits
     from engram.model import MemoryViT
     from engram.tasks.kinds import Kind
+    from engram.train.auto import AutoResult
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
     from engram.util.processes import Team
@@ -35,6 +37,10 @@ Out = Annotated[
     Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Name of the task.", rich_help_panel=TASK)]
+_REGIME_HELP = (
+    "Which parameters train, and whether attention is masked; auto tries those that leave the "
+    f"trunk alone (auto, {', '.join(REGIMES)}; default: auto, with another recipe or seeds masked)."
+)
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
 
 
@@ -44,6 +50,7 @@ def fit_command(
     data: DataArgument,
     task: TaskName,
     out: Out,
+    regime: Annotated[str, typer.Option(help=_REGIME_HELP, rich_help_panel=TASK)] = "",
     seeds: Annotated[
         int,
         typer.Option(help="Train this many seeds and keep the best.", rich_help_panel=TRAINING),
@@ -53,20 +60,29 @@ def fit_command(
 ) -> None:
     """Train a task on images and write it as an engram."""
     from engram.report.run import write_run_report
+    from engram.train.auto import AutoResult
 
     with bars(as_json) as progress:
         job = _Job.start(data, flags or {})
-        result: Result | SweepResult
-        if seeds == 1:
-            result = job.fit(task, out, progress)
+        chosen = regime or ("auto" if job.options.recipe == "default" and seeds == 1 else "masked")
+        result: AutoResult | Result | SweepResult
+        if chosen == "auto" and seeds > 1:
+            raise EngramError("--seeds needs one regime; give one, such as --regime side.")
+        if chosen == "auto":
+            result = job.auto(task, out, progress)
+        elif seeds == 1:
+            result = job.of(chosen).fit(task, out, progress)
         else:
+            job = job.of(chosen)
             result = job.sweep(task, out, progress, cells=[job.settings.cells], seeds=seeds)
         report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
-    rows = _result_rows(result, job.model.task(task).kind)
+    kind = job.model.task(task).kind
+    rows = _result_rows(result, kind)
     if job.splits.ignored:
         rows.append(("ignored", f"{job.splits.ignored} files that are no images"))
     document = {**result.to_dict(), "report": report}
-    show(Description(document, [*rows, ("report", report)]), as_json)
+    columns, table = result.table(kind) if isinstance(result, AutoResult) else ((), ())
+    show(Description(document, [*rows, ("report", report)], columns, table), as_json)
 
 
 @app.command(name="sweep")
@@ -140,6 +156,22 @@ class _Job:
         settings = settings.with_parents([_attach(model, text) for text in settings.extends])
         return cls(splits, model, settings, options, recipe, team)
 
+    def of(self, regime: str) -> _Job:
+        """The same with a task of this regime."""
+        return replace(self, settings=replace(self.settings, regime=regime))
+
+    def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
+        from engram.train.auto import auto
+
+        settings, options = self.settings, self.options
+        return auto(
+            self.model, task, self.splits, self.recipe,
+            cells=settings.cells, extends=settings.extends, rank=settings.rank,
+            adapter_width=settings.adapter_width, class_init=settings.class_init,
+            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
+            team=self.team, progress=progress,
+        )  # fmt: skip
+
     @property
     def main(self) -> bool:
         """Whether this process writes what all of them share."""
@@ -176,6 +208,7 @@ class _Job:
             lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
             regime=settings.regime, extends=settings.extends, update=settings.update,
             adapter_width=settings.adapter_width, class_init=settings.class_init,
+            rank=settings.rank,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
             team=self.team, progress=progress,
         )  # fmt: skip
@@ -193,7 +226,7 @@ def _attach(model: MemoryViT, text: str) -> str:
     return task.spec.name
 
 
-def _result_rows(result: Result | SweepResult, kind: Kind) -> list[tuple[str, str]]:
+def _result_rows(result: AutoResult | Result | SweepResult, kind: Kind) -> list[tuple[str, str]]:
     rows = [
         ("engram", str(result.path)),
         ("regime", result.regime),

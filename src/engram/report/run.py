@@ -11,6 +11,7 @@ from engram.model import MemoryViT
 from engram.report.page import answers_for_report, write_report
 from engram.report.task_section import TaskPart
 from engram.tasks.kinds import KINDS
+from engram.train.auto import AutoResult
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import run_folder
@@ -29,7 +30,7 @@ def check_page_path(path: Path) -> None:
 
 def write_run_report(
     model: MemoryViT,
-    result: Result | SweepResult,
+    result: AutoResult | Result | SweepResult,
     splits: Splits,
     recipe: Recipe,
     refit: bool = False,
@@ -46,14 +47,15 @@ def write_run_report(
     if refit and split == "val":
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += _after_refit(result, splits)
-    settings = [] if isinstance(result, Result) else [one.to_dict() for one in result.settings]
+    settings = [one.to_dict() for one in getattr(result, "settings", ())]
+    tried = result.table(KINDS[splits.kind]) if isinstance(result, AutoResult) else None
     try:
         answers = answers_for_report(model, dataset, result.task)
         lead += _sampled(answers.dataset, dataset)
         page = write_report(
             folder / "report.html",
             model,
-            [TaskPart(answers, _history(folder / "history.csv"), settings)],
+            [TaskPart(answers, _history(folder / "history.csv"), settings, tried)],
             title=f"{result.task}: what it learned",
             lead=lead,
         )
@@ -62,7 +64,7 @@ def write_run_report(
     return str(page)
 
 
-def _after_refit(result: Result | SweepResult, splits: Splits) -> str:
+def _after_refit(result: AutoResult | Result | SweepResult, splits: Splits) -> str:
     kind = KINDS[splits.kind]
     before = kind.shown(result.metrics["val"][kind.score])
     return (

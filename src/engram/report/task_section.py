@@ -36,6 +36,12 @@ _METRICS = {  # their names for people
 }
 
 
+_TRIED = (
+    "The best first. Of those that differ by less than noise, the one with the fewest parameters "
+    "was kept. Those with few epochs were dropped early."
+)
+
+
 @dataclass(frozen=True)
 class TaskPart:
     """What is known about one task: its answers on a split, and how it was trained."""
@@ -43,6 +49,7 @@ class TaskPart:
     answers: Answers
     history: Sequence[Mapping[str, float]] = ()
     settings: Sequence[Mapping[str, Any]] = ()  # of a sweep
+    tried: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None  # by auto: columns, rows
 
 
 def task_section(model: MemoryViT, part: TaskPart) -> Section:
@@ -52,6 +59,11 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
     if part.settings:
         table = _settings(kind, part.settings)
         contents.append(Subsection(f"settings-{name}", "Settings that were tried", [table]))
+    if part.tried is not None:
+        columns, rows = part.tried
+        kept = next(i for i, row in enumerate(rows) if row[-1])
+        table = Table(columns, rows, _TRIED, highlighted=kept)
+        contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
         charts = Charts(learning_curves(part.history, kind.title))
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))

@@ -28,7 +28,7 @@ from engram.data.datasets import Splits, load
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.store.engram import Engram
-from engram.tasks.kinds import KINDS
+from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
 from engram.train.choice import best_of, smallest_of
@@ -62,7 +62,8 @@ class Tried:
     lr: float  # 0: it was solved, or is an average
     parameters: int
     score: float
-    epochs: float  # until it was dropped, or done
+    how: str  # trained, solved or averaged
+    epochs: float = 0.0  # of training, until it was dropped or done
     kept: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +79,22 @@ class AutoResult(RunResult):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "tried": [one.to_dict() for one in self.tried]}
+
+    def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """What was tried, the best first: columns and rows, for people."""
+        columns = ("tried", "lr", "epochs", "parameters", f"validation {kind.title}", "")
+        tried = sorted(self.tried, key=lambda one: (-one.score, one.parameters))
+        return columns, tuple(
+            (
+                one.regime,
+                f"{one.lr:g}" if one.lr else "",
+                f"{one.epochs:g}" if one.epochs else one.how,
+                f"{one.parameters:,}",
+                kind.shown(one.score),
+                "kept" if one.kept else "",
+            )
+            for one in tried
+        )
 
 
 def auto(
@@ -196,6 +213,7 @@ class Candidate:
 
     name: str
     metrics: Mapping[str, Any]
+    how: str
     lr: float = 0.0
     epochs: float = 0.0
 
@@ -261,12 +279,12 @@ class Portfolio:
         training.go()
         training.end()
         (winner,) = training.learners
-        trained = [
-            Candidate(one.name, training.dropped.get(one.name, one.metrics), one.lr, epochs)
-            for one in self.learners
-            for epochs in [training.dropped_at.get(one.name, training.epochs)]
-        ]
-        others = [Candidate(called, solution.metrics) for called, solution in solved]
+        trained = []
+        for one in self.learners:
+            metrics = training.dropped.get(one.name, one.metrics)
+            epochs = training.dropped_at.get(one.name, training.epochs)
+            trained.append(Candidate(one.name, metrics, "trained", one.lr, epochs))
+        others = [Candidate(called, solution.metrics, "solved") for called, solution in solved]
         if solved and winner.task.spec.parts.side:
             others.append(self._averaged(training, winner, solved))
         finished = [one for one in trained if one.name == winner.name] + others
@@ -278,6 +296,7 @@ class Portfolio:
                 lr=one.lr,
                 parameters=self._size(one),
                 score=float(one.metrics[self.kind.score]),
+                how=one.how,
                 epochs=one.epochs,
                 kept=one is chosen,
             )
@@ -295,11 +314,9 @@ class Portfolio:
         self._add(called, "head")
         task = self.model.task(called)
         self.kind.prepare(task.head, self.splits["train"].labels)
-        passes = max(1, self.recipe.views)
-        solver = Solver(training.feed, self.model.trunk, task, self.team, passes)
+        solver = Solver(training.feed, self.model.trunk, task, self.team, self.recipe)
         found = []
-        third, whole = -(-solver.steps // 3), solver.steps
-        for regime, layers in (("head", [0]), ("readout", [third, whole])):
+        for regime, layers in (("head", (0,)), ("readout", solver.depths)):
             solution = solver.best(layers)
             called = f"{self.name[:50]}.{regime}"
             self._add(called, regime, solution.layers)
@@ -320,7 +337,7 @@ class Portfolio:
                 _average(self.model, average, winner.name, solution, share)
                 learner = Learner(self.model, average, self.recipe)
                 training.measure([learner])
-                made.append(Candidate(average, learner.metrics))
+                made.append(Candidate(average, learner.metrics, "averaged"))
         return made[best_of(self.kind, [one.metrics for one in made])]
 
 

@@ -331,6 +331,8 @@ class CacheFeed:
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         inputs = inputs.to(self.team.device)
+        if self._plain.keeps == "moments":
+            return self.model.from_moments(self.moments(inputs), tasks)
         layers, pooled = self._plain.split(inputs)
         final, size = self._plain.final_of(inputs), self._plain.preprocessing.size
         return self.model.from_cache(layers, pooled, tasks, final, size)

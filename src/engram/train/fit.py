@@ -1,4 +1,4 @@
-"""Train one task and write its engram: `fit` calls `train`, which runs a `Training`."""
+"""Train one task and write its engram: `fit` runs a `Training`, or solves a readout."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
+from engram.errors import EngramError
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.store.format import read_engram
@@ -19,7 +20,8 @@ from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import Run
-from engram.train.training import train
+from engram.train.solve import solve_task
+from engram.train.training import Training
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
 
@@ -68,6 +70,11 @@ def fit(
     """
     recipe, team = recipe or Recipe(), team or Team()
     task = model.task(name)
+    if task.spec.regime == "side+readout":
+        raise EngramError(
+            f"{name!r} has the regime side+readout, which is an average of two tasks that auto "
+            "makes; train side or readout, or use engram.auto."
+        )
     splits = data if isinstance(data, Splits) else load(data, like=task.spec)
     splits = splits.with_validation(recipe.val_share, recipe.data_seed)
     check_fits(task.spec, splits, same_ignore=True)
@@ -83,10 +90,17 @@ def fit(
         if run is not None and finished is not None:
             read_engram(run.out).fill(task)
             return _result(model, name, run, finished)
-        history, unreadable = train(
-            model, [learner], splits, recipe,
-            run=run, identity=identity, transform=transform, team=team, progress=progress,
-        )  # fmt: skip
+        training = Training(model, [learner], splits, recipe, run, team, progress)
+        training.prepare(transform)
+        training.begin(identity)
+        if task.spec.parts.moments:
+            solve_task(model, name, training.feed, team, recipe)
+            learner = Learner(model, name, recipe)
+            training.measure([learner])
+        else:
+            training.go()
+            training.end()
+        history, unreadable = training.history, training.unreadable
         metrics = {"val": learner.metrics}
         if test:
             metrics["test"] = evaluate(

@@ -9,18 +9,20 @@ plain head. What was found is folded into one weight and bias for the moments as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engram.model import MemoryViT
 from engram.readout import moments_per_layer
 from engram.tasks.heads import Settled
 from engram.tasks.task import Task
 from engram.train.choice import best_of
 from engram.train.feeds import Feed, Share
+from engram.train.recipe import Recipe
 from engram.util.processes import Team
 from engram.vit import ViT
 
@@ -72,8 +74,9 @@ class Solver:
     `task` is a task for this data: it says the kind, and its head settles what that needs.
     """
 
-    def __init__(self, feed: Feed, trunk: ViT, task: Task, team: Team, passes: int = 1) -> None:
-        self.task, self.team = task, team
+    def __init__(self, feed: Feed, trunk: ViT, task: Task, team: Team, recipe: Recipe) -> None:
+        self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
+        passes = max(1, recipe.views)
         self.width, depth = trunk.config.width, trunk.config.depth
         self.steps = depth + 1
         self.per_layer = moments_per_layer(trunk.config.class_token) * self.width
@@ -104,6 +107,11 @@ class Solver:
         deviation = (square - mean.square()).clamp(min=0).sqrt()
         self.mean = mean.float()
         self.scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0).float() * self.width**-0.5
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """The numbers of layers that are tried: a third of them, and all."""
+        return -(-self.steps // 3), self.steps
 
     def best(self, layers: Sequence[int]) -> Solution:
         """The best of all penalties, and of all alphas, for these numbers of layers."""
@@ -166,7 +174,7 @@ class Solver:
         """Minimise the mean loss and the penalty, from a start."""
         weight, bias = (part.clone().requires_grad_() for part in start)
         mean, scale = self.mean[: weight.shape[1]], self._column_scale(layers, alpha)
-        head, kind = self.task.head, self.task.kind
+        head, kind, smoothing = self.task.head, self.task.kind, self.smoothing
         optimizer = torch.optim.LBFGS(
             [weight, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
         )
@@ -176,7 +184,7 @@ class Solver:
             lost, count = torch.zeros(()), 0
             for moments, labels in batches:
                 seen = (moments[:, : weight.shape[1]].float() - mean) * scale
-                loss = kind.loss(head.finish(F.linear(seen, weight, bias)), labels, head, 0.0)
+                loss = kind.loss(head.finish(F.linear(seen, weight, bias)), labels, head, smoothing)
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
             lost, count = self._averaged([weight, bias], lost, count)
@@ -220,6 +228,16 @@ class Solver:
         kept = self.team.gather(kept)
         kind.settle(own, kept)
         return kind.metrics(kept, own.settled)
+
+
+def solve_task(model: MemoryViT, name: str, feed: Feed, team: Team, recipe: Recipe) -> None:
+    """Solve a `readout` task of the model, which then sees as many layers as validation chose."""
+    task = model.task(name)
+    solver = Solver(feed, model.trunk, task, team, recipe)
+    solution = solver.best(solver.depths)
+    if solution.layers != task.spec.layers:
+        task = model.swap(replace(task.spec, layers=solution.layers))
+    solution.put_into(task)
 
 
 def _moments(feed: Feed, shares: Iterable[Share]) -> Iterator[tuple[Tensor, Tensor]]:

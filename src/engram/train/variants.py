@@ -91,6 +91,11 @@ class Grid:
         """Every setting with every seed; what makes no sense is an EngramError."""
         if regime not in REGIMES:
             raise EngramError(f"There is no regime {regime!r}; choose one of {', '.join(REGIMES)}.")
+        if REGIMES[regime].moments:
+            raise EngramError(
+                f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
+                "own settings; use fit."
+            )
         if self.seeds < 1:
             raise EngramError(f"seeds is {self.seeds}; at least one is needed.")
         if not self.cells:
