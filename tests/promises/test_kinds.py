@@ -61,10 +61,13 @@ def test_every_kind_comes_back_as_it_was(
     assert str(found).startswith(f"engram t: {kind}, 3 {KINDS[kind].nouns[1]} (0, 1, 2)")
 
 
-def test_a_task_extends_one_of_another_kind(pixels: torch.Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("regime", ["masked", "side"])
+def test_a_task_extends_one_of_another_kind(
+    regime: str, pixels: torch.Tensor, tmp_path: Path
+) -> None:
     model = MemoryViT(small_trunk(patch=4)).eval()
-    randomised(model.add_task("where", 3, 2, kind="segmentation"))
-    randomised(model.add_task("what", 4, 2, extends=["where"]))
+    randomised(model.add_task("where", 3, 2, kind="segmentation", regime=regime))
+    randomised(model.add_task("what", 4, 2, extends=["where"], regime=regime))
     assert model(pixels)["what"].shape == (2, 4)
     files = [model.save(name, tmp_path / f"{name}.safetensors") for name in ("where", "what")]
     again = MemoryViT(model.trunk).eval()
@@ -164,7 +167,7 @@ def test_every_kind_learns_and_the_cache_changes_nothing(kind: str, data: Path) 
     assert found["on"] == pytest.approx(found["off"], abs=0.02)  # the cache is in half precision
 
 
-@pytest.mark.parametrize("regime", ["head", "memory", "masked+adapter"])
+@pytest.mark.parametrize("regime", ["head", "memory", "masked+adapter", "side"])
 def test_segmentation_learns_in_other_regimes(regime: str, data: Path) -> None:
     splits = splits_of(data, "segmentation")
     model = MemoryViT(small_trunk(patch=4))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -26,12 +27,15 @@ from tests.support.damage import (
     split,
     with_content,
 )
+from tests.support.engrams import small_trunk
+from tests.support.errors import refuses
 
 from engram import EngramError, MemoryViT, random_trunk
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import Engram, TrunkInfo
 from engram.store.format import HEADER, read_engram, serialise_engram, write_engram
+from engram.tasks.regimes import REGIMES
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.util.schema import Object
@@ -67,18 +71,42 @@ def test_the_same_engram_is_the_same_bytes(path: Path) -> None:
     assert {serialise_engram(engram) for _ in range(8)} == {path.read_bytes()}
 
 
+TINY = TrunkInfo(
+    image_size=(16, 16), patch=8, width=4, depth=2, mlp_width=8, activation="gelu",
+    class_token=True, prefix=1, parameters=1000, heads=2, source="vit", fingerprint="0" * 64,
+    antialias=True,
+)  # fmt: skip
+#: Settings of tasks of every kind and regime that there was before side patches.
+EARLIER: list[dict[str, Any]] = [
+    *({"regime": name} for name in ("masked", "masked+adapter", "memory", "class", "head")),
+    *({"regime": name} for name in ("mlp-head", "full", "adapter", "memory+adapter")),
+    *({"kind": name} for name in ("multilabel", "regression")),
+    {"kind": "segmentation", "tokens": 2, "values": (0, 1)},
+    {"extends": ("a",)},
+    {"regime": "memory", "update": "add"},
+]
+
+
+def test_the_contents_of_earlier_engrams_do_not_change() -> None:
+    """Children and lists know an engram by its content, so a new setting must not be in it."""
+    contents = hashlib.sha256()
+    for settings in EARLIER:
+        spec = TaskSpec("flowers", ("rose", "tulip"), cells=1, **settings)
+        shapes = sorted(spec.shapes(TINY).items())
+        tensors = {name: torch.full(shape, i / 8) for i, (name, shape) in enumerate(shapes)}
+        parents = dict.fromkeys(spec.extends, "1" * 64)
+        engram = Engram(spec, tensors, TINY, Preprocessing((16, 16), None), parents)
+        contents.update(engram.content.encode())
+    assert contents.hexdigest()[:16] == "1605b4751dba99d0"
+
+
 def test_the_bytes_of_the_format_do_not_change() -> None:
     """A file that was written once can be compared with one that is written later."""
-    info = TrunkInfo(
-        image_size=(16, 16), patch=8, width=4, depth=2, mlp_width=8, activation="gelu",
-        class_token=True, prefix=1, parameters=1000, heads=2, source="vit", fingerprint="0" * 64,
-        antialias=True,
-    )  # fmt: skip
     spec = TaskSpec("flowers", ("rose", "tulip"), cells=1)
     shapes = {"head.weight": (2, 4), "head.bias": (2,), "class_token": (1, 4), "cells": (2, 1, 4)}
     tensors = {name: torch.full(shape, i / 8) for i, (name, shape) in enumerate(shapes.items())}
     engram = Engram(
-        spec, tensors, info, Preprocessing((16, 16), None), {},
+        spec, tensors, TINY, Preprocessing((16, 16), None), {},
         metrics={"test": {"accuracy": 0.5}}, recipe={"lr": 0.01},
         created="2025-01-01T00:00:00+00:00", library="engram-vit 0.1.0",
     )  # fmt: skip
@@ -86,6 +114,63 @@ def test_the_bytes_of_the_format_do_not_change() -> None:
     data = serialise_engram(engram)
     assert len(data) == 1448
     assert hashlib.sha256(data).hexdigest()[:16] == "dcab06e4161eedcf"
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_only_headers_of_side_patches_and_readouts_speak_of_rank_and_layers(regime: str) -> None:
+    model = MemoryViT(small_trunk())
+    model.add_task("t", 3, regime=regime)
+    header = model.engram("t").header()["task"]
+    assert ("rank" in header) == REGIMES[regime].side
+    assert ("layers" in header) == REGIMES[regime].moments
+
+
+@pytest.mark.parametrize(
+    ("regime", "changes", "reason"),
+    [
+        ("side", {"rank": 10_000}, "the tensor cells has the shape (3, 5, 4), but the header req"),
+        ("side", {"rank": 10_001}, "task.rank"),
+        ("side", {"rank": 0}, "task.rank"),
+        ("side", {"rank": 4.0}, "task.rank"),
+        (
+            "side",
+            {"rank": None},
+            "task.rank is missing from the fields of classification with side",
+        ),
+        ("side", {"cells": 10_000}, "the tensor cells has the shape (3, 5, 4)"),
+        ("side", {"layers": 3}, "task.layers is not a field of classification with side"),
+        ("side", {"kind": "segmentation"}, "3 classes need as many values in the masks"),
+        ("side", {"regime": "side+readout"}, "task.layers is missing"),
+        ("side", {"regime": "masked"}, "task.rank is not a field of classification with masked"),
+        ("side", {"update": "add"}, "update='add' is for the regimes memory"),
+        ("readout", {"layers": 10_000}, "task.layers is 10000, and the trunk has 3 to read"),
+        ("readout", {"layers": 2}, "the tensor head.weight has the shape (3, 144), but the header"),
+        ("readout", {"layers": 0}, "task.layers"),
+        ("readout", {"rank": 16}, "task.rank is not a field of classification with readout"),
+        ("side+readout", {"rank": 10_000, "layers": 1}, "the tensor cells has the shape"),
+        ("masked", {"rank": 16}, "task.rank is not a field of classification with masked"),
+        ("masked", {"values": [0, 1, 2]}, "values"),
+    ],
+)
+def test_a_header_that_does_not_describe_its_tensors_is_refused_at_once(
+    regime: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """Before anything of that size is allocated: maps of rank 10,000 would take gigabytes."""
+    model = MemoryViT(small_trunk())
+    model.add_task("t", 3, regime=regime, rank=4)
+    path = model.save("t", tmp_path / "t.safetensors")
+    outer, body = split(path.read_bytes())
+    header = json.loads(outer["__metadata__"]["engram"])
+    header["task"] |= changes
+    for name in [name for name, value in changes.items() if value is None]:
+        del header["task"][name]
+    path.write_bytes(joined(sealed(outer, header), body))
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with refuses(reason):
+        read_engram(path)
+    assert time.monotonic() - started < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
+    assert cli.main(["inspect", str(path)]) == 2
 
 
 def test_five_cells_and_ten_classes_for_b32_are_under_250_kb(tmp_path: Path) -> None:

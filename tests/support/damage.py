@@ -22,7 +22,7 @@ from engram.tasks.task import Task
 
 
 class Originals:
-    """Three good files, and what is needed to attach each."""
+    """Good files, and what is needed to attach each."""
 
     def __init__(self, folder: Path) -> None:
         self.trunk = small_trunk()
@@ -32,10 +32,12 @@ class Originals:
             model.add_task("b", classes=4, regime="masked+adapter", extends=["a"], adapter_width=2)
         )
         randomised(model.add_task("h", classes=2, regime="mlp-head"))
+        randomised(model.add_task("s", classes=2, regime="side", rank=2))
+        randomised(model.add_task("r", classes=2, regime="readout"))
         recipe = {"lr": 0.1, "seeds": [1, 2], "deep": {"er": None}}
         self.paths = [
             model.save(name, folder / f"{name}.safetensors", metrics={"x": 1.5}, recipe=recipe)
-            for name in ("a", "b", "h")
+            for name in ("a", "b", "h", "s", "r")
         ]
         self.engrams = [read_engram(path) for path in self.paths]
 

@@ -78,13 +78,7 @@ class Engram:
 
     def _identity(self) -> dict[str, Any]:
         """The fields of the header that determine the outputs of the task."""
-        task = self.spec
-        spec = {**vars(task), "extends": list(self.parents)}
-        absent = [] if task.does.per_pixel else ["values", "ignore"]
-        absent += [] if task.parts.side else ["rank"]
-        absent += [] if task.parts.moments else ["layers"]
-        for name in absent:
-            del spec[name]
+        spec = {**self.spec.recorded(), "extends": list(self.parents)}
         return {
             "format": FORMAT,
             "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},

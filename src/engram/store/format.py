@@ -263,7 +263,18 @@ def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
         library=header["library"],
     )
     engram.check_image_size()
+    _check_fields(header["task"], engram)
     return engram
+
+
+def _check_fields(task: Mapping[str, Any], engram: Engram) -> None:
+    """Refuse a task with fields that are not of its regime, or that reads layers which are not."""
+    for name in sorted(set(task) ^ set(engram.spec.recorded())):
+        what = "is not a field" if name in task else "is missing from the fields"
+        raise Invalid(f"task.{name} {what} of {engram.spec.kind} with {engram.spec.regime}")
+    read = engram.spec.layers_read(engram.trunk)
+    if engram.spec.parts.moments and engram.spec.layers != read:
+        raise Invalid(f"task.layers is {engram.spec.layers}, and the trunk has {read} to read")
 
 
 def _check_tensors(path: Path, engram: Engram, expected: Mapping[str, tuple[int, ...]]) -> None:

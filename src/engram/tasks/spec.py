@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 from engram.errors import EngramError
 from engram.readout import moments_per_layer
@@ -150,6 +151,13 @@ class TaskSpec:
             values=tuple(values),
             ignore=ignore,
         )
+
+    def recorded(self) -> dict[str, Any]:
+        """The fields that a file has: all that apply to the kind of task and its regime."""
+        absent = set() if self.does.per_pixel else {"values", "ignore"}
+        absent |= set() if self.parts.side else {"rank"}
+        absent |= set() if self.parts.moments else {"layers"}
+        return {name: value for name, value in vars(self).items() if name not in absent}
 
     def shapes(self, trunk: TrunkShape) -> dict[str, tuple[int, ...]]:
         """What the task learns on such a trunk: the shape of every tensor, by its name.
