@@ -96,17 +96,19 @@ class _Group:
         self.names = [member.name for member in members]
         project = stacked("project", 2)  # (steps, D, t, r)
         self.rank = project.shape[-1]
-        self.project = project.flatten(2)
+        # By step, so that a graph that is traced has them as constants and slices nothing.
+        self.project = project.flatten(2).unbind()
         query, key, value, output = stacked("attention").unbind(2)  # each (steps, t, r, r)
         # With one head, two maps do the work of four: (y Q)(y K)' = (y Q K') y', and so on.
-        self.ask = query @ key.mT * self.rank**-0.5
-        self.give = value @ output * _SHARE
-        self.up, self.down = stacked("up"), stacked("down") * _SHARE
+        give = value @ output * _SHARE
+        self.ask, self.give = (query @ key.mT * self.rank**-0.5).unbind(), give.unbind()
+        self.up, self.down = stacked("up").unbind(), (stacked("down") * _SHARE).unbind()
         self.queries: Tensor | None = None
         if members[0].side.queries is not None:
             self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
         cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
-        self.cells, self.cell_values = cells.unsqueeze(2), (cells @ self.give).unsqueeze(2)
+        self.cells = cells.unsqueeze(2).unbind()
+        self.cell_values = (cells @ give).unsqueeze(2).unbind()
 
     def climb(self, step: int, h: Tensor, x: Tensor, taken: Tensor | None) -> Tensor:
         """One step of h (t, b, n, r) beside the trunk's normed tokens x (b, n, D)."""
@@ -138,6 +140,10 @@ def _norm(h: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:])
 
 
+#: Places of children in their group, the parent of each, and the maps of every step.
+_Family = tuple[Tensor, list[str], tuple[Tensor, ...]]
+
+
 class Sides:
     """The side tasks of a pass, parents before children."""
 
@@ -153,10 +159,10 @@ class Sides:
             for g, group in enumerate(self.groups)
             for i, name in enumerate(group.names)
         }
-        #: By group: who takes in whose rows, and the maps (steps, pairs, r, r).
+        #: By group: who takes in whose rows, and the maps (pairs, r, r) of every step.
         self.families = [self._family(group) for group in shapes.values()]
 
-    def _family(self, members: Sequence[Member]) -> tuple[Tensor, list[str], Tensor] | None:
+    def _family(self, members: Sequence[Member]) -> _Family | None:
         children, parents, maps = [], [], []
         for i, member in enumerate(members):
             for parent, weight in zip(member.extends, _rows(member.side.parents), strict=True):
@@ -165,7 +171,8 @@ class Sides:
                 maps.append(weight)
         if not maps:
             return None
-        return torch.tensor(children, device=maps[0].device), parents, torch.stack(maps, 1)
+        index = torch.tensor(children, device=maps[0].device)
+        return index, parents, torch.stack(maps, 1).unbind()
 
     def begin(self) -> Climb:
         """The climb of one pass."""

@@ -40,8 +40,11 @@ def test_the_file_says_what_it_is(made: Made) -> None:
     assert json.loads(extra["engram.json"]) == about
 
 
+SIDES = [[32, 8], [32, 4]]  # "thin" and its child, and "both", whose cells are more
+
+
 def test_cells_are_constants_and_linear_layers_are_int8(made: Made) -> None:
-    """No key or value of a cell is computed when the file runs."""
+    """No key or value of a cell is computed when the file runs, and no map of a side folded."""
     import onnx
 
     for path, integer in ((made.float32.path, False), (made.int8.path, True)):
@@ -60,7 +63,19 @@ def test_cells_are_constants_and_linear_layers_are_int8(made: Made) -> None:
             and len(weights.get(node.input[1], [])) == 2
         ]
         # per layer qkv, proj, fc1, fc2
-        assert products == [[32, 96], [32, 32], [32, 128], [128, 32]] * 2
+        trunk = [[32, 96], [32, 32], [32, 128], [128, 32]] * 2
+        assert [shape for shape in products if shape not in SIDES] == trunk
+        # what side patches take in of each layer and of the final tokens
+        assert sorted(shape for shape in products if shape in SIDES) == sorted(SIDES * 3)
+        maps = [
+            weights[node.input[1]]
+            for node in graph.node
+            if node.input[1:2]
+            and node.op_type == "MatMul"
+            and len(weights.get(node.input[1], [])) == 3
+        ]
+        assert maps.count([1, 4, 4]) == 2 * 3 + 2  # folded into two a step; and of the parent
+        assert maps.count([2, 4, 4]) == 2 * 3
 
 
 def test_no_path_of_this_machine_is_in_a_file(made: Made) -> None:

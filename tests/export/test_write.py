@@ -38,6 +38,7 @@ def test_every_kind_is_exported_with_what_its_answers_need(
     model.add_task("labels", ["a", "b", "c"], 1, kind="multilabel")
     model.add_task("numbers", ["age", "size"], 1, kind="regression")
     model.add_task("masks", ["pet", "rest"], 1, kind="segmentation", values=[1, 2])
+    model.add_task("thin", 2, 1, kind="segmentation", regime="side", rank=4)
     for task in model.tasks.values():
         scatter(task)
     model.task("numbers").head.settled["mean"].fill_(20)
@@ -50,6 +51,7 @@ def test_every_kind_is_exported_with_what_its_answers_need(
     exported = OnnxModel(made.path, threads=1)
     assert largest(exported.run(pixels), expected) < 1e-4
     assert exported.run(pixels)["masks"].shape == (3, 2, 8, 8)
+    assert exported.run(pixels[:1])["thin"].shape == (1, 2, 8, 8)
     tasks = exported.about["tasks"]
     assert tasks["labels"]["thresholds"] == [0.25] * 3
     assert tasks["numbers"]["mean"] == [20, 20]
@@ -61,10 +63,11 @@ def test_every_kind_is_exported_with_what_its_answers_need(
     script = standalone.Model(made.path)
     logits = script.logits(tmp_path / "picture.ppm", list(tasks))
     for name, answer in result["tasks"].items():
-        wanted = answer["classes"] if name == "masks" else answer
+        per_pixel = tasks[name]["kind"] == "segmentation"
+        wanted = answer["classes"] if per_pixel else answer
         given = script.answer(name, logits[name], 5)
         assert len(given) == len(wanted)
-        if name in ("masks", "classes"):
+        if per_pixel:
             assert len(script.answer(name, logits[name], 1)) == 1
         for one, other in zip(given, wanted, strict=True):
             assert one == pytest.approx(other, abs=1e-3)

@@ -28,6 +28,10 @@ def new_model(**options: Any) -> MemoryViT:
     model.add_task("no-cells", 2, 0, seed=0)
     model.add_task("adapted", 3, 1, regime="masked+adapter", adapter_width=4, tokens=2, seed=0)
     model.add_task("linear", 5, regime="head", seed=0)
+    model.add_task("thin", 3, 2, regime="side", rank=4, seed=0)
+    model.add_task("child.of-thin", 4, 2, regime="side", rank=4, extends=["thin"], seed=1)
+    model.add_task("layers", 3, regime="readout", seed=0)
+    model.add_task("both", 2, 3, regime="side+readout", rank=4, seed=2)
     for seed, task in enumerate(model.tasks.values()):
         scatter(task, by=0.3, seed=seed)
     return model.eval()

@@ -72,8 +72,10 @@ def _copy_shared_weights(proto: Any) -> None:
 def _linear_layers(proto: Any) -> list[str]:
     """The nodes that multiply all tokens by a weight: the trunk's, and heads of segmentation.
 
-    They take nearly all of the time. Heads that read one token per image, and adapters, take
-    almost none, and rounding them would cost accuracy.
+    So is what side patches take in of the tokens: on a ViT-Ti their logits are 5 to 6 % off with
+    int8 whether or not this is rounded, because the trunk is. Heads that read one token per image,
+    adapters, and the maps of side patches among themselves, which are stacked by task, take almost
+    no time, and rounding them would cost accuracy.
     """
     matrices = {one.name for one in proto.graph.initializer if len(one.dims) == 2}
     return [
