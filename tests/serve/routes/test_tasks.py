@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,30 @@ def test_listing_tasks_hashes_nothing(client: TestClient, monkeypatch: pytest.Mo
     monkeypatch.setattr(Engram, "content", property(never))
     listed = client.get("/v1/tasks").json()["tasks"]
     assert client.get("/v1/tasks/second").json()["content"] == listed[1]["content"]
+
+
+def test_tasks_are_described_once_and_not_on_the_event_loop(
+    client: TestClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engram with 99,000 metrics kept all other requests waiting whenever tasks were listed."""
+    on_loop = []
+    described = Engram.parameters.fget  # what every description asks an engram for
+
+    def watched(self: Engram) -> int:
+        try:
+            asyncio.get_running_loop()
+            on_loop.append(True)
+        except RuntimeError:
+            on_loop.append(False)
+        return int(described(self))
+
+    monkeypatch.setattr(Engram, "parameters", property(watched))
+    assert put(client, world, "third").status_code == 201
+    on_loop.clear()
+    documents = [client.get(path) for path in ("/v1/tasks", "/v1/tasks", "/v1/tasks/first") * 2]
+    assert on_loop == [False] * 4  # the list of three tasks, and the first of them
+    assert documents[0].content == documents[1].content == documents[3].content
+    assert documents[0].headers["content-type"] == "application/json"
 
 
 def test_a_task_is_attached_survives_a_restart_and_is_removed(

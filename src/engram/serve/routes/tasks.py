@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.log import Log
@@ -24,13 +28,55 @@ _ENGRAM_FILE = {"type": "string", "format": "binary", "minLength": 1}
 def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: Log) -> APIRouter:
     """The endpoints about tasks; those that change them need the token."""
     router = APIRouter()
-    _add_reading(router, catalogue, settings.engine, tokens)
-    _add_changing(router, catalogue, settings, tokens, log)
+    documents = Documents(settings.engine, tokens.attach is not None)
+    _add_reading(router, catalogue, documents, tokens)
+    _add_changing(router, catalogue, settings, documents, tokens, log)
     return router
 
 
-def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, tokens: Tokens) -> None:
-    attaching = tokens.attach is not None
+class Documents:
+    """The descriptions of tasks as JSON, written once for each snapshot and not for each request.
+
+    An engram may have 100,000 metrics. A thread writes them, in many small steps, so that other
+    requests are answered meanwhile.
+    """
+
+    def __init__(self, engine: str, attaching: bool) -> None:
+        self._engine, self._attaching = engine, attaching
+        self._written: WeakKeyDictionary[Snapshot, dict[str, bytes]] = WeakKeyDictionary()
+
+    async def tasks(self, snapshot: Snapshot) -> bytes:
+        """All tasks."""
+        work = partial(task_list, snapshot, self._engine, self._attaching)
+        return await self._once(snapshot, "", work)
+
+    async def task(self, snapshot: Snapshot, name: str) -> bytes:
+        """One task; a Problem if there is none."""
+        snapshot.engram(name)  # raises the Problem
+        return await self._once(snapshot, name, partial(task_detail, snapshot, name))
+
+    async def _once(
+        self, snapshot: Snapshot, key: str, describe: Callable[[], dict[str, Any]]
+    ) -> bytes:
+        written = self._written.setdefault(snapshot, {})
+        if key not in written:
+            written[key] = await asyncio.to_thread(lambda: _json(describe()))
+        return written[key]
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    # Not in one call: json.dumps lets no other thread run until it has finished.
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return "".join(encoder.iterencode(document)).encode()
+
+
+def _response(content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(content, status, headers, media_type="application/json")
+
+
+def _add_reading(
+    router: APIRouter, catalogue: Catalogue, documents: Documents, tokens: Tokens
+) -> None:
 
     @router.get(
         "/v1/tasks",
@@ -44,7 +90,7 @@ def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, tokens: T
         tag = f'"{snapshot.tag}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        return JSONResponse(task_list(snapshot, engine, attaching), headers={"ETag": tag})
+        return _response(await documents.tasks(snapshot), headers={"ETag": tag})
 
     @router.get(
         "/v1/tasks/{name}",
@@ -54,11 +100,16 @@ def _add_reading(router: APIRouter, catalogue: Catalogue, engine: str, tokens: T
         dependencies=tokens.to_ask,
     )
     async def task(name: str) -> Response:
-        return JSONResponse(task_detail(catalogue.now, name))
+        return _response(await documents.task(catalogue.now, name))
 
 
 def _add_changing(
-    router: APIRouter, catalogue: Catalogue, settings: Settings, tokens: Tokens, log: Log
+    router: APIRouter,
+    catalogue: Catalogue,
+    settings: Settings,
+    documents: Documents,
+    tokens: Tokens,
+    log: Log,
 ) -> None:
 
     @router.put(
@@ -84,7 +135,7 @@ def _add_changing(
         if new:
             content = snapshot.contents[name]
             log.event("attached", client=client_of(request.scope), task=name, content=content)
-        return JSONResponse(task_detail(snapshot, name), 201 if new else 200)
+        return _response(await documents.task(snapshot, name), 201 if new else 200)
 
     @router.delete(
         "/v1/tasks/{name}",
@@ -125,8 +176,7 @@ def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
 
 
 def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """One task with its classes and how it was trained; a Problem if there is none."""
-    snapshot.engram(name)  # raises the Problem
+    """One task with its classes and how it was trained."""
     engram = snapshot.public_engrams[name]
     return {
         **task_info(snapshot, name),
