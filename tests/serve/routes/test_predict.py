@@ -87,10 +87,10 @@ def test_health_is_answered_while_a_hostile_body_is_read(server: Server) -> None
         url = f"{server.url}/v1/predict"
         answered.append(httpx.post(url, content=body, headers=headers, timeout=60).status_code)
 
-    thread, waits = threading.Thread(target=send), []
-    thread.start()
+    thread, waits = threading.Thread(target=send), list[float]()
     with httpx.Client(base_url=server.url, timeout=60) as client:
-        while thread.is_alive():
+        thread.start()
+        while thread.is_alive() or not waits:
             began = time.perf_counter()
             assert client.get("/healthz").status_code == 200
             waits.append(time.perf_counter() - began)
