@@ -13,7 +13,7 @@ from torch import Tensor
 import engram
 from engram import MemoryViT, Recipe, load_trunk
 from engram.data.datasets import Splits, load
-from engram.train.cache import Cache, contents_of
+from engram.train.cache import Cache, Keeps, contents_of
 
 
 def start(trunk: Path, splits: Splits, name: str = "colours", **settings: Any) -> MemoryViT:
@@ -38,11 +38,11 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def filled(trunk: Path, photos: Path) -> Cache:
+def filled(trunk: Path, photos: Path, keeps: Keeps = "layers") -> Cache:
     dataset = load(photos)["train"]
     model = load_trunk(trunk)
     assert model.preprocessing is not None
-    kept = Cache(model, model.preprocessing)
+    kept = Cache(model, model.preprocessing, keeps=keeps)
     assert kept.fill(dataset, contents_of(dataset), batch=4) == {}
     return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -15,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.training import filled, learned
+from torch import Tensor
 
 import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk, random_trunk
@@ -22,11 +24,26 @@ from engram.data.datasets import load
 from engram.errors import Notice
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
+from engram.tasks.spec import TaskSpec
 from engram.train import caches
-from engram.train.cache import Cache, View, contents_of
+from engram.train.cache import Cache, View, contents_of, row_bytes
 from engram.train.caches import default_root
+from engram.vit import ViT, ViTConfig
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
+
+
+def pixels_of(photos: Path, kept: Cache) -> Tensor:
+    dataset = load(photos)["train"]
+    views = [
+        evaluation_view(dataset.sample_name(i), kept.preprocessing) for i in range(len(dataset))
+    ]
+    return normalise(torch.from_numpy(np.stack(views)), kept.preprocessing)
+
+
+def assert_near(stored: Tensor, direct: Tensor) -> None:
+    """Within what half precision loses."""
+    assert (direct - stored).abs().max().item() <= 2e-3 * direct.abs().max().item()
 
 
 def test_logits_from_the_cache_are_the_models(small_trunk: Path, noise: Path) -> None:
@@ -37,20 +54,75 @@ def test_logits_from_the_cache_are_the_models(small_trunk: Path, noise: Path) ->
     model.add_task("head", 5, regime="head", seed=2)
     for task in model.tasks.values():
         torch.nn.init.normal_(task.head.weight)
-    dataset = load(noise)["train"]
-    views = [
-        evaluation_view(dataset.sample_name(i), kept.preprocessing) for i in range(len(dataset))
-    ]
-    pixels = normalise(torch.from_numpy(np.stack(views)), kept.preprocessing)
-    layers, pooled = kept.split(kept.read(contents_of(dataset)))
+    contents, pixels = contents_of(load(noise)["train"]), pixels_of(noise, kept)
+    rows = kept.read(contents)
+    layers, pooled = kept.split(rows)
+    assert kept.final_of(rows) is None
     names = ["child", "parent", "head"]
     with torch.no_grad():
         direct, stored = model(pixels, tasks=names), model.from_cache(layers, pooled, names)
     for name in names:
-        scale = direct[name].abs().max().item()
-        assert (direct[name] - stored[name]).abs().max().item() <= 2e-3 * scale
-    only = kept.read(contents_of(dataset), only_pooled=True)
+        assert_near(stored[name], direct[name])
+    only = kept.read(contents, only_pooled=True)
     assert torch.equal(only[:, 0].float(), pooled)
+
+
+def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
+    small_trunk: Path, noise: Path
+) -> None:
+    kept = filled(small_trunk, noise, "all")
+    model = MemoryViT(kept.trunk)
+    model.add_task("parent", 3, 2, regime="side", seed=0)
+    model.add_task("child", 4, 3, regime="side", extends=["parent"], seed=1)
+    model.add_task("both", 4, 3, regime="side+readout", rank=4, seed=2)
+    model.add_task("readout", 3, regime="readout", seed=3)
+    model.add_task("masked", 3, seed=4)
+    for regime in ("masked", "side", "head"):
+        model.add_task(f"{regime}-mask", 3, kind="segmentation", regime=regime, seed=5)
+    for task in model.tasks.values():
+        torch.nn.init.normal_(task.head.weight)
+    torch.nn.init.normal_(model.task("child").side.parents)
+    contents, pixels = contents_of(load(noise)["train"]), pixels_of(noise, kept)
+    names = list(model.tasks)
+    rows = kept.read(contents)
+    layers, pooled = kept.split(rows)
+    final = kept.final_of(rows)
+    assert final.shape == layers[0].shape == (12, kept.tokens, 32)
+    with torch.no_grad():
+        direct = model(pixels, tasks=names)
+        stored = model.from_cache(layers, pooled, names, final, kept.preprocessing.size)
+        for name in names:
+            assert_near(stored[name], direct[name])
+        assert_near(kept.moments_of(rows), model.moments(pixels))
+    only = kept.read(contents, only_pooled=True)
+    assert kept.split(only)[0] == []
+    assert torch.equal(kept.final_of(only), final)
+
+
+def test_moments_are_kept_in_little_space(small_trunk: Path, noise: Path) -> None:
+    kept = filled(small_trunk, noise, "moments")
+    model = MemoryViT(kept.trunk)
+    model.add_task("readout", 3, regime="readout")
+    model.add(TaskSpec("last", ("a", "b"), regime="readout", layers=2))
+    model.add_task("head", 3, regime="head")
+    for task in model.tasks.values():
+        torch.nn.init.normal_(task.head.weight)
+    rows, pixels = kept.read(contents_of(load(noise)["train"])), pixels_of(noise, kept)
+    layers, pooled = kept.split(rows)
+    assert layers == []
+    with torch.no_grad():
+        moments, direct = model.moments(pixels), model(pixels, [*model.tasks])
+        assert_near(kept.moments_of(rows), moments)
+        assert_near(pooled, model.trunk.pool(model.trunk.tokens(pixels)))
+        for given in (moments, kept.moments_of(rows)):
+            for name, logits in model.from_moments(given, [*model.tasks]).items():
+                assert_near(logits, direct[name])
+    b16 = ViTConfig((224, 224), patch=16, width=768, depth=12, heads=12, mlp_width=3072)
+    with torch.device("meta"):
+        trunk, size = ViT(b16), Preprocessing((224, 224), None)
+    assert row_bytes(trunk, size, "moments") == 61_440
+    assert row_bytes(trunk, size) == 3_632_640
+    assert row_bytes(trunk, size, "all") == 3_935_232
 
 
 # What is stored
@@ -80,8 +152,10 @@ def test_a_cache_is_for_one_trunk_preprocessing_and_view(small_trunk: Path) -> N
         Cache(trunk, sharp).folder,
         Cache(trunk, plain, View("inception", number=0)).folder,
         Cache(trunk, plain, View("inception", number=1)).folder,
+        Cache(trunk, plain, keeps="all").folder,
+        Cache(trunk, plain, keeps="moments").folder,
     }
-    assert len(folders) == 5
+    assert len(folders) == 7
     assert Cache(load_trunk(small_trunk), plain).folder in folders
 
 
@@ -90,6 +164,15 @@ def test_tensors_that_are_read_in_another_way_have_another_cache(small_trunk: Pa
     trunks = [load_trunk(small_trunk, **way) for way in ways]
     assert len({trunk.fingerprint for trunk in trunks}) == 1
     assert len({Cache(trunk, Preprocessing((16, 16), None)).folder for trunk in trunks}) == 3
+
+
+def test_rows_that_were_stored_before_there_were_other_kinds_are_found(small_trunk: Path) -> None:
+    kept = Cache(load_trunk(small_trunk), Preprocessing((16, 16), None))
+    about = json.loads((kept.folder / "meta.json").read_text())
+    assert about.keys() == {
+        *("format", "trunk", "fingerprint", "heads", "activation", "antialias"),
+        *("preprocessing", "view", "row_bytes"),
+    }
 
 
 def test_a_torn_end_is_ignored_and_computed_again(
@@ -163,6 +246,7 @@ def test_a_crash_while_filling_loses_no_more_than_a_batch(
     arguments = [
         *("fit", "digits", "--task", "digits", "--backbone", small_trunk, "--workers", 0),
         *("-o", tmp_path / "digits.safetensors", "--steps", 2, "--cache", "on"),
+        *("--regime", "masked"),
     ]
 
     def lines() -> int:

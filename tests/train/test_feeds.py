@@ -62,7 +62,8 @@ def test_a_share_is_split_into_parts_of_a_size_and_an_empty_one_into_none() -> N
 def test_the_cache_is_used_where_it_can_be(small_trunk: Path, colours: Path) -> None:
     splits, auto = load(colours), Recipe(workers=0)
     assert isinstance(feed(small_trunk, splits, auto), CacheFeed)
-    assert isinstance(feed(small_trunk, splits, auto, "head"), CacheFeed)
+    for regime in ("head", "side", "readout"):
+        assert isinstance(feed(small_trunk, splits, auto, regime), CacheFeed)
     for recipe, regime, more in (
         (auto.but(cache="off"), "masked", {}),
         (auto.but(augment="auto"), "masked", {}),
@@ -122,10 +123,62 @@ def test_a_cache_that_cannot_be_is_a_sentence(
     assert expected in str(caught.value)
 
 
+KEEPS = [
+    (["masked"], "layers"),
+    (["head"], "layers"),
+    (["masked", "head"], "layers"),
+    (["side"], "all"),
+    (["side", "masked"], "all"),
+    (["side+readout"], "all"),
+    (["readout"], "moments"),
+    (["readout", "readout"], "moments"),
+    (["readout", "head"], "all"),
+    (["readout", "side"], "all"),
+]
+
+
+@pytest.mark.parametrize(("regimes", "keeps"), KEEPS, ids=lambda item: str(item))
+def test_the_cache_keeps_what_the_tasks_read(
+    regimes: list[str], keeps: str, small_trunk: Path, colours: Path
+) -> None:
+    """And from what it keeps come the outputs of the trunk, within half precision."""
+    splits, model = load(colours).with_validation(), MemoryViT(load_trunk(small_trunk))
+    names = [f"t{i}" for i in range(len(regimes))]
+    for name, regime in zip(names, regimes, strict=True):
+        task = model.add_task(name, splits.classes, regime=regime, seed=0)
+        torch.nn.init.normal_(task.head.weight)
+    plan = FeedPlan(model, names, splits, Recipe(workers=0, batch=4), Team())
+    assert plan.keeps == keeps
+    assert plan.only_pooled == (regimes == ["head"])
+    made = open_feed(model, names, splits, plan.recipe, Team())
+    assert isinstance(made, CacheFeed)
+    cached, plain = next(iter(made.validation())), next(iter(TrunkFeed(plan).validation()))
+    with torch.no_grad():
+        stored = made.outputs(cached.inputs, names)
+        for name, direct in TrunkFeed(plan).outputs(plain.inputs, names).items():
+            scale = direct.abs().max().item()
+            assert (stored[name] - direct).abs().max().item() <= 2e-3 * scale
+        if keeps == "layers":
+            return
+        found, wanted = made.moments(cached.inputs), TrunkFeed(plan).moments(plain.inputs)
+        assert (found - wanted).abs().max().item() <= 2e-3 * wanted.abs().max().item()
+
+
+@pytest.mark.parametrize(("regime", "keeps"), [("masked", "all"), ("head", "all"), ("side", "all")])
+def test_segmentation_reads_the_final_tokens(
+    regime: str, keeps: str, small_trunk: Path, colours: Path
+) -> None:
+    model, splits = MemoryViT(load_trunk(small_trunk)), load(colours)
+    model.add_task("t", 3, kind="segmentation", regime=regime)
+    plan = FeedPlan(model, ["t"], splits, Recipe(), Team())
+    assert plan.keeps == keeps
+    assert plan.only_pooled == (regime == "head")
+
+
 # What they lead to
 
 
-@pytest.mark.parametrize("regime", ["masked", "masked+adapter", "head", "mlp-head"])
+@pytest.mark.parametrize("regime", ["masked", "masked+adapter", "head", "mlp-head", "side"])
 def test_learning_from_the_cache_is_learning_from_the_trunk(
     regime: str, small_trunk: Path, colours: Path
 ) -> None:
