@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,44 @@ def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor)
             wanted = model.task("head").head(model.trunk.tokens(pixels)[:, 0])
             torch.testing.assert_close(logits["head"], wanted, **CLOSE)
         assert torch.equal(logits["head"], lonely(pixels, exact=True)["head"])
+
+
+def test_tasks_stay_the_same_while_others_are_detached_and_attached_again(pixels: Tensor) -> None:
+    model = model_of(MIXED)
+    with torch.no_grad():
+        before = model(pixels, exact=True)
+        removed = {name: model.engram(name) for name in reversed(list(model.tasks))}
+        for name in removed:
+            model.detach(name)
+            after = model(pixels, exact=True)
+            assert all(torch.equal(after[left], before[left]) for left in ("base", *model.tasks))
+        for name in reversed(removed):
+            model.attach(removed[name])
+        again = model(pixels, exact=True)
+    assert all(torch.equal(again[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("nodes", [FAMILY, SIDE_FAMILY, MIXED], ids=["masked", "side", "mixed"])
+def test_a_task_answers_the_same_under_another_name(nodes: list[Node], pixels: Tensor) -> None:
+    model = model_of([node for node in nodes if not node.extends])
+    other = MemoryViT(model.trunk).eval()
+    for name in reversed(list(model.tasks)):
+        other.attach(model.engram(name).renamed(f"a-{name}"))
+    with torch.no_grad():
+        before, after = model(pixels, exact=True), other(pixels, exact=True)
+    assert all(torch.equal(after[f"a-{name}"], before[name]) for name in model.tasks)
+
+
+def test_a_task_can_take_the_place_of_another(pixels: Tensor) -> None:
+    model = model_of(MIXED)
+    with torch.no_grad():
+        before, readout = model(pixels, exact=True), model.task("task5").spec
+        task = model.swap(replace(readout, layers=1))
+        assert list(model.tasks) == [name_of(i) for i in range(len(MIXED))]
+        assert task.head.weight.shape == (3, 3 * 8)
+        after = model(pixels, exact=True)
+    assert torch.equal(after["task5"], torch.zeros(3, 3))
+    assert all(torch.equal(after[name], before[name]) for name in before if name != "task5")
 
 
 def test_two_images_do_not_read_each_other(family: MemoryViT, pixels: Tensor) -> None:
