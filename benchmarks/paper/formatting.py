@@ -41,6 +41,8 @@ def parameters_cell(setting: Setting) -> str:
 
 def macs_cell(setting: Setting, trunk: TrunkShape) -> str:
     """Multiply-accumulates per image, as a share of the trunk's own pass at that image size."""
+    if setting.regime == "lora":
+        return "0.0 %, in a separate pass"  # merged into the trunk's own weights
     spec = TaskSpec(
         "task",
         class_names(2),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.paper.runs import concatenation, extension
+from benchmarks.paper.runs import auto, concatenation, extension
+from benchmarks.paper.runs.auto import UnchangedRun
 from benchmarks.paper.runs.datasets import FIRST
 from benchmarks.paper.runs.from_cache import CachedRuns, cached_runs
 from benchmarks.paper.runs.lora import LoraRun
@@ -41,9 +42,18 @@ def trunk_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> list[
     return jobs
 
 
-#: At 224 pixels: rows beside those that leave the trunk unchanged, and whose rate a set takes.
+#: At 224 pixels: what leaves the trunk unchanged, what does not, and whose rate a set takes.
+UNCHANGED = ("auto", "head", "readout", "masked", "masked+adapter", "side")
 OTHERS = ("lora", "full", "memory", "adapter")
 RATE_OF = {"flowers": "pets", "fashion": "cifar10"}
+
+
+def unchanged_setting(dataset: str, regime: str) -> Setting:
+    return large_setting(dataset, regime, epochs=auto.EPOCHS, batch=auto.BATCH)
+
+
+def other_setting(dataset: str, regime: str) -> Setting:
+    return large_setting(dataset, regime, precision="bf16")
 
 
 def large_setting(dataset: str, regime: str, **row: Any) -> Setting:
@@ -53,15 +63,21 @@ def large_setting(dataset: str, regime: str, **row: Any) -> Setting:
 
 
 def large_runs(seed: int) -> list[Job]:
-    """Training through the trunk at 224 pixels; the sets that choose the rate come first."""
-    jobs: list[Job] = []
-    for dataset in ("pets", "flowers", "cifar10", "fashion"):
+    """Auto, then training through the trunk, then every regime; sets that choose a rate first."""
+    order = ("pets", "flowers", "cifar10", "fashion")
+    unchanged: list[Job] = [
+        UnchangedRun(unchanged_setting(dataset, regime), seed)
+        for regime in UNCHANGED
+        for dataset in order
+    ]
+    others: list[Job] = []
+    for dataset in order:
+        first = RATE_OF.get(dataset)
         for regime in OTHERS:
-            setting = large_setting(dataset, regime, precision="bf16")
-            first = RATE_OF.get(dataset)
-            like = None if first is None else large_setting(first, regime, precision="bf16")
-            jobs.append((LoraRun if regime == "lora" else TrunkRun)(setting, seed, like))
-    return jobs
+            like = None if first is None else other_setting(first, regime)
+            run = LoraRun if regime == "lora" else TrunkRun
+            others.append(run(other_setting(dataset, regime), seed, like))
+    return [*unchanged[: len(order)], *others, *unchanged[len(order) :]]
 
 
 def all_jobs() -> list[Job]:

@@ -17,7 +17,7 @@ from engram.train.recipe import Recipe
 
 EPOCHS, BATCH = 10, 32  # of training through the trunk
 SEEDS = (0, 1, 2)
-LORA = Regime("PEFT's LoRA, which is not a regime of Engram", token=False)
+OTHER = Regime("PEFT's LoRA, or auto: no regime of its own", token=False)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def parts(self) -> Regime:
-        return LORA if self.regime == "lora" else REGIMES[self.regime]
+        return OTHER if self.regime in ("lora", "auto") else REGIMES[self.regime]
 
     @property
     def slug(self) -> str:
