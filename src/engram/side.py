@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -189,6 +188,7 @@ class Climb:
     def __init__(self, sides: Sides) -> None:
         self.sides = sides
         self.rows: list[Tensor] = []  # by group: h (t, b, n, r)
+        self._features: dict[str, Tensor] = {}
 
     def see(self, step: int, tokens: Tensor) -> None:
         """Take in the trunk's normed tokens (b, n, D) of a layer, or the final ones."""
@@ -227,13 +227,11 @@ class Climb:
         """The normed rows of one task, for a head that answers for every patch."""
         return _norm(self.of(name))
 
-    @cached_property
+    @property
     def features(self) -> Mapping[str, Tensor]:
         """What the heads see at the end of the climb, by task: (b, queries * r)."""
-        groups = zip(self.sides.groups, self.rows, strict=True)
-        return {
-            name: pooled
-            for group, h in groups
-            if group.queries is not None
-            for name, pooled in zip(group.names, group.pool(h), strict=True)
-        }
+        if not self._features:  # a cached_property has a lock, which torch.compile cannot trace
+            for group, h in zip(self.sides.groups, self.rows, strict=True):
+                if group.queries is not None:
+                    self._features.update(zip(group.names, group.pool(h), strict=True))
+        return self._features

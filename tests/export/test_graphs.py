@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import torch
-from tests.support.exports import Made, new_model
+from tests.support.exports import Made, largest, new_model
+from tests.support.strategies import scatter
 
 import engram
+from engram import MemoryViT, random_trunk
 from engram.export import OnnxModel, graphs
 
 
@@ -90,3 +92,16 @@ def test_a_file_names_its_trunk_without_the_folder() -> None:
     for source, public in (("/home/ann/private/vit", "vit"), ("owner/vit", "owner/vit")):
         model.trunk.source = source
         assert graphs.metadata(model, ["base"])["trunk"]["source"] == public
+
+
+def test_side_patches_and_readouts_are_traced_as_one_graph() -> None:
+    """torch.compile refuses what depends on data, or cannot be traced, with `fullgraph`."""
+    trunk = random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=0)
+    model = MemoryViT(trunk).eval()
+    model.add_task("thin", 2, 1, regime="side", rank=4, seed=0)
+    scatter(model.add_task("both", 3, 1, regime="side+readout", rank=4, seed=1), by=0.3)
+    scatter(model.add_task("child", 3, 2, regime="side", rank=4, extends=["thin"], seed=2), by=0.3)
+    names, pixels = list(model.tasks), torch.rand(3, 3, 8, 8)
+    compiled = torch.compile(model.constant(names, (8, 8)), backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert largest(compiled(pixels, names), model(pixels, names)) < 1e-5
