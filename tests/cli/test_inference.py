@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.support.commands import Output, assert_refused, document, fit, run
+from tests.support.strategies import scatter
 
+from engram import MemoryViT, load_trunk
 from engram.errors import Notice
 
 # eval
@@ -107,6 +109,27 @@ def test_predict_prints_one_object_for_each_image(work: Path, capsys: Output) ->
     assert "%" in table
     assert run("predict", "red.png", "--backbone", "vit", "--json") == 0
     assert list(document(capsys)[0]["tasks"]) == ["base"]
+
+
+def test_side_patches_and_readouts_are_measured_and_answer(work: Path, capsys: Output) -> None:
+    model = MemoryViT(load_trunk("vit"))
+    names = {"thin": "side", "layers": "readout", "both": "side+readout"}
+    for seed, (name, regime) in enumerate(names.items()):
+        task = model.add_task(name, ["red", "green", "blue"], 2, regime=regime, rank=4, seed=seed)
+        scatter(task, by=0.3, seed=seed)
+        model.save(name, f"{name}.safetensors")
+    files = [f"{name}.safetensors" for name in names]
+    data = [part for name in names for part in ("--data", f"{name}=colours.npz")]
+    assert run("eval", *files, *data, "--workers", 0, "--json") == 0
+    together = document(capsys)
+    for name, measured in together.items():
+        only = ("--data", "colours.npz", "--workers", 0, "--json")
+        assert run("eval", f"{name}.safetensors", *only) == 0
+        assert document(capsys)[name]["loss"] == pytest.approx(measured["loss"], abs=1e-5)
+    assert run("predict", "old.safetensors", *files, "red.png", "--json") == 0
+    (answer,) = document(capsys)
+    assert list(answer["tasks"]) == ["base", "old", *names]
+    assert all(len(answer["tasks"][name]) == 3 for name in names)
 
 
 def test_predict_names_what_is_no_image_and_answers_the_rest(work: Path, capsys: Output) -> None:

@@ -68,6 +68,39 @@ def test_compose_and_inspect_a_bundle(folder: Path, capsys: Output) -> None:
     assert re.search(r"roses +classification +7 +masked +2 +flowers", said)
 
 
+def test_side_patches_and_readouts_are_inspected_listed_and_composed(
+    folder: Path, capsys: Output
+) -> None:
+    model = MemoryViT(load_trunk("trunk"))
+    model.add_task("thin", classes=3, cells=2, regime="side", rank=4)
+    model.add_task("finer", classes=3, cells=1, regime="side", rank=4, extends=["thin"])
+    model.add_task("layers", classes=3, regime="readout")
+    (folder / "new").mkdir()
+    for name in model.tasks:
+        model.save(name, f"new/{name}.safetensors")
+    assert run("inspect", "new/finer.safetensors") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "side, 1 cells per layer, side patches of rank 4, extends thin" in said
+    assert run("list", "new", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["engrams"]
+    assert {one["task"]: one["regime"] for one in listed} == {
+        "finer": "side",
+        "layers": "readout",
+        "thin": "side",
+    }
+    paths = [f"new/{name}.safetensors" for name in ("finer", "layers", "thin")]
+    assert run("compose", *paths, "flowers.safetensors", "--backbone", "trunk", "-o", "all") == 0
+    capsys.readouterr()
+    assert run("inspect", "all", "--json") == 0
+    entries = json.loads(capsys.readouterr().out)["engrams"]
+    sizes = {one["task"]: (one.get("rank"), one.get("layers")) for one in entries}
+    assert sizes["thin"] == sizes["finer"] == (4, None)
+    assert sizes["layers"] == (None, 3)
+    assert sizes["flowers"] == (None, None)
+    tasks = [one["task"] for one in entries]
+    assert tasks.index("thin") < tasks.index("finer")
+
+
 def test_inspect_a_trunk(folder: Path, capsys: Output) -> None:
     for source in ("trunk", "trunk/model.safetensors"):
         assert run("inspect", source, "--json") == 0

@@ -13,6 +13,7 @@ from huggingface_hub.repocard import metadata_load
 from engram import MemoryViT, random_trunk
 from engram.store.format import read_engram, write_engram
 from engram.store.sharing import push
+from engram.tasks.regimes import REGIMES
 
 
 def test_the_card_tells_what_others_need(folder: Path) -> None:
@@ -83,14 +84,18 @@ def test_a_card_shows_only_the_first_of_very_many_metrics(folder: Path) -> None:
     assert len(card) < 100_000
 
 
-@pytest.mark.parametrize("regime", ["head", "full", "memory"])
+@pytest.mark.parametrize("regime", [name for name in REGIMES if "masked" not in name])
 def test_the_card_of_other_regimes_says_what_they_are(regime: str, folder: Path) -> None:
     model = MemoryViT(random_trunk(width=16, heads=2, depth=1))
     model.add_task("t", classes=2, regime=regime)
     model.save("t", "t.safetensors")
     card = push("t.safetensors", "ann/t", dry_run=True).card
     assert ("own copy of the ViT is in the file" in card) == (regime == "full")
-    assert ("pass of its own" in card) == (regime in ("full", "memory"))
+    assert ("pass of its own" in card) == REGIMES[regime].changes_trunk
+    assert ("side patches (a thin row" in card) == REGIMES[regime].side
+    assert ("standard deviation of the patches" in card) == REGIMES[regime].moments
+    reads = REGIMES[regime].side or REGIMES[regime].moments
+    assert ("can run in the same pass" in card) == reads
 
 
 @pytest.mark.parametrize(

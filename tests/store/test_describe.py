@@ -10,6 +10,7 @@ from engram import EngramError, MemoryViT, ViT, compose, push, save_trunk
 from engram.store.describe import describe, describe_engrams, describe_list, describe_push
 from engram.store.format import read_engram
 from engram.store.remote import list_engrams
+from engram.tasks.regimes import REGIMES
 
 
 def test_an_engram_is_described_without_its_trunk(path: Path) -> None:
@@ -36,6 +37,33 @@ def test_a_bundle_has_a_row_for_each_engram(trunk: ViT, path: Path, tmp_path: Pa
     assert [row[found.columns.index("extends")] for row in found.table] == ["-", "a"]
     assert [entry["extends"] for entry in found.document["engrams"]] == [[], ["a"]]
     assert dict(found.rows)["tasks"] == "2"
+
+
+def test_side_patches_and_readouts_are_described_with_their_sizes(
+    trunk: ViT, tmp_path: Path
+) -> None:
+    model = MemoryViT(trunk)
+    model.add_task("a", classes=2, cells=3, regime="side", rank=4)
+    model.add_task("b", classes=2, regime="readout")
+    model.add_task("c", classes=2, cells=2, regime="side", rank=4, extends=["a"])
+    paths = [model.save(name, tmp_path / f"{name}.safetensors") for name in model.tasks]
+    layers = trunk.config.depth + 1
+    regimes = [dict(describe(path).rows)["regime"] for path in paths]
+    side, readout = (f"({REGIMES[name].about})" for name in ("side", "readout"))
+    assert regimes == [
+        f"side, 3 cells per layer, side patches of rank 4 {side}",
+        f"readout, a head on the last {layers} layers {readout}",
+        f"side, 2 cells per layer, side patches of rank 4, extends a {side}",
+    ]
+    task = describe(paths[0]).document["task"]
+    assert (task["rank"], "layers" in task) == (4, False)
+    found = describe(compose(paths, tmp_path / "all").folder)
+    sizes = [(e.get("rank"), e.get("layers")) for e in found.document["engrams"]]
+    assert dict(zip((row[0] for row in found.table), sizes, strict=True)) == {
+        "a": (4, None),
+        "b": (None, layers),
+        "c": (4, None),
+    }
 
 
 def test_a_trunk_is_described_with_what_it_costs(trunk: ViT, tmp_path: Path) -> None:

@@ -151,6 +151,19 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
+_SHARED = (
+    "The ViT is not in the file and does not change, so other engrams for the same ViT can run in "
+    "the same pass."
+)
+_SIDE = "side patches (a thin row of numbers for every token, computed next to the ViT's layers)"
+_MOMENTS = "the class token and the mean and standard deviation of the patches of several layers"
+_READERS = {
+    "side": f"{_SIDE}, a few memory cells per layer, and a head",
+    "readout": f"a linear head that sees {_MOMENTS}",
+    "side+readout": f"{_SIDE}, a few memory cells per layer, and a head that also sees {_MOMENTS}",
+}
+
+
 def _about(engrams: Sequence[Engram]) -> str:
     count, parts = len(engrams), engrams[0].spec.parts
     paper = f"[Fine-tuning Image Transformers using Learnable Memory]({_PAPER})"
@@ -159,8 +172,12 @@ def _about(engrams: Sequence[Engram]) -> str:
         what += " what a frozen Vision Transformer (ViT) learned for "
         what += "one task: " if count == 1 else "one task each: "
         what += f"a few memory cells per layer, a class token and a head ({paper})."
-        then = "The ViT is not in the file and does not change, so other engrams for the same ViT "
-        then += "can run in the same pass."
+        then = _SHARED
+    elif parts.side or parts.moments:
+        what += " what a frozen Vision Transformer (ViT) learned for "
+        what += "one task: " if count == 1 else "one task each: "
+        what += _READERS[engrams[0].spec.regime] + "."
+        then = _SHARED
     else:
         what += f" a task that a Vision Transformer (ViT) learned by training {parts.about} "
         what += f"({paper})."

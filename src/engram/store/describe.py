@@ -137,6 +137,8 @@ def _bundle_entry(engram: Engram, costs: Costs) -> dict[str, Any]:
         "classes": list(spec.classes),
         "regime": spec.regime,
         "cells": spec.cells,
+        **({"rank": spec.rank} if spec.parts.side else {}),
+        **({"layers": spec.layers} if spec.parts.moments else {}),
         "extends": list(spec.extends),
         "parameters": engram.parameters,
         "metrics": engram.header()["metrics"],

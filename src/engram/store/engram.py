@@ -219,9 +219,9 @@ def summarise_regime(spec: TaskSpec) -> str:
     if spec.parts.adapters:
         parts.append(f"adapters of width {spec.adapter_width}")
     if spec.parts.side:
-        parts.append(f"rank {spec.rank}")
+        parts.append(f"side patches of rank {spec.rank}")
     if spec.parts.moments and spec.layers:
-        parts.append(f"the last {spec.layers} layers")
+        parts.append(f"a head on the last {spec.layers} layers")
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")
     return ", ".join(parts)
