@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ class Tiny:
     model: MemoryViT
     bundle: Path
     later: Path
+    thin: Path
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +39,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     trunk.preprocessing = Preprocessing((8, 8), None)
     model = MemoryViT(engram.load_trunk(save_trunk(trunk, folder / "trunk"))).eval()
     paths = []
-    for name, kind in (("first", "classification"), ("later", "segmentation")):
-        task = model.add_task(name, ["one", "two"], 2, kind=kind)
+    tasks = {"first": ("classification", "masked"), "later": ("segmentation", "masked")}
+    for name, (kind, regime) in {**tasks, "thin": ("classification", "side+readout")}.items():
+        task = model.add_task(name, ["one", "two"], 2, kind=kind, regime=regime, rank=4)
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths.append(model.save(name, folder / f"{name}.safetensors"))
     compose(paths[:1], folder / "bundle")
-    return Tiny(model, folder / "bundle", paths[1])
+    return Tiny(model, folder / "bundle", *paths[1:])
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +61,15 @@ def answers(client: TestClient, **options: Any) -> Sequence[dict[str, Any]]:
     return images
 
 
-def check_first(tiny: Tiny, images: Sequence[dict[str, Any]], tolerance: float) -> None:
-    """What the service answers for the task that stays is what the model answers."""
+def check(tiny: Tiny, images: Sequence[dict[str, Any]], tolerance: float, name: str) -> None:
+    """What the service answers for a task is what the model answers."""
     preprocessing = tiny.model.trunk.preprocessing
     assert preprocessing is not None
     for i, image in enumerate(images):
         view = torch.from_numpy(evaluation_view(picture(i), preprocessing))
         with torch.inference_mode():
-            logits = tiny.model(normalise(view[None], preprocessing), tasks=["first"])["first"][0]
-        found = {one["class"]: one["probability"] for one in image["tasks"]["first"]["answer"]}
+            logits = tiny.model(normalise(view[None], preprocessing), tasks=[name])[name][0]
+        found = {one["class"]: one["probability"] for one in image["tasks"][name]["answer"]}
         probabilities = torch.tensor([found["one"], found["two"]])
         assert torch.allclose(probabilities, logits.softmax(-1), atol=tolerance)
 
@@ -77,7 +80,20 @@ def test_onnx_answers_as_the_model_does(opened: Opened, tiny: Tiny) -> None:
     images = answers(client, looks="first")
     assert [list(image["tasks"]) for image in images] == [["base", "first"]] * 3
     assert images[0]["looks"]["task"] == "first"
-    check_first(tiny, images, 1e-4)
+    check(tiny, images, 1e-4, "first")
+
+
+def test_onnx_takes_side_patches_and_a_readout_while_it_runs(
+    opened: Opened, tiny: Tiny, tmp_path: Path
+) -> None:
+    opened.bundle = Path(shutil.copytree(tiny.bundle, tmp_path / "with-thin"))
+    client = opened(engine="onnx", threads=1)
+    response = client.put("/v1/tasks/thin", content=tiny.thin.read_bytes(), headers=AUTH)
+    assert response.status_code == 201, response.text
+    images = answers(client, looks="thin")
+    assert images[0]["looks"]["pooled"]
+    for name in ("first", "thin"):
+        check(tiny, images, 1e-4, name)
 
 
 def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
@@ -89,7 +105,7 @@ def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
     assert client.get("/v1/tasks").json()["engine"] == "onnx-int8"
     before = answers(client)
     assert [list(image["tasks"]) for image in before] == [["base", "first"]] * 3
-    check_first(tiny, before, 0.05)
+    check(tiny, before, 0.05, "first")
     alone = client.post("/v1/predict", files={"image": ("2", picture(2))}).json()["images"][0]
     assert alone == before[2]  # whatever shares its pass
 
@@ -99,7 +115,7 @@ def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
     with_later = answers(client, looks="later")
     assert [list(image["tasks"]) for image in with_later] == [["base", "first", "later"]] * 3
     assert with_later[0]["looks"]["task"] == "later"
-    check_first(tiny, with_later, 0.05)
+    check(tiny, with_later, 0.05, "first")
 
     assert client.delete("/v1/tasks/later", headers=AUTH).status_code == 204
     assert answers(client) == before
