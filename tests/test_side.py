@@ -101,6 +101,28 @@ def test_every_path_gives_the_gradients_of_the_reference(
         torch.testing.assert_close(ours, theirs, msg=lambda m, n=name: f"{n}: {m}", **TIGHT)
 
 
+@pytest.mark.parametrize("position", range(len(MIXED)))
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_task_trains_while_all_others_are_frozen(position: int, exact: bool) -> None:
+    """The others answer in the same pass, by whichever path is theirs."""
+    model, pixels = make({}, MIXED, torch.float64), some_pixels(1)
+    task = model.task(name_of(position))
+    model.requires_grad_(False)
+    task.requires_grad_(True)
+    outputs, wanted = model(pixels, exact=exact), expected(model, pixels)
+    for name, logits in outputs.items():
+        torch.testing.assert_close(logits, wanted[name], **TIGHT)
+    reached = {name for name, logits in outputs.items() if logits.requires_grad}
+    children = {name for name in model.tasks if task.spec.name in ancestors(model, name)}
+    assert task.spec.name in reached
+    if exact:
+        assert reached == {task.spec.name} | children
+    parameters = list(task.parameters())
+    theirs = torch.autograd.grad(loss(wanted), parameters, materialize_grads=True)
+    found = torch.autograd.grad(loss(outputs), parameters)
+    torch.testing.assert_close(found, theirs, **TIGHT)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_single_precision_stays_close(path: str) -> None:
     model, pixels = make({}, MIXED, torch.float32), some_pixels(dtype=torch.float32)
