@@ -41,8 +41,14 @@ def parameters_cell(setting: Setting) -> str:
 
 def macs_cell(setting: Setting, trunk: TrunkShape) -> str:
     """Multiply-accumulates per image, as a share of the trunk's own pass at that image size."""
+    share, own_pass = extra_macs(setting, trunk)
+    return f"{100 * share:.1f} %{', in a separate pass' if own_pass else ''}"
+
+
+def extra_macs(setting: Setting, trunk: TrunkShape) -> tuple[float, bool]:
+    """What a task adds to the trunk's pass, as a share of it, and whether it needs its own pass."""
     if setting.regime == "lora":
-        return "0.0 %, in a separate pass"  # merged into the trunk's own weights
+        return 0.0, True  # merged into the trunk's own weights
     spec = TaskSpec(
         "task",
         class_names(2),
@@ -55,5 +61,4 @@ def macs_cell(setting: Setting, trunk: TrunkShape) -> str:
     more = cost.macs
     if setting.place != "both":
         more -= 2 * trunk.width * setting.width * trunk.depth
-    own_pass = ", in a separate pass" if cost.own_pass else ""
-    return f"{100 * more / cost.trunk_macs:.1f} %{own_pass}"
+    return more / cost.trunk_macs, cost.own_pass

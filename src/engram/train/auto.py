@@ -50,7 +50,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "side": (1e-3, 3e-3),
 }
 _FIRST, _SECOND = 0.1, 0.25  # of the steps: when rates, then regimes, are dropped
-_EVALUATIONS, _PATIENCE = 20, 4
+_EVALUATIONS, _PATIENCE, _AVERAGE = 20, 4, 0.98
 _SHARES = (0.3, 0.5, 0.7)  # of the side in an average
 
 
@@ -189,7 +189,12 @@ def auto(
 
 
 def _watched(recipe: Recipe) -> Recipe:
-    """The recipe with enough validations to stop by, unless it says when to stop."""
+    """The recipe with averaged weights and enough validations to stop by, unless it has them.
+
+    What is dropped or stopped early has a high learning rate. Its averaged weights are as good as
+    if the rate had come down, so validation compares what the rates will lead to.
+    """
+    recipe = recipe.but(ema=recipe.ema or _AVERAGE)
     if recipe.patience:
         return recipe
     return recipe.but(patience=_PATIENCE, evaluations=max(recipe.evaluations, _EVALUATIONS))
@@ -375,12 +380,17 @@ class Halving(Training):
 
     def _evaluate(self) -> None:
         super()._evaluate()
-        if self.step >= _SECOND * self.steps or self.step == self.steps:
+        if self.step >= _SECOND * self.steps:
             self._drop_all_but([self._best(self.learners)])
         elif self.step >= _FIRST * self.steps:
             regimes = dict.fromkeys(learner.task.spec.regime for learner in self.learners)
             alike = ([o for o in self.learners if o.task.spec.regime == r] for r in regimes)
             self._drop_all_but([self._best(learners) for learners in alike])
+
+    def end(self) -> None:
+        """One is left, also where all have stopped improving early."""
+        self._drop_all_but([self._best(self.learners)])
+        super().end()
 
     def _best(self, learners: Sequence[Learner]) -> str:
         at = best_of(learners[0].task.kind, [learner.metrics for learner in learners])

@@ -63,10 +63,9 @@ class Learner:
             group["lr"] = self.recipe.rate_at(step, steps, self.lr)
         self.optimizer.step()
         if self.average is not None:
+            new = max(1 - self.recipe.ema, 9 / (10 + step))  # the first steps are forgotten soon
             with torch.no_grad():
-                torch._foreach_lerp_(
-                    self.average, list[Tensor](self.parameters), 1 - self.recipe.ema
-                )
+                torch._foreach_lerp_(self.average, list[Tensor](self.parameters), new)
 
     def _unscale(self) -> bool:
         """In fp16 small gradients would vanish, so the loss is scaled; False: by too much."""
