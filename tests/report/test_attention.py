@@ -58,7 +58,7 @@ def test_side_patches_have_one_map_of_what_is_pooled(regime: str) -> None:
     assert isinstance(maps, ImageTable)
     assert maps.columns == ("image", "pooled")
     assert all(len(row.images) == 2 for row in maps.rows)
-    assert "of it is on patches" in maps.note
+    assert "of the weight is on patches" in maps.note
 
 
 def test_a_readout_shows_the_attention_of_the_vit_as_a_head_does() -> None:

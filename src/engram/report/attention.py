@@ -72,7 +72,8 @@ def _pooled_note(found: Attention) -> str:
     return (
         "What the head is given of the task's side patches: the weights with which its queries "
         "pool them after the last layer, averaged over the queries. The brighter, the more "
-        f"weight. {share:.0%} of it is on patches, the rest on the ViT's other tokens."
+        f"weight. On average {share:.0%} of the weight is on patches and {1 - share:.0%} on the "
+        "ViT's other tokens."
     )
 
 
