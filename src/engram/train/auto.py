@@ -4,8 +4,7 @@ One pass of the trunk over the images, then all from the cache:
 
     solved    a linear head, and a readout of every layer: seconds, by `solve`
     trained   masked, masked+adapter and side, at several learning rates, together in one pass;
-              at a tenth of the steps the best rate of each regime goes on, at a quarter the best
-              regime, until validation stops improving
+              after a sixth of the steps the best three go on, after two fifths the best two
     averaged  a side task with the solved head or readout, as one task: their mean output is again
               linear, so it costs nothing more
 
@@ -49,8 +48,11 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "masked+adapter": (5e-4,),
     "side": (1e-3, 3e-3),
 }
-_FIRST, _SECOND = 0.1, 0.25  # of the steps: when rates, then regimes, are dropped
-_EVALUATIONS, _PATIENCE, _AVERAGE = 20, 4, 0.98
+#: Of the steps: when some are dropped, and how many go on.
+_RUNGS = ((1 / 6, 3), (2 / 5, 2))
+#: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
+_EPOCHS, _STEPS = 0.4, 300
+_EVALUATIONS, _AVERAGE = 12, 0.98
 _SHARES = (0.3, 0.5, 0.7)  # of the side in an average
 
 
@@ -157,7 +159,8 @@ def auto(
     settings = TaskSettings(
         "masked", cells, tuple(extends), "fresh", adapter_width, class_init, rank
     )
-    portfolio = Portfolio(model, name, splits, _watched(recipe), settings, team)
+    shorter = _shorter(recipe, len(splits["train"]))
+    portfolio = Portfolio(model, name, splits, shorter, settings, team)
     run = Run(Path(out), team, overwrite, resume) if out is not None else None
     identity = f"{portfolio.identity} auto test={test}"
     with run or contextlib.nullcontext():
@@ -188,16 +191,21 @@ def auto(
     return _result(model, name, run, result)
 
 
-def _watched(recipe: Recipe) -> Recipe:
-    """The recipe with averaged weights and enough validations to stop by, unless it has them.
+def _shorter(recipe: Recipe, images: int) -> Recipe:
+    """The recipe for many tasks at once: fewer steps, averaged weights, the best ones kept.
 
-    What is dropped or stopped early has a high learning rate. Its averaged weights are as good as
-    if the rate had come down, so validation compares what the rates will lead to.
+    A task that is dropped has a high learning rate. Its averaged weights are as good as if the
+    rate had come down, so validation compares what the rates will lead to.
     """
-    recipe = recipe.but(ema=recipe.ema or _AVERAGE)
-    if recipe.patience:
-        return recipe
-    return recipe.but(patience=_PATIENCE, evaluations=max(recipe.evaluations, _EVALUATIONS))
+    whole = recipe.epochs * -(-images // recipe.batch)
+    steps = recipe.steps or max(round(_EPOCHS * whole), min(_STEPS, whole))
+    evaluations = max(recipe.evaluations, _EVALUATIONS)
+    return recipe.but(
+        steps=steps,
+        ema=recipe.ema or _AVERAGE,
+        evaluations=evaluations,
+        patience=recipe.patience or evaluations,
+    )
 
 
 def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> AutoResult:
@@ -283,16 +291,16 @@ class Portfolio:
         solved = self._solved(training, progress) if self.solves else []
         training.go()
         training.end()
-        (winner,) = training.learners
         trained = []
         for one in self.learners:
             metrics = training.dropped.get(one.name, one.metrics)
             epochs = training.dropped_at.get(one.name, training.epochs)
             trained.append(Candidate(one.name, metrics, "trained", one.lr, epochs))
         others = [Candidate(called, solution.metrics, "solved") for called, solution in solved]
-        if solved and winner.task.spec.parts.side:
-            others.append(self._averaged(training, winner, solved))
-        finished = [one for one in trained if one.name == winner.name] + others
+        for learner in training.learners:
+            if solved and learner.task.spec.parts.side:
+                others.append(self._averaged(training, learner, solved))
+        finished = [one for one in trained if one.name not in training.dropped] + others
         sizes = [self._size(one) for one in finished]
         chosen = finished[smallest_of(self.kind, [one.metrics for one in finished], sizes)]
         tried = [
@@ -331,15 +339,15 @@ class Portfolio:
         return found
 
     def _averaged(
-        self, training: Training, winner: Learner, solved: Sequence[tuple[str, Solution]]
+        self, training: Training, side: Learner, solved: Sequence[tuple[str, Solution]]
     ) -> Candidate:
         """The best average of a side task with a solved one."""
         made = []
         for called, solution in solved:
             for share in _SHARES:
-                average = f"{called[:55]}.{share:g}"
+                average = f"{called[:50]}.{share:g}.{side.name[-1]}"
                 self._add(average, "side+readout" if solution.layers else "side", solution.layers)
-                _average(self.model, average, winner.name, solution, share)
+                _average(self.model, average, side.name, solution, share)
                 learner = Learner(self.model, average, self.recipe)
                 training.measure([learner])
                 made.append(Candidate(average, learner.metrics, "averaged"))
@@ -367,7 +375,7 @@ def _average(model: MemoryViT, called: str, side: str, solution: Solution, share
 
 
 class Halving(Training):
-    """Training that drops learners: rates first, then regimes."""
+    """Training that drops learners at the rungs."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -380,17 +388,20 @@ class Halving(Training):
 
     def _evaluate(self) -> None:
         super()._evaluate()
-        if self.step >= _SECOND * self.steps:
-            self._drop_all_but([self._best(self.learners)])
-        elif self.step >= _FIRST * self.steps:
-            regimes = dict.fromkeys(learner.task.spec.regime for learner in self.learners)
-            alike = ([o for o in self.learners if o.task.spec.regime == r] for r in regimes)
-            self._drop_all_but([self._best(learners) for learners in alike])
+        for share, count in _RUNGS:
+            if self.step >= share * self.steps:
+                self._keep_best(count)
 
-    def end(self) -> None:
-        """One is left, also where all have stopped improving early."""
-        self._drop_all_but([self._best(self.learners)])
-        super().end()
+    def _keep_best(self, count: int) -> None:
+        """The best go on, and the best side task among them, which can be averaged."""
+        left, names = list(self.learners), list[str]()
+        side = [learner for learner in left if learner.task.spec.parts.side]
+        while left and len(names) < count:
+            last = len(names) + 1 == count and side and not any(o.name in names for o in side)
+            best = self._best(side if last else left)
+            names.append(best)
+            left = [learner for learner in left if learner.name != best]
+        self._drop_all_but(names)
 
     def _best(self, learners: Sequence[Learner]) -> str:
         at = best_of(learners[0].task.kind, [learner.metrics for learner in learners])
