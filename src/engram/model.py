@@ -172,12 +172,16 @@ class MemoryViT(nn.Module):
 
     def add(self, spec: TaskSpec, *, class_init: str = "trunk", seed: int | None = None) -> Task:
         """Add an untrained task of this spec; `add_task` makes the spec for you."""
-        self._tasks.check(spec)
+        self.check(spec)
         if seed is None:
             return self._put(Task(spec, self.trunk, class_init))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self._put(Task(spec, self.trunk, class_init))
+
+    def check(self, spec: TaskSpec) -> None:
+        """Refuse a task that could not be added: its name, its parents or its regime."""
+        self._tasks.check(spec)
 
     def swap(self, spec: TaskSpec) -> Task:
         """Put an untrained task of another spec in the place of the one of this name."""
@@ -284,7 +288,7 @@ class MemoryViT(nn.Module):
             source = read_engram(single_engram_path(source))
         engram = source
         engram.check_trunk(TrunkInfo.from_trunk(self.trunk), self.trunk.preprocessing)
-        self._tasks.check(engram.spec)
+        self.check(engram.spec)
         for parent, content in engram.parents.items():
             attached = self.engram(parent).content
             if attached != content:
@@ -299,7 +303,7 @@ class MemoryViT(nn.Module):
         return self._put(task)
 
     def _put(self, task: Task) -> Task:
-        self._tasks.put(task)
+        self._tasks.put(task.to(self.trunk.position.device))
         self._refresh()
         return task.train(self.training)
 

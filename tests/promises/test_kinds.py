@@ -221,6 +221,22 @@ def test_a_sweep_chooses_by_the_score_of_the_kind(kind: str, data: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", TERMS)
+def test_auto_chooses_by_the_score_of_the_kind(kind: str, data: Path, tmp_path: Path) -> None:
+    model, splits = MemoryViT(small_trunk(patch=4)), splits_of(data, kind)
+    out, score = tmp_path / "t.safetensors", KINDS[kind].score
+    recipe = Recipe(epochs=8, batch=10, workers=0)
+    result = engram.auto(model, "t", splits, recipe, out=out, test=True)
+    solved = {one.regime for one in result.tried if one.how == "solved"}
+    trained = {one.regime for one in result.tried if one.how == "trained"}
+    assert solved == (set() if kind == "segmentation" else {"head", "readout"})
+    assert trained == {"masked", "masked+adapter", "side"} | ({"head"} - solved)
+    assert result.metrics["test"][score] > {"map": 0.7, "r2": 0.5, "miou": 0.5}[score]
+    assert engram.inspect(out).spec.kind == kind
+    measured = engram.evaluate(model, splits, "t", workers=0)
+    assert measured[score] == pytest.approx(result.metrics["test"][score])
+
+
+@pytest.mark.parametrize("kind", TERMS)
 def test_an_interrupted_run_ends_with_the_same_weights(
     kind: str, data: Path, tmp_path: Path
 ) -> None:

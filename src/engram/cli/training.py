@@ -66,7 +66,7 @@ def fit_command(
         job = _Job.start(data, flags or {})
         chosen = regime or ("auto" if job.options.recipe == "default" and seeds == 1 else "masked")
         result: AutoResult | Result | SweepResult
-        if chosen == "auto" and seeds > 1:
+        if chosen == "auto" and seeds != 1:
             raise EngramError("--seeds needs one regime; give one, such as --regime side.")
         if chosen == "auto":
             result = job.auto(task, out, progress)
@@ -164,6 +164,7 @@ class _Job:
         from engram.train.auto import auto
 
         settings, options = self.settings, self.options
+        self.splits.task_spec(task, settings)  # refuses what auto would not use, such as --update
         return auto(
             self.model, task, self.splits, self.recipe,
             cells=settings.cells, extends=settings.extends, rank=settings.rank,

@@ -14,6 +14,7 @@ The best on validation is kept. Where two differ by less than noise, it is the s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
 from engram.train.choice import best_of, smallest_of
 from engram.train.fit import training_record
+from engram.train.halving import Halving
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
@@ -48,8 +50,6 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "masked+adapter": (5e-4,),
     "side": (1e-3, 3e-3),
 }
-#: Of the steps: when some are dropped, and how many go on.
-_RUNGS = ((1 / 6, 3), (2 / 5, 2))
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
 _EPOCHS, _STEPS = 0.4, 300
 _EVALUATIONS, _AVERAGE = 12, 0.98
@@ -185,7 +185,7 @@ def auto(
         }
         if run is not None and team.main:
             lr = next((one.lr for one in tried if one.kept), 0.0)
-            record = training_record(recipe.but(lr=lr), splits)
+            record = training_record(portfolio.recipe.but(lr=lr), splits)
             model.save(name, run.out, metrics=found, recipe=record)
             run.finish(identity, engram.content, result, training.history)
     return _result(model, name, run, result)
@@ -245,17 +245,16 @@ class Portfolio:
     ) -> None:
         self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
         self.settings, self.kind = settings, KINDS[splits.kind]
+        self.solves = not settings.extends and not self.kind.per_pixel
+        regimes = self._regimes(model)
+        model.check(splits.task_spec(name, replace(settings, regime=regimes[0])))
         self.model = MemoryViT(model.trunk)
         for parent in model.tasks if settings.extends else ():
             self.model.attach(model.engram(parent))
-        self.solves = not settings.extends and not self.kind.per_pixel
-        regimes = self._regimes(model)
         self.learners = []
-        for i, (regime, lr) in enumerate((r, lr) for r in regimes for lr in self._rates(r)):
-            called = f"{name[:50]}.{i}"
-            self._add(called, regime)
+        for regime, lr in ((r, lr) for r in regimes for lr in self._rates(r)):
+            called = self._add(regime)
             self.learners.append(Learner(self.model, called, recipe, lr))
-        model._tasks.check(replace(self.learners[0].task.spec, name=name))
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
         self.identity = identity_of(self.model, tasks, splits, recipe)
 
@@ -272,10 +271,14 @@ class Portfolio:
         sgd = self.recipe.optimizer == "sgd"
         return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
 
-    def _add(self, called: str, regime: str, layers: int = 0) -> None:
+    def _add(self, regime: str, layers: int = 0) -> str:
+        """Add an untrained task, with a name that no parent has."""
+        numbers = itertools.count(len(self.model.tasks))
+        called = next(name for n in numbers if (name := f"tried-{n}") not in self.model.tasks)
         settings = replace(self.settings, regime=regime)
         spec = replace(self.splits.task_spec(called, settings), layers=layers)
         self.model.add(spec, class_init=settings.class_init, seed=self.recipe.seed)
+        return called
 
     # The work
 
@@ -323,16 +326,13 @@ class Portfolio:
     def _solved(self, training: Training, progress: Progress) -> list[tuple[str, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""
         progress("solving", 0, 2, "")
-        called = f"{self.name[:50]}.labels"
-        self._add(called, "head")
-        task = self.model.task(called)
+        task = self.model.task(self._add("head"))
         self.kind.prepare(task.head, self.splits["train"].labels)
         solver = Solver(training.feed, self.model.trunk, task, self.team, self.recipe)
         found = []
         for regime, layers in (("head", (0,)), ("readout", solver.depths)):
             solution = solver.best(layers)
-            called = f"{self.name[:50]}.{regime}"
-            self._add(called, regime, solution.layers)
+            called = self._add(regime, solution.layers)
             solution.put_into(self.model.task(called))
             found.append((called, solution))
             progress("solving", len(found), 2, "")
@@ -343,10 +343,10 @@ class Portfolio:
     ) -> Candidate:
         """The best average of a side task with a solved one."""
         made = []
-        for called, solution in solved:
+        for _, solution in solved:
             for share in _SHARES:
-                average = f"{called[:50]}.{share:g}.{side.name[-1]}"
-                self._add(average, "side+readout" if solution.layers else "side", solution.layers)
+                regime = "side+readout" if solution.layers else "side"
+                average = self._add(regime, solution.layers)
                 _average(self.model, average, side.name, solution, share)
                 learner = Learner(self.model, average, self.recipe)
                 training.measure([learner])
@@ -372,52 +372,3 @@ def _average(model: MemoryViT, called: str, side: str, solution: Solution, share
         task.head.bias.copy_((1 - share) * solution.bias + share * own.head.bias)
     for name, value in task.head.settled.items():
         value.copy_(own.head.settled[name])
-
-
-class Halving(Training):
-    """Training that drops learners at the rungs."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.dropped: dict[str, dict[str, Any]] = {}  # their metrics then
-        self.dropped_at: dict[str, float] = {}  # epochs
-
-    @property
-    def epochs(self) -> float:
-        return round(self.step / self.feed.per_epoch, 2)
-
-    def _evaluate(self) -> None:
-        super()._evaluate()
-        for share, count in _RUNGS:
-            if self.step >= share * self.steps:
-                self._keep_best(count)
-
-    def _keep_best(self, count: int) -> None:
-        """The best go on, and the best side task among them, which can be averaged."""
-        left, names = list(self.learners), list[str]()
-        side = [learner for learner in left if learner.task.spec.parts.side]
-        while left and len(names) < count:
-            last = len(names) + 1 == count and side and not any(o.name in names for o in side)
-            best = self._best(side if last else left)
-            names.append(best)
-            left = [learner for learner in left if learner.name != best]
-        self._drop_all_but(names)
-
-    def _best(self, learners: Sequence[Learner]) -> str:
-        at = best_of(learners[0].task.kind, [learner.metrics for learner in learners])
-        return learners[at].name
-
-    def _drop_all_but(self, names: Sequence[str]) -> None:
-        for learner in self.learners:
-            if learner.name not in names:
-                self.dropped[learner.name] = learner.metrics
-                self.dropped_at[learner.name] = self.epochs
-        if len(names) < len(self.learners):
-            self.keep(names)
-
-    def about(self) -> dict[str, Any]:
-        return {"dropped": self.dropped, "dropped_at": self.dropped_at}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        super()._restore(state)
-        self.dropped, self.dropped_at = state["dropped"], state["dropped_at"]

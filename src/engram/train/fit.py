@@ -88,7 +88,10 @@ def fit(
     with run or contextlib.nullcontext():
         finished = None if run is None else run.finished(identity)
         if run is not None and finished is not None:
-            read_engram(run.out).fill(task)
+            written = read_engram(run.out)
+            if written.spec.layers != task.spec.layers:  # validation chose them
+                task = model.swap(written.spec)
+            written.fill(task)
             return _result(model, name, run, finished)
         training = Training(model, [learner], splits, recipe, run, team, progress)
         training.prepare(transform)

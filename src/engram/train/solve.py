@@ -80,17 +80,29 @@ class Solver:
         self.width, depth = trunk.config.width, trunk.config.depth
         self.steps = depth + 1
         self.per_layer = moments_per_layer(trunk.config.class_token) * self.width
-        images = feed.per_epoch * passes
 
         def train() -> Iterator[tuple[Tensor, Tensor]]:
             for epoch in range(passes):
                 yield from _moments(feed, feed.epoch(epoch, 0))
 
         first = next(iter(train()), None)
-        size = 0 if first is None else first[0].numel() * 2 * images
+        size = 0 if first is None else first[0].numel() * 2 * feed.per_epoch * passes
         self.train = _Kept(train, size <= _IN_MEMORY)
-        self.val = _Kept(lambda: _moments(feed, feed.validation()), True)
+        self.val, self.unreadable = self._validation(feed)
         self._standardise()
+
+    def _validation(self, feed: Feed) -> tuple[Batches, int]:
+        """The validation images, and how many of them, in all processes, cannot be read."""
+        failed = 0
+
+        def shares() -> Iterator[Share]:
+            nonlocal failed
+            for share in feed.validation():
+                failed += share.failed
+                yield share
+
+        batches = list(_moments(feed, shares()))
+        return batches, sum(self.team.gather([failed]))
 
     def _standardise(self) -> None:
         """Mean and deviation of every moment over the training images of all processes."""
@@ -105,8 +117,8 @@ class Solver:
         self.count = max(1.0, float(sums[0]))
         mean, square = (part / self.count for part in sums[1:].chunk(2))
         deviation = (square - mean.square()).clamp(min=0).sqrt()
-        self.mean = mean.float()
-        self.scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0).float() * self.width**-0.5
+        scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0) * self.width**-0.5
+        self.mean, self.scale = (part.float().to(self.team.device) for part in (mean, scale))
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -149,7 +161,8 @@ class Solver:
     ) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
         """A solution for each penalty, each starting from the one before."""
         classes = len(self.task.spec.classes)
-        found = torch.zeros(classes, self._features(layers)), torch.zeros(classes)
+        weight = self.mean.new_zeros(classes, self._features(layers))
+        found = weight, self.mean.new_zeros(classes)
         for penalty in PENALTIES:
             found = self._solve(found, layers, alpha, penalty, batches)
             yield penalty, found
@@ -180,11 +193,13 @@ class Solver:
         )
 
         def closure() -> Tensor:
-            optimizer.zero_grad()
-            lost, count = torch.zeros(()), 0
+            for part in (weight, bias):
+                part.grad = torch.zeros_like(part)
+            lost, count = mean.new_zeros(()), 0
             for moments, labels in batches:
-                seen = (moments[:, : weight.shape[1]].float() - mean) * scale
-                loss = kind.loss(head.finish(F.linear(seen, weight, bias)), labels, head, smoothing)
+                seen = (moments[:, : weight.shape[1]].to(mean) - mean) * scale
+                outputs = head.finish(F.linear(seen, weight, bias))
+                loss = kind.loss(outputs, labels.to(mean.device), head, smoothing)
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
             lost, count = self._averaged([weight, bias], lost, count)
@@ -202,7 +217,7 @@ class Solver:
     ) -> tuple[Tensor, int]:
         """Turn sums over this process's images into means over those of all processes."""
         gradients = [p.grad for p in parameters if p.grad is not None]
-        own = torch.stack([lost, torch.tensor(float(count))])
+        own = torch.stack([lost, lost.new_tensor(float(count))])
         sums = self.team.sum(torch.cat([own, *(gradient.flatten() for gradient in gradients)]))
         images = float(sums[1])
         pieces = torch.split(sums[2:] / images, [gradient.numel() for gradient in gradients])
@@ -223,11 +238,11 @@ class Solver:
         kind, own = self.task.kind, self.task.head
         kept = []
         for moments, labels in self.val:
-            outputs = own.finish(F.linear(moments[:, : weight.shape[1]].float(), weight, bias))
+            outputs = own.finish(F.linear(moments[:, : weight.shape[1]].to(weight), weight, bias))
             kept.append(kind.keep(outputs, labels))
         kept = self.team.gather(kept)
         kind.settle(own, kept)
-        return kind.metrics(kept, own.settled)
+        return kind.metrics(kept, own.settled, self.unreadable)
 
 
 def solve_task(model: MemoryViT, name: str, feed: Feed, team: Team, recipe: Recipe) -> None:
@@ -241,7 +256,8 @@ def solve_task(model: MemoryViT, name: str, feed: Feed, team: Team, recipe: Reci
 
 
 def _moments(feed: Feed, shares: Iterable[Share]) -> Iterator[tuple[Tensor, Tensor]]:
-    with torch.no_grad():
-        for share in shares:
-            if len(share.labels):
-                yield feed.moments(share.inputs).cpu().half(), share.labels
+    for share in shares:
+        if len(share.labels):
+            with torch.no_grad():  # not around the yield, where others need gradients
+                moments = feed.moments(share.inputs)
+            yield moments.cpu().half(), share.labels

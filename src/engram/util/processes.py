@@ -50,8 +50,8 @@ class Team:
         if self.accelerator is None:
             return values
         with _as_one():
-            total: Tensor = self.accelerator.reduce(values, reduction="sum")
-        return total
+            total: Tensor = self.accelerator.reduce(values.to(self.device), reduction="sum")
+        return total.to(values.device)
 
     def gather(self, items: list[Any]) -> list[Any]:
         """The lists of all processes, joined in the order of ranks."""

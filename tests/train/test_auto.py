@@ -1,0 +1,290 @@
+"""auto tries the regimes that leave the trunk alone, keeps the best, and says what it tried."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.training import same, state
+
+import engram
+from engram import EngramError, MemoryViT, Recipe
+from engram.data.datasets import Splits
+from engram.tasks.kinds import KINDS
+from engram.tasks.settings import TaskSettings
+from engram.train import auto as module
+from engram.train.auto import AutoResult, Portfolio
+from engram.util.processes import Team
+from engram.util.progress import silent
+
+QUICK = Recipe(steps=20, batch=16, workers=0)
+TRAINED = {"masked": 2, "masked+adapter": 1, "side": 2}
+
+
+def tried(result: AutoResult, how: str) -> dict[str, int]:
+    """How many tasks of each regime were tried in this way."""
+    regimes = [one.regime for one in result.tried if one.how == how]
+    return {regime: regimes.count(regime) for regime in regimes}
+
+
+# What is tried, and what is kept
+
+
+def test_the_best_is_kept_and_all_that_was_tried_is_listed(
+    model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out, before = tmp_path / "t.safetensors", state(model.trunk)
+    result = engram.auto(model, "t", splits, QUICK, out=out, test=True)
+    assert tried(result, "trained") == TRAINED
+    assert tried(result, "solved") == {"head": 1, "readout": 1}
+    (kept,) = (one for one in result.tried if one.kept)
+    assert (kept.regime, kept.parameters) == (result.regime, result.parameters)
+    assert kept.score == result.metrics["val"]["accuracy"]
+    assert result.metrics["test"]["accuracy"] >= 0.85  # chance: 0.33
+    assert list(model.tasks) == ["t"]
+    assert same(before, state(model.trunk))
+
+    written = engram.inspect(out)
+    assert (written.spec.regime, written.parameters) == (kept.regime, kept.parameters)
+    assert json.loads(json.dumps(written.metrics)) == json.loads(json.dumps(result.metrics))
+    other, held = MemoryViT(model.trunk), splits.with_validation()
+    other.attach(out)
+    for split in ("val", "test"):
+        again = engram.evaluate(other, held, "t", split=split, workers=0)
+        assert again["accuracy"] == result.metrics[split]["accuracy"]
+        assert again["loss"] == pytest.approx(result.metrics[split]["loss"], abs=1e-3)
+    assert written.recipe is not None
+    assert written.recipe["lr"] == kept.lr
+    assert not (tmp_path / "t.run" / "checkpoint.safetensors").exists()
+
+
+def test_the_table_shows_the_best_first(model: MemoryViT, splits: Splits) -> None:
+    result = engram.auto(model, "t", splits, QUICK)
+    columns, rows = result.table(KINDS["classification"])
+    assert columns[-2] == "validation accuracy"
+    assert len(rows) == len(result.tried)
+    shown = [float(row[-2].removesuffix("%")) for row in rows]
+    assert shown == sorted(shown, reverse=True)
+    assert [row[-1] for row in rows].count("kept") == 1
+    assert result.to_dict()["tried"] == [one.to_dict() for one in result.tried]
+
+
+def test_learners_that_were_dropped_say_when(model: MemoryViT, splits: Splits) -> None:
+    result = engram.auto(model, "t", splits, QUICK.but(steps=40, patience=20, evaluations=20))
+    trained = [one for one in result.tried if one.how == "trained"]
+    assert sorted(one.epochs for one in trained) == [2.0, 2.0, 4.0, 10.0, 10.0]
+    assert any(one.regime == "side" and one.epochs == 10.0 for one in trained)
+
+
+def test_a_small_difference_goes_to_the_smaller_file(
+    model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engram.train.choice.noise", lambda kind, metrics: 1.0)
+    result = engram.auto(model, "t", splits, QUICK)
+    assert result.regime == "head"
+    assert result.parameters == 3 * 33
+
+
+def portfolio(model: MemoryViT, splits: Splits, **recipe: Any) -> Portfolio:
+    return Portfolio(
+        model, "t", splits.with_validation(), QUICK.but(patience=4, evaluations=20, **recipe),
+        TaskSettings(), Team(),
+    )  # fmt: skip
+
+
+def test_the_average_of_two_tasks_is_one_task(
+    model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output is the mean of theirs, weighted by the shares that are tried."""
+    monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
+    candidates = portfolio(model, splits)
+    candidates.best(None, "", silent)
+    answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
+    side, _, head, readout, *averages = (answers[name] for name in candidates.model.tasks)
+    assert len(averages) == 6
+    for solved, mixed in ((head, averages[:3]), (readout, averages[3:])):
+        for share, average in zip((0.3, 0.5, 0.7), mixed, strict=True):
+            assert torch.allclose(average, share * side + (1 - share) * solved, atol=1e-5)
+
+
+def test_an_average_is_written_measured_and_attached(
+    model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
+    monkeypatch.setattr(module, "smallest_of", lambda kind, found, sizes: len(found) - 1)
+    out = tmp_path / "t.safetensors"
+    result = engram.auto(model, "t", splits, QUICK, out=out)
+    (kept,) = (one for one in result.tried if one.kept)
+    assert kept.how == "averaged"
+    assert result.regime in ("side", "side+readout")
+    other = MemoryViT(model.trunk)
+    other.attach(out)
+    again = engram.evaluate(other, splits.with_validation(), "t", split="val", workers=0)
+    assert again["accuracy"] == result.metrics["val"]["accuracy"]
+    assert again["loss"] == pytest.approx(result.metrics["val"]["loss"], abs=1e-3)
+
+
+# Settings
+
+
+def test_a_learning_rate_that_is_given_is_the_only_one(model: MemoryViT, splits: Splits) -> None:
+    result = engram.auto(model, "t", splits, QUICK.but(lr=0.002))
+    assert tried(result, "trained") == {"masked": 1, "masked+adapter": 1, "side": 1}
+    assert {one.lr for one in result.tried if one.how == "trained"} == {0.002}
+
+
+def test_sgd_has_rates_of_its_own(model: MemoryViT, splits: Splits) -> None:
+    result = engram.auto(model, "t", splits, QUICK.but(optimizer="sgd"))
+    assert {one.lr for one in result.tried if one.how == "trained"} == {0.3, 0.1}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"cache": "off"}, {"augment": "pad-crop", "views": 2}, {"augment": "pad-crop"}],
+    ids=["off", "views", "augmented"],
+)
+def test_it_learns_with_and_without_the_cache(
+    settings: dict[str, Any], model: MemoryViT, splits: Splits
+) -> None:
+    result = engram.auto(model, "t", splits, QUICK.but(**settings), test=True)
+    assert result.metrics["test"]["accuracy"] >= 0.85
+
+
+def test_the_trunk_runs_once_for_every_image(
+    model: MemoryViT, splits: Splits, computed: list[int]
+) -> None:
+    engram.auto(model, "t", splits, QUICK)
+    assert sum(computed) == 60
+
+
+@pytest.mark.parametrize("evaluations", [1, 20, 100])
+def test_patience_may_run_out_before_one_is_left(
+    evaluations: int, model: MemoryViT, splits: Splits
+) -> None:
+    recipe = QUICK.but(steps=100, patience=1, evaluations=evaluations)
+    result = engram.auto(model, "t", splits, recipe)
+    assert sum(one.kept for one in result.tried) == 1
+    assert tried(result, "trained") == TRAINED
+
+
+def test_one_validation_image_is_enough(model: MemoryViT, splits: Splits) -> None:
+    held = splits.with_validation()
+    one = replace(held, val=held["val"].subset(np.array([0]), "val"))
+    assert engram.auto(model, "t", one, QUICK).metrics["val"]["images"] == 1
+
+
+def test_images_that_cannot_be_read_count_as_wrong(model: MemoryViT, photos: Path) -> None:
+    (photos / "val" / "dark" / "00.png").write_bytes(b"broken")
+    result = engram.auto(model, "t", photos, QUICK.but(max_bad=0.1))
+    assert len(result.unreadable) == 1
+    assert {one.score for one in result.tried} <= {i / 10 for i in range(10)}
+    assert result.metrics["val"]["images"] == 10
+
+
+# Parents
+
+
+@pytest.mark.parametrize("regime", ["masked", "side"])
+def test_a_child_is_of_its_parents_kind(
+    regime: str, model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    """One parent has the name that candidates would have."""
+    for name in ("parent", "tried-1", "other"):
+        model.add_task(name, 2, 2, regime=regime, seed=1)
+    before = model.engram("parent").content
+    out = tmp_path / "t.safetensors"
+    result = engram.auto(model, "t", splits, QUICK, extends=["parent", "tried-1"], out=out)
+    expected = {name: count for name, count in TRAINED.items() if name.startswith(regime)}
+    assert tried(result, "trained") == expected
+    assert len(result.tried) == sum(expected.values())
+    assert list(model.tasks) == ["parent", "tried-1", "other", "t"]
+    assert model.task("t").spec.extends == ("parent", "tried-1")
+    assert engram.inspect(out).parents["parent"] == before == model.engram("parent").content
+
+
+def test_a_parent_of_another_rank_is_a_sentence(model: MemoryViT, splits: Splits) -> None:
+    model.add_task("parent", 2, regime="side", rank=4)
+    with pytest.raises(EngramError, match=r"'t' has side patches of rank 16 .* choose rank 4"):
+        engram.auto(model, "t", splits, QUICK, extends=["parent"])
+    engram.auto(model, "t", splits, QUICK, extends=["parent"], rank=4)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("taken", {}, "A task 'taken' is attached already"),
+        ("UPPER", {}, "'UPPER' cannot name a task"),
+        ("t", {"cells": -1}, "cells is -1"),
+        ("t", {"rank": 0}, "rank is 0"),
+        ("t", {"class_init": "zero"}, "class_init is 'zero'"),
+        ("t", {"extends": ["gone"]}, "no task 'gone'"),
+        ("t", {"extends": ["plain"]}, "'t' cannot extend 'plain', whose regime 'head'"),
+    ],
+)
+def test_a_mistake_is_refused_before_training(
+    name: str, settings: dict[str, Any], sentence: str, model: MemoryViT, splits: Splits
+) -> None:
+    model.add_task("taken", 2)
+    model.add_task("plain", 2, regime="head")
+
+    def never(what: str, done: int, total: int, note: str = "") -> None:
+        raise AssertionError(what)
+
+    with pytest.raises(EngramError, match=sentence):
+        engram.auto(model, name, splits, QUICK, progress=never, **settings)
+    assert list(model.tasks) == ["taken", "plain"]
+
+
+# Runs that end early, and again
+
+
+def stopping(at: int) -> Any:
+    def progress(what: str, done: int, total: int, note: str = "") -> None:
+        if what == "training" and done == at:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("stops", [[2], [3, 7, 12]], ids=["once", "again"])
+def test_an_interrupted_run_ends_with_the_same_content(
+    stops: list[int], model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.safetensors"
+    recipe = QUICK.but(checkpoint_seconds=0, patience=20, evaluations=20)
+    whole = engram.auto(MemoryViT(model.trunk), "t", splits, recipe, out=tmp_path / "w.safetensors")
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            engram.auto(
+                MemoryViT(model.trunk), "t", splits, recipe,
+                out=out, resume=stop != stops[0], progress=stopping(stop),
+            )  # fmt: skip
+    with pytest.raises(EngramError, match="holds an interrupted run; continue it with --resume"):
+        engram.auto(MemoryViT(model.trunk), "t", splits, recipe, out=out)
+    result = engram.auto(model, "t", splits, recipe, out=out, resume=True)
+    assert engram.inspect(out).content == engram.inspect(tmp_path / "w.safetensors").content
+    assert result.tried == whole.tried
+    assert result.history == whole.history
+
+
+def test_a_finished_run_is_resumed_as_a_success(
+    model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.safetensors"
+    first = engram.auto(MemoryViT(model.trunk), "t", splits, QUICK, out=out, test=True)
+    written = out.stat().st_mtime_ns
+    second = engram.auto(model, "t", splits, QUICK, out=out, test=True, resume=True)
+    assert out.stat().st_mtime_ns == written
+    assert second.tried == first.tried
+    assert second.metrics == first.metrics
+    assert model.engram("t").content == engram.inspect(out).content
+    with pytest.raises(EngramError, match="exists already"):
+        engram.auto(MemoryViT(model.trunk), "t", splits, QUICK, out=out)

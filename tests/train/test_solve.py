@@ -1,0 +1,255 @@
+"""Solved heads are what scikit-learn finds, and a readout is written as it was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from tests.support.engrams import small_trunk as trunk_of_two_layers
+from torch import Tensor
+
+import engram
+from engram import EngramError, MemoryViT, Recipe, ViT
+from engram.data.datasets import Splits
+from engram.tasks.task import Task
+from engram.train import solve
+from engram.train.feeds import Share
+from engram.train.solve import Solution, Solver
+from engram.util.processes import Team
+
+QUICK = Recipe(steps=4, batch=16, evaluations=2, workers=0)
+WIDTH, FEATURES = 16, 3 * 3 * 16
+
+
+@dataclass
+class Given:
+    """A feed of moments that are known: 48 images to train on, 24 to validate, 20 a batch."""
+
+    values: Tensor
+    labels: Tensor
+    unreadable: int = 0
+    cache, contents, per_epoch, bad = "off", "", 3, {}
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
+        yield from self._shares(0, 48)
+
+    def validation(self, batches: int | None = None) -> Iterator[Share]:
+        yield from self._shares(48, 72)
+        yield Share(self.values[:0], self.labels[:0], self.unreadable)
+
+    def _shares(self, start: int, end: int) -> Iterator[Share]:
+        for i in range(start, end, 20):
+            upto = min(i + 20, end)
+            yield Share(self.values[i:upto], self.labels[i:upto])
+
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        raise AssertionError("a solver reads moments")
+
+    def moments(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+
+@pytest.fixture
+def trunk() -> ViT:
+    return trunk_of_two_layers()
+
+
+@pytest.fixture
+def seen(trunk: ViT) -> Tensor:
+    """The moments of 72 images that differ in colour, with noise, as the cache keeps them."""
+    tints = torch.randn(72, 3, 1, 1)
+    with torch.no_grad():
+        moments = MemoryViT(trunk).moments(tints + 0.5 * torch.randn(72, 3, 16, 16))
+    return moments.half().float()
+
+
+def solver_of(trunk: ViT, kind: str, seen: Tensor, labels: Tensor, classes: int) -> Solver:
+    model = MemoryViT(trunk)
+    task = model.add_task("t", classes, regime="head", kind=kind)
+    task.kind.prepare(task.head, labels[:48].numpy())
+    return Solver(Given(seen, labels), trunk, task, Team(), Recipe())
+
+
+def standardised(seen: Tensor, found: Solution) -> np.ndarray:
+    """What the solver's penalty is about, from scratch."""
+    columns = found.weight.shape[1]
+    x = seen[:, :columns].double().numpy()
+    deviation = x[:48].std(0)
+    x = np.where(deviation > 1e-5, (x - x[:48].mean(0)) / np.maximum(deviation, 1e-5), 0)
+    x[:, WIDTH:] *= found.alpha
+    return np.asarray(x / WIDTH**0.5)
+
+
+def outputs(seen: Tensor, found: Solution) -> Tensor:
+    return seen[:, : found.weight.shape[1]] @ found.weight.T + found.bias
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_classifier_is_the_one_of_scikit_learn(trunk: ViT, seen: Tensor, layers: int) -> None:
+    labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
+    found = solver_of(trunk, "classification", seen, labels, 3).best([layers])
+    assert found.layers == layers
+    assert found.weight.shape == (3, {0: WIDTH, 1: 3 * WIDTH, 3: FEATURES}[layers])
+    x = standardised(seen, found)
+    peer = LogisticRegression(C=1 / found.penalty, max_iter=10_000, tol=1e-8)
+    peer.fit(x[:48], labels[:48].numpy())
+    answers = outputs(seen, found).softmax(1).numpy()
+    assert np.abs(answers - peer.predict_proba(x)).max() < 0.01
+    accuracy = (answers[48:].argmax(1) == labels[48:].numpy()).mean()
+    assert found.metrics["accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("layers", [0, 3])
+def test_numbers_are_those_of_ridge_regression(trunk: ViT, seen: Tensor, layers: int) -> None:
+    labels = seen[:, [2, 40]] * torch.tensor([100.0, 0.1]) + torch.tensor([7.0, -1.0])
+    labels = labels + 0.3 * labels.std(0) * torch.randn(72, 2)
+    found = solver_of(trunk, "regression", seen, labels, 2).best([layers])
+    x, mean, std = standardised(seen, found), labels[:48].mean(0), labels[:48].std(0, correction=0)
+    assert found.settled["mean"].numpy() == pytest.approx(mean.numpy(), rel=1e-4)
+    peer = Ridge(alpha=found.penalty).fit(x[:48], ((labels[:48] - mean) / std).numpy())
+    gap = outputs(seen, found).numpy() - peer.predict(x)
+    assert np.abs(gap).max() < 0.02
+    assert found.metrics["r2"] > 0
+
+
+def test_several_labels_are_as_many_classifiers(trunk: ViT, seen: Tensor) -> None:
+    labels = (seen[:, [1, 20]] + 0.2 * torch.randn(72, 2) > seen[:, [1, 20]].mean(0)).long()
+    found = solver_of(trunk, "multilabel", seen, labels, 2).best([1])
+    x = standardised(seen, found)
+    answers = outputs(seen, found).sigmoid().numpy()
+    for c in range(2):
+        peer = LogisticRegression(C=1 / (2 * found.penalty), max_iter=10_000, tol=1e-8)
+        peer.fit(x[:48], labels[:48, c].numpy())
+        assert np.abs(answers[:, c] - peer.predict_proba(x)[:, 1]).max() < 0.01
+    assert 0 < found.settled["thresholds"].min() <= found.settled["thresholds"].max() < 1
+
+
+def test_moments_that_do_not_fit_the_memory_are_read_again(
+    trunk: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = seen[:, :3].argmax(1)
+    kept = solver_of(trunk, "classification", seen, labels, 3).best([0, 3])
+    monkeypatch.setattr(solve, "_IN_MEMORY", 1)
+    read = solver_of(trunk, "classification", seen, labels, 3).best([0, 3])
+    assert (read.layers, read.alpha, read.penalty) == (kept.layers, kept.alpha, kept.penalty)
+    assert torch.equal(read.weight, kept.weight)
+    assert torch.equal(read.bias, kept.bias)
+
+
+def test_what_is_chosen_on_a_share_is_solved_with_all(
+    trunk: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
+    monkeypatch.setattr(solve, "_SEARCH", 10)
+    found = solver_of(trunk, "classification", seen, labels, 3).best([3])
+    x = standardised(seen, found)
+    peer = LogisticRegression(C=1 / found.penalty, max_iter=10_000, tol=1e-8)
+    peer.fit(x[:48], labels[:48].numpy())
+    assert np.abs(outputs(seen, found).softmax(1).numpy() - peer.predict_proba(x)).max() < 0.01
+
+
+def test_a_moment_that_never_changes_counts_for_nothing(trunk: ViT, seen: Tensor) -> None:
+    """Its deviation is zero; on other images it may be anything."""
+    labels, constant = seen[:, :3].argmax(1), [5, WIDTH + 1, FEATURES - 1]
+    seen[:, constant] = torch.tensor([0.0, 3.0, -2.0])
+    found = solver_of(trunk, "classification", seen, labels, 3).best([3])
+    assert bool(found.weight.isfinite().all())
+    assert bool(found.bias.isfinite().all())
+    assert not found.weight[:, constant].any()
+
+
+def test_unreadable_validation_images_count_as_wrong(trunk: ViT, seen: Tensor) -> None:
+    labels = seen[:, :3].argmax(1)
+    task = MemoryViT(trunk).add_task("t", 3, regime="head")
+    scores = [
+        Solver(Given(seen, labels, bad), trunk, task, Team(), Recipe()).best([0]).metrics
+        for bad in (0, 24)
+    ]
+    assert scores[1]["images"] == 48
+    assert scores[1]["accuracy"] == pytest.approx(scores[0]["accuracy"] / 2)
+
+
+# fit
+
+
+def readout(trunk: ViT, splits: Splits, kind: str = "classification") -> tuple[MemoryViT, Task]:
+    model = MemoryViT(trunk)
+    return model, model.add_task("t", splits.classes, regime="readout", kind=kind)
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_fit_writes_a_readout_that_answers_as_it_was_measured(
+    cache: str, model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out, trunk = tmp_path / "t.safetensors", model.trunk
+    model, task = readout(trunk, splits)
+    assert task.spec.layers == 3
+    result = engram.fit(model, "t", splits, QUICK.but(cache=cache), out=out, test=True)
+    assert result.regime == "readout"
+    written = engram.inspect(out)
+    assert written.spec == model.task("t").spec
+    assert written.spec.layers in (1, 3)
+    assert written.tensors["head.weight"].shape == (3, written.spec.layers * 3 * 32)
+    assert result.parameters == written.parameters
+    other = MemoryViT(trunk)
+    other.attach(out)
+    held = splits.with_validation()
+    for split in ("val", "test"):
+        again = engram.evaluate(other, held, "t", split=split, workers=0)
+        assert again["accuracy"] == result.metrics[split]["accuracy"]
+        assert again["loss"] == pytest.approx(result.metrics[split]["loss"], abs=1e-3)
+    assert json.loads(json.dumps(written.metrics)) == json.loads(json.dumps(result.metrics))
+
+
+def test_a_finished_readout_is_resumed_as_a_success(
+    model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    out, trunk = tmp_path / "t.safetensors", model.trunk
+    first = engram.fit(readout(trunk, splits)[0], "t", splits, QUICK, out=out)
+    written = out.stat().st_mtime_ns
+    again, _ = readout(trunk, splits)
+    second = engram.fit(again, "t", splits, QUICK, out=out, resume=True)
+    assert out.stat().st_mtime_ns == written
+    assert second.metrics == first.metrics
+    assert second.parameters == first.parameters
+    assert again.engram("t").content == engram.inspect(out).content
+
+
+def test_a_finished_readout_of_few_layers_is_resumed(
+    model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Solver, "depths", (1,))
+    out, trunk = tmp_path / "t.safetensors", model.trunk
+    engram.fit(readout(trunk, splits)[0], "t", splits, QUICK, out=out)
+    assert engram.inspect(out).spec.layers == 1
+    again, _ = readout(trunk, splits)
+    engram.fit(again, "t", splits, QUICK, out=out, resume=True)
+    assert again.engram("t").content == engram.inspect(out).content
+
+
+def test_a_readout_changes_no_other_task(model: MemoryViT, splits: Splits) -> None:
+    pixels = torch.rand(3, 3, 16, 16)
+    torch.nn.init.normal_(model.add_task("other", 2, seed=0).head.weight)
+    before = model.eval()(pixels, tasks=["other"], exact=True)["other"]
+    model.add_task("t", splits.classes, regime="readout")
+    engram.fit(model, "t", splits, QUICK)
+    assert torch.equal(model(pixels, tasks=["other"], exact=True)["other"], before)
+    assert list(model.tasks) == ["other", "t"]
+
+
+def test_an_average_is_not_trained(model: MemoryViT, splits: Splits) -> None:
+    model.add_task("t", splits.classes, regime="side+readout")
+    with pytest.raises(EngramError, match=r"side\+readout, which is an average .* use engram.auto"):
+        engram.fit(model, "t", splits, QUICK)
+
+
+@pytest.mark.parametrize("regime", ["readout", "side+readout"])
+def test_solved_regimes_are_not_swept(regime: str, model: MemoryViT, splits: Splits) -> None:
+    with pytest.raises(EngramError, match=r"is solved, not trained at a learning rate.*; use fit"):
+        engram.sweep(model, "t", splits, QUICK, regime=regime, seeds=2)
