@@ -23,13 +23,16 @@ from benchmarks.attacks.record import Record
 ROUNDS = 5  # kills of one configuration before it may finish
 STEPS = ("--steps", "24", "--batch", "8", "--checkpoint-seconds", "0")
 GRID = ("--lr", "0.01,0.03", "--cells", "1,2")
+MASKED = ("--regime", "masked")
 #: Every kind of feed: cached or decoded anew, augmented, several views, with and without workers.
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
-    "fit, cache": ("fit", "--cache", "on", "--workers", "0"),
-    "fit, cache, workers": ("fit", "--cache", "on", "--workers", "2"),
-    "fit, no cache": ("fit", "--cache", "off", "--workers", "0", "--augment", "none"),
-    "fit, augmented, workers": ("fit", "--augment", "pad-crop", "--workers", "2", "--ema", "0.9"),
-    "fit, several views": ("fit", "--cache", "on", "--augment", "inception", "--views", "3"),
+    "fit, cache": ("fit", *MASKED, "--cache", "on", "--workers", "0"),
+    "fit, auto, workers": ("fit", "--regime", "auto", "--cache", "on", "--workers", "2"),
+    "fit, no cache": ("fit", *MASKED, "--cache", "off", "--workers", "0", "--augment", "none"),
+    "fit, augmented, workers": (
+        *("fit", *MASKED, "--augment", "pad-crop", "--workers", "2", "--ema", "0.9"),
+    ),
+    "fit, several views": ("fit", *MASKED, "--augment", "inception", "--views", "3"),
     "sweep, cache": ("sweep", *GRID, "--cache", "on", "--workers", "0"),
     "sweep, augmented, workers": ("sweep", *GRID, "--augment", "pad-crop", "--workers", "2"),
     "sweep, one by one": ("sweep", "--regime", "head", "--lr", "0.01,0.03", "--workers", "2"),
