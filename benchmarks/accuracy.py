@@ -4,9 +4,9 @@
 
 For each dataset it runs `engram fit DATA --task NAME -o FILE --test --regime masked` with an empty
 cache, then `engram eval` on both engrams in one pass and on each alone. It takes about six minutes
-on two idle cores and writes benchmarks/results/accuracy.md. Targets on the test split, masked with 5 cells:
-88 % on pets and 95 % on flowers, each in under five minutes including the cache. It needs the
-assets folder (../shared, or ENGRAM_ASSETS).
+on two idle cores and writes benchmarks/results/accuracy.md. Targets on the test split, masked with
+5 cells: 88 % on pets and 95 % on flowers, each in under five minutes including the cache. It needs
+the assets folder (../shared, or ENGRAM_ASSETS).
 """
 
 from __future__ import annotations

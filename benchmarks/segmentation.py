@@ -6,8 +6,9 @@ It trains three engrams: `outline` (segmentation from the trimaps; the border, v
 `breed` (classification, the default recipe) and `species` (multilabel: one column for cat and one
 for dog), all masked. For comparison it also trains a linear probe of outlines (regime `head`) and
 side patches. Then it evaluates the three in one pass and compares every output with that of the
-task alone. Learning rates and numbers of epochs were chosen on the validation split. All runs share one cache, which is
-empty at first: `outline` fills what it needs, and `species` reads what `breed` stored.
+task alone. Learning rates and numbers of epochs were chosen on the validation split. All runs share
+one cache, which is empty at first: `outline` fills what it needs, and `species` reads what `breed`
+stored.
 
 Targets on the test split: a mean IoU above 0.93 and above the probe, training including the cache
 in under ten minutes on two idle cores, and outputs in one pass within 1e-5 of those alone. It takes
