@@ -129,7 +129,7 @@ def test_it_lists_runs_and_prints_tables(capsys: pytest.CaptureFixture[str]) -> 
     assert "\n".join(page.TABLES["table2"]()) in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         main(["table9"])
-    assert "there is no 'table9'; choose from table2, poster" in capsys.readouterr().err
+    assert "there is no 'table9'; choose from large, table2" in capsys.readouterr().err
 
 
 # Records
