@@ -36,7 +36,9 @@ datasets.splits = lambda *_: data
 
 from benchmarks.paper import worker
 from benchmarks.paper.queue import MAIN, trunk_runs
+from benchmarks.paper.runs.auto import UnchangedRun
 from benchmarks.paper.runs.from_cache import cached_runs
+from benchmarks.paper.runs.settings import Setting
 
 worker.WAIT = 0.1
 rows = [{{**row, "epochs": 2}} for row in MAIN]
@@ -45,6 +47,7 @@ jobs = [
     *trunk_runs("fashion", 1, rows[:1]),
     cached_runs("fashion", "rows", 0, 1),
     cached_runs("fashion", "gap", 0),
+    *(UnchangedRun(Setting("fashion", r, epochs=2), 0) for r in ("auto", "readout", "side")),
 ]
 
 def work(name):
@@ -100,10 +103,11 @@ def test_a_killed_worker_loses_the_run_it_was_in_and_two_share_the_rest(
     assert found["before"]
     assert file.read_text().startswith(found["before"])
     runs = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(runs) == len({run["name"] for run in runs}) == 5 + 2 * 8 + 6
+    assert len(runs) == len({run["name"] for run in runs}) == 5 + 2 * 8 + 6 + 3
     for run in runs:
         assert 0 <= run["val"] <= 1
         assert run["test_images"] == 21
+    assert any(run.get("kept") and run["tried"] for run in runs), "auto says what it tried"
     narrow = next(run for run in runs if run["place"] == "mlp")
     wide = next(run for run in runs if run["width"] == 128)
     assert narrow["parameters"] - 32 - 2 * 5 * 32 == 2 * 2 * 32 * 64  # layers, down and up
