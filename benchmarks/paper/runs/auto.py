@@ -42,7 +42,7 @@ class UnchangedRun:
         setting = self.setting
         began = time.process_time()
         data = datasets.splits(setting.set, setting.pixels, setting.images)
-        recipe = setting.recipe(0.0, self.seed).but(evaluations=EVALUATIONS, patience=PATIENCE)
+        recipe = setting.recipe(0.0, self.seed).but(evaluations=Recipe().evaluations)
         result, lr, about = _trained(setting.regime, data, recipe, setting.pixels)
         record = {
             **asdict(setting),
@@ -70,6 +70,7 @@ def _trained(
         result = fit(model, "task", data, recipe, test=True)
     else:
         rates = RATES.get(regime, HEAD_RATES)
+        recipe = recipe.but(evaluations=EVALUATIONS, patience=PATIENCE)
         result = sweep(model, "task", data, recipe, lrs=rates, regime=regime, test=True)
         lr = result.best.lr
     parameters = model.task("task").named_parameters()

@@ -51,9 +51,8 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "side": (1e-3, 3e-3),
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
-_EPOCHS, _STEPS = 0.4, 300
+_EPOCHS, _STEPS = 1 / 3, 300
 _EVALUATIONS, _AVERAGE = 12, 0.98
-_SHARES = (0.3, 0.5, 0.7)  # of the side in an average
 
 
 @dataclass(frozen=True)
@@ -344,18 +343,17 @@ class Portfolio:
         """The best average of a side task with a solved one."""
         made = []
         for _, solution in solved:
-            for share in _SHARES:
-                regime = "side+readout" if solution.layers else "side"
-                average = self._add(regime, solution.layers)
-                _average(self.model, average, side.name, solution, share)
-                learner = Learner(self.model, average, self.recipe)
-                training.measure([learner])
-                made.append(Candidate(average, learner.metrics, "averaged"))
+            regime = "side+readout" if solution.layers else "side"
+            average = self._add(regime, solution.layers)
+            _average(self.model, average, side.name, solution)
+            learner = Learner(self.model, average, self.recipe)
+            training.measure([learner])
+            made.append(Candidate(average, learner.metrics, "averaged"))
         return made[best_of(self.kind, [one.metrics for one in made])]
 
 
-def _average(model: MemoryViT, called: str, side: str, solution: Solution, share: float) -> None:
-    """Fill a task with a side and a solved head: its output is the mean of both, by `share`."""
+def _average(model: MemoryViT, called: str, side: str, solution: Solution) -> None:
+    """Fill a task with a side and a solved head: its output is the mean of both."""
     task, own = model.task(called), model.task(side)
     assert task.side is not None
     assert own.side is not None
@@ -366,9 +364,9 @@ def _average(model: MemoryViT, called: str, side: str, solution: Solution, share
         task.side.load_state_dict(own.side.state_dict())
         task.cells.copy_(own.cells)
         task.head.weight.zero_()
-        task.head.weight[:, :seen] += (1 - share) * solution.weight
-        task.head.weight[:, :width] += share * own.head.weight[:, :width]
-        task.head.weight[:, seen:] += share * own.head.weight[:, width:]
-        task.head.bias.copy_((1 - share) * solution.bias + share * own.head.bias)
+        task.head.weight[:, :seen] += solution.weight / 2
+        task.head.weight[:, :width] += own.head.weight[:, :width] / 2
+        task.head.weight[:, seen:] += own.head.weight[:, width:] / 2
+        task.head.bias.copy_((solution.bias + own.head.bias) / 2)
     for name, value in task.head.settled.items():
         value.copy_(own.head.settled[name])
