@@ -35,7 +35,8 @@ def test_every_setting_is_a_flag_with_its_default(
 
 
 def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None:
-    assert fit("--json", "--test", "--cells", 3, "--label-smoothing", 0.1) == 0
+    masked = ("--regime", "masked", "--cells", 3)
+    assert fit("--json", "--test", *masked, "--label-smoothing", 0.1) == 0
     said = document(capsys)
     promised = ["task", "path", "regime", "parameters", "seconds", "metrics"]
     assert list(said) == [*promised, "report"]
@@ -50,6 +51,47 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1)
     about_data = {"data": header.recipe["data"], "train_images": 54}
     assert header.recipe == {**expected.to_dict(), **about_data}
+
+
+def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
+    assert fit("--json") == 0
+    said = document(capsys)
+    assert list(said)[-2:] == ["tried", "report"]
+    assert {one["regime"] for one in said["tried"]} >= {
+        "head", "readout", "masked", "masked+adapter", "side",
+    }  # fmt: skip
+    (kept,) = (one for one in said["tried"] if one["kept"])
+    assert (kept["regime"], kept["parameters"]) == (said["regime"], said["parameters"])
+    assert kept["score"] == said["metrics"]["val"]["accuracy"]
+    assert set(kept) == {"regime", "lr", "parameters", "score", "how", "epochs", "kept"}
+    page = (work / "new.run" / "report.html").read_text()
+    assert "Regimes that were tried" in page
+    assert all(one["regime"] in page for one in said["tried"])
+    assert fit("--overwrite") == 0
+    table = capsys.readouterr().out
+    assert re.search(r"tried +.*lr +.*epochs +.*parameters", table)
+    assert "validation accuracy" in " ".join(table.split())
+    assert "kept" in table
+
+
+@pytest.mark.parametrize(
+    "flags", [("--regime", "masked"), ("--seeds", 2), ("--recipe", "paper", "--augment", "none")]
+)
+def test_one_regime_is_trained_where_the_paper_or_seeds_are_asked_for(
+    flags: tuple[object, ...], work: Path, capsys: Output
+) -> None:
+    assert fit("--json", *flags) == 0
+    said = document(capsys)
+    assert said["regime"] == "masked"
+    assert "tried" not in said
+
+
+def test_a_readout_is_fitted(work: Path, capsys: Output) -> None:
+    assert fit("--json", "--regime", "readout") == 0
+    assert document(capsys)["regime"] == "readout"
+    assert fit("--json", "--regime", "readout", "--resume") == 0
+    assert document(capsys)["regime"] == "readout"
+    assert (work / "new.run" / "report.html").exists()
 
 
 def test_fit_without_test_leaves_the_test_split_alone(work: Path, capsys: Output) -> None:
@@ -157,11 +199,16 @@ REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "old.safetensors exists already": {"out": "old.safetensors"},
     "cannot be written": {"out": "red.png/new.safetensors"},
     "gone.safetensors": {"more": ["--extends", "old=gone.safetensors"]},
-    "only masked tasks extend": {"more": ["--extends", "old=old.safetensors", "--regime", "head"]},
+    "only masked and side tasks extend": {
+        "more": ["--extends", "old=old.safetensors", "--regime", "head"]
+    },
     "update='add' is for the regimes memory": {"more": ["--update", "add"]},
     "class_init is 'zero'": {"more": ["--class-init", "zero"]},
     "nowhere": {"backbone": "nowhere"},
     "seeds is -1; at least one": {"more": ["--seeds", "-1"]},
+    "--seeds needs one regime; give one": {"more": ["--seeds", "2", "--regime", "auto"]},
+    "side+readout, which is an average": {"more": ["--regime", "side+readout"]},
+    "is solved, not trained": {"more": ["--regime", "readout", "--seeds", "2"]},
 }
 
 

@@ -28,7 +28,8 @@ def fit(small_trunk: Path, colours: Path) -> Fit:
     def arguments(out: Path, *more: object) -> list[object]:
         return [
             *("fit", colours, "--task", "colours", "--backbone", small_trunk, "-o", out),
-            *("--steps", 40, "--batch", 16, "--checkpoint-seconds", 0, "--workers", 0, *more),
+            *("--regime", "masked", "--steps", 40, "--batch", 16, "--checkpoint-seconds", 0),
+            *("--workers", 0, *more),
         ]
 
     return arguments

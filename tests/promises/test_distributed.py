@@ -60,7 +60,7 @@ def pair(two: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 def arguments(trunk: Path, data: Path, out: Path, *more: object) -> list[object]:
     return [
         *("fit", data, "--task", "colours", "--backbone", trunk, "-o", out, "--json"),
-        *("--steps", 8, "--evaluations", 2, "--workers", 0, *more),
+        *("--regime", "masked", "--steps", 8, "--evaluations", 2, "--workers", 0, *more),
     ]
 
 
@@ -117,6 +117,31 @@ def test_two_processes_share_the_cache(
     assert a["test"]["images"] == b["test"]["images"] == 21
     assert a["test"]["accuracy"] == b["test"]["accuracy"]
     assert a["val"]["loss"] == pytest.approx(b["val"]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("regime", ["auto", "readout"])
+def test_two_processes_choose_what_one_does(
+    regime: str,
+    nursery: Any,
+    pair: Callable[..., list[Any]],
+    small_trunk: Path,
+    colours: Path,
+    tmp_path: Path,
+) -> None:
+    """The last batch of an epoch has one image, so one process solves with one batch less."""
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    settings = ("--batch", 53, "--regime", regime, "--test")
+    alone = nursery.run(*arguments(small_trunk, colours, one, *settings))
+    assert alone.code == 0, alone.stderr
+    both = pair(*arguments(small_trunk, colours, two, *settings))
+    a, b = (json.loads(text) for text in (alone.stdout, both[0].stdout))
+    assert (a["regime"], a["parameters"]) == (b["regime"], b["parameters"])
+    assert a["metrics"]["test"]["accuracy"] == b["metrics"]["test"]["accuracy"]
+    # Rounding takes the solver another way to nearly the same minimum.
+    assert a["metrics"]["test"]["loss"] == pytest.approx(b["metrics"]["test"]["loss"], abs=0.01)
+    for mine, other in zip(a.get("tried", ()), b.get("tried", ()), strict=True):
+        assert (mine["regime"], mine["kept"]) == (other["regime"], other["kept"])
+        assert mine["score"] == pytest.approx(other["score"], abs=0.2)  # an image of six
 
 
 def test_two_processes_killed_and_stopped_end_with_the_same_bits(

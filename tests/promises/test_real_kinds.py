@@ -49,11 +49,14 @@ def test_outline_breed_and_species_answer_in_one_pass_as_alone(
 
     outline = ("--kind", "segmentation", "--classes", "pet=1,background=2", "--ignore", 3)
     tasks: dict[str, tuple[object, ...]] = {
-        "outline": (f"{pets}/photos::{pets}/masks", *outline, "--epochs", 6, "--lr", 0.003),
+        "outline": (
+            *(f"{pets}/photos::{pets}/masks", *outline, "--epochs", 6, "--lr", 0.003),
+            *("--regime", "masked"),
+        ),
         "breed": (f"{pets}/photos", "--epochs", 1),
         "species": (
             *(f"{pets}/species.csv", "--kind", "multilabel", "--label", "cat,dog"),
-            *("--epochs", 4),
+            *("--epochs", 4, "--regime", "masked"),
         ),
     }
     common = ("--backbone", trunk, "--workers", 0, "--batch", 10, "--test", "--json")

@@ -41,6 +41,7 @@ def test_fit_learns_and_eval_together_is_eval_alone(
 
     fitted = run(
         *("fit", pets, "--task", "pets", "-o", out, "--epochs", 8, "--test", *common),
+        *("--regime", "masked"),
     )
     assert fitted["regime"] == "masked"
     test = fitted["metrics"]["test"]
@@ -48,7 +49,8 @@ def test_fit_learns_and_eval_together_is_eval_alone(
     assert test["accuracy"] >= 0.8  # chance: 0.2
 
     # From the cache of the first: the trunk does not run again for the second.
-    run("fit", pets, "--task", "coats", "-o", other, "--cells", 2, "--epochs", 1, *common)
+    masked = ("--regime", "masked", "--cells", 2, "--epochs", 1)
+    run("fit", pets, "--task", "coats", "-o", other, *masked, *common)
     evaluation = ("--data", f"pets={pets}", "--workers", "0", "--json")
     alone = run("eval", out, *evaluation)["pets"]
     together = run("eval", other, out, *evaluation)["pets"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -32,7 +33,7 @@ def fit(small_trunk: Path, colours: Path) -> Callable[..., list[object]]:
     def arguments(out: Path, *more: object) -> list[object]:
         return [
             *("fit", colours, "--task", "colours", "--backbone", small_trunk, "-o", out),
-            *("--steps", 20, "--batch", 16, "--checkpoint-seconds", 0, *more),
+            *("--regime", "masked", "--steps", 20, "--batch", 16, "--checkpoint-seconds", 0, *more),
         ]
 
     return arguments
@@ -62,6 +63,27 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
     histories = [path.with_suffix(".run") / "history.csv" for path in (whole, killed)]
     assert histories[0].read_text() == histories[1].read_text()
     assert not (killed.with_suffix(".run") / "checkpoint.safetensors").exists()
+
+
+def test_auto_that_was_killed_and_stopped_ends_with_the_same_bits(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
+    settings = (*CACHED, "--regime", "auto", "--patience", 30, "--evaluations", 20)
+    at_once = nursery.run(*fit(whole, *settings, "--json"))
+    assert at_once.code == 0, at_once.stderr
+    killed = nursery.start(*fit(out, *settings))
+    killed.signal_when(signal.SIGKILL, reached(out, 2))
+    assert killed.code == -signal.SIGKILL
+    stopped = nursery.start(*fit(out, *settings, "--resume"))
+    stopped.signal_when(signal.SIGINT, reached(out, 6))  # some have been dropped
+    assert stopped.code == 130, stopped.stderr
+    assert "Run the same command with --resume to continue." in stopped.stderr
+    assert not out.exists()
+    end = nursery.run(*fit(out, *settings, "--resume", "--json"))
+    assert end.code == 0, end.stderr
+    assert engram.inspect(out).content == engram.inspect(whole).content
+    assert json.loads(end.stdout)["tried"] == json.loads(at_once.stdout)["tried"]
 
 
 @pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])

@@ -314,3 +314,10 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(
     monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "file"))
     with pytest.raises(EngramError, match="set ENGRAM_CACHE to a folder that can be written"):
         Cache(load_trunk(small_trunk), Preprocessing((16, 16), None))
+
+
+def test_no_rows_are_a_batch_too(small_trunk: Path, photos: Path) -> None:
+    """As one of several processes has it, or where no image of a batch can be read."""
+    kept = filled(small_trunk, photos)
+    assert kept.read([]).shape == (0, *kept.shape)
+    assert kept.read([], only_pooled=True).shape == (0, 1, kept.shape[1])

@@ -166,7 +166,7 @@ class Cache:
         """
         tokens = 1 + self._final if only_pooled else self.shape[0]
         batch = np.empty((len(contents), tokens, self.shape[1]), dtype=np.float16)
-        flat = batch.reshape(len(contents), -1)
+        flat = batch.reshape(len(contents), tokens * self.shape[1])
         for i, content in enumerate(contents):
             stored = self._where[content]
             end = (stored.number + 1) * self.row_bytes
