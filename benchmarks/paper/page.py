@@ -9,17 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.paper.experiments import (
-    EXPERIMENTS,
-    LARGE_ROWS,
-    poster_settings,
-    table2_settings,
-)
-from benchmarks.paper.formatting import accuracies, extra_macs
-from benchmarks.paper.queue import all_jobs, unchanged_setting
+from benchmarks.paper.experiments import EXPERIMENTS, poster_settings, table2_settings
+from benchmarks.paper.formatting import accuracies
+from benchmarks.paper.queue import all_jobs
 from benchmarks.paper.records import RATES
-from benchmarks.paper.runs import datasets
-from benchmarks.paper.runs.datasets import SETS
 from benchmarks.paper.runs.settings import Setting, best_rate
 from benchmarks.paths import ROOT
 from benchmarks.report import markdown_table
@@ -30,7 +23,6 @@ if TYPE_CHECKING:
 
 PAGE = ROOT / "docs" / "results.md"
 PLOT = ROOT / "docs" / "images" / "results-order.svg"
-COST_PLOT = ROOT / "docs" / "images" / "results-cost.svg"
 
 
 def up_to_date() -> bool:
@@ -95,38 +87,6 @@ def draw() -> None:
         _draw_points(axes, name, {label: values for label, values in found.items() if values})
     PLOT.parent.mkdir(exist_ok=True)
     figure.savefig(PLOT, metadata={"Date": None})
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(SETS))
-    for axes, name in zip(panels, SETS, strict=True):
-        _draw_costs(axes, name)
-    panels[0].set_ylabel("test accuracy, %")
-    figure.supxlabel("cost of one more task, % of the trunk's pass", size=10)
-    figure.savefig(COST_PLOT, metadata={"Date": None})
-
-
-def _draw_costs(axes: Axes, dataset: str) -> None:
-    """A point for every regime at 224 pixels: what one more task costs, and its accuracy."""
-    for label, setting in LARGE_ROWS:
-        values = accuracies(setting(dataset))
-        if not values or setting(dataset).regime == "auto":
-            continue
-        share, own_pass = extra_macs(setting(dataset), datasets.shape())
-        cost, mean = max(0.02, 100 * (share + own_pass)), 100 * sum(values) / len(values)
-        axes.scatter(cost, mean, color="#9aa3ad" if own_pass else "#4063d8", s=40, zorder=2)
-        text = label.strip("*").partition(",")[0].partition(":")[0]
-        side = {"xytext": (-6, 0), "ha": "right"} if own_pass else {"xytext": (6, 0)}
-        axes.annotate(text, (cost, mean), textcoords="offset points", va="center", size=8, **side)
-    kept = accuracies(unchanged_setting(dataset, "auto"))
-    if kept:
-        axes.axhline(100 * sum(kept) / len(kept), color="#c2410c", linewidth=1.2, zorder=1)
-        axes.annotate(
-            "auto", (0.012, 100 * sum(kept) / len(kept)), color="#c2410c", size=8, va="bottom"
-        )
-    axes.set(title=dataset, xscale="log", xlim=(0.01, 300))
-    axes.set_xticks([0.02, 0.5, 2.3, 100], ["0", "0.5", "2.3", "100"], size=8)
-    axes.minorticks_off()
-    axes.grid(color="#e3e6ea", zorder=0)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _plotted(dataset: str) -> dict[str, Setting]:

@@ -77,9 +77,9 @@ def test_a_card_shows_only_the_first_of_very_many_metrics(folder: Path) -> None:
     metrics = {"test": many, **{f"split{i}": {"accuracy": 0.5} for i in range(20_000)}}
     engram = replace(read_engram("roses.safetensors"), metrics=metrics, recipe=many)
     write_engram("many.safetensors", engram)
-    started = time.monotonic()
+    started = time.process_time()  # of this process alone: the machine may be busy
     card = push("many.safetensors", "ann/roses", dry_run=True).card
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3
     assert "m99 |" in card
     assert len(card) < 100_000
 
