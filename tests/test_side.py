@@ -229,5 +229,28 @@ def test_the_number_of_products_does_not_depend_on_the_number_of_tasks(tasks: in
         with torch.profiler.profile() as profile:
             model(pixels, names)
     counts = {event.key: event.count for event in profile.key_averages()}
-    assert counts["aten::scaled_dot_product_attention"] == 2 + 3  # the trunk's layers, and steps
-    assert counts["aten::matmul"] <= 3 * 5 + 2 + 2 * 4 + tasks
+    assert counts["aten::scaled_dot_product_attention"] == 2  # the trunk's layers
+    assert counts["aten::matmul"] <= 3 * 7 + 2 + 2 * 4 + tasks  # the steps, their reading included
+
+
+def test_many_tasks_are_computed_in_parts_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make({}, [*MIXED, *[Node(family="side")] * 7], torch.float64)
+    pixels = some_pixels()
+    with torch.no_grad():
+        wanted = model(pixels)
+        monkeypatch.setattr("engram.side._TASKS", 5)
+        monkeypatch.setattr("engram.side._NUMBERS", 1)
+        model._memories.clear()
+        found = model(pixels)
+    for name, logits in found.items():
+        torch.testing.assert_close(logits, wanted[name], **TIGHT)
+
+
+def test_long_and_short_sequences_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pixels = make({}, MIXED, torch.float64), some_pixels()
+    with torch.no_grad():
+        wanted = model(pixels)
+        monkeypatch.setattr("engram.side._SHORT", 0)
+        found = model(pixels)
+    for name, logits in found.items():
+        torch.testing.assert_close(logits, wanted[name], **TIGHT)

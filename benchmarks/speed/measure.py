@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks.paths import ROOT
+from benchmarks.speed.command import measure_command
 from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, trunk_of
 from engram.experiments.bench import (
@@ -25,6 +26,7 @@ from engram.experiments.bench import (
     cached_limit,
     cached_step,
     forward,
+    forward_regimes,
     plain_step,
     steps,
     training,
@@ -36,6 +38,7 @@ from engram.images.views import evaluation_view
 from engram.train.cache import row_bytes
 
 Document = dict[str, Any]
+SIDE_STEP = "side, a step from the cache"
 
 
 def measure_forward(plan: Plan, say: Say) -> Document:
@@ -108,6 +111,36 @@ def measure_sweep(plan: Plan, say: Say) -> Document:
     return {"rows": rows}
 
 
+def measure_side(plan: Plan, say: Say) -> Document:
+    """Side patches and readouts: many tasks in a pass, and training from the cache."""
+    big, small = trunk_of(plan.big), trunk_of(plan.small)
+    regimes = {"side": plan.side_tasks, "readout": plan.readouts}
+    workload = plan.workload(big, 180)
+    rows = [
+        {"trunk": plan.big, **row.to_dict()}
+        for row in forward_regimes(workload, regimes, plan.side_batch, say)
+    ]
+    workload = plan.workload(big, 90)
+    rows += _cached_side(workload, plan.big, plan.cached_batch, 1, say)
+    workload = plan.workload(small, 60)
+    rows += _cached_side(workload, plan.small, plan.sweep_batch, plan.variants, say)
+    return {"rows": rows}
+
+
+def _cached_side(
+    workload: Workload, trunk: str, batch: int, variants: int, say: Say
+) -> list[Document]:
+    """A step of some variants from the cache; steps are measured four in a row, as in training."""
+    step = cached_step(workload, batch, variants, "side")
+    cases = {PLAIN: Case(plain_step(workload, batch)), SIDE_STEP: Case(step, runs=4, of=1)}
+    say(f"side patches from the cache on {trunk}, batch {batch}")
+    limits = {PLAIN: 1.0, SIDE_STEP: cached_limit(workload, variants, "side")}
+    return [
+        {"trunk": trunk, **Measurement(what, variants, batch, timing, limits[what]).to_dict()}
+        for what, timing in workload.compare(cases, say).items()
+    ]
+
+
 def measure_storage(plan: Plan, say: Say) -> Document:
     """The size of one task's file, as each library writes it."""
     workload = Workload(trunk_of(plan.big))
@@ -160,7 +193,9 @@ SECTIONS: dict[str, Callable[[Plan, Say], Document]] = {
     "forward": measure_forward,
     "training": measure_training,
     "sweep": measure_sweep,
+    "side": measure_side,
     "storage": measure_storage,
     "growth": growth,
     "decoding": measure_decoding,
+    "command": measure_command,
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import markdown_table
+from benchmarks.speed.measure import SIDE_STEP
 from engram.experiments.bench import PLAIN
 from engram.experiments.timing import describe_machine
 
@@ -41,6 +42,41 @@ TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
         {"what": "engram, one pass", "trunk": "ViT-B/32"},
         0.80,
         "16 variants in one pass, ViT-B/32",
+    ),
+    *(
+        (
+            "side",
+            {"what": what, "trunk": "ViT-B/32", "tasks": count, "batch": 16},
+            ratio,
+            f"{count:,} {what} tasks, batch 16",
+        )
+        for what, count, ratio in (
+            ("side", 10, 1.08),
+            ("side", 100, 1.5),
+            ("side", 1000, 5.0),
+            ("readout", 1000, 1.35),
+        )
+    ),
+    (
+        "side",
+        {"what": SIDE_STEP, "trunk": "ViT-B/32", "batch": 128},
+        0.04,
+        "a step of a side task from the cache, batch 128",
+    ),
+    (
+        "side",
+        {"what": SIDE_STEP, "trunk": "ViT-Ti/16", "tasks": 16},
+        1.5,
+        "16 side variants in one pass, ViT-Ti/16",
+    ),
+    *(
+        (
+            "command",
+            {"what": f"engram fit, {regime}", "trunk": "ViT-Ti/16"},
+            ratio,
+            f"`engram fit --regime {regime}`, the whole command",
+        )
+        for regime, ratio in (("masked", 2.5), ("auto", 5.0))
     ),
 ]
 TARGET_TRUNK = "ViT-B/32"  # for targets that name no other
@@ -88,6 +124,14 @@ def page(found: Found) -> str:
             "## Many variants",
             "",
             *_sweep(found["sweep"]),
+            "",
+            "## Side patches and readouts",
+            "",
+            *_side(found["side"]),
+            "",
+            "## The whole command",
+            "",
+            *_command(found["command"]),
             "",
             "## What is stored for a task",
             "",
@@ -286,6 +330,36 @@ def _sweep(section: Mapping[str, Any]) -> list[str]:
         ]
         lines += ["", f"On {trunk} one pass is {', '.join(gains)}."]
     return lines
+
+
+def _side(section: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "Many tasks of rank 16 in one pass, and training steps (forward, backward and update) of "
+        "one task or several variants from the cache, relative to the plain trunk's forward pass.",
+        "",
+    ]
+    rows = []
+    for row in section["rows"]:
+        tasks = f"{row['tasks']:,}" if row["what"] != PLAIN else ""
+        about = [row["what"], row["trunk"], tasks, str(row["batch"])]
+        time = [f"{row['ratio']:.3g}", _range(row), f"{1e3 * row['seconds']:,.0f}"]
+        rows.append([*about, *time, f"{row['limit']:.3g}"])
+    head = ("", "trunk", "tasks", "batch", "ratio", "quartiles", "ms", "by FLOPs")
+    return [*lines, *markdown_table(head, rows)]
+
+
+def _command(section: Mapping[str, Any]) -> list[str]:
+    rows = section["rows"]
+    if not rows:
+        return ["Not measured: it needs the assets folder."]
+    lines = [
+        f"Training a task on {rows[0]['batch']:,} photographs with {rows[0]['trunk']}: the whole "
+        "command, from its start to its report, with an empty cache, relative to one plain pass "
+        "over these photographs, decoding included. One run of each.",
+        "",
+    ]
+    table = [[row["what"], f"{row['ratio']:.2f}", f"{row['seconds']:,.0f}"] for row in rows]
+    return [*lines, *markdown_table(("", "ratio", "seconds"), table)]
 
 
 def _storage(section: Mapping[str, Any]) -> list[str]:

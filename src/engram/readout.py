@@ -28,13 +28,18 @@ class Moments:
     def __init__(self, trunk: ViT) -> None:
         self.config = trunk.config
         self.layers: list[Tensor] = []  # (b, moments, D) each
+        self._last: dict[int, Tensor] = {}  # by the number of layers, while no other is seen
 
     def see(self, step: int, tokens: Tensor) -> None:
         """Take in the trunk's normed tokens (b, n, D) of a layer, or the final ones."""
         patches = tokens[:, self.config.prefix :]
-        spread, mean = torch.std_mean(patches, dim=1, correction=0)
+        mean = patches.mean(1)
+        # torch.std does the same, but more slowly along this axis
+        spread = torch.linalg.vector_norm(patches - mean.unsqueeze(1), dim=1)
+        spread = spread * patches.shape[1] ** -0.5
         own = [tokens[:, 0]] if self.config.class_token else []
         self.layers.append(torch.stack([*own, mean, spread], dim=1))
+        self._last.clear()
 
     def last(self, layers: int) -> Tensor:
         """The moments of the last layers, the final tokens' first: (b, layers * moments * D).
@@ -43,7 +48,9 @@ class Moments:
         """
         if not layers:
             return self.layers[-1][:, 0]
-        return torch.cat(self.layers[: -layers - 1 : -1], dim=1).flatten(1)
+        if layers not in self._last:
+            self._last[layers] = torch.cat(self.layers[: -layers - 1 : -1], dim=1).flatten(1)
+        return self._last[layers]
 
 
 def moments_of(layers: Sequence[Tensor], trunk: ViT) -> Tensor:

@@ -33,6 +33,9 @@ from torch import Tensor, nn
 
 QUERIES = 8
 _SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
+_TASKS = 128  # of a group at most: more do not make its products faster
+_NUMBERS = 2**17  # of rows that are worked on at once, which is half a megabyte
+_SHORT = 128  # keys, up to which two products are faster than torch's attention kernel
 
 
 class Side(nn.Module):
@@ -107,7 +110,6 @@ class _Group:
             self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
         cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
         self.cells = cells.unsqueeze(2).unbind()
-        self.cell_values = (cells @ give).unsqueeze(2).unbind()
 
     def climb(self, step: int, h: Tensor, x: Tensor, taken: Tensor | None) -> Tensor:
         """One step of h (t, b, n, r) beside the trunk's normed tokens x (b, n, D)."""
@@ -115,14 +117,29 @@ class _Group:
         h = h + (x @ self.project[step]).view(b, n, t, r).permute(2, 0, 1, 3)
         if taken is not None:
             h = h + taken
+        few = t  # of a training step everything is kept, and a traced graph has no parts
+        if h.is_cpu and not h.requires_grad and not torch.compiler.is_compiling():
+            few = max(_NUMBERS // h[0].numel(), 1)
+        if few >= t:
+            return self._think(step, h)
+        parts = [slice(i, i + few) for i in range(0, t, few)]
+        return torch.cat([self._think(step, h[part], part) for part in parts])
+
+    def _think(self, step: int, h: Tensor, part: slice | None = None) -> Tensor:
+        """The rows h of some tasks, after they have read themselves and their cells, and the MLP.
+
+        Few at a time, so that a processor's cache holds what is made of them on the way.
+        """
+
+        def of(maps: Sequence[Tensor]) -> Tensor:
+            return maps[step] if part is None else maps[step][part]
+
         y = _norm(h)
-        flat = y.flatten(1, 2)
-        ask, values = (flat @ self.ask[step]).view_as(y), (flat @ self.give[step]).view_as(y)
-        keys = torch.cat([y, self.cells[step].expand(-1, b, -1, -1)], dim=2)
-        values = torch.cat([values, self.cell_values[step].expand(-1, b, -1, -1)], dim=2)
-        h = h + F.scaled_dot_product_attention(ask, keys, values, scale=1.0)
-        flat = F.gelu(_norm(h).flatten(1, 2) @ self.up[step])
-        return h + (flat @ self.down[step]).view_as(h)
+        ask = (y.flatten(1, 2) @ of(self.ask)).view_as(y)
+        seen = torch.cat([y, of(self.cells).expand(-1, h.shape[1], -1, -1)], dim=2)
+        h = h + (_attention(ask, seen).flatten(1, 2) @ of(self.give)).view_as(h)
+        thought = F.gelu(_norm(h).flatten(1, 2) @ of(self.up))
+        return h + (thought @ of(self.down)).view_as(h)
 
     def weights(self, h: Tensor) -> Tensor:
         """How much of every row of h (t, b, n, r) the queries pool: (t, b, queries, n)."""
@@ -133,6 +150,15 @@ class _Group:
     def pool(self, h: Tensor) -> Tensor:
         """What the heads see of h (t, b, n, r): (t, b, queries * r)."""
         return _norm((self.weights(h) @ h).flatten(2))
+
+
+def _attention(ask: Tensor, seen: Tensor) -> Tensor:
+    """What rows (t, b, n, r) read of the rows (t, b, n + m, r) that they see."""
+    short = seen.shape[2] <= _SHORT and not torch.compiler.is_compiling()
+    if not short or ask.requires_grad or not ask.is_cpu:
+        return F.scaled_dot_product_attention(ask, seen, seen, scale=1.0)
+    read: Tensor = (ask @ seen.mT).softmax(-1) @ seen
+    return read
 
 
 def _norm(h: Tensor) -> Tensor:
@@ -152,14 +178,17 @@ class Sides:
             _, cells, rank = member.cells.shape
             shape = (rank, cells, member.side.queries is not None)
             shapes.setdefault(shape, []).append(member)
-        self.groups = [_Group(group) for group in shapes.values()]
+        groups = [
+            alike[i : i + _TASKS] for alike in shapes.values() for i in range(0, len(alike), _TASKS)
+        ]
+        self.groups = [_Group(group) for group in groups]
         self.places = {
             name: (g, i)
             for g, group in enumerate(self.groups)
             for i, name in enumerate(group.names)
         }
         #: By group: who takes in whose rows, and the maps (pairs, r, r) of every step.
-        self.families = [self._family(group) for group in shapes.values()]
+        self.families = [self._family(group) for group in groups]
 
     def _family(self, members: Sequence[Member]) -> _Family | None:
         children, parents, maps = [], [], []

@@ -14,9 +14,11 @@ pytest.importorskip("matplotlib")
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.speed import page, plots, scale
 from benchmarks.speed.__main__ import main, measurements, read
-from benchmarks.speed.measure import SECTIONS
+from benchmarks.speed.measure import SECTIONS, SIDE_STEP
+from engram.experiments.bench import PLAIN
 
-SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants", "Growth")
+SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
+                  "Side patches and readouts", "The whole command", "Growth")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,32 @@ def test_targets_are_reached_missed_or_beyond_the_limit(found: dict[str, Any]) -
     assert lines["10 tasks, batch 16"].endswith("| reached |")
     assert lines["10 tasks, batch 1"].endswith("| **missed**, within the spread |")
     assert lines["100 tasks, batch 16"].endswith("by FLOPs it is 2.95 |")
+
+
+def test_side_patches_readouts_and_the_command_have_targets(found: dict[str, Any]) -> None:
+    text = page.page(found)
+    assert "| 1,000 side tasks, batch 16 | 5 | not measured |" in text
+    assert "| `engram fit --regime auto`, the whole command | 5 | not measured |" in text
+    assert {row["tasks"] for row in found["side"]["rows"] if row["what"] == "side"} == {1, 3}
+    assert all(row["limit"] >= 1 for row in found["side"]["rows"] if row["what"] == "readout")
+    big = {"trunk": page.TARGET_TRUNK}
+    found["side"]["rows"] += [
+        row("side", 4.9, tasks=1000, batch=16, limit=3.5, **big),
+        row(SIDE_STEP, 0.2, tasks=1, batch=128, limit=0.008, **big),
+    ]
+    found["command"]["rows"].append(row("engram fit, auto", 5.5, trunk="ViT-Ti/16", batch=2000))
+    lines = page.page(found).splitlines()
+    assert "| 1,000 side tasks, batch 16 | 5 | 4.9 | 4.85 to 4.95 | 3.5 | reached |" in lines
+    assert any(line.startswith("| a step of a side") and "missed" in line for line in lines)
+    assert any("--regime auto" in line and line.endswith("| **missed** |") for line in lines)
+
+
+def test_the_command_needs_the_assets(found: dict[str, Any]) -> None:
+    assert [row["what"] for row in found["command"]["rows"]] == [
+        PLAIN, "engram fit, masked", "engram fit, auto",
+    ]  # fmt: skip
+    found["command"]["rows"] = []
+    assert "Not measured: it needs the assets folder." in page.page(found)
 
 
 def test_a_lost_row_is_told_with_its_reason(found: dict[str, Any]) -> None:

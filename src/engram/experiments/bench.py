@@ -146,6 +146,28 @@ def forward(
     return rows
 
 
+def forward_regimes(
+    workload: Workload,
+    regimes: Mapping[str, Sequence[int]],
+    batch: int,
+    say: Say = lambda text: None,
+) -> list[Measurement]:
+    """Time one pass for many tasks, by regime and number of tasks."""
+    pixels = workload.pixels(batch)
+    cases = {(PLAIN, 0): Case(partial(_plain, workload.trunk, pixels))}
+    for regime, counts in regimes.items():
+        for count in counts:
+            cases[regime, count] = Case(partial(workload.model(count, regime), pixels))
+    say(f"forward, {' and '.join(regimes)}, batch {batch}")
+    with torch.inference_mode():
+        found = workload.compare(cases, say)
+    limits = {regime: workload.task_costs(regime).share for regime in regimes}
+    return [
+        Measurement(what, count, batch, timing, 1 + count * limits.get(what, 0))
+        for (what, count), timing in found.items()
+    ]
+
+
 def _limit(workload: Workload, what: str, count: int) -> float | None:
     """The ratio of multiply-accumulates to those of the plain trunk, where it is known."""
     if what == PLAIN:
@@ -225,28 +247,50 @@ def plain_step(workload: Workload, batch: int) -> Step:
     return step
 
 
-def cached_limit(workload: Workload, variants: int = 1) -> float:
-    """The ratio of multiply-accumulates of `cached_step`: what `memory.from_normed` computes."""
+def cached_limit(workload: Workload, variants: int = 1, regime: str = "masked") -> float:
+    """The ratio of multiply-accumulates of `cached_step`: forward and backward."""
+    costs = workload.task_costs(regime)
+    if regime == "masked":
+        step = _masked_layers(workload, variants)
+    else:  # gradients for the rows and for the maps, but none for the trunk's tokens
+        shape, rank = (
+            TrunkShape.of(workload.trunk),
+            workload.model(1, regime).task("task0").spec.rank,
+        )
+        taken_in = (shape.depth + 1) * _tokens(workload) * shape.width * rank
+        step = variants * (3 * costs.macs - taken_in)
+    return (step + 2 * variants * costs.head_macs) / costs.trunk_macs
+
+
+def _masked_layers(workload: Workload, variants: int) -> int:
+    """What `memory.from_normed` computes: no gradient for the trunk's weights."""
     config, costs = workload.trunk.config, workload.task_costs()
-    n, width = config.prefix + config.grid[0] * config.grid[1], config.width
-    step = 2 * variants * (costs.macs // config.depth)  # of a layer, forward and backward
+    n, width = _tokens(workload), config.width
+    step = 2 * variants * (costs.macs // config.depth)  # of a layer
     if reads_tokens(workload.trunk, n, variants, passes=2):
         step += 2 * variants * 2 * (config.heads - 1) * (n + 1 + workload.cells) * width
     else:
         step += 2 * n * width**2
-    return (config.depth * step + 2 * variants * costs.head_macs) / costs.trunk_macs
+    return config.depth * step
 
 
-def cached_step(workload: Workload, batch: int, variants: int = 1) -> Step:
-    """A step of several variants on the rows of the cache: half precision, all layers."""
-    model = workload.model(variants)
+def _tokens(workload: Workload) -> int:
     config = workload.trunk.config
-    tokens = config.prefix + config.grid[0] * config.grid[1]
-    rows = torch.randn(batch, config.depth * tokens + 1, config.width).half()
+    return config.prefix + config.grid[0] * config.grid[1]
+
+
+def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str = "masked") -> Step:
+    """A step of several variants on the rows of the cache: half precision, all layers."""
+    model = workload.model(variants, regime)
+    depth, tokens = workload.trunk.config.depth, _tokens(workload)
+    kept = depth + model.task("task0").spec.parts.reads_final
+    rows = torch.randn(batch, kept * tokens + 1, workload.trunk.config.width).half()
 
     def logits() -> Iterable[Tensor]:
-        layers = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
-        return model.from_cache(layers, rows[:, -1].float(), list(model.tasks)).values()
+        seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
+        final = seen[depth] if kept > depth else None
+        pooled = rows[:, -1].float()
+        return model.from_cache(seen[:depth], pooled, list(model.tasks), final).values()
 
     return _step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 

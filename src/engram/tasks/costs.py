@@ -111,7 +111,7 @@ def _side(trunk: TrunkShape, spec: TaskSpec, n: int) -> tuple[int, int]:
     attention = 2 * n * (n + spec.cells) * r
     parents = len(spec.extends) * n * r**2 * trunk.depth  # their first rows are zero
     pool = 2 * n * spec.queries * r
-    folded = 2 * r**3 + spec.cells * r**2  # four maps into two, and the values of the cells
+    folded = 2 * r**3  # four maps into two
     return steps * (take_in + maps + attention + mlp) + parents + pool, steps * folded
 
 
