@@ -24,7 +24,7 @@ help:
 	@echo "make setup     create $(VENV) and install, nothing else"
 	@echo "make lint      ruff and the import contract     make format   let ruff fix and format"
 	@echo "make types     mypy --strict"
-	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (20 minutes)"
+	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (35 minutes)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make chromium  install the browser that page tests drive"
 	@echo "make clean     remove $(VENV) and everything that was built"

@@ -101,6 +101,10 @@ _HEADER = (
 )
 
 
+#: Sections that need quiet minutes of their own, or the assets: the page is written without them.
+LATER = {"side", "command"}
+
+
 def page(found: Found) -> str:
     first = next(iter(found.values()))
     return "\n".join(
@@ -127,11 +131,11 @@ def page(found: Found) -> str:
             "",
             "## Side patches and readouts",
             "",
-            *_side(found["side"]),
+            *_side(found.get("side", {"rows": []})),
             "",
             "## The whole command",
             "",
-            *_command(found["command"]),
+            *_command(found.get("command", {"rows": []})),
             "",
             "## What is stored for a task",
             "",
@@ -193,8 +197,9 @@ def pick(rows: Iterable[Row], **wanted: Any) -> Row | None:
 def _targets(found: Found) -> list[str]:
     rows = []
     for section, wanted, target, words in TARGETS:
-        row = pick(found[section]["rows"], **wanted)
-        if row is None or found[section].get("trunk", TARGET_TRUNK) != TARGET_TRUNK:
+        measured_there = found.get(section, {"rows": []})
+        row = pick(measured_there["rows"], **wanted)
+        if row is None or measured_there.get("trunk", TARGET_TRUNK) != TARGET_TRUNK:
             rows.append([words, f"{target:g}", "not measured", "", "", ""])
             continue
         limit = "" if row["limit"] is None else f"{row['limit']:.3g}"
@@ -333,6 +338,8 @@ def _sweep(section: Mapping[str, Any]) -> list[str]:
 
 
 def _side(section: Mapping[str, Any]) -> list[str]:
+    if not section["rows"]:
+        return ["Not measured yet (`--only side`)."]
     lines = [
         "Many tasks of rank 16 in one pass, and training steps (forward, backward and update) of "
         "one task or several variants from the cache, relative to the plain trunk's forward pass.",
@@ -351,7 +358,7 @@ def _side(section: Mapping[str, Any]) -> list[str]:
 def _command(section: Mapping[str, Any]) -> list[str]:
     rows = section["rows"]
     if not rows:
-        return ["Not measured: it needs the assets folder."]
+        return ["Not measured yet: it needs the assets folder (`--only command`)."]
     lines = [
         f"Training a task on {rows[0]['batch']:,} photographs with {rows[0]['trunk']}: the whole "
         "command, from its start to its report, with an empty cache, relative to one plain pass "

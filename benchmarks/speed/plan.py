@@ -11,7 +11,7 @@ from engram.vit import ViT
 
 @dataclass(frozen=True)
 class Plan:
-    """The defaults are what `make bench` runs: about twenty minutes on two cores."""
+    """The defaults are what `make bench` runs: about 35 minutes on two cores."""
 
     name: str = "full"
     big: str = "ViT-B/32"
