@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -26,7 +28,6 @@ from engram.experiments.bench import (
     cached_limit,
     cached_step,
     forward,
-    forward_regimes,
     plain_step,
     steps,
     training,
@@ -118,13 +119,32 @@ def measure_side(plan: Plan, say: Say) -> Document:
     workload = plan.workload(big, 180)
     rows = [
         {"trunk": plan.big, **row.to_dict()}
-        for row in forward_regimes(workload, regimes, plan.side_batch, say)
+        for row in _many(workload, regimes, plan.side_batch, say)
     ]
     workload = plan.workload(big, 90)
     rows += _cached_side(workload, plan.big, plan.cached_batch, 1, say)
     workload = plan.workload(small, 60)
     rows += _cached_side(workload, plan.small, plan.sweep_batch, plan.variants, say)
     return {"rows": rows}
+
+
+def _many(
+    workload: Workload, regimes: Mapping[str, Sequence[int]], batch: int, say: Say
+) -> list[Measurement]:
+    """One pass for many tasks, by regime and number of tasks."""
+    pixels = workload.pixels(batch)
+    cases = {(PLAIN, 0): Case(plain_step(workload, batch))}
+    for regime, counts in regimes.items():
+        for count in counts:
+            cases[regime, count] = Case(partial(workload.model(count, regime), pixels))
+    say(f"forward, {' and '.join(regimes)}, batch {batch}")
+    with torch.inference_mode():
+        found = workload.compare(cases, say)
+    limits = {regime: workload.task_costs(regime).share for regime in regimes}
+    return [
+        Measurement(what, count, batch, timing, 1 + count * limits.get(what, 0))
+        for (what, count), timing in found.items()
+    ]
 
 
 def _cached_side(

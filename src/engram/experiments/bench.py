@@ -146,28 +146,6 @@ def forward(
     return rows
 
 
-def forward_regimes(
-    workload: Workload,
-    regimes: Mapping[str, Sequence[int]],
-    batch: int,
-    say: Say = lambda text: None,
-) -> list[Measurement]:
-    """Time one pass for many tasks, by regime and number of tasks."""
-    pixels = workload.pixels(batch)
-    cases = {(PLAIN, 0): Case(partial(_plain, workload.trunk, pixels))}
-    for regime, counts in regimes.items():
-        for count in counts:
-            cases[regime, count] = Case(partial(workload.model(count, regime), pixels))
-    say(f"forward, {' and '.join(regimes)}, batch {batch}")
-    with torch.inference_mode():
-        found = workload.compare(cases, say)
-    limits = {regime: workload.task_costs(regime).share for regime in regimes}
-    return [
-        Measurement(what, count, batch, timing, 1 + count * limits.get(what, 0))
-        for (what, count), timing in found.items()
-    ]
-
-
 def _limit(workload: Workload, what: str, count: int) -> float | None:
     """The ratio of multiply-accumulates to those of the plain trunk, where it is known."""
     if what == PLAIN:
@@ -282,15 +260,14 @@ def _tokens(workload: Workload) -> int:
 def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str = "masked") -> Step:
     """A step of several variants on the rows of the cache: half precision, all layers."""
     model = workload.model(variants, regime)
-    depth, tokens = workload.trunk.config.depth, _tokens(workload)
+    depth, tokens, names = workload.trunk.config.depth, _tokens(workload), list(model.tasks)
     kept = depth + model.task("task0").spec.parts.reads_final
     rows = torch.randn(batch, kept * tokens + 1, workload.trunk.config.width).half()
 
     def logits() -> Iterable[Tensor]:
         seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
-        final = seen[depth] if kept > depth else None
-        pooled = rows[:, -1].float()
-        return model.from_cache(seen[:depth], pooled, list(model.tasks), final).values()
+        final = seen[-1] if kept > depth else None
+        return model.from_cache(seen[:depth], rows[:, -1].float(), names, final).values()
 
     return _step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 
