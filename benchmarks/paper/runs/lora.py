@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -69,18 +70,18 @@ class LoraRun(TrunkRun):
         return datasets.splits(self.setting.set, self.setting.pixels, self.setting.images)
 
     def _model(self, classes: int) -> Any:
-        from peft import LoraConfig, get_peft_model
         from transformers import ViTForImageClassification
 
         torch.manual_seed(self.seed)
         model = ViTForImageClassification.from_pretrained(
             FOLDER, num_labels=classes, ignore_mismatched_sizes=True
         )
-        config = LoraConfig(
+        peft = importlib.import_module("peft")
+        config = peft.LoraConfig(
             r=RANK, lora_alpha=2 * RANK, target_modules=["q_proj", "v_proj"],
             modules_to_save=["classifier"],
         )  # fmt: skip
-        return get_peft_model(model, config)
+        return peft.get_peft_model(model, config)
 
     def _loader(self, dataset: Dataset, mode: str, recipe: Recipe) -> Loader:
         return Loader(
