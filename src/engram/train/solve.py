@@ -26,11 +26,11 @@ from engram.train.recipe import Recipe
 from engram.util.processes import Team
 from engram.vit import ViT
 
-PENALTIES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+PENALTIES = (0.1, 0.01, 0.001)
 ALPHAS = (0.1, 0.3, 1.0)
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of moments that are kept; more are read again at every evaluation
-_ITERATIONS = 60
+_ITERATIONS = 40
 
 
 @dataclass(frozen=True, eq=False)
