@@ -33,6 +33,7 @@ from engram.store.engram import Engram, TrunkInfo, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.store.remote import single_engram_path
 from engram.tasks.heads import Patches
+from engram.tasks.keys import check_tasks, module_name, name_tasks, task_name
 from engram.tasks.kinds import IGNORED
 from engram.tasks.registry import TaskRegistry
 from engram.tasks.settings import TaskSettings
@@ -68,7 +69,6 @@ class MemoryViT(nn.Module):
         super().__init__()
         self.trunk = trunk.requires_grad_(False)
         self._tasks = TaskRegistry(unmasked)
-        self._modules_of_tasks = nn.ModuleList()
         self._memories: dict[tuple[str, ...], tuple[object, Any]] = {}  # streams, and sides
         self._constant: Memory | None = None
         self._constant_sides: Sides | None = None
@@ -308,8 +308,44 @@ class MemoryViT(nn.Module):
         return task.train(self.training)
 
     def _refresh(self) -> None:
-        self._modules_of_tasks = nn.ModuleList(self._tasks.values())
+        for name in [name for name in self._modules if task_name(name) is not None]:
+            del self._modules[name]
+        for name, task in self._tasks.items():
+            self.add_module(module_name(name), task)
         self._memories.clear()
+
+    # State dicts
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` gave. The keys name the tasks, so their order does not matter.
+
+        Args:
+            state_dict: Tensors by key: `trunk.…`, and `task:NAME.…` for every task.
+            strict: Refuse a state dict that has not all tasks of this model, or others.
+            assign: Use the tensors themselves in place of copies.
+
+        Returns:
+            torch's lists of the keys that were missing and of those that were not expected.
+
+        Raises:
+            EngramError: The tasks differ, or the state dict is of an earlier version, whose keys
+                number the tasks, and it has several. Nothing is loaded then.
+
+        Examples:
+            >>> other = engram.load_model("flowers.safetensors")
+            >>> keys = other.load_state_dict(model.state_dict())
+        """
+        if strict:
+            check_tasks(state_dict, self._tasks)
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
+    ) -> None:
+        name_tasks(state_dict, prefix, list(self._tasks))  # also inside of another module
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 
     # The forward pass
 

@@ -30,7 +30,10 @@ FOLDERS = (
     "tasks.costs.task_costs",
 )
 METHODS = {
-    "MemoryViT": ("task", "add_task", "attach", "detach", "engram", "save", "forward"),
+    "MemoryViT": (
+        *("task", "add_task", "attach", "detach", "engram", "save", "forward"),
+        "load_state_dict",
+    ),
     "ViT": ("tokens", "forward", "fingerprint"),
 }
 
