@@ -23,6 +23,7 @@ from engram.trunks.configs import (
     settings_of_timm,
     settings_of_transformers,
 )
+from engram.trunks.imagenet import imagenet_names
 from engram.trunks.infer import infer_config, split_positions
 from engram.trunks.layouts import Layout, split_in_proj, timm_layout, transformers_layout
 from engram.trunks.schemas import CONFIG, MAX_PATCHES, can_be_cut
@@ -108,6 +109,8 @@ def build_trunk(parsed: ParsedModel, name: str, source: str, overrides: Override
         preprocessing = overrides.preprocessing or parsed.preprocessing()
         if config.head and parsed.labels and len(parsed.labels) == config.head.classes:
             trunk.labels = tuple(str(label) for label in parsed.labels)
+    if trunk.labels is None and trunk.head is not None and trunk.head.linear is not None:
+        trunk.labels = imagenet_names(trunk.head.linear.weight)
     size = _image_size(preprocessing.size, overrides, trunk)
     if size != preprocessing.size:
         preprocessing = preprocessing.with_size(size)
