@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +44,22 @@ from engram.vit import ViT
 
 _Made = TypeVar("_Made", Memory, Sides)
 _KEPT = 8  # selections of tasks whose cells' keys and values are kept
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the head of a task is given of images."""
+
+    own: Tensor  # the task's own tokens (b, k, D), or one vector (b, features)
+    patches: Patches | None
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What the trunk's own head is given: its last tokens (b, n, D) before and after the norm."""
+
+    raw: Tensor
+    tokens: Tensor
 
 
 class MemoryViT(nn.Module):
@@ -375,14 +391,67 @@ class MemoryViT(nn.Module):
             >>> logits["flowers"].shape
             torch.Size([4, 2])
         """
-        names = self.output_names(tasks)
+        seen = self._seen(self.output_names(tasks), pixels, exact)
+        return {name: self._head(name, sight) for name, sight in seen.items()}
+
+    def embed(
+        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
+    ) -> dict[str, Tensor]:
+        """One vector per image of the trunk and of every task: what a head is given of the image.
+
+        `"base"` is the trunk's pooled token after the final norm: its class token, or the mean of
+        the patches where it has none. What a task adds depends on its regime:
+
+        - `head`, `mlp-head`: the trunk's pooled token, the same as `"base"`.
+        - `masked`, `masked+adapter`: the task's own class token (the mean, if it has several).
+        - `readout`: the moments of all layers that its head reads.
+        - `side`, `side+readout`: the pooled token or the moments, then the pooled side patches.
+        - all others: the pooled token of the pass that the task changed.
+
+        A segmentation has the mean over patches of what its head is given of each patch, or its
+        own class tokens' mean where it has some.
+
+        Args:
+            pixels: Normalised pixels (images, 3, height, width).
+            tasks: The tasks to embed for; `"base"` is the trunk. By default `"base"` and all.
+            exact: As in a call of the model: bit for bit what it would be without other tasks.
+
+        Returns:
+            The vectors (images, numbers) by name. Tasks may differ in how many numbers they have.
+
+        Raises:
+            EngramError: A task is not attached, or the pixels have the wrong shape or type.
+
+        Examples:
+            >>> vectors = model.embed(torch.rand(4, 3, 32, 32))
+            >>> vectors["base"].shape, vectors["flowers"].shape
+            (torch.Size([4, 192]), torch.Size([4, 192]))
+        """
+        seen = self._seen(self.embedding_names(tasks), pixels, exact)
+        return {
+            name: self.trunk.pool(sight.tokens)
+            if isinstance(sight, _Base)
+            else self.task(name).head.embed(sight.own, sight.patches)
+            for name, sight in seen.items()
+        }
+
+    def _seen(self, names: Sequence[str], pixels: Tensor, exact: bool) -> dict[str, _Seen | _Base]:
+        """What the head of each of these tasks, and of "base", is given of the images."""
         alone = [n for n in names if n != "base" and self.task(n).spec.parts.changes_trunk]
-        logits = {name: self._answer_alone(name, pixels) for name in alone}
-        shared = [name for name in names if name not in logits]
+        seen: dict[str, _Seen | _Base] = {name: self._seen_alone(name, pixels) for name in alone}
+        shared = [name for name in names if name not in seen]
         if shared:
             size = (pixels.shape[-2], pixels.shape[-1])
-            logits.update(self._answer(shared, self.trunk.embed(pixels), size, exact))
-        return {name: logits[name] for name in names}
+            seen.update(self._seen_together(shared, self.trunk.embed(pixels), size, exact))
+        return {name: seen[name] for name in names}
+
+    def _head(self, name: str, seen: _Seen | _Base) -> Tensor:
+        """The output of "base" or of a task."""
+        if isinstance(seen, _Base):
+            assert self.trunk.head is not None
+            output: Tensor = self.trunk.head(seen.raw, seen.tokens)
+            return output
+        return self.task(name).head.read(seen.own, seen.patches)
 
     def from_cache(
         self,
@@ -411,26 +480,27 @@ class MemoryViT(nn.Module):
         patches = None
         if final is not None and size is not None:
             patches = self._patches(self.trunk, final, size)
-        return {n: self._read(n, streams.get(n), pooled, patches, readers) for n in tasks}
+        sights = {n: self._sight(n, streams.get(n), pooled, patches, readers) for n in tasks}
+        return {name: self._head(name, sight) for name, sight in sights.items()}
 
-    def _read(
+    def _sight(
         self,
         name: str,
         stream: Tensor | None,
         pooled: Tensor,
         patches: Patches | None,
         readers: Readers,
-    ) -> Tensor:
-        """The output of a task that leaves the trunk alone, from all that its head can see."""
+    ) -> _Seen:
+        """What the head of a task that leaves the trunk alone is given."""
         task = self.task(name)
         spec = task.spec
         if stream is not None:
-            return task.head.read(stream, patches)
+            return _Seen(stream, patches)
         if patches is not None and task.kind.per_pixel:
             tokens = readers.patches(name, patches.tokens)
-            return task.head.read(pooled, replace(patches, tokens=tokens))
+            return _Seen(pooled, replace(patches, tokens=tokens))
         layers = spec.layers if spec.parts.moments else 0
-        return task.head.read(readers.features(name, layers, pooled), patches)
+        return _Seen(readers.features(name, layers, pooled), patches)
 
     def _readers(self, names: Sequence[str], x: Tensor, exact: bool = False) -> Readers:
         """What reads the trunk's normed tokens for these tasks; with `exact`, each by itself."""
@@ -510,20 +580,27 @@ class MemoryViT(nn.Module):
         """What a call with these `tasks` answers; without, "base" (if it has a head) and all."""
         if tasks is None:
             return (["base"] if self.trunk.head is not None else []) + list(self._tasks)
+        if "base" in tasks and self.trunk.head is None:
+            raise EngramError(
+                f"The trunk {self.trunk.source} has no head of its own, so there is no 'base'."
+            )
+        return self.embedding_names(tasks)
+
+    def embedding_names(self, tasks: Sequence[str] | None = None) -> list[str]:
+        """What `embed` gives for these `tasks`; without, "base" and all."""
+        if tasks is None:
+            return ["base", *self._tasks]
         if isinstance(tasks, str):
             raise EngramError(f"tasks is the text {tasks!r}; give a list such as [{tasks!r}].")
-        for name in tasks:
+        names = list(dict.fromkeys(tasks))
+        for name in names:
             if name != "base":
                 self.task(name)
-            elif self.trunk.head is None:
-                raise EngramError(
-                    f"The trunk {self.trunk.source} has no head of its own, so there is no 'base'."
-                )
-        return list(dict.fromkeys(tasks))
+        return names
 
-    def _answer(
+    def _seen_together(
         self, names: Sequence[str], x: Tensor, size: tuple[int, int], exact: bool
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, _Seen | _Base]:
         """Base, heads and masked tasks, all from the trunk's embedded tokens x (b, n, D)."""
         masked = [n for n in names if n != "base" and self.task(n).spec.parts.masked]
         others = [n for n in names if n not in masked]
@@ -554,22 +631,21 @@ class MemoryViT(nn.Module):
             readers.see(self.trunk.config.depth, tokens)
         patches = self._patches(self.trunk, tokens, size) if per_pixel else None
         pooled = self.trunk.pool(tokens) if set(others) - {"base"} else raw
-        logits = {}
+        seen: dict[str, _Seen | _Base] = {}
         for name in names:
             if name == "base":
-                assert self.trunk.head is not None
-                logits[name] = self.trunk.head(raw, tokens)
+                seen[name] = _Base(raw, tokens)
             else:
                 stream = self.trunk.norm(streams[name]) if name in streams else None
-                logits[name] = self._read(name, stream, pooled, patches, readers)
-        return logits
+                seen[name] = self._sight(name, stream, pooled, patches, readers)
+        return seen
 
     def _patches(self, trunk: ViT, tokens: Tensor, size: tuple[int, int]) -> Patches:
         """The patches among the last tokens (b, n, D), which come behind all others."""
         rows, columns = (side // trunk.config.patch for side in size)
         return Patches(tokens[:, tokens.shape[1] - rows * columns :], (rows, columns), size)
 
-    def _answer_alone(self, name: str, pixels: Tensor) -> Tensor:
+    def _seen_alone(self, name: str, pixels: Tensor) -> _Seen:
         """A task that changes the trunk's own tokens."""
         task = self.task(name)
         trunk = self.trunk if task.trunk is None else task.trunk
@@ -577,7 +653,7 @@ class MemoryViT(nn.Module):
         pooled = tokens[:, 0] if task.class_token is not None else trunk.pool(tokens)
         size = (pixels.shape[-2], pixels.shape[-1])
         patches = self._patches(trunk, tokens, size) if task.kind.per_pixel else None
-        return task.head.read(pooled, patches)
+        return _Seen(pooled, patches)
 
     def tokens_alone(
         self, task: Task | None, pixels: Tensor, watch: Callable[[Tensor], None] | None = None
@@ -602,13 +678,13 @@ class MemoryViT(nn.Module):
         """How many of the trunk's last tokens the answers of base and heads are made from."""
         needed = 0
         for name in names:
-            head = self.trunk.config.head
-            if name == "base" and head is not None and head.pooling in ("class", "distilled"):
-                needed = max(needed, self.trunk.config.prefix, 1)
-            elif name != "base" and self.trunk.config.class_token:
+            head, prefix = self.trunk.config.head, self.trunk.config.prefix
+            if not self.trunk.config.class_token:
+                needed = n
+            elif name != "base" or head is None:
                 needed = max(needed, 1)
             else:
-                needed = n
+                needed = max(needed, prefix if head.pooling in ("class", "distilled") else n)
         return needed
 
     def _builds_graph(self, names: Sequence[str], x: Tensor) -> bool:

@@ -50,8 +50,12 @@ class TaskHead(nn.Linear):
 
     def read(self, own: Tensor, patches: Patches | None) -> Tensor:
         """The output, from the task's own tokens (b, k, D) or the pooled one (b, D)."""
-        output: Tensor = self(own.mean(1) if own.ndim == 3 else own)
+        output: Tensor = self(self.embed(own, patches))
         return output
+
+    def embed(self, own: Tensor, patches: Patches | None) -> Tensor:
+        """One vector per image (b, features): what the output is computed from."""
+        return own.mean(1) if own.ndim == 3 else own
 
 
 FIRST = {"thresholds": 0.5, "mean": 0.0, "std": 1.0}
@@ -80,6 +84,11 @@ class MaskHead(TaskHead):
         self.project = nn.Linear(width, width, bias=False) if masked else None
         if self.project is not None:
             nn.init.zeros_(self.project.weight)
+
+    def embed(self, own: Tensor, patches: Patches | None) -> Tensor:
+        """The class tokens in the masked regimes, else the patches; the mean of them."""
+        assert patches is not None
+        return (patches.tokens if self.project is None else own).mean(1)
 
     def read(self, own: Tensor, patches: Patches | None) -> Tensor:
         assert patches is not None
