@@ -7,7 +7,7 @@ from PIL import Image
 
 from engram import EngramError
 from engram.cli import main as cli
-from engram.cli.options import DataOptions, named, recipe_from
+from engram.cli.options import DataOptions, named, recipe_from, split_data
 from engram.train.recipe import RECIPES
 
 
@@ -50,6 +50,37 @@ def test_a_name_is_what_stands_before_the_first_equals_sign(
     Path("lr=0.1").touch()
     assert named("lr=0.1") == ("", "lr=0.1")  # a path that exists
     assert named("lr=0.1", ["lr"]) == ("lr", "0.1")  # unless the name is known
+
+
+def test_a_split_is_what_stands_behind_the_last_colon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, expected in {
+        "photos": ("photos", "test"),
+        "photos:val": ("photos", "val"),
+        "photos:Validation": ("photos", "val"),
+        "a:b/photos:train": ("a:b/photos", "train"),
+        r"C:\photos": (r"C:\photos", "test"),
+        r"C:\photos:val": (r"C:\photos", "val"),
+        "hf:owner/name": ("hf:owner/name", "test"),
+        "hf:owner/name:config": ("hf:owner/name:config", "test"),
+        "hf:owner/name:config:val": ("hf:owner/name:config", "val"),
+        "hf:val": ("hf:val", "test"),
+        "cifar100:./copy:val": ("cifar100:./copy", "val"),
+        "pets::masks": ("pets::masks", "test"),
+        "pets::test": ("pets::test", "test"),
+        "pets::masks:val": ("pets::masks", "val"),
+    }.items():
+        assert split_data(text, "test") == expected
+    Path("photos:val").touch()
+    assert split_data("photos:val", "test") == ("photos:val", "test")  # a path that exists
+
+
+def test_folders_have_no_columns(tmp_path: Path) -> None:
+    for options in (DataOptions(image_column="photo"), DataOptions(split_column="fold")):
+        with pytest.raises(EngramError, match=r"has no columns, so --(image|split)-column \w+ has"):
+            options.load(str(tmp_path))
 
 
 def test_classes_of_masks_have_values(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def _break(root: Path, how: str) -> None:
     [
         ("missing", {}, r"images/2\.png has no mask of the same name in .*masks\.$"),
         ("twice", {}, "are masks of the same image; keep one"),
-        ("no masks", {}, "has no folders images/ and masks/"),
+        ("no masks", {}, r"has no masks: .*/images/1\.jpg and .*/masks/1\.png, or .* as .*::MASKS"),
         ("no images", {}, "images contains no images"),
         ("ignored", {"ignore": 1}, "the masks hold nothing but 1, which is ignored"),
         ("colours", {}, r"masks/1\.png: a mask needs one integer per pixel .*, and this is RGB"),

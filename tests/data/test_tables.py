@@ -77,6 +77,22 @@ def test_columns_and_splits_can_be_named(folder: Path) -> None:
         load(table, image="photo", label="what", split_column="fold", splits={"train": "c"})
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_separator_and_the_byte_order_mark_are_found(
+    folder: Path, suffix: str, separator: str, encoding: str
+) -> None:
+    lines = [
+        ["path", "label", "note"],
+        ["blue/000.png", '"blue; or, as they say,\tazure"', "ä"],
+        ["red/000.png", '"a ""red"" one"', ""],
+    ]
+    table = folder / f"table{suffix}"
+    table.write_text("\r\n".join(separator.join(line) for line in lines), encoding=encoding)
+    assert load(table).classes == ('a "red" one', "blue; or, as they say,\tazure")
+
+
 def test_number_labels_are_sorted_as_numbers(folder: Path) -> None:
     records = [{"path": "red/000.png", "label": label} for label in (10, 9, 2)]
     assert load(write_table(folder / "table.jsonl", records)).classes == ("2", "9", "10")
@@ -100,6 +116,12 @@ def test_a_wrong_row_is_refused(folder: Path, change: dict[str, str], sentence: 
     ("name", "text", "sentence"),
     [
         ("t.csv", "", "is an empty table"),
+        (
+            "t.csv",
+            "path,label\na.png,red,or blue",
+            "line 2: more fields than .* columns .2, with ','",
+        ),
+        ("t.csv", 'path,label\n"a.png,red\n', "line 2: unexpected end of data"),
         ("t.jsonl", "{]", "cannot be read as a table"),
         ("t.jsonl", '{"path": 1}\n\n{"path": 2', r"as a table: line 3 column 11: Expecting"),
         ("t.jsonl", "[1]", "line 1: every line must be an object"),
@@ -112,6 +134,12 @@ def test_a_broken_table_is_refused(tmp_path: Path, name: str, text: str, sentenc
     (tmp_path / name).write_text(text)
     with pytest.raises(EngramError, match=sentence):
         load(tmp_path / name)
+
+
+def test_a_table_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("path,label\na.png,grün\n".encode("cp1252"))
+    with pytest.raises(EngramError, match=r"is not text in UTF-8 .*; save the table as CSV UTF-8"):
+        load(tmp_path / "t.csv")
 
 
 def test_a_table_can_have_a_column_of_masks(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ import torch
 from scripts.pretrain_pico import LABELS, fetch, read_split
 
 from benchmarks.paths import ASSETS, BUILD, TRUNK
-from engram.data.datasets import Dataset, Splits, load, split_validation
+from engram.data.datasets import Dataset, Splits, load
 from engram.data.source import Arrays
+from engram.data.validation import split_validation
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from engram import __version__
-from engram.cli.flags import DATA, OUTPUT, TASK
+from engram.cli.flags import OUTPUT, TASK
 
 app = typer.Typer(
     name="engram",
@@ -43,15 +43,6 @@ ImageSize = Annotated[
         "--image-size",
         help="Height and width of images in pixels, if not the trunk's own.",
         rich_help_panel=TASK,
-    ),
-]
-LabelColumns = Annotated[
-    str,
-    typer.Option(
-        "--label",
-        metavar="A,B",
-        help="Label column of a table, or several columns.",
-        rich_help_panel=DATA,
     ),
 ]
 Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from engram.cli.app import ImageSize, Json, app
-from engram.cli.flags import TRAINING, Given, flags_of, numbers
-from engram.cli.options import recipe_from
+from engram.cli.flags import DATA, TRAINING, Given, flags_of, numbers
+from engram.cli.options import ColumnOptions, recipe_from
 from engram.cli.terminal import bars, show, show_document, steps
 from engram.train.recipe import RECIPES, Recipe
 
@@ -68,7 +68,7 @@ def bench_command(
 
 
 @app.command(name="reproduce")
-@flags_of({Recipe: TRAINING}, RECIPES["paper"])
+@flags_of({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
 def reproduce_command(
     dataset: Annotated[
         str, typer.Option("--dataset", metavar="DATA", help="A preset such as cifar100, or data.")
@@ -92,6 +92,7 @@ def reproduce_command(
     flags: Given | None = None,
 ) -> None:
     """Train a table of the paper with its own recipe, and print it next to the paper's figures."""
+    from engram.data.datasets import load
     from engram.experiments.reproduce import plan, reproduce
 
     recipe, lrs = recipe_from("paper", (flags or {})[Recipe]), numbers("--lr", lr, float)
@@ -99,8 +100,9 @@ def reproduce_command(
         show(plan(dataset, table, recipe, lrs, seeds), as_json)
         return
     with bars(as_json) as progress:
+        columns = ColumnOptions(**(flags or {})[ColumnOptions])
         result = reproduce(
             dataset, backbone, out, table=table, recipe=recipe, lrs=lrs, seeds=seeds,
-            image_size=image_size, progress=progress,
+            image_size=image_size, splits=load(dataset, **columns.columns()), progress=progress,
         )  # fmt: skip
     show(result, as_json)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Json, LabelColumns, Overwrite, Tasks, app
-from engram.cli.flags import DATA, OUTPUT, RESOURCES
+from engram.cli.app import Backbone, Json, Overwrite, Tasks, app
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.inference import Split, Workers, data_for
+from engram.cli.options import ColumnOptions
 from engram.cli.terminal import bars, show
 from engram.errors import EngramError
 from engram.util.description import Description
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @app.command(name="export")
+@flags_of({ColumnOptions: DATA})
 def export_command(
     sources: Annotated[
         list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one trunk.")
@@ -55,13 +57,12 @@ def export_command(
         list[str] | None,
         typer.Option(
             "--data",
-            metavar="NAME=DATA",
-            help="Measure a task before and after.",
+            metavar="NAME=DATA[:SPLIT]",
+            help="Measure a task before and after, on a split of its own if you like; repeatable.",
             rich_help_panel=DATA,
         ),
     ] = None,
     split: Split = "test",
-    label: LabelColumns = "",
     backbone: Backbone = None,
     batch: Annotated[
         int, typer.Option(help="Images per pass, when measuring.", rich_help_panel=RESOURCES)
@@ -69,6 +70,7 @@ def export_command(
     workers: Workers = 2,
     overwrite: Overwrite = False,
     as_json: Json = False,
+    flags: Given | None = None,
 ) -> None:
     """Write all tasks as one file that runs without engram, checked against the model."""
     from engram.export.runtime import require_onnx
@@ -86,16 +88,17 @@ def export_command(
         model = load_model(sources, backbone)
         names = model.output_names(tasks or None)
         own = [name for name in names if name != "base"]
-        pairs = [data_for(model, own, text, split, label) for text in data or ()]
+        columns = ColumnOptions(**(flags or {})[ColumnOptions])
+        found = [data_for(model, own, text, split, columns) for text in data or ()]
 
         def measure(engine: Engine | None, when: str) -> dict[str, dict[str, Any]]:
             return {
-                name: answers(
-                    model, splits, name,
-                    split=split, batch=batch, workers=workers, engine=engine,
-                    progress=partial(progress, f"{name} {when}"),
+                one.task: answers(
+                    model, one.splits, one.task,
+                    split=one.split, batch=batch, workers=workers, engine=engine,
+                    progress=partial(progress, f"{one.task} {when}"),
                 ).metrics()
-                for name, splits in pairs
+                for one in found
             }  # fmt: skip
 
         before = measure(None, "before")

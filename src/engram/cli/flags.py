@@ -41,7 +41,8 @@ def flags_of(
     Args:
         panels: The dataclasses, each with the panel of `--help` that lists its flags unless a
             setting names another.
-        defaults: An instance whose values the help shows in place of the class's own defaults.
+        defaults: An instance of one of them, whose values the help shows in place of the class's
+            own defaults.
 
     Returns:
         A decorator. The command receives what was given as `flags`, a `Given`.
@@ -60,7 +61,8 @@ def flags_of(
             for settings_class in panels
         }
         for settings_class, items in settings.items():
-            parameters += _options(items, panels[settings_class], defaults)
+            shown = defaults if isinstance(defaults, settings_class) else None
+            parameters += _options(items, panels[settings_class], shown)
         parameters = sorted(
             (parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters), key=_panel
         )

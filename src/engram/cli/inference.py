@@ -6,15 +6,16 @@ import base64
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Engrams, Json, LabelColumns, Tasks, app
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, words
-from engram.cli.options import named
+from engram.cli.app import Backbone, Engrams, Json, Tasks, app
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
+from engram.cli.options import ColumnOptions, named, split_data
 from engram.cli.terminal import bars, show
 from engram.errors import EngramError, Notice
 from engram.util.description import Description
@@ -33,19 +34,19 @@ Workers = Annotated[
 
 
 @app.command(name="eval")
+@flags_of({ColumnOptions: DATA})
 def eval_command(
     sources: Engrams,
     data: Annotated[
         list[str],
         typer.Option(
             "--data",
-            metavar="NAME=DATA",
-            help="A task and its data; repeatable.",
+            metavar="NAME=DATA[:SPLIT]",
+            help="A task and its data, with a split of its own if you like; repeatable.",
             rich_help_panel=DATA,
         ),
     ],
     split: Split = "test",
-    label: LabelColumns = "",
     backbone: Backbone = None,
     batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
     workers: Workers = 2,
@@ -60,6 +61,7 @@ def eval_command(
         typer.Option(metavar="FILE.html", help="Also write a page.", rich_help_panel=OUTPUT),
     ] = None,
     as_json: Json = False,
+    flags: Given | None = None,
 ) -> None:
     """Measure tasks on data, all of them attached together."""
     from engram.inference.evaluate import answers
@@ -71,27 +73,38 @@ def eval_command(
         check_page_path(report)  # before an hour of work, not after it
     with bars(as_json) as progress:
         team, model = Team(), load_model(sources, backbone)
+        columns = ColumnOptions(**(flags or {})[ColumnOptions])
         found = [
             answers(
-                model, splits, name, split=split, batch=batch, workers=workers, team=team,
+                model, one.splits, name, split=one.split, batch=batch, workers=workers, team=team,
                 progress=partial(progress, name),
             )
-            for name, splits in _pairs(model, data, split, label).items()
+            for name, one in _pairs(model, data, split, columns).items()
         ]  # fmt: skip
     rows = []
     if report is not None and team.main:
-        rows = _write_report(report, model, found, split)
-    metrics = {one.task: one.metrics(skip_bad) for one in found}
+        rows = _write_report(report, model, found)
+    metrics = {one.task: {"split": one.dataset.split, **one.metrics(skip_bad)} for one in found}
     show(_metrics_description(model, metrics, rows), as_json)
 
 
+@dataclass(frozen=True)
+class TaskData:
+    """The data of `--data NAME=DATA:split`, for one task."""
+
+    task: str
+    splits: Splits
+    split: str
+
+
 def data_for(
-    model: MemoryViT, tasks: Sequence[str], text: str, split: str, label: str = ""
-) -> tuple[str, Splits]:
-    """The task and the data of `--data NAME=DATA`; DATA alone is enough for a single task."""
+    model: MemoryViT, tasks: Sequence[str], text: str, split: str, columns: ColumnOptions
+) -> TaskData:
+    """What `--data NAME=DATA:split` says; DATA alone is enough for a single task."""
     from engram.data.datasets import load
 
-    name, source = named(text, tasks)
+    name, rest = named(text, tasks)
+    source, split = split_data(rest, split)
     if not name and len(tasks) != 1:
         raise EngramError(
             f"--data {text}: which of the tasks {', '.join(tasks)} is it for? Write "
@@ -100,41 +113,44 @@ def data_for(
     task = model.task(name or tasks[0])
     if task.spec.name not in tasks:
         raise EngramError(f"--data {text} is for none of the tasks {', '.join(tasks)}.")
-    splits = load(source, split=split, like=task.spec, label=words(label) or None)
+    splits = load(source, split=split, like=task.spec, **columns.columns())
     if splits.unsplit:
         notice = (
             f"{source} has no splits, so all its {len(splits[split]):,} images are measured; if "
             f"{task.spec.name!r} learned from them, that is no test."
         )
         warnings.warn(notice, Notice, stacklevel=2)
-    return task.spec.name, splits
+    return TaskData(task.spec.name, splits, split)
 
 
-def _pairs(model: MemoryViT, data: Sequence[str], split: str, label: str) -> dict[str, Splits]:
-    pairs: dict[str, Splits] = {}
+def _pairs(
+    model: MemoryViT, data: Sequence[str], split: str, columns: ColumnOptions
+) -> dict[str, TaskData]:
+    pairs: dict[str, TaskData] = {}
     for text in data:
-        name, splits = data_for(model, list(model.tasks), text, split, label)
-        if name in pairs:
+        found = data_for(model, list(model.tasks), text, split, columns)
+        if found.task in pairs:
             raise EngramError(
-                f"--data {text}: there is data for {name!r} already; evaluate on one after the "
-                "other."
+                f"--data {text}: there is data for {found.task!r} already; evaluate on one after "
+                "the other."
             )
-        pairs[name] = splits
+        pairs[found.task] = found
     if not pairs:
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
     return pairs
 
 
 def _write_report(
-    path: Path, model: MemoryViT, answers: Sequence[Answers], split: str
+    path: Path, model: MemoryViT, answers: Sequence[Answers]
 ) -> list[tuple[str, str]]:
     from engram.report.page import write_report
     from engram.report.task_section import TaskPart
 
     names = ", ".join(one.task for one in answers)
+    splits = " and ".join(dict.fromkeys(one.dataset.split for one in answers))
     parts = [TaskPart(one) for one in answers]
     try:
-        write_report(path, model, parts, title=f"{names}: how good on the {split} split")
+        write_report(path, model, parts, title=f"{names}: how good on the {splits} split")
     except EngramError as error:  # what was measured is shown all the same
         return [("report", f"not written: {error}")]
     return []
@@ -148,13 +164,14 @@ def _metrics_description(
     table = tuple(
         (
             name,
+            values["split"],
             f"{values['images']:,}",
             *(f"{values[key]:.4f}" if key in values else "" for key in columns),
             str(len(values["unreadable"])),
         )
         for name, values in metrics.items()
     )
-    return Description(metrics, rows, ("task", "images", *columns, "unreadable"), table)
+    return Description(metrics, rows, ("task", "split", "images", *columns, "unreadable"), table)
 
 
 @app.command(name="predict")

@@ -1,11 +1,11 @@
-"""What the flags of `fit` and `sweep` say about data, tasks and recipes."""
+"""What flags say about data, tasks and recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, words
 from engram.errors import EngramError
@@ -17,13 +17,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class ColumnOptions:
+    """Which columns of a table, or of a Hub dataset, hold what. Every command on data has these."""
+
+    image_column: str = setting("", "column of a table that holds the images", metavar="NAME")
+    label: str = setting("", "label column of a table, or several columns", metavar="A,B")
+    split_column: str = setting(
+        "", "column of a table that says the split of a row; none if there is none", metavar="NAME"
+    )
+
+    def columns(self) -> ColumnArguments:
+        """The arguments of `data.load` that they are."""
+        return {
+            "image": self.image_column or None,
+            "label": words(self.label) or None,
+            "split_column": self.split_column or None,
+        }
+
+
+class ColumnArguments(TypedDict):
+    image: str | None
+    label: list[str] | None
+    split_column: str | None
+
+
+@dataclass(frozen=True)
+class DataOptions(ColumnOptions):
     """What the data is: the kind of task it is for, and where its labels are."""
 
     kind: str = setting(
         "classification", "kind of task: classification, multilabel, regression or segmentation"
     )
-    label: str = setting("", "label column of a table, or several columns", metavar="A,B")
     classes: str = setting(
         "", "class names; for masks with their values: pet=1,sky=2", metavar="A,B"
     )
@@ -40,8 +64,8 @@ class DataOptions:
         self._check_masks(bool(values))
         return load(
             data,
+            **self.columns(),
             kind=self.kind,
-            label=words(self.label) or None,
             classes=names or None,
             values=values or None,
             ignore=IGNORED if self.ignore is None else self.ignore,
@@ -104,3 +128,18 @@ def named(text: str, names: Collection[str] = ()) -> tuple[str, str]:
     if not equals or (name not in names and Path(text).exists()):
         return "", text
     return name, rest
+
+
+def split_data(text: str, split: str) -> tuple[str, str]:
+    """DATA:split in its two parts; the given split where the text names none, or is a path.
+
+    Only the name of a split after the last colon counts, so drives, presets with a copy and
+    hf:owner/name:config stay whole.
+    """
+    from engram.data.source import split_of
+
+    data, colon, name = text.rpartition(":")
+    named = split_of(name) if colon else None
+    if named is None or data.endswith(":") or data in ("", "hf") or Path(text).exists():
+        return text, split
+    return data, named

@@ -79,7 +79,7 @@ def fit_command(
     kind = job.model.task(task).kind
     rows = _result_rows(result, kind)
     if job.splits.ignored:
-        rows.append(("ignored", f"{job.splits.ignored} files that are no images"))
+        rows.append(("ignored", job.splits.ignored_words))
     document = {**result.to_dict(), "report": report}
     columns, table = result.table(kind) if isinstance(result, AutoResult) else ((), ())
     show(Description(document, [*rows, ("report", report)], columns, table), as_json)

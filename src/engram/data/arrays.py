@@ -39,7 +39,8 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
     }
     labels = arrays[next(iter(keys.values()))[1]]
     columns = _label_columns(labels, classes, request)
-    return FoundData(splits, classes, label_columns=columns, unsplit=unsplit)
+    by = "" if unsplit else "the names of the arrays"
+    return FoundData(splits, classes, label_columns=columns, unsplit=unsplit, split_by=by)
 
 
 def _read_arrays(path: Path) -> dict[str, Array]:
@@ -83,7 +84,8 @@ def read_digits(request: DataRequest) -> FoundData:
         )
         for split, chosen in (("train", ~test), ("test", test))
     }
-    return FoundData(splits, augment="pad-crop", flip=False)
+    by = "every fifth image of a class, which is test data"
+    return FoundData(splits, augment="pad-crop", flip=False, split_by=by)
 
 
 # One split

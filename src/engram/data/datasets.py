@@ -5,8 +5,8 @@ A `Dataset` lists samples without decoding them; `loader.Loader` reads them in b
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
@@ -20,6 +20,7 @@ from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
 from engram.data.tables import TABLES, read_table
+from engram.data.validation import split_validation
 from engram.errors import EngramError
 from engram.images.decode import BadImage, image_size
 from engram.images.masks import Legend
@@ -110,8 +111,8 @@ class Splits:
     """What `load` found: a Dataset for each split, or None, and how to augment the training data.
 
     `augment` and `flip` are what suits this data ("inception" or "pad-crop", mirrored or not).
-    `ignored` counts the files and rows that were left out. `unsplit` means that the source has no
-    splits.
+    `left_out` counts the files and rows that were not used, by what they are. `unsplit` means that
+    the source has no splits; otherwise `split_by` is what says them, such as "the column 'fold'".
     """
 
     name: str
@@ -121,8 +122,9 @@ class Splits:
     test: Dataset | None = None
     augment: str = "inception"
     flip: bool = True
-    ignored: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
     unsplit: bool = False
+    split_by: str = ""
     kind: str = "classification"
     legend: Legend | None = None  # of segmentation: what the values in masks mean
 
@@ -130,9 +132,20 @@ class Splits:
         """The split by name; an EngramError if there is none."""
         dataset = getattr(self, split) if split in SPLITS else None
         if not isinstance(dataset, Dataset):
-            available = ", ".join(name for name in SPLITS if getattr(self, name) is not None)
-            raise EngramError(f"{self.name} has no {split} split; it has {available}.")
+            available = [name for name in SPLITS if getattr(self, name) is not None]
+            raise EngramError(_no_split(self.name, split, available))
         return dataset
+
+    @property
+    def ignored(self) -> int:
+        """How many files and rows were left out."""
+        return sum(self.left_out.values())
+
+    @property
+    def ignored_words(self) -> str:
+        """What was left out, for people: "3: 2 .mov, 1 hidden"."""
+        kinds = [f"{count:,} {what}" for what, count in self.left_out.items() if count]
+        return f"{self.ignored:,}: {', '.join(kinds[:6])}{', …' if len(kinds) > 6 else ''}"
 
     @property
     def task(self) -> TaskArguments:
@@ -156,52 +169,6 @@ class Splits:
             return self
         train, val = split_validation(self["train"], share, seed)
         return replace(self, train=train, val=val)
-
-
-def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """(train, val): a stratified share of the training data, the same for the same seed.
-
-    Every class keeps at least one training image. Where an image has no single class, the share is
-    drawn from all images. The choice depends on the samples' names, not on their order. If no
-    sample can be spared, it is an EngramError.
-    """
-    if not 0 < share < 1:
-        raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
-    groups = _by_class(train)
-    chosen = [
-        np.random.default_rng([seed, c]).permutation(group)[:count]
-        for c, (group, count) in enumerate(zip(groups, _held_out(groups, share, seed), strict=True))
-    ]
-    held_out = np.sort(np.concatenate(chosen))
-    if len(held_out) == 0:
-        raise EngramError(
-            f"{train.name} is too small to hold out {share:.0%} for validation: "
-            f"{len(train)} images in {len(train.classes)} classes; add images or a val split."
-        )
-    kept = np.setdiff1d(np.arange(len(train)), held_out)
-    return train.subset(kept, "train"), train.subset(held_out, "val")
-
-
-def _by_class(dataset: Dataset) -> list[Integers]:
-    """The samples of every class, sorted by name; all in the first where there are no classes."""
-    by_name = np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
-    labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
-    by_class = by_name[np.argsort(labels[by_name], kind="stable")]
-    sizes = np.bincount(labels, minlength=len(dataset.classes))
-    return np.split(by_class, np.cumsum(sizes)[:-1])
-
-
-def _held_out(groups: Sequence[Integers], share: float, seed: int) -> Integers:
-    """How many samples of every group to hold out, so that all of them add up to the share."""
-    sizes: Integers = np.array([len(group) for group in groups])
-    wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
-    take: Integers = np.minimum(np.floor(wanted).astype(np.int64), spare)
-    # What rounding down left over goes to the classes that lost most by it, ties by the seed.
-    tie = np.random.default_rng([seed]).random(len(groups))
-    for c in np.lexsort((tie, np.floor(wanted) - wanted)):
-        if take.sum() < round(share * sizes.sum()) and take[c] < spare[c]:
-            take[c] += 1
-    return take
 
 
 def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = False) -> None:
@@ -319,6 +286,7 @@ def _read(name: str, request: DataRequest) -> FoundData:
             f"{name} is the name of a dataset and of a path here; write ./{name} for the path."
         )
     if name == "digits":
+        _refuse_columns(name, request)
         return read_digits(request)
     if prefix in PRESETS:
         return read_preset(prefix, rest, request)
@@ -331,18 +299,31 @@ def _read(name: str, request: DataRequest) -> FoundData:
 
 
 def _read_path(path: Path, request: DataRequest) -> FoundData:
+    if path.suffix.lower() in TABLES and path.is_file():
+        return read_table(path, request)
+    _refuse_columns(str(path), request)
     if path.is_dir():
         if request.has_masks:
             return read_mask_folders(path, None)
         return read_class_folders(path, request)
-    if path.suffix.lower() in TABLES:
-        return read_table(path, request)
     if path.suffix.lower() == ".npz":
         return read_npz(path, request)
     raise EngramError(
         f"{path} is not data of a known kind; give a folder of class folders, "
         f"a table ({', '.join(TABLES)}) or an .npz file."
     )
+
+
+def _refuse_columns(name: str, request: DataRequest) -> None:
+    for flag, given in (
+        ("--image-column", request.image_column),
+        ("--split-column", request.split_column),
+    ):
+        if given is not None:
+            raise EngramError(
+                f"{name} has no columns, so {flag} {given} has no meaning here; only tables and "
+                "Hub datasets have columns to choose from."
+            )
 
 
 def _refuse_unused_columns(name: str, given: Sequence[str], found: FoundData) -> None:
@@ -367,8 +348,18 @@ def _keep_only(name: str, found: FoundData, split: str) -> None:
     if found.unsplit:
         found.splits = {split: found.splits["train"]}
     if split not in found.splits:
-        raise EngramError(f"{name} has no {split} split; it has {', '.join(found.splits)}.")
+        raise EngramError(_no_split(name, split, found.splits))
     found.splits = {split: found.splits[split]}
+
+
+def _no_split(name: str, split: str, available: Iterable[str]) -> str:
+    """That there is no such split, and how to choose another one."""
+    there = [other for other in SPLITS if other in available]
+    sentence = f"{name} has no {split} split; it has {' and '.join(there)}"
+    others = [other for other in there if other != "train"]
+    if others and split != "train":
+        return f"{sentence}. Choose with --split {others[0]} (split={others[0]!r} in Python)."
+    return f"{sentence}."
 
 
 def _numbered(
@@ -393,8 +384,9 @@ def _numbered(
         **datasets,
         augment=found.augment,
         flip=found.flip,
-        ignored=found.ignored,
+        left_out=found.left_out,
         unsplit=found.unsplit,
+        split_by=found.split_by,
         kind=kind,
         legend=legend,
     )

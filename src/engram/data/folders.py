@@ -1,17 +1,22 @@
 """Folders of images: a folder per class, or a tree of images and a tree of their masks."""
 
 import os
-from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+import warnings
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from engram.data.source import DataRequest, Files, FoundData, FoundSplit, match_splits, split_of
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
+from engram.images.heic import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".jp2", ".avif"),
+    *(".ppm", ".pgm", ".pbm", ".jp2", ".avif", *HEIC_SUFFIXES),
 )
+# Folders that a system or another program makes for itself, next to those that begin with . or __.
+_SYSTEM_FOLDERS = {"@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+_HIDDEN, _HEIC, _LOOSE = "hidden", "HEIC", "images outside of the class folders"
 
 
 # A folder per class
@@ -25,6 +30,11 @@ def read_class_folders(root: Path, request: DataRequest) -> FoundData:
             f"{request.kind} needs a table with columns of labels, or an .npz file."
         )
     subfolders = _subfolders(root)
+    if [path.name for path in subfolders] == ["images", "masks"]:
+        raise EngramError(
+            f"{root} has the folders images/ and masks/, as data for segmentation has; give "
+            "--kind segmentation (kind= in Python), or rename them if they are two classes."
+        )
     splits = {path.name: path for path in subfolders if split_of(path.name)}
     _refuse_classes_next_to_splits(
         root, [p.name for p in subfolders if p.name not in splits], splits
@@ -35,9 +45,8 @@ def read_class_folders(root: Path, request: DataRequest) -> FoundData:
     if has_splits:
         names = match_splits(splits, {}, str(root))
         found = {split: _read_classes(splits[name]) for split, name in names.items()}
-    else:
-        found = {"train": _read_classes(root)}
-    return _found(found, unsplit=not has_splits)
+        return _found(found, names.values(), _loose_files(root))
+    return _found({"train": _read_classes(root)})
 
 
 def _refuse_classes_next_to_splits(
@@ -53,11 +62,12 @@ def _refuse_classes_next_to_splits(
             )
 
 
-def _read_classes(root: Path) -> tuple[FoundSplit, int]:
-    """The images below every class folder, and how many other files there are."""
+def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
+    """The images below every class folder, and what other files there are."""
     folders = _subfolders(root)
+    left_out = _loose_files(root)
     if not folders:
-        if any(path.suffix.lower() in SUFFIXES for path in root.iterdir()):
+        if left_out[_LOOSE] or left_out[_HEIC]:
             raise EngramError(
                 f"{root} has images but no class folders; put them into a folder per class."
             )
@@ -65,17 +75,35 @@ def _read_classes(root: Path) -> tuple[FoundSplit, int]:
     _refuse_same_folder(folders)
     paths: list[str] = []
     labels: list[str] = []
-    ignored = 0
     for folder, files in zip(folders, _files_below(folders), strict=True):
-        images = _images(files)
+        images, others = _sorted_out(files)
         if not images:
-            raise EngramError(
-                f"{folder} is a class without images of its own; add some or remove the folder."
-            )
+            raise _no_images(folder, "is a class without images of its own", files, others)
         paths += images
         labels += [folder.name] * len(images)
-        ignored += len(files) - len(images)
-    return FoundSplit(Files(tuple(paths)), labels), ignored
+        left_out += others
+    return FoundSplit(Files(tuple(paths)), labels), left_out
+
+
+def _loose_files(root: Path) -> Counter[str]:
+    """The files next to class folders or folders of splits, none of which are used."""
+    images, others = _sorted_out(_scan(os.fspath(root))[0])
+    return others + Counter({_LOOSE: len(images)})
+
+
+def _no_images(folder: Path, what: str, files: Sequence[str], others: Counter[str]) -> EngramError:
+    if others[_HEIC]:
+        shown = next(path for path in files if _suffix(path) in HEIC_SUFFIXES)
+        return EngramError(
+            f"{folder} has {others[_HEIC]:,} HEIC images, such as {shown}, and {HEIC_NEEDS}."
+        )
+    only = f", only {_counted(others)}" if others else ""
+    return EngramError(f"{folder} {what}{only}; add some or remove the folder.")
+
+
+def _counted(files: Counter[str]) -> str:
+    names = [f"{count:,} {what}" for what, count in files.most_common(4)]
+    return ", ".join(names) + (", …" if len(files) > 4 else "")
 
 
 def _refuse_same_folder(folders: Sequence[Path]) -> None:
@@ -103,8 +131,10 @@ def read_mask_folders(root: Path, masks: Path | None) -> FoundData:
     splits = {name: path for name, path in subfolders.items() if split_of(name)}
     if not splits:
         raise EngramError(
-            f"{root} has no folders images/ and masks/; put images and masks of the same names "
-            "there, or give two folders of the same shape as IMAGES::MASKS."
+            f"{root} has no masks: segmentation needs one for every image. Put images and masks of "
+            f"the same names into two folders, such as {root}/images/1.jpg and {root}/masks/1.png, "
+            f"or give two folders of the same shape as {root}::MASKS. A mask is a PNG with the "
+            "number of a class in every pixel; docs/data.md, section Masks, shows more."
         )
     found = {}
     for split, name in match_splits(splits, {}, str(root)).items():
@@ -112,7 +142,7 @@ def read_mask_folders(root: Path, masks: Path | None) -> FoundData:
             if not (splits[name] / needed).is_dir():
                 raise EngramError(f"{splits[name]} has no folder {needed}/.")
         found[split] = _pair_masks(splits[name] / "images", splits[name] / "masks")
-    return _found(found)
+    return _found(found, splits)
 
 
 def _read_trees(images: Path, masks: Path) -> FoundData:
@@ -120,16 +150,18 @@ def _read_trees(images: Path, masks: Path) -> FoundData:
         raise EngramError(f"{masks} is not a folder; give the folder of the masks.")
     names = [path.name for path in _subfolders(images)]
     if not names or not all(split_of(name) for name in names):
-        return _found({"train": _pair_masks(images, masks)}, unsplit=True)
+        return _found({"train": _pair_masks(images, masks)})
     splits = match_splits(names, {}, str(images))
-    return _found({s: _pair_masks(images / name, masks / name) for s, name in splits.items()})
+    found = {s: _pair_masks(images / name, masks / name) for s, name in splits.items()}
+    return _found(found, names)
 
 
-def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, int]:
+def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, Counter[str]]:
     """Every image with the mask of the same name, whatever the suffix, in the other tree."""
-    paths, ignored = images_below(images)
+    (files,) = _files_below([images])
+    paths, left_out = _sorted_out(files)
     if not paths:
-        raise EngramError(f"{images} contains no images.")
+        raise _no_images(images, "contains no images", files, left_out)
     by_stem: dict[str, str] = {}
     for path in _masks_in(masks, {os.path.dirname(_stem(path, images)) for path in paths}):
         stem = _stem(path, masks)
@@ -141,7 +173,7 @@ def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, int]:
         others = f", nor do {len(missing) - 1} other images" if len(missing) > 1 else ""
         raise EngramError(f"{missing[0]} has no mask of the same name in {masks}{others}.")
     found = Files(tuple(by_stem[_stem(path, images)] for path in paths))
-    return FoundSplit(Files(tuple(paths)), [None] * len(paths), found), ignored
+    return FoundSplit(Files(tuple(paths)), [None] * len(paths), found), left_out
 
 
 def _masks_in(masks: Path, folders: set[str]) -> list[str]:
@@ -150,18 +182,28 @@ def _masks_in(masks: Path, folders: set[str]) -> list[str]:
     Unlike the folders of images, these may be links to one and the same folder.
     """
     found = [os.path.join(masks, folder) for folder in sorted(folders)]
-    return _images([path for folder in found if os.path.isdir(folder) for path in _scan(folder)[0]])
+    files = [path for folder in found if os.path.isdir(folder) for path in _scan(folder)[0]]
+    return _sorted_out(files)[0]
 
 
 def _stem(path: str, root: Path) -> str:
     return os.path.splitext(os.path.relpath(path, root))[0]
 
 
-def _found(splits: Mapping[str, tuple[FoundSplit, int]], unsplit: bool = False) -> FoundData:
+def _found(
+    splits: Mapping[str, tuple[FoundSplit, Counter[str]]],
+    folders: Iterable[str] = (),
+    left_out: Counter[str] | None = None,
+) -> FoundData:
+    """What was read, from the folders of splits if there are some."""
+    left_out = sum((others for _, others in splits.values()), left_out or Counter())
+    _tell_of_heic(left_out)
+    names = [f"{name}/" for name in folders]
     return FoundData(
         {split: found for split, (found, _) in splits.items()},
-        unsplit=unsplit,
-        ignored=sum(ignored for _, ignored in splits.values()),
+        unsplit=not names,
+        split_by=f"the folders {' and '.join(names)}" if names else "",
+        left_out=left_out,
     )
 
 
@@ -174,8 +216,9 @@ def images_below(folder: Path) -> tuple[list[str], int]:
     Hidden files count as other files. Hidden folders are skipped, links to folders are followed.
     """
     (files,) = _files_below([folder])
-    images = _images(files)
-    return images, len(files) - len(images)
+    images, others = _sorted_out(files)
+    _tell_of_heic(others)
+    return images, others.total()
 
 
 def _files_below(roots: Sequence[Path]) -> list[list[str]]:
@@ -249,14 +292,31 @@ def _identity(folder: str | Path) -> Hashable:
     return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(folder)
 
 
-def _images(files: Sequence[str]) -> list[str]:
-    """Those files that are images and not hidden, sorted."""
-    return sorted(
-        path
-        for path in files
-        if os.path.splitext(path)[1].lower() in SUFFIXES
-        and not os.path.basename(path).startswith(".")
-    )
+def _sorted_out(files: Iterable[str]) -> tuple[list[str], Counter[str]]:
+    """Those files that are images and not hidden, sorted, and what the others are."""
+    images: list[str] = []
+    others: Counter[str] = Counter()
+    for path in files:
+        suffix = _suffix(path)
+        if os.path.basename(path).startswith("."):
+            others[_HIDDEN] += 1
+        elif suffix not in SUFFIXES:
+            others[suffix or "without a suffix"] += 1
+        elif suffix in HEIC_SUFFIXES and not can_read_heic():
+            others[_HEIC] += 1
+        else:
+            images.append(path)
+    return sorted(images), others
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _tell_of_heic(left_out: Counter[str]) -> None:
+    if left_out[_HEIC]:
+        notice = f"{left_out[_HEIC]:,} HEIC images are left out; {HEIC_NEEDS}."
+        warnings.warn(notice, Notice, stacklevel=2)
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -265,4 +325,4 @@ def _subfolders(root: Path) -> list[Path]:
 
 def _is_hidden(name: str) -> bool:
     """Whether a program made this folder for itself, such as .ipynb_checkpoints or __MACOSX."""
-    return name.startswith((".", "__"))
+    return name.startswith((".", "__")) or name in _SYSTEM_FOLDERS

@@ -55,7 +55,8 @@ def find_column(
         usual = [by_name[name] for name in USUAL_COLUMNS[role] if name in by_name]
         if usual or not needed:
             return usual[0] if usual else ""
-        option = "image= in Python" if role == "image" else "--label (label= in Python)"
+        image = role == "image"
+        option = "--image-column (image= in Python)" if image else "--label (label= in Python)"
         names = ", ".join(USUAL_COLUMNS[role])
         hint = f"; name one of them with {option}, or rename it to one of {names}"
     raise EngramError(
@@ -250,13 +251,19 @@ def _class_name(location: str, label: Any, listed: Names | None) -> str:
     return listed[int(label)]
 
 
-def _is_true(location: str, column: str, cell: Any) -> bool:
+def truth(cell: Any) -> bool | None:
+    """Whether a cell says true or false: 1, true and yes, or 0, false and no; else None."""
     text = str(cell).strip().lower()
     if text in ("1", "1.0", "true", "yes"):
         return True
-    if text in ("0", "0.0", "false", "no"):
-        return False
-    raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected 0 or 1.")
+    return False if text in ("0", "0.0", "false", "no") else None
+
+
+def _is_true(location: str, column: str, cell: Any) -> bool:
+    value = truth(cell)
+    if value is None:
+        raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected 0 or 1.")
+    return value
 
 
 def _number(location: str, column: str, cell: Any) -> float:

@@ -6,8 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engram.data.labels import LABELS, find_column, read_labels
-from engram.data.source import DataRequest, Files, FoundData, FoundSplit, StoredImage, match_splits
+from engram.data.source import (
+    SPLITS,
+    DataRequest,
+    Files,
+    FoundData,
+    FoundSplit,
+    StoredImage,
+    match_splits,
+)
+from engram.data.split_columns import NO_COLUMN, could_divide, divide_rows
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.util.optional import require
@@ -51,6 +62,11 @@ def read_hub(source: str, request: DataRequest) -> FoundData:
     except Exception as error:  # the network, the Hub and the files can fail in any way
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise EngramError(f"hf:{source} cannot be loaded: {reason.rstrip('.')}.") from error
+    unsplit, by = list(tables) == [_UNSPLIT], "the Hub"
+    divided = _divide(datasets, tables, f"hf:{source}", request)
+    if divided:
+        tables, by = divided
+        unsplit, request = False, replace(request, split_names={})
     splits, classes = {}, None
     columns: list[str] = []
     for split, name in match_splits(tables, request.split_names, f"hf:{source}").items():
@@ -58,8 +74,46 @@ def read_hub(source: str, request: DataRequest) -> FoundData:
             datasets, tables[name], f"hf:{source}/{name}", request
         )
         classes = classes or listed
-    unsplit = list(tables) == [_UNSPLIT]
-    return FoundData(splits, classes, label_columns=columns, unsplit=unsplit)
+    return FoundData(
+        splits, classes, label_columns=columns, unsplit=unsplit, split_by="" if unsplit else by
+    )
+
+
+def _divide(
+    datasets: Any, tables: Mapping[str, Any], source: str, request: DataRequest
+) -> tuple[dict[str, Any], str] | None:
+    """A single table as one for each split, if a column of it says the split of every row."""
+    if request.split_names and set(request.split_names.values()) <= tables.keys():
+        return None
+    if len(tables) > 1:
+        if request.split_column not in (None, NO_COLUMN):
+            raise EngramError(
+                f"{source} has the splits {', '.join(tables)}, so --split-column (split_column= in "
+                "Python) has no meaning; leave it out."
+            )
+        return None
+    (table,) = tables.values()
+    image, labels, _ = _columns(datasets, table, source, request)
+
+    def cells(column: str, rows: slice = slice(None)) -> list[Any]:
+        found: list[Any] = table.select_columns([column])[rows][column]
+        names = getattr(table.features[column], "names", None)  # of a ClassLabel
+        return (
+            found
+            if names is None
+            else [names[i] if i in range(len(names)) else None for i in found]
+        )
+
+    columns = table.column_names
+    if request.split_column is None:  # a look at some rows spares reading all of every column
+        kinds, first = (datasets.Value, datasets.ClassLabel), slice(100)
+        plain = [name for name, kind in table.features.items() if isinstance(kind, kinds)]
+        columns = [name for name in plain if could_divide(name, cells(name, first))]
+    division = divide_rows(source, columns, cells, request, taken={image, *labels})
+    if division is None:
+        return None
+    rows = np.array([split or "" for split in division.splits])
+    return {s: table.select(np.flatnonzero(rows == s)) for s in SPLITS if s in rows}, division.by
 
 
 def _load_tables(datasets: Any, source: str) -> dict[str, Any]:
@@ -81,11 +135,7 @@ def _read_split(
     datasets: Any, table: Any, title: str, request: DataRequest
 ) -> tuple[FoundSplit, list[str] | None, list[str]]:
     """One split, the classes that its label column lists, and the label columns."""
-    available = table.column_names
-    images = [c for c, feature in table.features.items() if isinstance(feature, datasets.Image)]
-    only = images[0] if len(images) == 1 else None
-    image = find_column(title, available, "image", request.image_column or only)
-    columns = LABELS[request.kind].columns(title, available, request.label_columns, request.classes)
+    image, columns, images = _columns(datasets, table, title, request)
 
     def encoded(column: str) -> HubRows:
         rows = table.select_columns([column])
@@ -102,6 +152,18 @@ def _read_split(
     cells = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
     labels = read_labels(title, cells, listed, request)
     return FoundSplit(encoded(image), labels), listed, columns
+
+
+def _columns(
+    datasets: Any, table: Any, title: str, request: DataRequest
+) -> tuple[str, list[str], list[str]]:
+    """The column of images, those of labels, and all that hold images."""
+    available = table.column_names
+    images = [c for c, feature in table.features.items() if isinstance(feature, datasets.Image)]
+    only = images[0] if len(images) == 1 else None
+    image = find_column(title, available, "image", request.image_column or only)
+    labels = LABELS[request.kind].columns(title, available, request.label_columns, request.classes)
+    return image, labels, images
 
 
 # Datasets known by name
@@ -175,7 +237,7 @@ def _read_inaturalist(root: Path, request: DataRequest) -> FoundData:
             raise EngramError(f"{root / file} is not an annotation file: {error!r}.") from error
         rows = Files(tuple(image for image, _ in samples))
         splits[split] = FoundSplit(rows, [label for _, label in samples])
-    return FoundData(splits)
+    return FoundData(splits, split_by=" and ".join(request.split_names.values()))
 
 
 def _annotated_images(root: Path, file: str) -> list[tuple[str, str]]:

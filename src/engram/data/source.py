@@ -128,8 +128,8 @@ class FoundData:
     """All splits that a reader found, and what the source says about its classes.
 
     `unsplit` means that nothing in the source says that this is training data, so it may be used
-    as any split. `augment` and `flip` are the augmentation that suits the data. `ignored` counts
-    the files or rows that were left out.
+    as any split; otherwise `split_by` is what says it, for sentences. `augment` and `flip` are the
+    augmentation that suits the data. `left_out` counts what was not used, by what it is.
     """
 
     splits: dict[str, FoundSplit]
@@ -138,7 +138,8 @@ class FoundData:
     unsplit: bool = False
     augment: str = "inception"
     flip: bool = True
-    ignored: int = 0
+    split_by: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 # Names of splits
@@ -152,7 +153,8 @@ def check_split(split: str) -> None:
 
 def split_of(name: str) -> str | None:
     """The split that is usually called `name`: train, val, test or None."""
-    return next((split for split, names in SPLITS.items() if name.lower() in names), None)
+    name = name.strip().lower()
+    return next((split for split, names in SPLITS.items() if name in names), None)
 
 
 def match_splits(names: Iterable[str], given: Mapping[str, str], source: str) -> dict[str, str]:

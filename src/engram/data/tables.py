@@ -1,5 +1,6 @@
 """Tables of image paths and labels: CSV, TSV, JSON lines, parquet."""
 
+import codecs
 import csv
 import json
 import os
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.labels import LABELS, find_column
-from engram.data.source import DataRequest, Files, FoundData, FoundSplit, match_splits
+from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
+from engram.data.split_columns import divide_rows
 from engram.errors import EngramError
 from engram.util.optional import require
 
@@ -33,32 +35,23 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     labels = LABELS[request.kind].columns(
         str(path), columns, request.label_columns, request.classes
     )
-    split = find_column(str(path), columns, "split", request.split_column, needed=False)
-    splits = _splits(path, records, split, request.split_names)
-    samples: dict[str, list[_Sample]] = {name: [] for name in splits.values()}
-    ignored = 0
-    for row, record in enumerate(records, start=1):
-        name = splits.get(str(record.get(split)) if split else "train")
-        if name is None:  # a row of a split that was not asked for
-            ignored += 1
-        else:
+    division = divide_rows(
+        str(path), columns, lambda column: [record.get(column) for record in records],
+        request, taken={image, *labels},
+    )  # fmt: skip
+    splits = division.splits if division else ["train"] * len(records)
+    samples: dict[str, list[_Sample]] = {name: [] for name in SPLITS if name in splits}
+    for row, (name, record) in enumerate(zip(splits, records, strict=True), start=1):
+        if name is not None:  # else a row of a split that was not asked for
             samples[name].append(_read_sample(path, row, record, image, labels, request))
     _refuse_missing(path, [sample for found in samples.values() for sample in found])
     return FoundData(
         {name: _found_split(found, request) for name, found in samples.items()},
         label_columns=labels,
-        unsplit=not split,
-        ignored=ignored,
+        unsplit=division is None,
+        split_by=division.by if division else "",
+        left_out={"rows of no split": splits.count(None)} if None in splits else {},
     )
-
-
-def _splits(
-    path: Path, records: Sequence[Mapping[str, Any]], column: str, given: Mapping[str, str]
-) -> dict[str, str]:
-    """What a cell of the split column means: the table's name of a split -> train, val or test."""
-    names = sorted({str(record.get(column)) for record in records}) if column else ["train"]
-    source = f"{path}, column {column!r}," if column else str(path)
-    return {name: split for split, name in match_splits(names, given, source).items()}
 
 
 def _read_sample(
@@ -107,7 +100,11 @@ def _found_split(samples: Sequence[_Sample], request: DataRequest) -> FoundSplit
 def _read_records(path: Path) -> list[dict[str, Any]]:
     try:
         records = TABLES[path.suffix.lower()](path)
-    except (csv.Error, ValueError, OSError) as error:
+    except UnicodeDecodeError as error:
+        raise EngramError(
+            f"{path} is not text in UTF-8 (byte {error.start:,}); save the table as CSV UTF-8."
+        ) from error
+    except (ValueError, OSError) as error:
         raise EngramError(f"{path} cannot be read as a table: {error}.") from error
     if not records:
         raise EngramError(f"{path} is an empty table.")
@@ -115,8 +112,36 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    with path.open(newline="", encoding=_encoding(path)) as file:
+        separator = _separator(file.readline())
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
+        records: list[dict[str, Any]] = []
+        try:
+            for record in reader:
+                if None in record:
+                    raise csv.Error(
+                        f"more fields than the first line has columns ({len(record) - 1}, with "
+                        f"{separator!r} between them); put quotes around text that has this "
+                        "character in it"
+                    )
+                records.append(record)
+        except csv.Error as error:
+            raise ValueError(f"line {reader.reader.line_num}: {error}") from error
+        return records
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8, with or without a byte order mark, unless the mark is that of UTF-16."""
+    with path.open("rb") as file:
+        return (
+            "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        )
+
+
+def _separator(first_line: str) -> str:
+    """The separator that makes most columns of the first line: a comma, a semicolon or a tab."""
+    return max(",;\t", key=lambda one: len(next(csv.reader([first_line], delimiter=one), [])))
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:

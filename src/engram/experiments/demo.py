@@ -22,8 +22,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits, load, split_validation
+from engram.data.datasets import Dataset, Splits, load
 from engram.data.scenes import scene_splits
+from engram.data.validation import split_validation
 from engram.experiments.demo_checks import (
     accuracy,
     base_is_identical,

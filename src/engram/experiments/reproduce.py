@@ -143,16 +143,17 @@ def reproduce(
     lrs: Sequence[float] = (),
     seeds: int = 1,
     image_size: int | None = None,
+    splits: Splits | None = None,
     team: Team | None = None,
     progress: Progress = silent,
 ) -> Description:
     """Train the rows of a table that are missing, and return it with the paper's figures.
 
-    `out` holds an engram for each row, `results.json` and `results.md`, which are rewritten after
-    every row.
+    `splits` is the dataset, if it is loaded already. `out` holds an engram for each row,
+    `results.json` and `results.md`, which are rewritten after every row.
     """
     recipe, team, rows = recipe or RECIPES["paper"], team or Team(), rows_of(table)
-    splits, trunk = load(dataset), load_trunk(backbone, image_size=image_size)
+    splits, trunk = splits or load(dataset), load_trunk(backbone, image_size=image_size)
     paths = {row: out / f"{row.name}.safetensors" for row in rows}
     existing = {row: _read(path, row, splits, trunk, recipe) for row, path in paths.items()}
     done: dict[str, Engram] = {}

@@ -1,7 +1,8 @@
 """Decode images safely: any bytes give an image, or a BadImage that says what is wrong.
 
 The size is read from the header before anything is decoded, only formats that start no other
-program are opened, and whatever the decoder raises becomes a BadImage.
+program are opened, and whatever the decoder raises becomes a BadImage. HEIC is tried last, see
+`heic.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from engram.errors import EngramError
+from engram.images.heic import HEADER_BYTES, HEIC_NEEDS, can_read_heic, heic_format, is_heic
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 
@@ -84,7 +86,7 @@ def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[I
             yield Image.fromarray(source)
         else:
             stream = io.BytesIO(source) if isinstance(source, bytes) else source
-            with Image.open(stream, formats=FORMATS) as image:
+            with _open(stream, name) as image:
                 if image.width * image.height > max_pixels:
                     raise LargeImage(
                         f"{name}: {image.width}x{image.height} pixels are more than the limit "
@@ -103,6 +105,25 @@ def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[I
         raise BadImage(f"{name}: {reason}") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
         raise BadImage(f"{name}: {str(error) or type(error).__name__}") from error
+
+
+def _open(stream: str | os.PathLike[str] | IO[bytes], name: str) -> Image.Image:
+    try:
+        return Image.open(stream, formats=FORMATS)
+    except UnidentifiedImageError:
+        if not is_heic(_header(stream)):
+            raise
+    if not can_read_heic():
+        raise BadImage(f"{name}: {HEIC_NEEDS}")
+    return Image.open(stream, formats=[heic_format()])
+
+
+def _header(stream: str | os.PathLike[str] | IO[bytes]) -> bytes:
+    if isinstance(stream, (str, os.PathLike)):
+        with open(stream, "rb") as file:
+            return file.read(HEADER_BYTES)
+    stream.seek(0)
+    return stream.read(HEADER_BYTES)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -138,7 +159,7 @@ def _gray(image: Image.Image, brightest: int) -> Image.Image:
 
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1 is upright."""
-    if image.format == "TIFF":  # Pillow turns these upright itself, and gives their upright size
+    if image.format in ("TIFF", "HEIF"):  # turned by the decoder, which gives the upright size
         return 1
     try:
         return int(image.getexif().get(0x0112, 1))

@@ -140,7 +140,8 @@ def _view(
         turn = orientation(image)
         width, height = image.size[::-1] if turn >= 5 else image.size
         left, top, right, bottom = choose_box(width, height)
-        if not isinstance(source, Image.Image):  # draft would change the caller's image
+        # A draft would change the caller's image, and of HEIC it would be a thumbnail.
+        if not isinstance(source, Image.Image) and image.format != "HEIF":
             scale = _DRAFT_MARGIN * max(view_width / (right - left), view_height / (bottom - top))
             if scale < 1:
                 image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))

@@ -1,10 +1,15 @@
-"""The image formats that the service accepts, recognised by content, and the scans of a JPEG."""
+"""The image formats that the service accepts, recognised by content, and the scans of a JPEG.
+
+HEIC is not among them, even where pillow-heif is installed: it would hand strangers' files to a
+large decoder in C++ that Pillow does not come with.
+"""
 
 from __future__ import annotations
 
 import re
 
 from engram.images.decode import BadImage
+from engram.images.heic import HEADER_BYTES, is_heic
 
 #: For sentences.
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
@@ -28,6 +33,8 @@ def check_format(data: bytes, name: str) -> None:
     """Refuse what is in none of the formats, and a JPEG of too many scans, with a BadImage."""
     if not data:
         raise BadImage(f"{name}: the file is empty")
+    if is_heic(data[:HEADER_BYTES]):  # the test after which `images.decode` would open it
+        raise BadImage(f"{name}: HEIC is not accepted here")
     if not _SIGNATURES.match(data):
         raise BadImage(f"{name}: not an image that can be read")
     if data.startswith(b"\xff\xd8") and scans(data, MAX_SCANS + 1) > MAX_SCANS:

@@ -1,0 +1,172 @@
+"""Which split each row of a table belongs to, as one of its columns says.
+
+A column says it if its cells are nothing but names of splits (train, Validation, TEST, …), whatever
+the column is called, or if it is a flag: is_train, is_val or is_test with true and false in it. So
+no table trains on its test rows because of the name of a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engram.data.labels import find_column, truth
+from engram.data.source import DataRequest, match_splits, split_of
+from engram.errors import EngramError
+
+#: What `--split-column` says for a table without splits, whatever its columns look like.
+NO_COLUMN = "none"
+
+_FLAG = re.compile(r"is[ _-]?([a-z]+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Division:
+    """The split of every row, None for a row that is left out, and the columns that say it."""
+
+    splits: Sequence[str | None]
+    columns: tuple[str, ...]
+
+    @property
+    def by(self) -> str:
+        """What says it, for sentences."""
+        noun = "the column " if len(self.columns) == 1 else "the columns "
+        return noun + " and ".join(map(repr, self.columns))
+
+
+def divide_rows(
+    source: str,
+    columns: Iterable[str],
+    cells: Callable[[str], Sequence[Any]],
+    request: DataRequest,
+    taken: Collection[str] = (),
+) -> Division | None:
+    """The splits of rows, from the column that the caller names or else from the one that has them.
+
+    Args:
+        source: What errors call the table.
+        columns: The names of its columns.
+        cells: Gives the cells of a column.
+        request: May name the column, and the splits in it.
+        taken: Columns of images and labels, which are not looked at.
+
+    Returns:
+        None where no column says anything about splits. Several that say different things are an
+        EngramError that asks for one.
+    """
+    available, given = list(columns), request.split_column
+    if given == NO_COLUMN and given not in available:
+        return None
+    if given is not None:
+        column = find_column(source, available, "split", given)
+        flag = None if request.split_names else _read_flag(column, cells(column))
+        if flag is not None:
+            return _combined(source, {column: flag})
+        return _named(source, column, cells(column), request.split_names)
+    free = [column for column in available if column not in taken]
+    usual = find_column(source, free, "split", None, needed=False)
+    found: list[Division] = []
+    flags: dict[str, tuple[str, list[bool]]] = {}
+    for column in free:
+        values = cells(column)
+        if _holds_names(values):
+            _refuse_gaps(source, column, values, usual)
+            found.append(_named(source, column, values, {}))
+        elif (flag := _read_flag(column, values)) is not None:
+            flags[column] = flag
+    if flags:
+        found.append(_combined(source, flags))
+    if not found:
+        return _named(source, usual, cells(usual), request.split_names) if usual else None
+    if any(division.splits != found[0].splits for division in found):
+        _ask(source, [column for division in found for column in division.columns])
+    return found[0]
+
+
+def could_divide(column: str, cells: Sequence[Any]) -> bool:
+    """Whether a column may be one that `divide_rows` looks for, by some of its cells."""
+    empty = all(map(_is_empty, cells))
+    return empty or _holds_names(cells) or _read_flag(column, cells) is not None
+
+
+def _ask(source: str, columns: Sequence[str]) -> None:
+    named = f"{', '.join(map(repr, columns[:-1]))} and {columns[-1]!r}"
+    raise EngramError(
+        f"{source}: the columns {named} say different things about which rows are for training "
+        f"and which for test; choose one with --split-column {columns[0]} (split_column= in "
+        f"Python), or --split-column {NO_COLUMN} if none of them does."
+    )
+
+
+# Columns of names
+
+
+def _holds_names(cells: Iterable[Any]) -> bool:
+    """Whether there are names of splits in the cells, and nothing else but empty cells."""
+    seen = False
+    for cell in cells:
+        if _is_empty(cell):
+            continue
+        if not isinstance(cell, str) or split_of(cell) is None:
+            return False
+        seen = True
+    return seen
+
+
+def _refuse_gaps(source: str, column: str, cells: Sequence[Any], usual: str) -> None:
+    """Ask about empty cells where the name of the column promises nothing."""
+    empty = sum(map(_is_empty, cells))
+    if empty and column != usual:
+        raise EngramError(
+            f"{source}: the column {column!r} names splits, but is empty in {empty:,} of "
+            f"{len(cells):,} rows; fill it in, or give --split-column {column} (split_column= in "
+            f"Python) to leave these rows out, or --split-column {NO_COLUMN} if it is about "
+            "something else."
+        )
+
+
+def _named(source: str, column: str, cells: Sequence[Any], given: Mapping[str, str]) -> Division:
+    names = [str(cell) for cell in cells]
+    meanings = {name: split for name in set(names) if (split := split_of(name)) is not None}
+    if given or not meanings:
+        location = f"{source}, column {column!r},"
+        matched = match_splits(sorted(set(names)), given, location)
+        meanings = {name: split for split, name in matched.items()}
+    return Division([meanings.get(name) for name in names], (column,))
+
+
+def _is_empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+# Flags: is_train, is_val, is_test
+
+
+def _read_flag(column: str, cells: Sequence[Any]) -> tuple[str, list[bool]] | None:
+    """The split that a column of true and false is about, and the rows; an empty cell is false."""
+    match = _FLAG.fullmatch(column.strip())
+    split = split_of(match[1]) if match else None
+    if split is None or all(map(_is_empty, cells)):
+        return None
+    values = [False if _is_empty(cell) else truth(cell) for cell in cells]
+    rows = [value for value in values if value is not None]
+    return (split, rows) if len(rows) == len(values) else None
+
+
+def _combined(source: str, flags: Mapping[str, tuple[str, list[bool]]]) -> Division:
+    """What flags say together. Rows that none of them marks are the split that has no flag."""
+    marked = [split for split, _ in flags.values()]
+    rest = next((split for split in ("train", "test", "val") if split not in marked), None)
+    rows: list[str | None] = []
+    for values in zip(*(values for _, values in flags.values()), strict=True):
+        true = {split for split, is_true in zip(marked, values, strict=True) if is_true}
+        if len(true) > 1:
+            raise EngramError(
+                f"{source}, row {len(rows) + 1} is marked for {' and '.join(sorted(true))} by the "
+                f"columns {' and '.join(flags)}; mark every row once, or choose a column with "
+                f"--split-column {next(iter(flags))} (split_column= in Python)."
+            )
+        rows.append(true.pop() if true else rest)
+    return Division(rows, tuple(flags))
