@@ -72,7 +72,7 @@ def test_export_measures_tasks_before_and_after(work: Path, capsys: Output) -> N
 
 
 def test_export_writes_what_torch_runs_alone(work: Path, capsys: Output) -> None:
-    command = ("one.safetensors", "-o", "out/model.pt2", "--data", "colours.npz", "--workers", 0)
+    command = ("one.safetensors", "-o", "out/model.pt2", "--data", "colours.npz:train", "--workers", 0)
     assert run(*command) == 0
     printed = capsys.readouterr().out
     assert "torch.export, float32" in printed

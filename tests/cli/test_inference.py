@@ -33,17 +33,33 @@ def test_eval_measures_tasks_together_as_alone(work: Path, capsys: Output) -> No
         assert alone["images"] == together[name]["images"] == 21
         assert alone["accuracy"] == together[name]["accuracy"]
         assert alone["loss"] == pytest.approx(together[name]["loss"], abs=1e-5)
-    assert set(together["new"]) == {
-        "accuracy",
-        "images",
-        "loss",
-        "macro_f1",
-        "ece",
-        "split",
-        "unreadable",
-    }
+    keys = {"accuracy", "images", "loss", "macro_f1", "ece", "split", "unreadable"}
+    assert set(together["new"]) == keys
     assert run("eval", "old.safetensors", "--data", "colours.npz", "--split", "train") == 0
     assert "60" in capsys.readouterr().out
+
+
+def test_every_task_is_measured_on_its_own_split(work: Path, capsys: Output) -> None:
+    model = MemoryViT(load_trunk("vit"))
+    model.add_task("other", ["red", "green", "blue"], 2, seed=1)
+    model.save("other", "other.safetensors")
+    data = ("--data", "old=colours.npz:train", "--data", "other=colours.npz", "--workers", 0)
+    assert run("eval", "old.safetensors", "other.safetensors", *data, "--json") == 0
+    metrics = document(capsys)
+    assert [metrics["old"]["split"], metrics["other"]["split"]] == ["train", "test"]
+    assert [metrics["old"]["images"], metrics["other"]["images"]] == [60, 21]
+
+
+def test_eval_names_the_split_that_there_is(work: Path, capsys: Output) -> None:
+    for split in ("train", "val"):
+        for name in ("red", "green", "blue"):
+            (work / "photos" / split / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16), name).save(work / "photos" / split / name / "0.png")
+    command = ("eval", "old.safetensors", "--data", "photos", "--workers", 0, "--json")
+    sentence = "photos has no test split; it has train and val. Choose with --split val "
+    assert_refused(sentence, run(*command), capsys)
+    assert run(*command, "--split", "val") == 0
+    assert document(capsys)["old"]["images"] == 3
 
 
 def test_eval_says_that_data_without_splits_is_no_test(work: Path, capsys: Output) -> None:
@@ -62,6 +78,19 @@ def test_eval_finds_labels_in_the_column_that_is_named(work: Path, capsys: Outpu
     assert "has no column 'label'" in capsys.readouterr().err
     assert run(*command, "--label", "colour") == 0
     assert document(capsys)["old"]["images"] == 1
+
+
+def test_eval_finds_images_and_splits_in_the_columns_that_are_named(
+    work: Path, capsys: Output
+) -> None:
+    rows = ["photo;label;fold;stage", "red.png;red;test;train", "red.png;red;train;test"]
+    Path("table.csv").write_text("\n".join([*rows, "red.png;red;train;test"]))
+    command = ("eval", "old.safetensors", "--data", "table.csv", "--workers", 0, "--json")
+    assert_refused("name one of them with --image-column", run(*command), capsys)
+    columns = ("--image-column", "photo")
+    assert_refused("choose one with --split-column fold", run(*command, *columns), capsys)
+    assert run(*command, *columns, "--split-column", "stage") == 0
+    assert document(capsys)["old"]["images"] == 2
 
 
 def test_paths_may_have_an_equals_sign(work: Path, capsys: Output) -> None:

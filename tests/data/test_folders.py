@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from tests.support.datasets import COLOURS, sample_names, write_class_folders, write_image
 from tests.support.masks import image_with_mask, write_masks
+from tests.support.pictures import encoded
 
 from engram.data.datasets import load
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
 from engram.images.decode import read_image
 from engram.images.masks import Legend
 
@@ -283,3 +284,60 @@ def test_two_folders_have_to_be_folders(tmp_path: Path) -> None:
     ):
         with pytest.raises(EngramError, match=sentence):
             load(spec, kind="segmentation")
+
+
+# What phones and computers put into folders
+
+
+def phone_folder(root: Path) -> Path:
+    """Photographs as phones store them, and what phones and computers put next to them."""
+    cats, dogs = root / "cats", root / "dogs"
+    for folder in (cats, dogs):
+        write_image(folder / "IMG_0001.JPG")
+        (folder / "IMG_0002.HEIC").write_bytes(encoded("HEIF", 6))
+        (folder / "PXL_0003.avif").write_bytes(encoded("AVIF"))
+        write_image(folder / "IMG-0004.webp")
+        Image.new("RGBA", (12, 10), (255, 0, 0, 128)).save(folder / "Screenshot.PNG")
+        (folder / "IMG_0002.MOV").write_bytes(b"film")  # of a Live Photo
+        (folder / "Thumbs.db").write_bytes(b"x")
+        (folder / ".DS_Store").write_bytes(b"x")
+        (folder / "._IMG_0001.JPG").write_bytes(b"AppleDouble")
+        write_image(folder / "@eaDir" / "IMG_0001.JPG")
+    write_image(root / "IMG_0009.JPG")
+    (root / ".DS_Store").write_bytes(b"x")
+    return root
+
+
+def test_a_folder_of_phone_photographs_is_read_and_the_rest_is_counted(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif")
+    splits = load(phone_folder(tmp_path))
+    assert splits.classes == ("cats", "dogs")
+    assert len(splits["train"]) == 10
+    assert all(read_image(splits["train"].read(i)).mode == "RGB" for i in range(10))
+    expected = {".mov": 2, ".db": 2, "hidden": 5, "images outside of the class folders": 1}
+    assert splits.left_out == expected
+    assert splits.ignored == 10
+
+
+def test_without_pillow_heif_photographs_are_counted_and_said_how_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pillow_heif")  # makes the photographs
+    monkeypatch.setattr("engram.data.folders.can_read_heic", lambda: False)
+    root = phone_folder(tmp_path)
+    install = r"pip install 'engram-vit\[heic\]'"
+    with pytest.warns(Notice, match=f"Left out: 2 HEIC images; .*{install}"):
+        splits = load(root)
+    assert len(splits["train"]) == 8
+    assert splits.left_out["HEIC"] == 2
+    for path in root.glob("cats/*"):
+        if path.is_file() and path.suffix != ".HEIC":
+            path.unlink()
+    with pytest.raises(EngramError, match=rf"cats has 1 HEIC image, such as .*HEIC, .*{install}"):
+        load(root)
+
+
+def test_images_next_to_masks_are_not_two_classes(tmp_path: Path) -> None:
+    write_masks(tmp_path, {"1": 1, "2": 2})
+    with pytest.raises(EngramError, match="as data for segmentation has; give --kind segmentation"):
+        load(tmp_path)

@@ -94,9 +94,8 @@ def _loose_files(root: Path) -> Counter[str]:
 def _no_images(folder: Path, what: str, files: Sequence[str], others: Counter[str]) -> EngramError:
     if others[_HEIC]:
         shown = next(path for path in files if _suffix(path) in HEIC_SUFFIXES)
-        return EngramError(
-            f"{folder} has {others[_HEIC]:,} HEIC images, such as {shown}, and {HEIC_NEEDS}."
-        )
+        count = _heic_images(others)
+        return EngramError(f"{folder} has {count}, such as {shown}, and {HEIC_NEEDS}.")
     only = f", only {_counted(others)}" if others else ""
     return EngramError(f"{folder} {what}{only}; add some or remove the folder.")
 
@@ -315,8 +314,12 @@ def _suffix(path: str) -> str:
 
 def _tell_of_heic(left_out: Counter[str]) -> None:
     if left_out[_HEIC]:
-        notice = f"{left_out[_HEIC]:,} HEIC images are left out; {HEIC_NEEDS}."
+        notice = f"Left out: {_heic_images(left_out)}; {HEIC_NEEDS}."
         warnings.warn(notice, Notice, stacklevel=2)
+
+
+def _heic_images(files: Counter[str]) -> str:
+    return f"{files[_HEIC]:,} HEIC image{'s' * (files[_HEIC] != 1)}"
 
 
 def _subfolders(root: Path) -> list[Path]:

@@ -30,6 +30,16 @@ def test_other_formats_are_refused_whatever_their_name(kind: str) -> None:
         check_format(encoded(kind), "a.png")
 
 
+def test_heic_is_refused_whatever_else_its_header_says() -> None:
+    for header in (
+        b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+        b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifheic",
+        b"\0\0\0\x18ftypavif\0\0\0\0mif1hevc",
+    ):
+        with pytest.raises(BadImage, match="a: HEIC is not accepted here"):
+            check_format(header + bytes(100), "a")
+
+
 def test_an_empty_file_says_so() -> None:
     with pytest.raises(BadImage, match="the file is empty"):
         check_format(b"", "a.png")
