@@ -72,10 +72,11 @@ def test_export_measures_tasks_before_and_after(work: Path, capsys: Output) -> N
 
 
 def test_export_writes_what_torch_runs_alone(work: Path, capsys: Output) -> None:
-    command = ("one.safetensors", "-o", "out/model.pt2", "--data", "colours.npz:train", "--workers", 0)
-    assert run(*command) == 0
+    data = ("--data", "colours.npz:train", "--workers", 0)
+    assert run("one.safetensors", "-o", "out/model.pt2", *data) == 0
     printed = capsys.readouterr().out
     assert "torch.export, float32" in printed
+    assert " 60 " in printed  # images of the split behind the colon
     assert "+0.00%" in printed
     code = (
         "import sys, torch; program = torch.export.load('out/model.pt2').module();"
