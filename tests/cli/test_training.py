@@ -38,7 +38,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     masked = ("--regime", "masked", "--cells", 3)
     assert fit("--json", "--test", *masked, "--label-smoothing", 0.1) == 0
     said = document(capsys)
-    promised = ["task", "path", "regime", "parameters", "seconds", "metrics"]
+    promised = ["task", "path", "regime", "parameters", "seconds", "metrics", "training"]
     assert list(said) == [*promised, "report"]
     assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33

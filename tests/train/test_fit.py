@@ -110,14 +110,16 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     result = engram.fit(model, "colours", splits, recipe, out=out, test=True)
     header = engram.inspect(out)
     about_data = {"data": splits.name, "train_images": 54}
-    assert header.recipe == {**recipe.to_dict(), **about_data}
+    assert result.ending is not None
+    ended = {"training": result.ending.to_dict()}
+    assert header.recipe == {**recipe.to_dict(), **about_data, **ended}
     assert json.loads(json.dumps(header.metrics)) == json.loads(json.dumps(result.metrics))
     run = out.parent / "colours.run"
     names = {path.name for path in run.iterdir() if not path.name.startswith("events.out")}
     assert names == {"history.csv", "history.svg", "finished.json", "lock"}
     assert any(path.name.startswith("events.out") for path in run.iterdir())  # TensorBoard's
     lines = (run / "history.csv").read_text().splitlines()
-    assert lines[0] == "step,epoch,loss,lr,val_loss,val_accuracy"
+    assert lines[0] == "step,epoch,loss,lr,val_loss,val_accuracy,best_step"
     assert [line.split(",")[0] for line in lines[1:]] == ["2", "4"]
     drawn = ElementTree.parse(run / "history.svg").getroot()
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"

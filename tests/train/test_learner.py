@@ -12,6 +12,7 @@ from tests.support.training import start
 from engram import Recipe
 from engram.data.datasets import load
 from engram.train.learner import Learner
+from engram.train.result import Ending
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -76,16 +77,17 @@ def test_a_restored_learner_goes_on_as_the_first_would_have(
     first = Learner(start(small_trunk, splits), "colours", recipe)
     for step in range(3):
         pushed(first, step)
-    first.record({"accuracy": 0.5})
+    first.record({"accuracy": 0.5, "loss": 1.0}, 3)
     second = Learner(start(small_trunk, splits), "colours", recipe)
     kept = {name: value.clone() for name, value in first.tensors().items()}
     second.restore(kept, first.about())
-    assert (second.best_score, second.since_best) == (0.5, 0)
+    assert (second.best_score, second.best_step, second.since_best) == (0.5, 3, 0)
     for step in (3, 4):
         for a, b in zip(pushed(first, step), pushed(second, step), strict=True):
             assert torch.equal(a, b)
     for learner in (first, second):
-        assert learner.choose_weights()
+        learner.finish(5, 10, 2)
+    assert first.ending == second.ending == Ending(5, 10, 2, kept=3, patience=2)
     assert all(map(torch.equal, first.parameters, second.parameters))
 
 
@@ -106,12 +108,40 @@ def test_patience_counts_validations_without_a_better_score(
 ) -> None:
     learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
     seen = []
-    for score in (0.5, 0.4, 0.6, 0.6, 0.1):
-        learner.record({"accuracy": score})
+    for step, score in enumerate((0.5, 0.4, 0.6, 0.6, 0.1, 0.9)):
+        learner.record({"accuracy": score}, step)
         seen.append(learner.done)
-    assert seen == [False, False, False, False, True]
-    assert learner.best_score == 0.6
-    impatient = Learner(start(small_trunk, load(colours)), "colours", Recipe())
-    for _ in range(5):
-        impatient.record({"accuracy": 0.5})
-    assert not impatient.done
+    assert seen == [False, False, False, False, True, True]
+    assert (learner.best_score, learner.best_step, learner.last_step) == (0.6, 2, 4)
+    endless = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=0))
+    for step in range(50):
+        endless.record({"accuracy": 0.5}, step)
+    assert not endless.done
+
+
+def test_of_equal_scores_the_lower_loss_is_better_but_only_a_clear_fall_is_worth_more_patience(
+    small_trunk: Path, colours: Path
+) -> None:
+    learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
+    waited = []
+    for step, loss in enumerate((0.5, 0.4, 0.399, 0.398)):
+        learner.record({"accuracy": 1.0, "loss": loss}, step)
+        waited.append(learner.since_best)
+    assert waited == [0, 0, 1, 2]
+    assert learner.done
+    assert (learner.best_step, learner.best_loss) == (3, 0.398)
+    learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
+    for step, metrics in enumerate(((0.5, 0.9), (0.4, 0.1), (0.49, 0.2), (0.48, 0.3))):
+        learner.record(dict(zip(("accuracy", "loss"), metrics, strict=True)), step)
+    assert learner.done  # a score that comes back to where it was has not risen
+    assert learner.best_step == 0
+
+
+def test_without_patience_the_last_weights_are_kept(small_trunk: Path, colours: Path) -> None:
+    learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=0, ema=0))
+    learner.record({"accuracy": 0.9}, 1)
+    last = pushed(learner, 1)
+    learner.record({"accuracy": 0.1}, 2)
+    learner.finish(2, 2, 1)
+    assert all(map(torch.equal, last, learner.parameters))
+    assert learner.ending == Ending(2, 2, 1, kept=2, patience=0)

@@ -31,6 +31,7 @@ def test_the_paper_recipe_is_the_papers() -> None:
         0,
     )
     assert paper.micro_batch < paper.batch  # accumulated
+    assert paper.patience == 0  # all steps are taken, and the last weights are kept
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,17 @@ def test_the_rate_warms_up_linearly_and_falls_as_a_cosine() -> None:
     assert rates[55] == pytest.approx(0.5)  # half-way
     assert rates[105] == pytest.approx(0.0, abs=1e-12)
     assert Recipe(warmup=0, schedule="constant").rate_at(90, 100, 0.3) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_epoch", "expected"),
+    [(300, 10, 10), (900, 10, 30), (50, 10, 5), (4, 10, 1), (100_000, 80_000, 10_000)],
+)
+def test_by_default_a_validation_follows_every_epoch_but_10_to_30_in_a_run(
+    steps: int, per_epoch: int, expected: int
+) -> None:
+    assert Recipe().steps_between_evaluations(steps, per_epoch) == expected
+    assert Recipe(evaluations=4).steps_between_evaluations(400, per_epoch) == 100
 
 
 @pytest.mark.parametrize("optimizer", RATES)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from engram.train.result import Result
+from engram.train.result import Ending, Result
 
 RESULT = Result(
     task="t",
@@ -15,6 +15,7 @@ RESULT = Result(
     path=Path("a") / "t.safetensors",
     unreadable={"x.png": "x.png: the file is empty"},
     history=[{"step": 1, "loss": 2.0}],
+    ending=Ending(steps=24, planned=60, per_epoch=2, kept=14, patience=5),
 )
 
 
@@ -27,8 +28,33 @@ def test_a_result_is_a_document() -> None:
         "parameters": 12,
         "seconds": 1.23,
         "metrics": {"val": {"accuracy": 0.5}},
+        "training": {
+            "steps": 24,
+            "planned_steps": 60,
+            "steps_per_epoch": 2,
+            "epochs": 12.0,
+            "kept_step": 14,
+            "stopped_early": True,
+        },
     }
-    assert list(document) == ["task", "path", "regime", "parameters", "seconds", "metrics"]
+    assert list(document)[:6] == ["task", "path", "regime", "parameters", "seconds", "metrics"]
+
+
+def test_how_training_ended_is_a_sentence() -> None:
+    assert str(RESULT.ending) == (
+        "stopped after 12 of 30 epochs (24 steps): no improvement in 5 validations; kept the "
+        "weights of step 14, the best on validation"
+    )
+    assert str(Ending(60, 60, 2, 58, 5)) == (
+        "30 epochs (60 steps); kept the weights of step 58, the best on validation"
+    )
+    assert str(Ending(60, 60, 2, 60, 0)) == "30 epochs (60 steps); kept the last weights"
+
+
+def test_an_ending_is_read_from_the_record_of_an_engram() -> None:
+    assert RESULT.ending is not None
+    assert Ending.recorded({"patience": 5, "training": RESULT.ending.to_dict()}) == RESULT.ending
+    assert Ending.recorded({"patience": 0}) is None  # of an earlier version
 
 
 def test_a_task_that_was_trained_in_memory_has_no_path() -> None:

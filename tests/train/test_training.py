@@ -103,12 +103,14 @@ def test_patience_stops_and_keeps_the_best(small_trunk: Path, colours: Path) -> 
     model = start(small_trunk, splits)
     recipe = QUICK.but(steps=400, evaluations=100, patience=2)
     result = engram.fit(model, "colours", splits, recipe)
-    accuracies = [row["val_accuracy"] for row in result.history]
-    assert len(accuracies) < 100
-    assert accuracies[-3:] == [max(accuracies)] * 3 or max(accuracies) > accuracies[-1]
-    assert result.metrics["val"]["accuracy"] == max(accuracies)
-    best = accuracies.index(max(accuracies))
-    assert len(accuracies) == best + 3
+    kept = max(result.history, key=lambda row: (row["val_accuracy"], -row["val_loss"]))
+    assert len(result.history) < 100
+    assert result.metrics["val"]["accuracy"] == kept["val_accuracy"]
+    assert result.metrics["val"]["loss"] == pytest.approx(kept["val_loss"], abs=1e-6)
+    ending, last = result.ending, result.history[-1]
+    assert ending is not None
+    assert (ending.early, ending.steps, ending.kept) == (True, last["step"], kept["step"])
+    assert last["best_step"] == kept["step"]
 
 
 def runs_here(precision: str) -> bool:

@@ -89,7 +89,7 @@ class Extension:
         splits = datasets.splits(self.data, PIXELS, IMAGES)
         recipe = Recipe(
             epochs=EPOCHS, batch=BATCH, data_seed=self.seed, evaluations=1, workers=0,
-            lr=FIRST_RATE,
+            lr=FIRST_RATE, patience=0, ema=0.0,
         )  # fmt: skip
         model = MemoryViT(datasets.trunk(PIXELS))
         groups = grouped(self.data, splits)

@@ -115,6 +115,8 @@ class Setting:
             seed=seed,
             data_seed=seed,
             evaluations=1,
+            patience=0,
+            ema=0.0,
             workers=0,
             views=self.views,
             augment=self.augment if self.views else "none",

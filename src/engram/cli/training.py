@@ -234,6 +234,8 @@ def _result_rows(result: AutoResult | Result | SweepResult, kind: Kind) -> list[
         ("parameters", f"{result.parameters:,}"),
         ("seconds", f"{result.seconds:.0f}"),
     ]
+    if result.ending is not None:
+        rows.append(("training", str(result.ending)))
     for split, metrics in result.metrics.items():
         score = f"{kind.shown(metrics[kind.score])} of {metrics['images']:,}"
         rows.append((f"{split} {kind.title}", score))

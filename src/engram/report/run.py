@@ -44,6 +44,8 @@ def write_run_report(
     split = "test" if "test" in result.metrics else "val"
     dataset = splits.with_validation(recipe.val_share, recipe.data_seed)[split]
     lead = f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}."
+    if result.ending is not None:
+        lead += f" Training: {result.ending}."
     if refit and split == "val":
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += _after_refit(result, splits)

@@ -32,12 +32,12 @@ from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
 from engram.train.choice import best_of, smallest_of
-from engram.train.fit import training_record
+from engram.train.fit import ending_of, training_record
 from engram.train.halving import Halving
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
-from engram.train.result import RunResult
+from engram.train.result import Ending, RunResult
 from engram.train.run import Run
 from engram.train.solve import Solution, Solver
 from engram.train.training import Training
@@ -167,9 +167,9 @@ def auto(
         if run is not None and finished is not None:
             model.attach(run.out)
             return _result(model, name, run, finished)
-        engram, metrics, tried, training = portfolio.best(run, identity, progress)
+        engram, chosen, tried, training = portfolio.best(run, identity, progress)
         model.attach(engram)
-        found = {"val": metrics}
+        found = {"val": chosen.metrics}
         if test:
             found["test"] = evaluate(
                 model, splits, name, workers=recipe.workers, team=team,
@@ -181,10 +181,10 @@ def auto(
             "unreadable": training.unreadable,
             "history": training.history,
             "tried": [one.to_dict() for one in tried],
+            "ending": chosen.ending and asdict(chosen.ending),
         }
         if run is not None and team.main:
-            lr = next((one.lr for one in tried if one.kept), 0.0)
-            record = training_record(portfolio.recipe.but(lr=lr), splits)
+            record = training_record(portfolio.recipe.but(lr=chosen.lr), splits, chosen.ending)
             model.save(name, run.out, metrics=found, recipe=record)
             run.finish(identity, engram.content, result, training.history)
     return _result(model, name, run, result)
@@ -215,7 +215,7 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
         regime=engram.spec.regime,
         parameters=engram.parameters,
         path=None if run is None else run.out,
-        **{**result, "tried": tried},
+        **{**result, "tried": tried, "ending": ending_of(result)},
     )
 
 
@@ -228,6 +228,7 @@ class Candidate:
     how: str
     lr: float = 0.0
     epochs: float = 0.0
+    ending: Ending | None = None
 
 
 class Portfolio:
@@ -283,8 +284,8 @@ class Portfolio:
 
     def best(
         self, run: Run | None, identity: str, progress: Progress
-    ) -> tuple[Engram, Mapping[str, Any], list[Tried], Training]:
-        """The best engram, its metrics, all that was tried, and the training."""
+    ) -> tuple[Engram, Candidate, list[Tried], Training]:
+        """The best engram, what it was, all that was tried, and the training."""
         training = Halving(
             self.model, self.learners, self.splits, self.recipe, run, self.team, progress
         )
@@ -297,7 +298,7 @@ class Portfolio:
         for one in self.learners:
             metrics = training.dropped.get(one.name, one.metrics)
             epochs = training.dropped_at.get(one.name, training.epochs)
-            trained.append(Candidate(one.name, metrics, "trained", one.lr, epochs))
+            trained.append(Candidate(one.name, metrics, "trained", one.lr, epochs, one.ending))
         others = [Candidate(called, solution.metrics, "solved") for called, solution in solved]
         for learner in training.learners:
             if solved and learner.task.spec.parts.side:
@@ -317,7 +318,7 @@ class Portfolio:
             )
             for one in (*trained, *others)
         ]
-        return self.model.engram(chosen.name).renamed(self.name), chosen.metrics, tried, training
+        return self.model.engram(chosen.name).renamed(self.name), chosen, tried, training
 
     def _size(self, one: Candidate) -> int:
         return self.model.engram(one.name).parameters
@@ -348,7 +349,7 @@ class Portfolio:
             _average(self.model, average, side.name, solution)
             learner = Learner(self.model, average, self.recipe)
             training.measure([learner])
-            made.append(Candidate(average, learner.metrics, "averaged"))
+            made.append(Candidate(average, learner.metrics, "averaged", ending=side.ending))
         return made[best_of(self.kind, [one.metrics for one in made])]
 
 

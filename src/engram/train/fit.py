@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from engram.store.format import read_engram
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
-from engram.train.result import Result
+from engram.train.result import Ending, Result
 from engram.train.run import Run
 from engram.train.solve import solve_task
 from engram.train.training import Training
@@ -115,9 +116,11 @@ def fit(
             "metrics": metrics,
             "unreadable": unreadable,
             "history": history,
+            "ending": learner.ending and asdict(learner.ending),
         }
         if run is not None and team.main:
-            model.save(name, run.out, metrics=metrics, recipe=training_record(recipe, splits))
+            record = training_record(recipe, splits, learner.ending)
+            model.save(name, run.out, metrics=metrics, recipe=record)
             run.finish(identity, model.engram(name).content, result, history)
     return _result(model, name, run, result)
 
@@ -129,10 +132,17 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
         regime=task.spec.regime,
         parameters=sum(p.numel() for p in task.parameters()),
         path=None if run is None else run.out,
-        **result,
+        **{**result, "ending": ending_of(result)},
     )
 
 
-def training_record(recipe: Recipe, splits: Splits) -> dict[str, Any]:
-    """What an engram records of its training: the recipe, the data's name and its size."""
-    return {**recipe.to_dict(), "data": splits.name, "train_images": len(splits["train"])}
+def ending_of(result: Mapping[str, Any]) -> Ending | None:
+    """How the training ended, from what a run recorded; an earlier version did not."""
+    found = result.get("ending")
+    return None if found is None else Ending(**found)
+
+
+def training_record(recipe: Recipe, splits: Splits, ending: Ending | None) -> dict[str, Any]:
+    """What an engram records of its training: recipe, the data's name and size, how it ended."""
+    record = {**recipe.to_dict(), "data": splits.name, "train_images": len(splits["train"])}
+    return record if ending is None else {**record, "training": ending.to_dict()}

@@ -11,6 +11,11 @@ from torch import Tensor
 
 from engram.model import MemoryViT
 from engram.train.recipe import Recipe, learning_rate
+from engram.train.result import Ending
+
+#: By how much the score has to rise, or the loss to fall, for patience to begin anew. A validation
+#: loss that creeps down while all answers stay the same is no reason to go on.
+_RISE, _FALL = 0.001, 0.01
 
 
 class Learner:
@@ -39,7 +44,10 @@ class Learner:
             )
         self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
         self.best: list[Tensor] | None = None
-        self.best_score, self.since_best = -math.inf, 0
+        self.best_score, self.best_loss, self.best_step = -math.inf, math.inf, 0
+        self.since_best, self.last_step = 0, 0  # validations since it got better; when last asked
+        self.level = [-math.inf, math.inf]  # score and loss when each last got clearly better
+        self.ending: Ending | None = None
         self.metrics: dict[str, Any] = {}
         half = recipe.precision == "fp16"
         self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
@@ -90,16 +98,31 @@ class Learner:
         """The metric that chooses, as last measured."""
         return float(self.metrics[self.task.kind.score])
 
-    def record(self, metrics: dict[str, Any]) -> None:
-        """Record a validation; a learner whose patience has run out keeps its best weights."""
+    def record(self, metrics: dict[str, Any], step: int) -> None:
+        """Record a validation; a learner whose patience has run out keeps its best weights.
+
+        The best has the highest score and, of several with the same, the lowest loss.
+        """
         self.metrics = metrics
         if self.done:
             return
-        self.since_best += 1
-        if self.score > self.best_score:
-            self.best_score, self.since_best = self.score, 0
+        self.since_best, self.last_step = self.since_best + 1, step
+        score, loss = self.score, float(metrics.get("loss", math.inf))
+        rises, falls = score > self.level[0] + _RISE, loss < self.level[1] - _FALL
+        self.level = [score if rises else self.level[0], loss if falls else self.level[1]]
+        if rises or falls:
+            self.since_best = 0
+        if (score, -loss) > (self.best_score, -self.best_loss):
+            self.best_score, self.best_loss, self.best_step = score, loss, step
             if self.recipe.patience:
                 self.best = [p.detach().clone() for p in self.parameters]
+
+    def finish(self, steps: int, planned: int, per_epoch: int) -> None:
+        """Leave the task with its final weights, the best or the last, after so many steps."""
+        self._choose_weights()
+        steps = self.last_step if self.done else steps
+        kept = self.best_step if self.best is not None else steps
+        self.ending = Ending(steps, planned, per_epoch, kept, self.recipe.patience)
 
     def swap_average(self) -> None:
         """Put the averaged weights in the place of the current ones, or back again."""
@@ -110,14 +133,13 @@ class Learner:
                     parameter.copy_(average)
                     average.copy_(kept)
 
-    def choose_weights(self) -> bool:
-        """Put the final weights into the task: the best, else the average. False: no change."""
+    def _choose_weights(self) -> None:
+        """Put the final weights into the task: the best, else the average."""
         self.swap_average()
         if self.best is not None:
             with torch.no_grad():
                 for parameter, value in zip(self.parameters, self.best, strict=True):
                     parameter.copy_(value)
-        return self.best is not None or self.average is not None
 
     # What a checkpoint needs
 
@@ -154,5 +176,6 @@ class Learner:
             setattr(self, name, value)
 
     def about(self) -> dict[str, Any]:
-        names = ("best_score", "since_best", "metrics", "scale", "since_scaled")
+        names = ("best_score", "best_loss", "best_step", "since_best", "last_step", "level")
+        names += ("metrics", "scale", "since_scaled")
         return {name: getattr(self, name) for name in names}

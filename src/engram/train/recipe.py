@@ -41,8 +41,14 @@ class Recipe:
         "cosine", "learning-rate schedule after the warm-up", choices=("cosine", "constant")
     )
     label_smoothing: float = setting(0.0, "label smoothing", below=1)
-    ema: float = setting(0.0, "decay of the moving average of the weights; 0: none", below=1)
-    patience: int = setting(0, "stop after this many evaluations without improvement; 0: never")
+    ema: float = setting(
+        0.98, "decay of the moving average of the weights, which is validated; 0: none", below=1
+    )
+    patience: int = setting(
+        5,
+        "stop after this many validations without improvement and keep the best weights; 0: keep "
+        "the last",
+    )
     augment: str = setting(
         "none",
         "random augmentation of training images; auto: what suits the data",
@@ -65,7 +71,7 @@ class Recipe:
         64, "images in memory at once; gradients are accumulated", least=1, group="Resources"
     )
 
-    evaluations: int = setting(10, "number of validations in a run", least=1)
+    evaluations: int = setting(0, "number of validations in a run; 0: one an epoch, 10 to 30")
     checkpoint_seconds: float = setting(60.0, "seconds between checkpoints", group="Resources")
     max_bad: float = setting(0.01, "share of unreadable images above which the run stops")
     cache: str = setting(
@@ -95,6 +101,13 @@ class Recipe:
             raise EngramError(f"A recipe has no setting {', '.join(unknown)}.")
         return dataclasses.replace(self, **changes)
 
+    def steps_between_evaluations(self, steps: int, per_epoch: int) -> int:
+        """After how many of `steps` in all a validation follows, with `per_epoch` in an epoch."""
+        if self.evaluations:
+            return max(1, steps // self.evaluations)
+        fewest, most = _EVALUATIONS
+        return max(1, min(max(per_epoch, -(-steps // most)), steps // fewest))
+
     def rate_at(self, step: int, steps: int, lr: float) -> float:
         """The learning rate of a step: linear warm-up, then cosine to zero or constant."""
         if step < self.warmup:
@@ -104,6 +117,8 @@ class Recipe:
         done = (step - self.warmup) / max(1, steps - self.warmup)
         return lr * 0.5 * (1 + math.cos(math.pi * done))
 
+
+_EVALUATIONS = 10, 30  # in a run, where no number is given
 
 #: `paper`: SGD, momentum, clipping, 5-step warm-up, batch 512, 20,000 steps, inception crops. The
 #: paper chose the learning rate per task from a grid it does not print.
@@ -117,6 +132,8 @@ RECIPES: Mapping[str, Recipe] = {
         weight_decay=0.0,
         clip=1.0,
         warmup=5,
+        ema=0.0,
+        patience=0,
         augment="auto",
         evaluations=20,
     ),

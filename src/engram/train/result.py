@@ -8,6 +8,57 @@ from pathlib import Path
 from typing import Any
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How far a training went, and which of its weights were kept."""
+
+    steps: int
+    planned: int
+    per_epoch: int
+    kept: int  # the step whose weights were kept
+    patience: int  # in validations; 0: the last weights are kept
+
+    @property
+    def early(self) -> bool:
+        """Whether it stopped before the last planned step."""
+        return self.steps < self.planned
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it, and as the engram records it."""
+        return {
+            "steps": self.steps,
+            "planned_steps": self.planned,
+            "steps_per_epoch": self.per_epoch,
+            "epochs": self._epochs(self.steps),
+            "kept_step": self.kept,
+            "stopped_early": self.early,
+        }
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> Ending | None:
+        """From what an engram records of its training; None where it says nothing of its end."""
+        if "training" not in record:
+            return None
+        names = ("steps", "planned_steps", "steps_per_epoch", "kept_step")
+        return cls(*(int(record["training"][name]) for name in names), int(record["patience"]))
+
+    def __str__(self) -> str:
+        """For people."""
+        epochs, planned = (f"{self._epochs(steps):g}" for steps in (self.steps, self.planned))
+        kept = f"the weights of step {self.kept}, the best on validation"
+        if not self.patience:
+            kept = "the last weights"
+        if not self.early:
+            return f"{planned} epochs ({self.steps:,} steps); kept {kept}"
+        return (
+            f"stopped after {epochs} of {planned} epochs ({self.steps:,} steps): no improvement in "
+            f"{self.patience} validations; kept {kept}"
+        )
+
+    def _epochs(self, steps: int) -> float:
+        return round(steps / self.per_epoch, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """What every run gives back; `metrics` are by split."""
@@ -19,6 +70,7 @@ class RunResult:
     metrics: Mapping[str, Mapping[str, Any]]
     path: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    ending: Ending | None = None  # None: it was solved, not trained
 
     def to_dict(self) -> dict[str, Any]:
         """The result as `--json` prints it."""
@@ -29,6 +81,7 @@ class RunResult:
             "parameters": self.parameters,
             "seconds": round(self.seconds, 2),
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
+            "training": None if self.ending is None else self.ending.to_dict(),
         }
 
 

@@ -18,7 +18,7 @@ from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.settings import TaskSettings
-from engram.train.fit import training_record
+from engram.train.fit import ending_of, training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
 from engram.train.result import RunResult
@@ -139,7 +139,9 @@ def sweep(
         variant, chosen = _best_seed(variants, trained, best)
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
-        engram = workshop.train_again(variant, learned, progress) if refit else chosen.engram
+        if refit:
+            chosen = workshop.train_again(variant, chosen.ending, learned, progress)
+        engram, ending = chosen.engram, chosen.ending
         model.attach(engram)
         if test:
             metrics["test"] = evaluate(model, splits, name, workers=recipe.workers, team=team)
@@ -150,10 +152,11 @@ def sweep(
             "settings": [asdict(setting) for setting in settings],
             "best": settings.index(best),
             "seed": variant.seed,
+            "ending": ending and asdict(ending),
         }
         if run is not None and team.main:
-            final = workshop.recipe_of(variant)
-            model.save(name, run.out, metrics=metrics, recipe=training_record(final, learned))
+            record = training_record(workshop.recipe_of(variant), learned, ending)
+            model.save(name, run.out, metrics=metrics, recipe=record)
             _write_tables(run, settings)
             run.finish(identity, engram.content, result)
             workshop.clear(run)
@@ -176,6 +179,7 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
         settings=settings,
         best=settings[result["best"]],
         seed=result["seed"],
+        ending=ending_of(result),
     )
 
 

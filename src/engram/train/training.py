@@ -112,7 +112,7 @@ class Training:
             self.model, self.names, self.splits, self.recipe, self.team, transform, self.progress
         )
         self.steps = self.recipe.steps or self.recipe.epochs * self.feed.per_epoch
-        self.every = max(1, self.steps // self.recipe.evaluations)
+        self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
 
     def begin(self, identity: str) -> None:
         """Resume an interrupted run, and try a validation: what is wrong should show now."""
@@ -142,9 +142,9 @@ class Training:
     def end(self) -> None:
         """Leave every learner with its final weights, averaged or the best, and measured."""
         self._refuse_bad()
-        chosen = [learner.choose_weights() for learner in self.learners]
-        if any(chosen):
-            self._validate(averaged=False)
+        for learner in self.learners:
+            learner.finish(self.step, self.steps, self.feed.per_epoch)
+        self.measure(self.learners)
 
     # One step
 
@@ -204,17 +204,15 @@ class Training:
         if self.run is not None and self.team.main:
             self.run.log(self.history)
 
-    def _validate(self, batches: int | None = None, averaged: bool = True) -> None:
+    def _validate(self, batches: int | None = None) -> None:
         """Measure all learners on the validation images; on a few batches only as a trial."""
-        if averaged:
-            for learner in self.learners:
-                learner.swap_average()
+        for learner in self.learners:
+            learner.swap_average()
         self.measure(self.learners, batches)
         for learner in self.learners:
             if batches is None:
-                learner.record(learner.metrics)
-            if averaged:
-                learner.swap_average()
+                learner.record(learner.metrics, self.step)
+            learner.swap_average()
 
     def measure(self, learners: Sequence[Learner], batches: int | None = None) -> None:
         """Set the metrics of these learners, which need not be those in training."""
@@ -250,6 +248,7 @@ class Training:
             "lr": self.recipe.rate_at(self.step - 1, self.steps, learner.lr),
             "val_loss": round(metrics.get("loss", math.nan), 6),
             f"val_{score}": metrics[score],
+            "best_step": learner.best_step,
         }
 
     def _refuse_bad(self) -> None:

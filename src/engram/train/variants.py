@@ -28,6 +28,7 @@ from engram.train.fit import fit
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe, learning_rate
+from engram.train.result import Ending
 from engram.train.run import Run, run_folder
 from engram.train.training import train
 from engram.util.processes import Team
@@ -119,10 +120,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of a variant: its validation metrics and its engram."""
+    """What became of a variant: its validation metrics, its engram, and how training ended."""
 
     metrics: dict[str, Any]
     engram: Engram
+    ending: Ending | None
 
     @property
     def score(self) -> float:
@@ -181,8 +183,11 @@ class Workshop:
             scratch, learners, self.splits, self.recipe,
             run=run, identity=self.identity(variants), team=self.team, progress=progress,
         )  # fmt: skip
-        scores = [Trained(o.metrics, scratch.engram(o.name).renamed(self.name)) for o in learners]
-        return scores, unreadable
+        trained = [
+            Trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
+            for one in learners
+        ]
+        return trained, unreadable
 
     def _one_by_one(
         self, variants: Sequence[Variant], run: Run | None, progress: Progress
@@ -227,13 +232,14 @@ class Workshop:
             self._check_identity(run, out, identity, resume)
             if resume and out.exists():
                 engram = read_engram(out)
-                return Trained(dict(engram.metrics["val"]), engram), {}
+                ending = Ending.recorded(engram.recipe)
+                return Trained(dict(engram.metrics["val"]), engram, ending), {}
         result = fit(
             scratch, self.name, self.splits, recipe,
             out=out, resume=resume and _interrupted(out),
             overwrite=resume or run is None or run.overwrite, team=self.team, progress=progress,
         )  # fmt: skip
-        trained = Trained(dict(result.metrics["val"]), scratch.engram(self.name))
+        trained = Trained(dict(result.metrics["val"]), scratch.engram(self.name), result.ending)
         return trained, dict(result.unreadable)
 
     def _check_identity(self, run: Run, out: Path, identity: str, resume: bool) -> None:
@@ -248,12 +254,20 @@ class Workshop:
         if self.team.main:
             run.write(known.name, identity)
 
-    def train_again(self, variant: Variant, splits: Splits, progress: Progress) -> Engram:
-        """One variant once more, on other splits."""
-        scratch = self._fresh()
+    def train_again(
+        self, variant: Variant, ending: Ending | None, splits: Splits, progress: Progress
+    ) -> Trained:
+        """One variant once more, on other splits, for as many epochs as before.
+
+        Its validation images may be among those it learns from, so that they decide nothing.
+        """
+        scratch, recipe = self._fresh(), self.recipe_of(variant).but(patience=0)
         self._add(scratch, self.name, variant)
-        fit(scratch, self.name, splits, self.recipe_of(variant), team=self.team, progress=progress)
-        return scratch.engram(self.name)
+        if ending is not None and ending.early:
+            per_epoch = -(-len(splits["train"]) // recipe.batch)
+            recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
+        result = fit(scratch, self.name, splits, recipe, team=self.team, progress=progress)
+        return Trained(dict(result.metrics["val"]), scratch.engram(self.name), result.ending)
 
     def clear(self, run: Run) -> None:
         """Remove what was kept of every variant: the best is written elsewhere by now."""
