@@ -176,6 +176,5 @@ class Learner:
             setattr(self, name, value)
 
     def about(self) -> dict[str, Any]:
-        names = ("best_score", "best_loss", "best_step", "since_best", "last_step", "level")
-        names += ("metrics", "scale", "since_scaled")
-        return {name: getattr(self, name) for name in names}
+        best = ("best_score", "best_loss", "best_step", "since_best", "last_step", "level")
+        return {name: getattr(self, name) for name in (*best, "metrics", "scale", "since_scaled")}

@@ -40,7 +40,8 @@ class Ending:
         if "training" not in record:
             return None
         names = ("steps", "planned_steps", "steps_per_epoch", "kept_step")
-        return cls(*(int(record["training"][name]) for name in names), int(record["patience"]))
+        steps, planned, per_epoch, kept = (int(record["training"][name]) for name in names)
+        return cls(steps, planned, per_epoch, kept, int(record["patience"]))
 
     def __str__(self) -> str:
         """For people."""
