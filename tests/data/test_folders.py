@@ -314,7 +314,7 @@ def test_a_folder_of_phone_photographs_is_read_and_the_rest_is_counted(tmp_path:
     assert splits.classes == ("cats", "dogs")
     assert len(splits["train"]) == 10
     assert all(read_image(splits["train"].read(i)).mode == "RGB" for i in range(10))
-    expected = {".mov": 2, ".db": 2, "hidden": 5, "images outside of the class folders": 1}
+    expected = {".mov": 2, ".db": 2, "hidden": 5, "outside of the class folders": 1}
     assert splits.left_out == expected
     assert splits.ignored == 10
 

@@ -24,6 +24,10 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document for machines.", rich_help_panel=OUTPUT),
 ]
+DataArgument = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset."),
+]
 Backbone = Annotated[
     str | None,
     typer.Option(metavar="TRUNK", help="Path or Hub id of the backbone, if it has moved."),

@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from engram.cli import experiments, export, inference, serve, store, training  # noqa: F401
+from engram.cli import data, experiments, export, inference, serve, store, training  # noqa: F401
 from engram.cli.app import app
 from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.app import Json, app
+from engram.cli.app import DataArgument, Json, app
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers
 from engram.cli.options import DataOptions, RunOptions, named, recipe_from
 from engram.cli.terminal import bars, show
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from engram.util.processes import Team
     from engram.util.progress import Progress
 
-DataArgument = Annotated[
-    str,
-    typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset."),
-]
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
 ]

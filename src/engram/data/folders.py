@@ -3,10 +3,18 @@
 import os
 import warnings
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from engram.data.source import DataRequest, Files, FoundData, FoundSplit, match_splits, split_of
+from engram.data.source import (
+    SPLITS,
+    DataRequest,
+    Files,
+    FoundData,
+    FoundSplit,
+    match_splits,
+    split_of,
+)
 from engram.errors import EngramError, Notice
 from engram.images.heic import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
 
@@ -16,7 +24,7 @@ SUFFIXES = (
 )
 # Folders that a system or another program makes for itself, next to those that begin with . or __.
 _SYSTEM_FOLDERS = {"@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
-_HIDDEN, _HEIC, _LOOSE = "hidden", "HEIC", "images outside of the class folders"
+_HIDDEN, _HEIC, _LOOSE = "hidden", "HEIC", "outside of the class folders"
 
 
 # A folder per class
@@ -129,19 +137,22 @@ def read_mask_folders(root: Path, masks: Path | None) -> FoundData:
         return _read_trees(subfolders["images"], subfolders["masks"])
     splits = {name: path for name, path in subfolders.items() if split_of(name)}
     if not splits:
-        raise EngramError(
-            f"{root} has no masks: segmentation needs one for every image. Put images and masks of "
-            f"the same names into two folders, such as {root}/images/1.jpg and {root}/masks/1.png, "
-            f"or give two folders of the same shape as {root}::MASKS. A mask is a PNG with the "
-            "number of a class in every pixel; docs/data.md, section Masks, shows more."
-        )
+        raise _no_masks(root)
     found = {}
     for split, name in match_splits(splits, {}, str(root)).items():
-        for needed in ("images", "masks"):
-            if not (splits[name] / needed).is_dir():
-                raise EngramError(f"{splits[name]} has no folder {needed}/.")
+        if not all((splits[name] / needed).is_dir() for needed in ("images", "masks")):
+            raise _no_masks(splits[name])
         found[split] = _pair_masks(splits[name] / "images", splits[name] / "masks")
     return _found(found, splits)
+
+
+def _no_masks(root: Path) -> EngramError:
+    return EngramError(
+        f"{root} has no masks: segmentation needs one for every image. Put images and masks of the "
+        f"same names into two folders, such as {root}/images/1.jpg and {root}/masks/1.png, or give "
+        f"two folders of the same shape as IMAGES::MASKS. A mask is a PNG with the number of a "
+        "class in every pixel; docs/data.md, section Masks, shows more."
+    )
 
 
 def _read_trees(images: Path, masks: Path) -> FoundData:
@@ -191,17 +202,17 @@ def _stem(path: str, root: Path) -> str:
 
 def _found(
     splits: Mapping[str, tuple[FoundSplit, Counter[str]]],
-    folders: Iterable[str] = (),
+    folders: Collection[str] = (),
     left_out: Counter[str] | None = None,
 ) -> FoundData:
     """What was read, from the folders of splits if there are some."""
     left_out = sum((others for _, others in splits.values()), left_out or Counter())
     _tell_of_heic(left_out)
-    names = [f"{name}/" for name in folders]
+    names = [f"{name}/" for split in SPLITS for name in folders if split_of(name) == split]
     return FoundData(
         {split: found for split, (found, _) in splits.items()},
         unsplit=not names,
-        split_by=f"the folders {' and '.join(names)}" if names else "",
+        split_by=f"the folder{'s' * (len(names) > 1)} {' and '.join(names)}" if names else "",
         left_out=left_out,
     )
 

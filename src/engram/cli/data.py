@@ -1,0 +1,36 @@
+"""`engram data`: what is understood of a dataset."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from engram.cli.app import DataArgument, Json, app
+from engram.cli.flags import DATA, Given, flags_of
+from engram.cli.options import DataOptions
+from engram.cli.terminal import bars, show
+
+
+@app.command(name="data")
+@flags_of({DataOptions: DATA})
+def data_command(
+    data: DataArgument,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Decode every image and look for all duplicates; else a sample of the headers.",
+            rich_help_panel=DATA,
+        ),
+    ] = False,
+    as_json: Json = False,
+    flags: Given | None = None,
+) -> None:
+    """Print what is understood of a dataset; writes nothing."""
+    from engram.data.overview import describe, look_at
+
+    with bars(as_json) as progress:
+        splits = DataOptions(**(flags or {})[DataOptions]).load(data)
+        overview = look_at(splits, check=check, progress=progress)
+    show(describe(overview), as_json)
