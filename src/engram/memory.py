@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ from torch.utils.checkpoint import checkpoint
 
 from engram.adapters import Adapters, Bank
 from engram.vit import Attend, Block, See, ViT, merge_heads
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,10 @@ class Memory:
         lengths = [len(stream.token) for stream in streams]
         self.tokens_read, tokens_missing = _table(reads, self.spans, lengths, device)  # (s, a)
         self.cells_read, cells_missing = _table(reads, cells, lengths, device)  # (s, m)
-        missing = torch.cat([tokens_missing, cells_missing], dim=1)
-        self.missing = missing if bool(missing.any()) else None  # (s, a + m)
+        missing = [[*a, *m] for a, m in zip(tokens_missing, cells_missing, strict=True)]
+        self.missing: Tensor | None = None  # (s, a + m)
+        if any(map(any, missing)):
+            self.missing = torch.tensor(missing, device=device)
         s, a = self.tokens_read.shape
         self.reads_only_itself = a == 1 and s == len(streams)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of cells, by layer
@@ -244,20 +248,23 @@ def _table(
     spans: Sequence[range],
     repeat: Sequence[int],
     device: torch.device,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[list[bool]]]:
     """For every class token, the rows it reads, padded, and where it is padded.
 
     Padding repeats a row that it reads, or points behind all rows if there is none: never at a
-    row of others, which would reach it (0 * NaN = NaN) if their task diverged.
+    row of others, which would reach it (0 * NaN = NaN) if their task diverged. No tensor decides a
+    shape here, so that torch.compile takes the table as a constant.
     """
     rows = [[row for other in read for row in spans[other]] for read in reads]
     most, blank = max(map(len, rows)), spans[-1].stop
     index = [row + (row[-1:] or [blank]) * (most - len(row)) for row in rows]
     missing = [[False] * len(row) + [True] * (most - len(row)) for row in rows]
-    counts, shape = torch.tensor(repeat), (len(rows), most)
-    table = torch.tensor(index, dtype=torch.long).view(shape).repeat_interleave(counts, 0)
-    padded = torch.tensor(missing, dtype=torch.bool).view(shape).repeat_interleave(counts, 0)
-    return table.to(device), padded.to(device)
+    table = torch.tensor(_repeated(index, repeat), dtype=torch.long, device=device)
+    return table.view(sum(repeat), most), _repeated(missing, repeat)
+
+
+def _repeated(rows: Sequence[_Row], counts: Sequence[int]) -> list[_Row]:
+    return [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
 
 
 # The passes: each takes the trunk's embedded tokens x (b, n, D) and gives the last layer's tokens

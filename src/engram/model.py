@@ -704,7 +704,12 @@ class MemoryViT(nn.Module):
     def _kept_while_same(
         self, make: Callable[[Sequence[str]], _Made], names: Sequence[str], x: Tensor
     ) -> _Made:
-        """What `make` makes of these tasks; outside of training it is kept until they change."""
+        """What `make` makes of these tasks; outside of training it is kept until they change.
+
+        torch.compile cannot ask whether they changed: a compiled pass makes it every time.
+        """
+        if torch.compiler.is_compiling():
+            return make(names)
         if self._builds_graph(names, x):
             self._memories.clear()  # some optimisers write where `version` does not see it
             return make(names)

@@ -414,20 +414,24 @@ class ViT(nn.Module):
 
     def _position(self, grid: tuple[int, int]) -> Tensor:
         """Position embeddings of the patches (rows * columns, D), resized when not native."""
-        native = self.config.grid
-        if grid == native:
+        if grid == self.config.grid:
             return self.position
-        learns = torch.is_grad_enabled() and self.position.requires_grad
+        if torch.compiler.is_compiling() or (
+            torch.is_grad_enabled() and self.position.requires_grad
+        ):
+            self._resized = None
+            return self._resize_position(grid)
         key = (grid, version(self.position))
-        if not learns and self._resized is not None and self._resized[0] == key:
-            return self._resized[1]
-        field = self.position.float().T.reshape(1, -1, *native)  # (1, D, rows, columns)
+        if self._resized is None or self._resized[0] != key:
+            self._resized = (key, self._resize_position(grid))
+        return self._resized[1]
+
+    def _resize_position(self, grid: tuple[int, int]) -> Tensor:
+        field = self.position.float().T.reshape(1, -1, *self.config.grid)  # (1, D, rows, columns)
         field = F.interpolate(
             field, size=grid, mode="bicubic", align_corners=False, antialias=self.config.antialias
         )
-        resized = field.flatten(2)[0].T.to(self.position.dtype)
-        self._resized = None if learns else (key, resized)
-        return resized
+        return field.flatten(2)[0].T.to(self.position.dtype)
 
     def _check(self, pixels: Tensor) -> None:
         patch = self.config.patch

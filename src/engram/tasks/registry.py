@@ -19,6 +19,7 @@ class TaskRegistry(Mapping[str, Task]):
     def __init__(self, unmasked: bool = False) -> None:
         self.unmasked = unmasked
         self._tasks: dict[str, Task] = {}
+        self._depths: dict[str, int] = {}  # 1 for a task that extends none
 
     def __getitem__(self, name: str) -> Task:
         return self._tasks[name]
@@ -31,13 +32,16 @@ class TaskRegistry(Mapping[str, Task]):
 
     def put(self, task: Task) -> None:
         self._tasks[task.spec.name] = task
+        for name, one in self.items():  # all: it may have taken the place of another
+            parents = (self._depths[parent] for parent in one.spec.extends)
+            self._depths[name] = 1 + max(parents, default=0)
 
     def remove(self, name: str) -> None:
         """Remove a task; one that others extend is refused."""
         children = [child for child, task in self.items() if name in task.spec.extends]
         if children:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
-        del self._tasks[name]
+        del self._tasks[name], self._depths[name]
 
     def check(self, spec: TaskSpec) -> None:
         """Refuse a task that cannot join: its name, its parents or its regime."""
@@ -89,10 +93,8 @@ class TaskRegistry(Mapping[str, Task]):
 
         Sums in another order differ in their last bits, so `exact` needs an order of its own.
         """
-        wanted, depth = set(names), dict[str, int]()
+        wanted = set(names)
         for name in reversed(self._tasks):
             if name in wanted:
                 wanted.update(self[name].spec.extends)
-        for name, task in self.items():
-            depth[name] = 1 + max((depth[parent] for parent in task.spec.extends), default=0)
-        return sorted(wanted, key=lambda name: (depth[name], name))
+        return sorted(wanted, key=lambda name: (self._depths[name], name))
