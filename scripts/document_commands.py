@@ -52,6 +52,8 @@ def _within(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     if not hasattr(command, "commands"):
         yield " ".join(path), command
         return
+    if path and command.invoke_without_command:  # it does something by itself
+        yield " ".join(path), command
     for name, inner in command.commands.items():
         if not inner.hidden:
             yield from _within(inner, (*path, name))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.support.hubs import HubClient
 from tests.support.nursery import Nursery
 from tests.support.strategies import FAMILY, model_of
 
@@ -130,6 +131,13 @@ def browser() -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def hub_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubClient]:
+    client = HubClient(tmp_path_factory.mktemp("hub"))
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from engram.experiments.demo import Demo, DemoSize, run_demo
 from engram.experiments.demo_output import DEMO
 from engram.inference.load import load_model
 from engram.trunks.load import load_trunk
+from engram.util.invocation import program
 
 TINY = DemoSize(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)
 
@@ -73,6 +74,8 @@ def test_the_story_is_told_in_order(ran: tuple[Path, dict[str, Any], str]) -> No
                  "engram fit photos"):  # fmt: skip
         at = story.find(part, at)
         assert at >= 0, part
+    last = " ".join(story.splitlines()[-1].split())
+    assert last == f"{program()} fit photos --task pets -o pets.safetensors"
 
 
 def test_only_what_is_listed_is_left_behind(ran: tuple[Path, dict[str, Any], str]) -> None:

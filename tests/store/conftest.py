@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 from tests.support.engrams import randomised, small_trunk
-from tests.support.hubs import HubClient
 
 import engram
 from engram import MemoryViT, ViT, save_trunk
@@ -52,10 +50,3 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     model.save("roses", "roses.safetensors")
     return tmp_path
-
-
-@pytest.fixture(scope="session")
-def hub_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubClient]:
-    client = HubClient(tmp_path_factory.mktemp("hub"))
-    yield client
-    client.close()

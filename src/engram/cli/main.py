@@ -17,7 +17,16 @@ from typing import Any
 
 import typer
 
-from engram.cli import data, experiments, export, inference, serve, store, training  # noqa: F401
+from engram.cli import (  # noqa: F401
+    data,
+    experiments,
+    export,
+    inference,
+    serve,
+    store,
+    training,
+    trunks,
+)
 from engram.cli.app import app
 from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker

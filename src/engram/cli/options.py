@@ -101,7 +101,11 @@ class RunOptions:
     """What a run starts from, and what it does with what is there already."""
 
     backbone: str = setting(
-        "pico", "the backbone (trunk): a path, a Hub id, or pico", group=TASK, metavar="TRUNK"
+        "auto",
+        "the backbone (trunk): a path, a Hub id, a name that `engram trunks` lists, pico, or auto: "
+        "pico for images of up to 48 pixels, else a recommended ViT",
+        group=TASK,
+        metavar="TRUNK",
     )
     image_size: int | None = setting(
         None, "height and width of images in pixels, if not the trunk's own", group=TASK

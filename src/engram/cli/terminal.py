@@ -120,6 +120,11 @@ def complain(sentence: str, as_json: bool) -> None:
     print(visible(sentence), file=sys.stderr)
 
 
+def announce(sentence: str) -> None:
+    """A sentence that the user should see while all goes on."""
+    warnings.warn(sentence, Notice, stacklevel=2)
+
+
 _usual = warnings.formatwarning
 
 

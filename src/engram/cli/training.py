@@ -12,7 +12,7 @@ import typer
 from engram.cli.app import DataArgument, Json, app
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers
 from engram.cli.options import DataOptions, RunOptions, named, recipe_from
-from engram.cli.terminal import bars, show
+from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
@@ -59,7 +59,7 @@ def fit_command(
     from engram.train.auto import AutoResult
 
     with bars(as_json) as progress:
-        job = _Job.start(data, flags or {})
+        job = _Job.start(data, out, flags or {}, progress)
         chosen = regime or ("auto" if job.options.recipe == "default" and seeds == 1 else "masked")
         result: AutoResult | Result | SweepResult
         if chosen == "auto" and seeds != 1:
@@ -117,7 +117,7 @@ def sweep_command(
     lrs, counts = numbers("--lr", lr, float), numbers("--cells", cells, int)
     decays = numbers("--weight-decay", weight_decay, float)
     with bars(as_json) as progress:
-        job = _Job.start(data, flags or {})
+        job = _Job.start(data, out, flags or {}, progress)
         result = job.sweep(
             task, out, progress,
             lrs=lrs, cells=counts, weight_decays=decays, seeds=seeds, refit=refit,
@@ -138,19 +138,26 @@ class _Job:
     options: RunOptions
     recipe: Recipe
     team: Team
+    why_trunk: str  # a sentence: why it is this trunk
 
     @classmethod
-    def start(cls, data: str, given: Given) -> _Job:
+    def start(cls, data: str, out: Path, given: Given, progress: Progress) -> _Job:
         from engram.model import MemoryViT
-        from engram.trunks.load import load_trunk
+        from engram.train.trunk import trunk_for
         from engram.util.processes import Team
 
         settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
         recipe = recipe_from(options.recipe, given[Recipe])
         team, splits = Team(), DataOptions(**given[DataOptions]).load(data)
-        model = MemoryViT(load_trunk(options.backbone, image_size=options.image_size))
+        trunk, why = trunk_for(
+            options.backbone, splits, image_size=options.image_size,
+            parents=[named(text)[1] for text in settings.extends],
+            resumed=out if options.resume else None,
+            announce=announce if team.main else lambda sentence: None, progress=progress,
+        )  # fmt: skip
+        model = MemoryViT(trunk)
         settings = settings.with_parents([_attach(model, text) for text in settings.extends])
-        return cls(splits, model, settings, options, recipe, team)
+        return cls(splits, model, settings, options, recipe, team, why)
 
     def of(self, regime: str) -> _Job:
         """The same with a task of this regime."""

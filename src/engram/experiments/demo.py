@@ -46,6 +46,8 @@ from engram.train.fit import fit
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.trunks.load import load_trunk
+from engram.trunks.recommended import RECOMMENDED
+from engram.util.invocation import program
 from engram.util.progress import Progress, silent
 
 T = TypeVar("T")
@@ -315,11 +317,13 @@ class Demo:
     def _end(self, seconds: float) -> None:
         self._title(f"Done in {seconds:.0f} seconds")
         self._print(f"The whole story with images: {self.out}/report.html")
+        best = RECOMMENDED[0]
         self._print(
             "Your turn: put images into one folder for each class, photos/cats, photos/dogs, …, "
-            "and run"
+            f"and run the command below. For photographs it uses {best.repo}, a larger ViT, which "
+            f"it downloads once (about {best.download / 1e6:.0f} MB)."
         )
-        self._print("  engram fit photos --task pets -o pets.safetensors")
+        self._print(f"  {program()} fit photos --task pets -o pets.safetensors")
 
     # The terminal
 

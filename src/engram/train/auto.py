@@ -160,7 +160,7 @@ def auto(
     )
     shorter = _shorter(recipe, len(splits["train"]))
     portfolio = Portfolio(model, name, splits, shorter, settings, team)
-    run = Run(Path(out), team, overwrite, resume) if out is not None else None
+    run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     identity = f"{portfolio.identity} auto test={test}"
     with run or contextlib.nullcontext():
         finished = None if run is None else run.finished(identity)

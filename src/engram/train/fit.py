@@ -81,7 +81,7 @@ def fit(
     check_fits(task.spec, splits, same_ignore=True)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    run = Run(Path(out), team, overwrite, resume) if out is not None else None
+    run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     learner = Learner(model, name, recipe)
     tasks = [(task.spec, learner.lr, learner.weight_decay)]
     identity = f"{identity_of(model, tasks, splits, recipe)} test={test}"

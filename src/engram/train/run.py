@@ -24,6 +24,7 @@ from engram.util.files import make_private_folder, write_atomically
 from engram.util.processes import Team
 from engram.util.text import utf8
 
+_CHECKPOINT, _TRUNK = "checkpoint.safetensors", "trunk.txt"
 _OLD_FILES = ("unreadable.txt", "history.*", "sweep.*", "report.html")
 
 
@@ -32,18 +33,30 @@ def run_folder(out: Path) -> Path:
     return out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
 
 
+def trunk_of_run(out: Path) -> str | None:
+    """The source of the trunk of the run in the folder of `out`; None if no run was there."""
+    folder = run_folder(out)
+    with contextlib.suppress(OSError):
+        return (folder / _TRUNK).read_text(encoding="utf-8").strip()
+    # Earlier versions wrote none, and pico was their default.
+    return "pico" if (folder / _CHECKPOINT).exists() or any(folder.glob("variant-*")) else None
+
+
 class Run:
     """The folder next to the engram that a run will write: checkpoint, log and plot.
 
     With `resume`, an interrupted run continues and a finished one is left as it is. With
-    `overwrite`, what cannot be resumed is replaced. While a run lives, no other run can have its
-    folder.
+    `overwrite`, what cannot be resumed is replaced. `trunk` is the source of the trunk, which the
+    folder records. While a run lives, no other run can have its folder.
     """
 
-    def __init__(self, out: Path, team: Team, overwrite: bool, resume: bool = False) -> None:
+    def __init__(
+        self, out: Path, team: Team, overwrite: bool, resume: bool = False, trunk: str = ""
+    ) -> None:
         if out.is_dir():
             raise EngramError(f"{out} is a folder; -o names the engram's file.")
         self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
+        self.trunk = trunk
         self.folder = run_folder(out)
         if out.exists() and not overwrite and not (resume and self._has_state()):
             self._refuse_existing()
@@ -106,7 +119,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / _CHECKPOINT
 
     def continues(self, interrupted: bool) -> bool:
         """Whether an interrupted run is there to be resumed; refuses to give one up by accident."""
@@ -127,6 +140,8 @@ class Run:
         for pattern in (*_OLD_FILES, self.checkpoint.name, self._record.name):
             for path in filter(Path.is_file, self.folder.glob(pattern)):
                 path.unlink()
+        if self.trunk:
+            self.write(_TRUNK, f"{self.trunk}\n")
 
     def begin(self, identity: str, feed: list[str]) -> dict[str, Any] | None:
         """The state to resume from, or None after clearing the folder for a new run.

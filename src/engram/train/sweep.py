@@ -126,7 +126,7 @@ def sweep(
     task = TaskSettings(regime, cells[0], tuple(extends), update, adapter_width, class_init, rank)
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
-    run = Run(Path(out), team, overwrite, resume) if out is not None else None
+    run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     identity = f"{workshop.identity(variants)} refit={refit} test={test}"
     with run or contextlib.nullcontext():
         finished = None if run is None else run.finished(identity)

@@ -38,6 +38,7 @@ from engram.trunks.read import (
     read_processor,
     read_safetensors,
 )
+from engram.trunks.recommended import recommended
 from engram.trunks.schemas import CONFIG
 from engram.trunks.translate import Translated, checked, translate
 from engram.util import hub
@@ -62,7 +63,8 @@ def load_trunk(
 
     Args:
         source: A Hub id (`[hf:]owner/name[@revision]`), the path of a transformers or timm folder,
-            of a timm `.safetensors` file or of Google's `.npz`, or `pico`, the bundled trunk.
+            of a timm `.safetensors` file or of Google's `.npz`, a name that `engram trunks` lists,
+            or `pico`, the bundled trunk.
         image_size: Height and width of the images, if not those the weights were trained at.
         preprocessing: How images become pixels, if not as the source says.
         antialias: Whether position embeddings are resized with antialiasing. By default as the
@@ -83,6 +85,9 @@ def load_trunk(
         (6, 192)
     """
     name = os.fspath(source).removeprefix(hub.PREFIX)
+    known = recommended(name)
+    if known and isinstance(source, str) and not Path(name).exists():
+        name = known.repo
     path = locate(name if isinstance(source, str) else source, revision)
     return build_trunk(
         _parse(path, name),

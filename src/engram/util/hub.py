@@ -6,13 +6,15 @@ may be given wherever a path is expected. Whatever goes wrong is an EngramError.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 from huggingface_hub import (
     CommitOperationAdd,
@@ -21,6 +23,7 @@ from huggingface_hub import (
     constants,
     get_token,
     snapshot_download,
+    try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -31,8 +34,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils.tqdm import tqdm
 
 from engram.errors import EngramError
+from engram.util.progress import Progress
 
 PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something on the Hub
 
@@ -94,6 +99,7 @@ def fetch(
     *,
     ignore: Iterable[str] = (),
     may_be_path: bool = True,
+    progress: Progress | None = None,
 ) -> Path:
     """Download files of a repository into the local cache.
 
@@ -105,6 +111,7 @@ def fetch(
         revision: A branch, tag or commit.
         ignore: Patterns of files to leave out.
         may_be_path: Whether `repo` could have been meant as a path, for the error message.
+        progress: Called with the bytes so far, in place of the bars of huggingface_hub.
 
     Returns:
         The folder in the cache. Files that the repository does not have are missing in it.
@@ -112,9 +119,47 @@ def fetch(
     with _explain_fetch_errors(repo, revision, may_be_path):
         return Path(
             snapshot_download(
-                repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(ignore)
+                repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(ignore),
+                tqdm_class=None if progress is None else _reporting_bar(progress, repo),
             )
-        )
+        )  # fmt: skip
+
+
+def is_cached(repo: str, files: Iterable[str]) -> bool:
+    """Whether all these files of a repository are in the local cache; nothing is asked."""
+    return all(isinstance(try_to_load_from_cache(repo, file), str) for file in files)
+
+
+def _reporting_bar(progress: Progress, repo: str) -> type[tqdm]:
+    """A progress bar for huggingface_hub that prints nothing, and reports the bytes instead."""
+
+    one_at_a_time = Lock()  # files are downloaded by several threads
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options |= {"file": io.StringIO(), "disable": False}
+            options.pop("name", None)
+            # Not as huggingface_hub makes its own, which an environment variable switches off.
+            super(tqdm, self).__init__(*args, **options)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            self._report()
+            return shown
+
+        def refresh(self, *args: Any, **options: Any) -> bool | None:
+            """Called when a file with its size is added, before its first byte."""
+            self._report()
+            return True
+
+        def _report(self) -> None:
+            if self.unit == "B" and self.total:
+                done, total = min(int(self.n), int(self.total)), int(self.total)
+                note = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+                with one_at_a_time:
+                    progress(f"downloading {repo}", done, total, note)
+
+    return Bar
 
 
 @contextmanager

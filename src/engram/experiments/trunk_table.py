@@ -1,0 +1,93 @@
+"""The recommended trunks as a table: what they are, which are here, and how fast they are here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engram.tasks.costs import trunk_macs
+from engram.tasks.shape import TrunkShape
+from engram.trunks.load import load_trunk
+from engram.trunks.recommended import PICO, RECOMMENDED
+from engram.util.description import Description
+from engram.util.invocation import program
+from engram.vit import ViT, ViTConfig
+
+_BATCH, _PASSES, _SECONDS = 2, 3, 0.15
+_COLUMNS = ("name", "parameters", "download", "licence", "images/s", "on this machine")
+
+
+def list_trunks() -> Description:
+    """All recommended trunks and the bundled one; nothing is asked over a network."""
+    pico = load_trunk(PICO)
+    entries: list[dict[str, Any]] = [
+        {
+            "name": trunk.name,
+            "source": trunk.repo,
+            "parameters": trunk.parameters,
+            "download": trunk.download,
+            "licence": trunk.licence,
+            "image_size": trunk.image_size,
+            "images_per_second": estimated_speed(trunk.config, trunk.image_size),
+            "on_this_machine": trunk.on_this_machine,
+            "about": trunk.about,
+        }
+        for trunk in RECOMMENDED
+    ]
+    entries.append(
+        {
+            "name": PICO,
+            "source": PICO,
+            "parameters": sum(parameter.numel() for parameter in pico.parameters()),
+            "download": 0,
+            "licence": "Apache-2.0",
+            "image_size": pico.config.image_size[0],
+            "images_per_second": estimated_speed(pico.config, pico.config.image_size[0]),
+            "on_this_machine": True,
+            "about": "images of up to 48 pixels",
+        }
+    )
+    rows = [
+        *((entry["name"], f"{entry['source']}: {entry['about']}") for entry in entries),
+        ("get one", f"{program()} trunks get {RECOMMENDED[0].name}"),
+        ("images/s", "of the plain trunk on this CPU, estimated from one layer just now"),
+    ]
+    return Description({"trunks": entries}, rows, _COLUMNS, tuple(map(_row, entries)))
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    speed = entry["images_per_second"]
+    return (
+        entry["name"],
+        f"{entry['parameters'] / 1e6:.1f} M",
+        f"about {entry['download'] / 1e6:.0f} MB" if entry["download"] else "bundled",
+        entry["licence"],
+        f"about {speed:.0f}"
+        if (speed := entry["images_per_second"]) >= 10
+        else f"about {speed:.1f}",
+        "yes" if entry["on_this_machine"] else "no",
+    )
+
+
+@torch.inference_mode()
+def estimated_speed(config: ViTConfig, side: int) -> float:
+    """Images per second of a plain pass on this CPU, from the time of one layer.
+
+    Time does not depend on the values of weights, and all layers take the same.
+    """
+    size = (side, side)
+    one = replace(config, image_size=size, depth=1, head=None)
+    with torch.random.fork_rng(devices=[]):
+        layer = ViT(one).eval()
+    pixels = torch.zeros(_BATCH, 3, *size)
+    layer.tokens(pixels)  # the first pass is slower
+    times: list[float] = []
+    while len(times) < _PASSES or sum(times) < _SECONDS:
+        began = time.perf_counter()
+        layer.tokens(pixels)
+        times.append(time.perf_counter() - began)
+    share = trunk_macs(TrunkShape.of(one), size) / trunk_macs(TrunkShape.of(config), size)
+    return _BATCH * share / min(times)
