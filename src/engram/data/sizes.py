@@ -27,7 +27,7 @@ def typical_side(splits: Splits) -> float | None:
 def _side(dataset: Dataset, i: int) -> int | None:
     stored = dataset.read(i)
     if isinstance(stored, np.ndarray):
-        return max(stored.shape[:2])
+        return int(max(stored.shape[:2]))
     try:
         return max(image_size(stored))
     except BadImage:  # training will list it
