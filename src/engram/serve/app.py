@@ -18,9 +18,11 @@ from engram.serve.log import Log
 from engram.serve.metrics import Metrics
 from engram.serve.middleware import RequestMiddleware, client_of
 from engram.serve.problems import add_handlers
+from engram.serve.routes.infer import infer_router
 from engram.serve.routes.openapi import error_responses
 from engram.serve.routes.operations import operations_router
 from engram.serve.routes.pages import pages_router
+from engram.serve.routes.pipeline import Pipeline
 from engram.serve.routes.predict import predict_router
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.settings import Settings
@@ -64,7 +66,9 @@ def create_app(
     clients = Shares(settings.client_requests, "requests in progress")
     app.add_middleware(RequestMiddleware, metrics=metrics, log=log, hosts=hosts, clients=clients)
     add_handlers(app)
-    app.include_router(predict_router(catalogue, settings, batcher, decoders, metrics, tokens))
+    pipeline = Pipeline(settings, batcher, decoders, metrics)
+    app.include_router(predict_router(catalogue, pipeline, tokens))
+    app.include_router(infer_router(catalogue, pipeline, tokens))
     app.include_router(tasks_router(catalogue, settings, tokens, log))
     app.include_router(operations_router(batcher, metrics, tokens))
     app.include_router(pages_router())

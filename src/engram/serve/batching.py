@@ -26,7 +26,7 @@ Outputs = dict[str, Tensor]  # of one image, by task
 @dataclass(eq=False)
 class _Job:
     snapshot: Snapshot
-    view: Tensor  # uint8 (h, w, 3)
+    view: Tensor  # uint8 (h, w, 3), or normalised pixels (3, h, w)
     tasks: Sequence[str]
     outputs: asyncio.Future[Outputs]
 
@@ -64,6 +64,12 @@ class Batcher:
     @property
     def running(self) -> bool:
         return self._loop is not None and not self._loop.done()
+
+    def check_ready(self) -> None:
+        """Refuse with a Problem if the next request would get no answer."""
+        if not self.running:
+            raise Problem(503, "The engine has stopped; restart the service.", retry=5)
+        self.check_capacity()
 
     def check_capacity(self, images: int = 1) -> None:
         """Refuse images beyond the length of the queue with a Problem."""
@@ -137,8 +143,8 @@ class Batcher:
         names = [name for name in snapshot.names if name in wanted]
 
         def forward() -> Outputs:
-            pixels = normalise(torch.stack([job.view for job in jobs]), snapshot.preprocessing)
-            return snapshot.engine.run(pixels, names)
+            each = [normalise(job.view[None], snapshot.preprocessing) for job in jobs]
+            return snapshot.engine.run(torch.cat(each), names)
 
         try:
             outputs = await self.in_engine_thread(forward)

@@ -35,12 +35,12 @@ class Snapshot:
     model: MemoryViT
     engine: Engine
     contents: Mapping[str, str]  # by task; hashing all tensors is too slow for the event loop
+    shapes: Mapping[str, tuple[int, ...]]  # of the output for one image, by name
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """What can be run: base, if the trunk has classes, and the tasks, parents first."""
-        base = ["base"] if self.model.trunk.class_names else []
-        return (*base, *self.model.tasks)
+        return tuple(self.shapes)
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
@@ -155,9 +155,12 @@ def _snapshot(bundle: Bundle, model: MemoryViT, settings: Settings) -> Snapshot:
     """A snapshot whose engine has run once, so that errors occur before any request uses it."""
     engine = make_engine(model.eval(), settings.engine, settings.threads)
     contents = {engram.spec.name: engram.content for engram in bundle.engrams}
-    snapshot = Snapshot(bundle, model, engine, contents)
-    grey = torch.zeros(1, 3, *snapshot.preprocessing.size)
-    for name, output in engine.run(grey, snapshot.names).items():
-        if not bool(output.isfinite().all()):
+    base = ["base"] if model.trunk.class_names else []
+    names = [*base, *model.tasks]
+    grey = torch.zeros(1, 3, *model.preprocessing.size)
+    outputs = engine.run(grey, names)
+    for name in names:
+        if not bool(outputs[name].isfinite().all()):
             raise EngramError(f"The output of {name!r} is not finite.")
-    return snapshot
+    shapes = {name: tuple(outputs[name].shape[1:]) for name in names}
+    return Snapshot(bundle, model, engine, contents, shapes)

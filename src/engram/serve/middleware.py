@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_HEADER_BYTES = 32_768
+_COUNTED = ("/v1/", "/v2/models/")
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 
 #: Browsers may load resources from the service alone, and no other site may frame it.
@@ -87,7 +88,7 @@ class RequestMiddleware:
                 f"This service does not answer to the name {printable(host, 80)!r}; start it with "
                 "--allow-host NAME if it should.",
             )
-        if scope["path"].startswith("/v1/"):  # the others take no time, and operators need them
+        if scope["path"].startswith(_COUNTED):  # the others take no time; operators need them
             shares.enter_context(self.clients.taken(client_of(scope)))
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from engram.images.decode import BadImage, LargeImage
@@ -18,16 +19,27 @@ from engram.images.preprocessing import Preprocessing
 from engram.serve.decoding.launcher import Child, launcher
 from engram.serve.decoding.messages import HEAD_BYTES, Document, pack, sizes, unpack
 from engram.serve.problems import Problem
+from engram.serve.routes.infer_schemas import InferOptions
 from engram.serve.routes.schemas import PredictOptions
 from engram.serve.settings import Settings
 
+Options = TypeVar("Options", bound=BaseModel)
+
 
 @dataclass(frozen=True)
-class Received:
+class Received(Generic[Options]):
     """What a body holds: the names of its images, and the options."""
 
     names: list[str]
-    options: PredictOptions
+    options: Options
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An image: what responses say about it, and its view: uint8 (h, w, 3), or pixels (3, h, w)."""
+
+    fields: dict[str, Any]
+    view: Tensor
 
 
 class Decoder:
@@ -50,18 +62,27 @@ class Decoder:
             pass
         return False
 
-    async def read(self, kind: str, body: bytearray) -> Received:
+    async def read(self, kind: str, body: bytearray) -> Received[PredictOptions]:
         """Send the body of a request, and give what it holds. Clears the body."""
-        limits = {"max_images": self.settings.max_images, "max_body": self.settings.max_body}
-        message = {"do": "read", "kind": kind, "limits": limits}
-        answer, _ = await self._ask("The body", message, body)
-        self._images = len(answer["names"])
-        return Received(answer["names"], PredictOptions.model_validate(answer["options"]))
+        return await self._read({"do": "read", "kind": kind}, body, PredictOptions)
 
-    async def decode(
-        self, index: int, name: str, preprocessing: Preprocessing
-    ) -> tuple[dict[str, Any], Tensor]:
-        """The response's fields about an image of the body, and its view (h, w, 3)."""
+    async def read_inference(
+        self, body: bytearray, json_bytes: int | None, size: Sequence[int]
+    ) -> Received[InferOptions]:
+        """The same for a request of the Open Inference Protocol; `size` is that of pixels."""
+        message = {"do": "read_inference", "json_bytes": json_bytes, "size": list(size)}
+        return await self._read(message, body, InferOptions)
+
+    async def _read(
+        self, message: Document, body: bytearray, options: type[Options]
+    ) -> Received[Options]:
+        limits = {"max_images": self.settings.max_images, "max_body": self.settings.max_body}
+        answer, _ = await self._ask("The body", {**message, "limits": limits}, body)
+        self._images = len(answer["names"])
+        return Received(answer["names"], options.model_validate(answer["options"]))
+
+    async def decode(self, index: int, name: str, preprocessing: Preprocessing) -> Decoded:
+        """An image of the body."""
         message = {
             "do": "decode",
             "index": index,
@@ -70,7 +91,8 @@ class Decoder:
         }
         answer, data = await self._ask(name, message)
         self._images -= 1
-        return answer["fields"], torch.frombuffer(data, dtype=torch.uint8).view(answer["shape"])
+        view = torch.frombuffer(data, dtype=getattr(torch, answer["dtype"])).view(answer["shape"])
+        return Decoded(answer["fields"], view)
 
     def forget(self) -> None:
         """Let it drop images of the request that were not decoded; there is no answer."""

@@ -70,7 +70,7 @@ def _from_json(body: bytearray, limits: Limits) -> Upload:
     try:
         document = predict_json(limits.max_images, limits.max_body).model_validate_json(body)
     except ValidationError as error:
-        raise _invalid(error, "The JSON body", limits) from None
+        raise invalid(error, "The JSON body", limits) from None
     body.clear()
     texts, images = document.images[::-1], list[tuple[str, bytes]]()
     while texts:  # one by one, so that never all of them are in memory twice
@@ -155,7 +155,7 @@ class _FormReader:
             part.file_name = _text(options[b"filename"])
             self._files += 1
         if self._files > self.limits.max_images:
-            raise _too_many(self.limits)
+            raise too_many(self.limits)
         if len(self.parts) - self._files > MAX_FIELDS:
             raise Refusal(400, f"The form has more than {MAX_FIELDS:,} fields; send fewer.")
 
@@ -231,7 +231,7 @@ def _from_fields(parts: list[_Part]) -> Upload:
     try:
         return Upload(images, PredictOptions.model_validate(options))
     except ValidationError as error:
-        raise _invalid(error, "The form") from None
+        raise invalid(error, "The form") from None
 
 
 def _value(name: str, text: str) -> int | str:
@@ -242,17 +242,18 @@ def _value(name: str, text: str) -> int | str:
 # Errors
 
 
-def _too_many(limits: Limits) -> Refusal:
+def too_many(limits: Limits) -> Refusal:
+    """For a request with more images than one may have."""
     return Refusal(422, f"A request may have {limits.max_images} images at most; send fewer.")
 
 
-def _invalid(error: ValidationError, what: str, limits: Limits | None = None) -> Refusal:
+def invalid(error: ValidationError, what: str, limits: Limits | None = None) -> Refusal:
     """The first error as a sentence; a body that is not JSON at all gets status 400."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return Refusal(400, f"{what} is not JSON: {printable(first['msg'])}.")
     if first["type"] == "too_long" and first["loc"] == ("images",) and limits is not None:
-        return _too_many(limits)
+        return too_many(limits)
     where = ".".join(str(part) for part in first["loc"])
     return Refusal(
         422, f"{what} is invalid at {printable(where, 60)!r}: {printable(first['msg'])}."

@@ -16,6 +16,7 @@ from engram.images.decode import BadImage, LargeImage, image_size
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.serve.decoding.formats import check_format
+from engram.serve.decoding.infer import read_inference
 from engram.serve.decoding.messages import Document, receive, send
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
 
@@ -49,17 +50,18 @@ def _limit_memory(more: int) -> None:
 
 
 class Worker:
-    """The images of the last body that was read."""
+    """The images of the last body that was read; `size` is given if they are pixels already."""
 
     def __init__(self) -> None:
         self.images: list[tuple[str, bytes]] = []
+        self.size: list[int] | None = None
 
     def answer(self, message: Document, data: bytearray) -> Answer:
         """The result of what a message asks for, or what is wrong."""
         try:
-            if message["do"] == "read":
-                return self._read(message, data), b""
-            return self._decode(message)
+            if message["do"] == "decode":
+                return self._decode(message)
+            return self._read(message, data), b""
         except Refusal as refusal:
             return {"refused": refusal.sentence, "status": refusal.status}, b""
         except BadImage as error:
@@ -71,19 +73,29 @@ class Worker:
 
     def _read(self, message: Document, body: bytearray) -> Document:
         self.images = []  # of the request before: two requests never are in memory
-        upload = read_upload(message["kind"], body, Limits(**message["limits"]))
-        self.images = upload.images
-        options = upload.options.model_dump(include={"tasks", "top_k", "looks"})
-        return {"names": [name for name, _ in upload.images], "options": options}
+        limits, self.size = Limits(**message["limits"]), None
+        if message["do"] == "read":
+            upload = read_upload(message["kind"], body, limits)
+            self.images = upload.images
+            options = upload.options.model_dump(include={"tasks", "top_k", "looks"})
+        else:
+            asked = read_inference(body, message["json_bytes"], message["size"], limits)
+            self.images, self.size = asked.images, message["size"] if asked.pixels else None
+            options = asked.options.model_dump()
+        return {"names": [name for name, _ in self.images], "options": options}
 
     def _decode(self, message: Document) -> Answer:
         """The fields of the response about an image, and its view."""
         name, data = self.images[message["index"]]
         self.images[message["index"]] = (name, b"")  # it is decoded once
+        if self.size is not None:
+            height, width = self.size
+            about = {"name": name, "width": width, "height": height, "view": [0, 0, width, height]}
+            return {"fields": about, "shape": (3, height, width), "dtype": "float32"}, data
         preprocessing = Preprocessing.from_dict(message["preprocessing"])
         check_format(data, name)
         width, height = image_size(data, name=name, max_pixels=message["max_pixels"])
         view = np.ascontiguousarray(evaluation_view(data, preprocessing, name=name))
         box = [round(x, 3) for x in evaluation_box(width, height, preprocessing)]
         fields = {"name": name, "width": width, "height": height, "view": box}
-        return {"fields": fields, "shape": view.shape}, view.tobytes()
+        return {"fields": fields, "shape": view.shape, "dtype": "uint8"}, view.tobytes()

@@ -7,7 +7,6 @@ from fastapi.responses import JSONResponse, Response
 
 from engram.serve.batching import Batcher
 from engram.serve.metrics import Metrics
-from engram.serve.problems import Problem
 from engram.serve.routes.openapi import error_responses
 from engram.serve.routes.schemas import Status
 from engram.serve.tokens import Tokens
@@ -28,9 +27,7 @@ def operations_router(batcher: Batcher, metrics: Metrics, tokens: Tokens) -> API
         responses=error_responses(503),
     )
     async def ready() -> Response:
-        if not batcher.running:
-            raise Problem(503, "The engine has stopped; restart the service.", retry=5)
-        batcher.check_capacity()
+        batcher.check_ready()
         return JSONResponse({"status": "ready"})
 
     @router.get(

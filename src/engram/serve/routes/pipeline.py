@@ -1,0 +1,82 @@
+"""What requests about images share: read the body, decode the images, run the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from engram.serve.batching import Batcher, Outputs
+from engram.serve.catalogue import Snapshot
+from engram.serve.decoding.pool import Decoded, Decoder, Pool, Received
+from engram.serve.metrics import Metrics
+from engram.serve.middleware import client_of
+from engram.serve.problems import Problem
+from engram.serve.routes.uploads import BodyBudget, read_whole_body
+from engram.serve.settings import Settings
+
+Options = TypeVar("Options", bound=BaseModel)
+Result = TypeVar("Result")
+
+
+class Pipeline:
+    """From a body to outputs: decoders, the forward pass, and threads that write the answers."""
+
+    def __init__(
+        self, settings: Settings, batcher: Batcher, decoders: Pool, metrics: Metrics
+    ) -> None:
+        self.settings, self.batcher, self.decoders = settings, batcher, decoders
+        self.metrics = metrics
+        self._budget = BodyBudget(settings.max_bodies, settings.max_body)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytearray]:
+        """The whole body, within the limits of the service; what is done with it has a deadline."""
+        deadline = asyncio.get_running_loop().time() + self.settings.timeout
+        self.batcher.check_capacity()
+        with self._budget.request(client_of(request.scope)) as reserve:
+            body = await read_whole_body(request, self.settings.max_body, deadline, reserve)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    yield body
+            except TimeoutError:
+                raise Problem(
+                    503, "The request timed out; try again in a few seconds.", retry=5
+                ) from None
+
+    @asynccontextmanager
+    async def run(
+        self,
+        snapshot: Snapshot,
+        client: str,
+        read: Callable[[Decoder], Awaitable[Received[Options]]],
+        wanted: Callable[[Options], Sequence[str]],
+    ) -> AsyncIterator[tuple[Received[Options], list[tuple[Decoded, Outputs]]]]:
+        """What the body holds and, for each image, what was decoded and the outputs of the tasks.
+
+        `read` gives a decoder the body, and `wanted` names the tasks that its options ask for. The
+        images keep their places in the queue until the answers are written.
+        """
+        with ExitStack() as places:
+            async with self.decoders.decoder(client) as decoder:
+                received = await read(decoder)
+                names = wanted(received.options)
+                places.enter_context(self.batcher.reserve(len(received.names), client))
+                decoded = [
+                    await decoder.decode(i, name, snapshot.preprocessing)
+                    for i, name in enumerate(received.names)
+                ]
+            outputs = await self.batcher.run(snapshot, [one.view for one in decoded], names)
+            yield received, list(zip(decoded, outputs, strict=True))
+        for name in names:
+            self.metrics.answers.labels(name).inc(len(decoded))
+
+    async def in_thread(self, write: Callable[[], Result]) -> Result:
+        """Call `write` in a thread for answers, so that the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, write)
