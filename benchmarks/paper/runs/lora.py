@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.paper.runs import datasets
@@ -55,11 +56,11 @@ class LoraRun(TrunkRun):
 
     def save(self, model: Any, path: Path) -> None:
         learned = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-        torch.save(learned, path)
+        save_file(learned, path)
 
     def load(self, path: Path) -> Any:
         model = self._model(len(self._data.classes))
-        model.load_state_dict(torch.load(path, weights_only=True), strict=False)
+        model.load_state_dict(load_file(path), strict=False)
         return model
 
     def evaluate(self, model: Any, data: Splits) -> Mapping[str, Any]:
