@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 from tests.support.serving import AUTH, Opened, World, ask, picture, put, task_names
 
-from engram.store.bundles import read_bundle, update_bundle
+from engram.errors import EngramError
+from engram.store.bundles import compose, read_bundle, update_bundle
 from engram.store.format import read_engram, write_engram
 
 
@@ -71,15 +76,77 @@ def test_parents_stay_while_they_have_children(client: TestClient, world: World)
     assert "the only task" in response.json()["error"]
 
 
-def test_a_bundle_that_somebody_else_changed_is_left_alone(
-    client: TestClient, opened: Opened, world: World
+# Several services on one folder
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_one_service_changes_all_answer(opened: Opened, world: World) -> None:
+    one, other = opened(follow=0.05), opened(follow=0.05)
+    assert put(one, world, "third").status_code == 201
+    eventually(lambda: "third" in task_names(other))
+    expected = world.logits(picture(1), "third")["third"].softmax(0).max()
+    [answer] = ask(other, picture(1), tasks="third")
+    assert answer["tasks"]["third"]["answer"][0]["probability"] == pytest.approx(float(expected))
+    assert other.delete("/v1/tasks/third", headers=AUTH).status_code == 204
+    eventually(lambda: "third" not in task_names(one))
+
+
+def test_attaching_to_a_bundle_that_another_service_changed_keeps_both(
+    opened: Opened, world: World
 ) -> None:
-    other = opened()
+    one, other = opened(follow=0), opened(follow=0)
     assert put(other, world, "third").status_code == 201
-    response = put(client, world, "fourth")
-    assert response.status_code == 503
-    assert "changed by somebody else" in response.json()["error"]
-    assert [e.spec.name for e in read_bundle(opened.bundle).engrams] == ["first", "second", "third"]
+    assert put(one, world, "fourth").status_code == 201
+    assert task_names(one) == ["first", "second", "third", "fourth"]
+    assert put(one, world, "third").status_code == 200
+    listed = [engram.spec.name for engram in read_bundle(opened.bundle).engrams]
+    assert listed == ["first", "second", "third", "fourth"]
+    assert other.delete("/v1/tasks/fourth", headers=AUTH).status_code == 204
+
+
+def test_services_that_change_at_once_lose_nothing(opened: Opened, world: World) -> None:
+    services = [opened(follow=0) for _ in range(3)]
+    names = ["third", "fourth", "child", "multilabel", "regression", "thin"]
+
+    def attach(i: int) -> int:
+        return put(services[i % 3], world, names[i]).status_code
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert list(pool.map(attach, range(len(names)))) == [201] * len(names)
+    listed = {engram.spec.name for engram in read_bundle(opened.bundle).engrams}
+    assert listed == {"first", "second", *names}
+
+
+def test_a_folder_that_cannot_be_followed_changes_nothing_and_is_followed_later(
+    opened: Opened, world: World, tmp_path: Path
+) -> None:
+    client = opened(follow=0)
+    catalogue = client.app.state.catalogue  # type: ignore[attr-defined]
+    manifest = opened.bundle / "bundle.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    with pytest.raises(EngramError, match="damaged"):
+        catalogue.follow()
+    assert not catalogue.follow()  # the same is not tried again
+    shutil.rmtree(opened.bundle)
+    compose([world.engrams["stranger"]], opened.bundle)
+    with pytest.raises(EngramError, match="was trained on"):
+        catalogue.follow()
+    assert task_names(client) == ["first", "second"]
+    for name in ("first", "second", "third"):
+        shutil.copy(world.engrams[name], opened.bundle)
+    compose([opened.bundle / f"{name}.safetensors" for name in ("first", "second", "third")],
+            tmp_path / "new")  # fmt: skip
+    shutil.copy(tmp_path / "new" / "bundle.json", manifest)
+    assert good != manifest.read_bytes()
+    assert catalogue.follow()
+    assert task_names(client) == ["first", "second", "third"]
 
 
 def test_a_file_that_is_not_in_the_bundle_is_left_alone(

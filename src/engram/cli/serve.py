@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +39,10 @@ def serve_command(
     flags: Given | None = None,
 ) -> None:
     """Serve all tasks of a bundle over HTTP, with a page to try them."""
-    from engram.serve.run import Service
+    from engram.serve.run import serve
 
     settings = Settings(**(flags or {})[Settings])
-    service = Service.open(bundle, settings, token=token, ask_token=ask_token, backbone=backbone)
-    show(service.description, as_json)
-    service.run()
+    serve(
+        bundle, settings, partial(show, as_json=as_json),
+        token=token, ask_token=ask_token, backbone=backbone,
+    )  # fmt: skip

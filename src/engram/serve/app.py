@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 from fastapi import FastAPI, Request
 
 from engram import __version__
+from engram.errors import EngramError
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
 from engram.serve.clients import Shares
@@ -38,16 +40,18 @@ def create_app(
     """
     metrics, log = Metrics(), Log(settings.log)
     tokens = Tokens(token, ask_token, partial(_log_refused_token, log))
-    batcher = Batcher(settings, metrics.batch_images.observe)
+    batcher = Batcher(settings, metrics.batch_images.observe, metrics.queued_images.set)
     decoders = Pool(settings, partial(_count_killed_decoder, metrics, log))
-    metrics.queued_images.set_function(lambda: batcher.pending)
-    metrics.tasks.set_function(lambda: len(catalogue.now.model.tasks))
+    catalogue.on_change = lambda snapshot: metrics.tasks.set(len(snapshot.model.tasks))
+    catalogue.on_change(catalogue.now)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await decoders.start()
         batcher.start()
+        following = asyncio.create_task(_follow(catalogue, settings.follow, log))
         yield
+        following.cancel()
         await batcher.stop()
         await decoders.stop()
         log.stop()
@@ -73,6 +77,17 @@ def create_app(
     app.include_router(operations_router(batcher, metrics, tokens))
     app.include_router(pages_router())
     return app
+
+
+async def _follow(catalogue: Catalogue, seconds: float, log: Log) -> None:
+    """Take over what other services on the same folder attach and remove."""
+    while seconds:
+        await asyncio.sleep(seconds)
+        try:
+            if await asyncio.to_thread(catalogue.follow):
+                log.event("followed", tasks=", ".join(catalogue.now.model.tasks))
+        except EngramError as error:
+            log.event("not followed", reason=str(error))
 
 
 def _log_refused_token(log: Log, request: Request) -> None:

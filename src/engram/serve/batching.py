@@ -35,16 +35,19 @@ class Batcher:
     """Collects images from requests and runs the engine on several at once.
 
     All images of a batch belong to one snapshot; each gets the outputs of the tasks it asked for.
-    `on_batch` is called with the size of every batch.
+    `on_batch` is called with the size of every batch, `on_pending` with the images in the queue.
     """
 
     def __init__(
-        self, settings: Settings, on_batch: Callable[[int], None] = lambda images: None
+        self,
+        settings: Settings,
+        on_batch: Callable[[int], None] = lambda images: None,
+        on_pending: Callable[[int], None] = lambda images: None,
     ) -> None:
         self.settings = settings
         self.pending = 0  # images accepted and not yet answered
         self._shares = Shares(max(settings.max_images, settings.queue // 2), "images waiting")
-        self._on_batch = on_batch
+        self._on_batch, self._on_pending = on_batch, on_pending
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
@@ -89,11 +92,15 @@ class Batcher:
         """
         self.check_capacity(images)
         with self._shares.taken(client, images):
-            self.pending += images
+            self._count(images)
             try:
                 yield
             finally:
-                self.pending -= images
+                self._count(-images)
+
+    def _count(self, images: int) -> None:
+        self.pending += images
+        self._on_pending(self.pending)
 
     async def run(
         self, snapshot: Snapshot, views: Sequence[Tensor], tasks: Sequence[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
@@ -19,12 +20,24 @@ from engram.model import MemoryViT
 from engram.serve.engines import make_engine
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
-from engram.store.bundles import Bundle, read_bundle, update_bundle
+from engram.store.bundles import (
+    LOCK,
+    Bundle,
+    BundleChanged,
+    manifest_state,
+    read_bundle,
+    read_manifest,
+    update_bundle,
+)
 from engram.store.engram import Engram
 from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths
 from engram.store.remote import MANIFEST
 from engram.tasks.spec import NAME
+
+State = tuple[int, ...] | None  # of a manifest on disk
+
+_TRIES = 10  # to write a change while other services write theirs
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,61 +80,124 @@ class Snapshot:
 class Catalogue:
     """The current snapshot. A change builds another one, writes the bundle, then replaces it.
 
-    `attach` and `detach` are slow and belong in a thread; `now` may be read at any moment.
+    Other services may change the same folder: `follow` takes over what they wrote. `attach`,
+    `detach` and `follow` are slow and belong in a thread; `now` may be read at any moment.
     """
 
-    def __init__(self, snapshot: Snapshot, settings: Settings) -> None:
+    def __init__(self, snapshot: Snapshot, settings: Settings, state: State) -> None:
         self.now, self.settings = snapshot, settings
+        self.on_change: Callable[[Snapshot], None] = lambda snapshot: None
+        self._state = state  # of the manifest that `now` was read from, or that was tried last
         self._lock = threading.Lock()
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, backbone: str | None = None) -> Catalogue:
         """Read a bundle and its trunk, and try the engine once."""
+        state = _state(folder)  # before the bundle: what is written meanwhile is followed later
         bundle = read_bundle(folder)
-        return cls(_snapshot(bundle, load_model(folder, backbone), settings), settings)
+        return cls(_snapshot(bundle, load_model(folder, backbone), settings), settings, state)
 
     def attach(self, name: str, data: bytes) -> tuple[Snapshot, bool]:
         """Add the engram in these bytes; gives the new snapshot and whether anything changed."""
         engram = _parse(name, data)
-        with self._lock:
-            if name in self.now.model.tasks:
-                if self.now.contents[name] == engram.content:
-                    return self.now, False
+
+        def plus(now: Snapshot) -> Bundle | None:
+            if name not in now.model.tasks:
+                return now.bundle.plus(engram)
+            if now.contents[name] != engram.content:
                 raise Problem(
                     409,
                     f"A different {name!r} is already attached; delete it first, then send this.",
                 )
-            return self._change(lambda bundle: bundle.plus(engram)), True
+            return None
+
+        return self._change(plus)
 
     def detach(self, name: str) -> Snapshot:
         """Remove a task; one that others extend, and the last one, cannot be removed."""
-        with self._lock:
-            self.now.engram(name)
-            return self._change(lambda bundle: bundle.minus(name))
 
-    def _change(self, change: Callable[[Bundle], Bundle]) -> Snapshot:
-        old = self.now
+        def minus(now: Snapshot) -> Bundle:
+            now.engram(name)
+            return now.bundle.minus(name)
+
+        return self._change(minus)[0]
+
+    def follow(self) -> bool:
+        """Take over what others wrote to the folder; gives whether anything changed.
+
+        A bundle that cannot be read, or has another trunk, is an EngramError once. Then the
+        tasks stay as they are until the folder changes again.
+        """
+        with self._lock:
+            return self._follow()
+
+    def _follow(self) -> bool:
+        state = _state(self.now.bundle.folder)
+        if state == self._state:
+            return False
+        self._state = state
         try:
-            bundle = change(old.bundle)
-            model = MemoryViT(old.model.trunk)
-            for engram in bundle.engrams:
-                model.attach(engram)
-            new = _snapshot(bundle, model, self.settings)
-        except EngramError as error:
-            raise Problem(409, str(error)) from None
-        _refuse_links(old.bundle, bundle)
-        try:
-            update_bundle(old.bundle, bundle)
-        except EngramError as error:
-            raise Problem(503, str(error), retry=60) from None
-        self.now = new
-        return new
+            entries = read_manifest(self.now.bundle.folder)["engrams"]
+            if {entry["task"]: entry["content"] for entry in entries} == self.now.contents:
+                return False
+            self._take(self._rebuilt(read_bundle(self.now.bundle.folder)))
+        except EngramError:
+            if _state(self.now.bundle.folder) != state:  # it was being written
+                self._state = None
+            raise
+        return True
+
+    def _change(self, change: Callable[[Snapshot], Bundle | None]) -> tuple[Snapshot, bool]:
+        """Make a change on top of what is in the folder now; None if there is nothing to do."""
+        with self._lock:
+            for _ in range(_TRIES):
+                with contextlib.suppress(EngramError):  # what cannot be followed is said elsewhere
+                    self._follow()
+                try:
+                    bundle = change(self.now)
+                    if bundle is None:
+                        return self.now, False
+                    new = self._rebuilt(bundle)
+                except EngramError as error:
+                    raise Problem(409, str(error)) from None
+                _refuse_links(self.now.bundle, bundle)
+                try:
+                    update_bundle(self.now.bundle, bundle)
+                except BundleChanged:  # by another service; what it wrote comes first
+                    self._state = None
+                    continue
+                except EngramError as error:
+                    raise Problem(503, str(error), retry=60) from None
+                self._state = None  # others may have written since
+                self._take(new)
+                return new, True
+        raise Problem(
+            503, "The bundle's folder is being changed by others; try again in a second.", retry=1
+        )
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self.now = snapshot
+        self.on_change(snapshot)
+
+    def _rebuilt(self, bundle: Bundle) -> Snapshot:
+        """A snapshot of another bundle on the same trunk."""
+        model = MemoryViT(self.now.model.trunk)
+        for engram in bundle.engrams:
+            model.attach(engram)
+        return _snapshot(bundle, model, self.settings)
+
+
+def _state(folder: Path) -> State:
+    """What tells whether the manifest was written again; None if it cannot be seen."""
+    with contextlib.suppress(OSError):
+        return manifest_state(folder)
+    return None
 
 
 def _refuse_links(old: Bundle, new: Bundle) -> None:
     """Whoever sends an engram must not write where a link in the folder leads."""
     changed = {engram.file_name for engram in (*old.engrams, *new.engrams)}
-    for name in sorted({MANIFEST, *changed}):
+    for name in sorted({MANIFEST, LOCK, *changed}):
         if (new.folder / name).is_symlink():
             raise Problem(
                 409,

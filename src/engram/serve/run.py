@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,39 @@ if TYPE_CHECKING:
     from engram.serve.catalogue import Catalogue
 
 _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
+
+
+def serve(
+    folder: Path,
+    settings: Settings,
+    show: Callable[[Description], None],
+    *,
+    token: str | None = None,
+    ask_token: str | None = None,
+    backbone: str | None = None,
+) -> None:
+    """Serve a bundle in one process or several, until a signal comes.
+
+    `show` is called with the description of the service as soon as it can answer.
+    """
+    if settings.workers == 1:
+        service = Service.open(
+            folder, settings, token=token, ask_token=ask_token, backbone=backbone
+        )
+        show(service.description)
+        service.run()
+        return
+    from engram.serve.log import Log
+    from engram.serve.workers import Job, Workers
+
+    log = Log(settings.log)
+    with open_port(folder, settings, token, ask_token) as listener:
+        job = Job(listener, folder, settings, token, ask_token, backbone)
+        workers = Workers(job, log.event)
+        with workers.started() as description:
+            show(description)
+            workers.run()
+    log.stop()
 
 
 @dataclass(frozen=True)
@@ -46,24 +80,36 @@ class Service:
         backbone: str | None = None,
     ) -> Service:
         """Open the port and load the bundle; whatever is wrong is an EngramError."""
-        for package in _PACKAGES:
-            require(package, extra="serve", purpose="The service")
+        listener = open_port(folder, settings, token, ask_token)
+        try:
+            return cls.on(
+                listener, folder, settings, token=token, ask_token=ask_token, backbone=backbone
+            )
+        except BaseException:
+            listener.close()
+            raise
+
+    @classmethod
+    def on(
+        cls,
+        listener: socket.socket,
+        folder: Path,
+        settings: Settings,
+        *,
+        token: str | None = None,
+        ask_token: str | None = None,
+        backbone: str | None = None,
+    ) -> Service:
+        """Load the bundle, to answer on a port that `open_port` opened."""
         from engram.serve.app import create_app
         from engram.serve.catalogue import Catalogue
         from engram.serve.decoding.launcher import launcher
         from engram.serve.tokens import clean_token
 
-        _check_bundle(folder)
         token, ask_token = clean_token(token), clean_token(ask_token, "token for asking")
-        _check_access(settings, token, ask_token)
         launcher().start()  # it loads what decoders need while this process loads the model
-        listener = _listen(settings)  # first: a port in use is reported before a model is loaded
-        try:
-            catalogue = Catalogue.load(folder, settings, backbone)
-            app = create_app(catalogue, settings, token, ask_token)
-        except BaseException:
-            listener.close()
-            raise
+        catalogue = Catalogue.load(folder, settings, backbone)
+        app = create_app(catalogue, settings, token, ask_token)
         return cls(app, catalogue, settings, listener, token, ask_token)
 
     @property
@@ -81,6 +127,7 @@ class Service:
             "bundle": str(snapshot.bundle.folder),
             "tasks": list(snapshot.names),
             "engine": self.settings.engine,
+            "workers": self.settings.workers,
             "attaching": self.token is not None,
             "asking": "token" if self.ask_token else "open",
             "unlisted": unlisted,
@@ -92,6 +139,7 @@ class Service:
             ("tasks", ", ".join(snapshot.names)),
             ("trunk", snapshot.model.trunk.source),
             ("engine", self.settings.engine),
+            ("workers", str(self.settings.workers)),
             ("attaching", attaching),
         ]
         if unlisted:
@@ -124,6 +172,19 @@ class Service:
             h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         )
         uvicorn.Server(config).run(sockets=[self.listener])
+
+
+def open_port(
+    folder: Path, settings: Settings, token: str | None, ask_token: str | None
+) -> socket.socket:
+    """Check all that needs no model, and listen: a port in use shows before a model is loaded."""
+    for package in _PACKAGES:
+        require(package, extra="serve", purpose="The service")
+    from engram.serve.tokens import clean_token
+
+    _check_bundle(folder)
+    _check_access(settings, clean_token(token), clean_token(ask_token, "token for asking"))
+    return _listen(settings)
 
 
 def _check_bundle(folder: Path) -> None:

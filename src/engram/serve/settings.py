@@ -33,6 +33,14 @@ class Settings:
     log: str = setting("text", "form of the log on stderr", choices=LOGS, group=_NETWORK)
     port: int = setting(8000, "port to listen on; 0: any free port", most=65535, group=_NETWORK)
 
+    workers: int = setting(
+        1, "processes that answer on the port; each loads the model", least=1, group=_ENGINE
+    )
+    follow: float = setting(
+        1.0,
+        "seconds between looks at the folder for tasks that others attached or removed; 0: never",
+        group=_ENGINE,
+    )
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
     threads: int = setting(0, "CPU threads of the engine; 0: its own default", group=_ENGINE)
     batch: int = setting(16, "maximum images per forward pass", least=1, group=_ENGINE)

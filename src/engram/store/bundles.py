@@ -13,10 +13,12 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from filelock import FileLock, Timeout
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
@@ -33,9 +35,15 @@ from engram.util.text import printable
 from engram.vit import Activation, ViT
 
 FORMAT = 1
+LOCK = ".bundle.lock"  # in the folder, held by whoever changes the bundle
+_LOCK_SECONDS = 10
 _VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
 _ENTRY = Object(dict.fromkeys(("task", "file", "content"), String()), others=True)
 _SCHEMA = Object({"engrams": Array(_ENTRY, 1, 100_000)}, others=True)
+
+
+class BundleChanged(EngramError):
+    """A bundle on disk is not the one that was to be changed."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +176,17 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
     New engrams are written first, then the manifest, each atomically. A crash leaves one of the two
     bundles, and perhaps a file that it does not list. An unlisted file with the name of a new
     engram is not overwritten, unless it is that engram.
+
+    Of several processes that change one bundle, also on machines that share the folder, one writes
+    at a time. If another was first, this is a `BundleChanged`, and nothing is written.
     """
-    if _read_manifest(old.folder) != old.manifest():
-        raise EngramError(
+    with _writing(old.folder):
+        _update(old, new)
+
+
+def _update(old: Bundle, new: Bundle) -> None:
+    if read_manifest(old.folder) != old.manifest():
+        raise BundleChanged(
             f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
             "as it is; read the bundle again."
         )
@@ -187,6 +203,31 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
     for removed in {e.file_name for e in old.engrams} - {e.file_name for e in new.engrams}:
         with contextlib.suppress(OSError):  # the manifest no longer lists it
             (new.folder / removed).unlink()
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Hold the lock of a bundle, which ends with the process that holds it."""
+    path = folder / LOCK
+    try:
+        with FileLock(path, timeout=_LOCK_SECONDS):
+            yield
+    except Timeout:
+        raise EngramError(
+            f"Another process has been changing {folder} for {_LOCK_SECONDS} seconds; try again "
+            "later."
+        ) from None
+    except OSError as error:
+        raise EngramError(
+            f"{path} cannot be locked ({error.strerror or error}); check the folder and its "
+            "permissions."
+        ) from None
+
+
+def manifest_state(folder: Path) -> tuple[int, ...]:
+    """Differs from what it was if the manifest was written since; an OSError if there is none."""
+    found = (folder / MANIFEST).stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _has_bytes(path: Path, data: bytes) -> bool:
@@ -216,7 +257,7 @@ def _check_replaceable(folder: Path) -> None:
     what = "is not a bundle"
     if is_bundle(folder):
         what = "is a bundle with other files in it"
-        others -= {MANIFEST, *(entry["file"] for entry in _read_manifest(folder)["engrams"])}
+        others -= {MANIFEST, LOCK, *(entry["file"] for entry in read_manifest(folder)["engrams"])}
     if others:
         raise EngramError(
             f"The folder {folder} {what} ({printable(', '.join(sorted(others)[:3]))}), and would "
@@ -230,7 +271,7 @@ def _check_replaceable(folder: Path) -> None:
 def read_bundle(folder: PathOrHubId) -> Bundle:
     """Read and verify a bundle: its manifest, every engram, and that they fit together."""
     folder = Path(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     found: list[_Located] = []
     for entry in manifest["engrams"]:
         engram = read_engram(folder / entry["file"])
@@ -254,7 +295,8 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
     return bundle
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `bundle.json` says, checked by itself: the engrams are not read."""
     path = folder / MANIFEST
     try:
         with open(path, "rb") as file:
