@@ -192,7 +192,7 @@ def _requests(rng: random.Random) -> dict[str, bytes]:
             "DELETE", "/v1/tasks/first", headers="Authorization: Bearer nonsense\r\n"
         ),
         "wrong method": request(rng.choice(["PATCH", "TRACE", "BREW"]), "/v1/predict"),
-        "no such path": request("GET", rng.choice(["/v2", "/../etc/passwd", "/%00"])),
+        "no such path": request("GET", rng.choice(["/v3", "/../etc/passwd", "/%00"])),
     }
 
 

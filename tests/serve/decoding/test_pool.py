@@ -30,7 +30,7 @@ async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     """The shape of the view of a picture."""
     received = await decoder.read(KIND, body(data))
     assert received.names == ["image.png"]
-    _, view = await decoder.decode(0, "image.png", PREPROCESSING)
+    view = (await decoder.decode(0, "image.png", PREPROCESSING)).view
     return tuple(view.shape)
 
 

@@ -29,5 +29,23 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def request_body(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A required body, by content type, for the argument `openapi_extra` of a route."""
-    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    content = {kind: {"schema": _inlined(schema)} for kind, schema in schemas.items()}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its definitions in place: references would look for them elsewhere."""
+    definitions = schema.get("$defs", {})
+
+    def resolve(part: Any) -> Any:
+        if isinstance(part, list):
+            return [resolve(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            found = definitions[part["$ref"].rpartition("/")[2]]
+            part = {**found, **{key: value for key, value in part.items() if key != "$ref"}}
+        return {key: resolve(value) for key, value in part.items() if key != "$defs"}
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved
