@@ -3,8 +3,11 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tests.support.errors import refuses
 
 from engram import EngramError, MemoryViT, random_trunk
 from engram.images.preprocessing import normalise
@@ -56,3 +59,36 @@ def test_probabilities_are_those_of_the_logits(model: MemoryViT, photos: Path) -
     said = {one["class"]: one["probability"] for one in answer["tasks"]["colours"]}
     for name, probability in zip(("red", "green", "blue"), logits.tolist(), strict=True):
         assert math.isclose(said[name], probability, abs_tol=2e-6)
+
+
+def test_every_form_of_an_image_gives_the_same_answer(model: MemoryViT, photos: Path) -> None:
+    path = photos / "test" / "red" / "0.png"
+    with Image.open(path) as image:
+        image.load()
+    array = np.asarray(image)
+    tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
+    forms = (path, str(path), path.read_bytes(), image, array, array / 255, tensor, tensor / 255)
+    expected = predict(model, [path])[0]["tasks"]
+    for one in forms:
+        assert predict(model, one)["tasks"] == expected
+    for several in (list(forms), iter(forms), array[None], tensor[None]):
+        assert all(answer["tasks"] == expected for answer in predict(model, several))
+    assert predict(model, image)["image"] == str(path)
+    assert [answer["image"] for answer in predict(model, [array, path])] == ["images[0]", str(path)]
+    assert predict(model, []) == []
+
+
+def test_one_unreadable_image_is_one_answer_with_an_error(model: MemoryViT, photos: Path) -> None:
+    path = photos / "test" / "red" / "empty.png"
+    assert predict(model, path) == {"image": str(path), "error": f"{path}: the file is empty"}
+
+
+def test_what_is_no_image_is_refused(model: MemoryViT) -> None:
+    for images, sentence in (
+        (3, "Images were given as int; give a path"),
+        ({"a.png": 1}, "Images were given as dict"),
+        ([None], "images[0] is of the type NoneType; give a path, an image of Pillow"),
+        (torch.randn(3, 8, 8), "leave that out"),
+    ):
+        with refuses(sentence):
+            predict(model, images)

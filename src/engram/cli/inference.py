@@ -197,7 +197,7 @@ def predict_command(
     from engram.inference.predict import kind_of, predict
 
     model, images = _model_and_images(sources, backbone)
-    results = predict(model, images, tasks=tasks or None, top_k=top_k)
+    results: list[dict[str, Any]] = predict(model, images, tasks=tasks or None, top_k=top_k)
     if masks is not None:
         _write_masks(results, masks)
     table = []

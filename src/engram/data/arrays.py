@@ -11,6 +11,7 @@ import torch
 from engram.data.labels import LABELS, read_labels
 from engram.data.source import SPLITS, Arrays, DataRequest, FoundData, FoundSplit
 from engram.errors import EngramError
+from engram.images.given import to_uint8
 from engram.images.masks import MASK_VALUES
 from engram.util.archives import check_archive
 from engram.util.optional import require
@@ -149,16 +150,7 @@ def _to_pixels(name: str, images: Array) -> torch.Tensor:
             f"{name} has the shape {images.shape}; expected (N, H, W), (N, H, W, 3) "
             "or (N, 3, H, W)."
         )
-    if images.dtype != np.uint8 and images.size:
-        highest = 1 if images.dtype.kind == "f" else 255
-        low, high = images.min(), images.max()
-        if images.dtype.kind not in "fiu" or not (low >= 0 and high <= highest):
-            raise EngramError(
-                f"{name} holds {images.dtype} values from {low} to {high}; "
-                "expected integers from 0 to 255 or floats from 0 to 1."
-            )
-        images = np.rint(images * (255 / highest)).astype(np.uint8)
-    return torch.from_numpy(np.ascontiguousarray(images))
+    return torch.from_numpy(np.ascontiguousarray(to_uint8(name, images)))
 
 
 def _to_mask_values(name: str, masks: Array) -> torch.Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage
+from engram.images.given import GivenImage, decodable, image_name, is_one_image, list_images
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.engine import TorchEngine
@@ -21,21 +21,24 @@ from engram.util.processes import Team
 
 def predict(
     model: MemoryViT,
-    images: Sequence[str | os.PathLike[str]],
+    images: GivenImage | Iterable[GivenImage],
     *,
     tasks: Sequence[str] | None = None,
     top_k: int = 5,
     batch: int = 32,
     exact: bool = False,
     team: Team | None = None,
-) -> list[dict[str, Any]]:
-    """Answer every task for image files.
+) -> Any:
+    """Answer every task for an image, or for a list of images.
 
     Under torchrun every process takes its share and all get the same result.
 
     Args:
         model: The model.
-        images: Paths of the images.
+        images: A path, an image of Pillow, an array or a tensor; or a list or another iterable of
+            these; or a batch as one array or tensor with four axes. Arrays are (height, width) or
+            (height, width, 3), tensors (height, width) or (3, height, width). Both hold integers
+            from 0 to 255, or floats from 0 to 1, and are not normalised.
         tasks: The tasks to answer; `"base"` is the trunk's own head. By default all, and `"base"`
             if the trunk has classes.
         top_k: Number of classes to return per task.
@@ -44,19 +47,43 @@ def predict(
         team: The processes that share the work. By default those of torchrun.
 
     Returns:
-        For each image `{"image", "tasks": {name: [{"class", "probability"}, …]}}`. Other kinds of
-        task than classification have their own form in place of the list. An image that cannot be
-        read has `"error"`, a sentence, in place of `"tasks"`. If the output of a task is not
-        finite, `"error"` says so, and `"tasks"` has the others.
+        A list with an answer for each image, or only the answer if a single image was given:
+        `{"image", "tasks": {name: [{"class", "probability"}, …]}}`. Other kinds of task than
+        classification have their own form in place of the list. An image that cannot be read has
+        `"error"`, a sentence, in place of `"tasks"`. If the output of a task is not finite,
+        `"error"` says so, and `"tasks"` has the others. `"image"` is the path, or `images[3]` for
+        the fourth of the list if that has no path.
 
     Raises:
-        EngramError: A task is not attached, or `top_k` is less than 1.
+        EngramError: A task is not attached, `top_k` is less than 1, or an object is no image.
 
     Examples:
-        >>> (answer,) = engram.predict(model, ["photos/test/rose/0.png"], top_k=1)
+        >>> answer = engram.predict(model, "photos/test/rose/0.png", top_k=1)
         >>> list(answer["tasks"])
         ['base', 'flowers']
+        >>> answers = engram.predict(model, [torch.rand(3, 48, 64), "photos/test/rose/0.png"])
+        >>> [answer["image"] for answer in answers]
+        ['images[0]', 'photos/test/rose/0.png']
     """
+    if is_one_image(images):
+        named = [(image_name(images, "the image"), images)]
+    else:
+        listed = enumerate(list_images(images))
+        named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
+    answers = _predict(model, named, tasks, top_k, batch, exact, team or Team())
+    return answers[0] if is_one_image(images) else answers
+
+
+def _predict(
+    model: MemoryViT,
+    images: Sequence[tuple[str, GivenImage]],
+    tasks: Sequence[str] | None,
+    top_k: int,
+    batch: int,
+    exact: bool,
+    team: Team,
+) -> list[dict[str, Any]]:
+    """The answers about images, each given with its name."""
     if top_k < 1:
         raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
     if model.trunk.head is not None and not model.trunk.class_names:
@@ -66,7 +93,6 @@ def predict(
                 f"The trunk {model.trunk.source} has no classes, so there is no 'base' to tell of; "
                 "ask for tasks. Its embedding is model(pixels)['base']."
             )
-    team = team or Team()
     preprocessing = model.preprocessing
     device = team.device
     names, engine = model.output_names(tasks), TorchEngine(model.to(device), exact)
@@ -74,10 +100,11 @@ def predict(
     share = images[team.rank :: team.world]
     for start in range(0, len(share), batch):
         views, good = [], []
-        for image in share[start : start + batch]:
-            results.append({"image": os.fspath(image)})
+        for name, image in share[start : start + batch]:
+            results.append({"image": name})
             try:
-                views.append(torch.from_numpy(evaluation_view(image, preprocessing)))
+                view = evaluation_view(decodable(image, name), preprocessing, name=name)
+                views.append(torch.from_numpy(view))
                 good.append(results[-1])
             except BadImage as error:
                 results[-1]["error"] = str(error)
