@@ -201,7 +201,7 @@ def send_images(world: World, service: Service, tally: Tally, requests: int, see
         with tally.lock:
             tally.statuses[str(status)] += 1
         if status == 200:
-            _compare(world, tally, chosen, tasks, answer)
+            compare(world, tally, chosen, tasks, answer)
         elif status == 404 and tasks is not None and tasks[-1] in COME_AND_GO:
             pass  # the task is not attached at the moment
         elif status == 503:
@@ -226,9 +226,10 @@ def _request_body(
     return json.dumps(document).encode(), "application/json"
 
 
-def _compare(
+def compare(
     world: World, tally: Tally, chosen: Sequence[int], tasks: Sequence[str] | None, answer: Any
 ) -> None:
+    """Compare every number of an answer about these images."""
     for i, image in zip(chosen, answer["images"], strict=True):
         found = image["tasks"]
         right = set(found) == set(tasks) if tasks is not None else {"base", *STAY} <= set(found)
