@@ -28,7 +28,9 @@ from engram.serve.routes.pipeline import Pipeline
 from engram.serve.routes.predict import predict_router
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.settings import Settings
+from engram.serve.stages import Stages
 from engram.serve.tokens import Tokens
+from engram.serve.tracing import Tracing
 
 
 def create_app(
@@ -38,9 +40,12 @@ def create_app(
 
     With an `ask_token`, only clients that send it may ask.
     """
-    metrics, log = Metrics(), Log(settings.log)
+    metrics, log, tracing = Metrics(), Log(settings.log), Tracing()
+    stages = Stages(metrics, tracing)
     tokens = Tokens(token, ask_token, partial(_log_refused_token, log))
-    batcher = Batcher(settings, metrics.batch_images.observe, metrics.queued_images.set)
+    batcher = Batcher(
+        settings, metrics.batch_images.observe, metrics.queued_images.set, stages.record
+    )
     decoders = Pool(settings, partial(_count_killed_decoder, metrics, log))
     catalogue.on_change = lambda snapshot: metrics.tasks.set(len(snapshot.model.tasks))
     catalogue.on_change(catalogue.now)
@@ -54,6 +59,7 @@ def create_app(
         following.cancel()
         await batcher.stop()
         await decoders.stop()
+        tracing.stop()
         log.stop()
 
     app = FastAPI(
@@ -68,9 +74,11 @@ def create_app(
     app.state.catalogue, app.state.batcher = catalogue, batcher
     hosts = AllowedHosts(settings.host, settings.allow_host)
     clients = Shares(settings.client_requests, "requests in progress")
-    app.add_middleware(RequestMiddleware, metrics=metrics, log=log, hosts=hosts, clients=clients)
+    app.add_middleware(
+        RequestMiddleware, metrics=metrics, log=log, tracing=tracing, hosts=hosts, clients=clients
+    )
     add_handlers(app)
-    pipeline = Pipeline(settings, batcher, decoders, metrics)
+    pipeline = Pipeline(settings, batcher, decoders, metrics, stages)
     app.include_router(predict_router(catalogue, pipeline, tokens))
     app.include_router(infer_router(catalogue, pipeline, tokens))
     app.include_router(tasks_router(catalogue, settings, tokens, log))

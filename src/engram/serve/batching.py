@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from engram.serve.catalogue import Snapshot
 from engram.serve.clients import Shares
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
+from engram.serve.stages import PASS, QUEUE
 
 Result = TypeVar("Result")
 Outputs = dict[str, Tensor]  # of one image, by task
@@ -29,13 +31,15 @@ class _Job:
     view: Tensor  # uint8 (h, w, 3), or normalised pixels (3, h, w)
     tasks: Sequence[str]
     outputs: asyncio.Future[Outputs]
+    began: int = 0  # when its pass began, in nanoseconds
 
 
 class Batcher:
     """Collects images from requests and runs the engine on several at once.
 
     All images of a batch belong to one snapshot; each gets the outputs of the tasks it asked for.
-    `on_batch` is called with the size of every batch, `on_pending` with the images in the queue.
+    `on_batch` is called with the size of every batch, `on_pending` with the images in the queue,
+    and `on_stage` with the name of what a request has gone through and its times.
     """
 
     def __init__(
@@ -43,11 +47,12 @@ class Batcher:
         settings: Settings,
         on_batch: Callable[[int], None] = lambda images: None,
         on_pending: Callable[[int], None] = lambda images: None,
+        on_stage: Callable[[str, int, int], None] = lambda name, began, ended: None,
     ) -> None:
         self.settings = settings
         self.pending = 0  # images accepted and not yet answered
         self._shares = Shares(max(settings.max_images, settings.queue // 2), "images waiting")
-        self._on_batch, self._on_pending = on_batch, on_pending
+        self._on_batch, self._on_pending, self._on_stage = on_batch, on_pending, on_stage
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
@@ -112,7 +117,12 @@ class Batcher:
         self._some.set()
         if len(self._jobs) >= self.settings.batch:
             self._enough.set()
-        return await asyncio.gather(*(job.outputs for job in jobs))
+        waiting = time.time_ns()
+        outputs = await asyncio.gather(*(job.outputs for job in jobs))
+        began = max(job.began for job in jobs)
+        self._on_stage(QUEUE, waiting, began)
+        self._on_stage(PASS, began, time.time_ns())
+        return outputs
 
     async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
         """Call `work` in the engine's thread, between two batches."""
@@ -145,7 +155,9 @@ class Batcher:
         return jobs
 
     async def _run_batch(self, jobs: Sequence[_Job]) -> None:
-        snapshot = jobs[0].snapshot
+        snapshot, began = jobs[0].snapshot, time.time_ns()
+        for job in jobs:
+            job.began = began
         wanted = {name for job in jobs for name in job.tasks}
         names = [name for name in snapshot.names if name in wanted]
 

@@ -31,6 +31,13 @@ class Metrics:
         self.request_seconds = Histogram(
             "engram_request_seconds", "Time per request.", ["path"], buckets=_SECONDS, **own
         )
+        self.stage_seconds = Histogram(
+            "engram_stage_seconds",
+            "Time per stage of a request: body, decode, queue, pass, write.",
+            ["stage"],
+            buckets=_SECONDS,
+            **own,
+        )
         self.batch_images = Histogram(
             "engram_pass_images",
             "Images per forward pass.",

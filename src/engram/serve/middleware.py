@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engram.serve.clients import Shares
 from engram.serve.hosts import AllowedHosts
 from engram.serve.log import Log
 from engram.serve.metrics import Metrics
 from engram.serve.problems import Problem, error_response
+from engram.serve.tracing import Tracing, finish
 from engram.util.text import printable
 
 if TYPE_CHECKING:
@@ -37,9 +38,15 @@ class RequestMiddleware:
     """Refuses what no endpoint should see, adds security headers, counts, times and logs."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, log: Log, hosts: AllowedHosts, clients: Shares
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        log: Log,
+        tracing: Tracing,
+        hosts: AllowedHosts,
+        clients: Shares,
     ) -> None:
-        self.app, self.metrics, self.log = app, metrics, log
+        self.app, self.metrics, self.log, self.tracing = app, metrics, log, tracing
         self.hosts, self.clients = hosts, clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,16 +62,17 @@ class RequestMiddleware:
                 _add_security_headers(message)
             await send(message)
 
-        try:
-            with ExitStack() as shares:
-                app = self.app
-                try:
-                    self._admit(scope, shares)
-                except Problem as problem:
-                    app = error_response(problem.status, problem.sentence, problem.headers)
-                await app(scope, receive, send_with_headers)
-        finally:
-            self._record(scope, status, time.perf_counter() - began)
+        with self.tracing.request(scope) as span:
+            try:
+                with ExitStack() as shares:
+                    app = self.app
+                    try:
+                        self._admit(scope, shares)
+                    except Problem as problem:
+                        app = error_response(problem.status, problem.sentence, problem.headers)
+                    await app(scope, receive, send_with_headers)
+            finally:
+                self._record(scope, status, time.perf_counter() - began, span)
 
     def _admit(self, scope: Scope, shares: ExitStack) -> None:
         """Refuse a request with a Problem, or count it for its client."""
@@ -91,10 +99,11 @@ class RequestMiddleware:
         if scope["path"].startswith(_COUNTED):  # the others take no time; operators need them
             shares.enter_context(self.clients.taken(client_of(scope)))
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float, span: Any) -> None:
         # The route's template, not the path that was sent: clients must not create labels.
         path = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in _METHODS else "other"
+        finish(span, method, path, status)
         self.metrics.requests.labels(method, path, str(status)).inc()
         self.metrics.request_seconds.labels(path).observe(seconds)
         self.log.request(client_of(scope), scope["method"], scope["path"], status, seconds)

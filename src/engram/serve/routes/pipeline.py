@@ -19,6 +19,7 @@ from engram.serve.middleware import client_of
 from engram.serve.problems import Problem
 from engram.serve.routes.uploads import BodyBudget, read_whole_body
 from engram.serve.settings import Settings
+from engram.serve.stages import BODY, DECODE, WRITE, Stages
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
@@ -28,10 +29,10 @@ class Pipeline:
     """From a body to outputs: decoders, the forward pass, and threads that write the answers."""
 
     def __init__(
-        self, settings: Settings, batcher: Batcher, decoders: Pool, metrics: Metrics
+        self, settings: Settings, batcher: Batcher, decoders: Pool, metrics: Metrics, stages: Stages
     ) -> None:
         self.settings, self.batcher, self.decoders = settings, batcher, decoders
-        self.metrics = metrics
+        self.metrics, self.stages = metrics, stages
         self._budget = BodyBudget(settings.max_bodies, settings.max_body)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
 
@@ -41,7 +42,8 @@ class Pipeline:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         self.batcher.check_capacity()
         with self._budget.request(client_of(request.scope)) as reserve:
-            body = await read_whole_body(request, self.settings.max_body, deadline, reserve)
+            with self.stages.stage(BODY):
+                body = await read_whole_body(request, self.settings.max_body, deadline, reserve)
             try:
                 async with asyncio.timeout_at(deadline):
                     yield body
@@ -64,16 +66,18 @@ class Pipeline:
         images keep their places in the queue until the answers are written.
         """
         with ExitStack() as places:
-            async with self.decoders.decoder(client) as decoder:
-                received = await read(decoder)
-                names = wanted(received.options)
-                places.enter_context(self.batcher.reserve(len(received.names), client))
-                decoded = [
-                    await decoder.decode(i, name, snapshot.preprocessing)
-                    for i, name in enumerate(received.names)
-                ]
+            with self.stages.stage(DECODE):
+                async with self.decoders.decoder(client) as decoder:
+                    received = await read(decoder)
+                    names = wanted(received.options)
+                    places.enter_context(self.batcher.reserve(len(received.names), client))
+                    decoded = [
+                        await decoder.decode(i, name, snapshot.preprocessing)
+                        for i, name in enumerate(received.names)
+                    ]
             outputs = await self.batcher.run(snapshot, [one.view for one in decoded], names)
-            yield received, list(zip(decoded, outputs, strict=True))
+            with self.stages.stage(WRITE):
+                yield received, list(zip(decoded, outputs, strict=True))
         for name in names:
             self.metrics.answers.labels(name).inc(len(decoded))
 
