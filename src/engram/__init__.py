@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from engram.store.remote import list_engrams as list  # noqa: F401
     from engram.store.sharing import pull, push
     from engram.train.auto import auto
+    from engram.train.callbacks import Callback
     from engram.train.fit import fit
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "EngramError",
     "MemoryViT",
     "Recipe",
@@ -85,6 +87,7 @@ __all__ = [
 
 # Where the public names live; the folders are those whose names the reference writes out.
 _HOMES = {
+    "Callback": "train.callbacks:Callback",
     "EngramError": "errors:EngramError",
     "MemoryViT": "model:MemoryViT",
     "Recipe": "train.recipe:Recipe",

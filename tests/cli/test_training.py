@@ -124,6 +124,18 @@ def test_a_folder_without_permission_is_a_sentence(work: Path, capsys: Output) -
     assert "cannot be written (Permission denied); choose another -o" in capsys.readouterr().err
 
 
+def test_logs_are_named_at_the_command_line(
+    work: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    assert_refused("no log 'board'; --log takes csv, ", fit("--json", "--log", "board"), capsys)
+    assert fit("--regime", "masked", "--log", "tensorboard, mlflow") == 0
+    assert list((work / "new.run").glob("events.out.tfevents.*"))
+    (metric,) = (work / "mlruns").glob("*/*/metrics/val_loss")
+    assert len(metric.read_text().splitlines()) == 1
+
+
 # sweep
 
 

@@ -114,6 +114,12 @@ class RunOptions:
     resume: bool = setting(False, "continue an interrupted run", group=TRAINING)
     test: bool = setting(False, "evaluate the test split once, at the end", group=DATA)
     overwrite: bool = setting(False, "replace the engram if it exists", group=OUTPUT)
+    log: str = setting(
+        "",
+        "where to log the run, besides its folder: tensorboard, mlflow, wandb",
+        group=OUTPUT,
+        metavar="A,B",
+    )
 
 
 def recipe_from(name: str, given: Mapping[str, Any]) -> Recipe:

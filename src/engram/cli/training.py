@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.app import DataArgument, Json, app
-from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers
+from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers, words
 from engram.cli.options import DataOptions, RunOptions, named, recipe_from
 from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.tasks.kinds import Kind
     from engram.train.auto import AutoResult
+    from engram.train.callbacks import Callback
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
     from engram.util.processes import Team
@@ -137,17 +138,20 @@ class _Job:
     settings: TaskSettings
     options: RunOptions
     recipe: Recipe
+    callbacks: Sequence[Callback]
     team: Team
     why_trunk: str  # a sentence: why it is this trunk
 
     @classmethod
     def start(cls, data: str, out: Path, given: Given, progress: Progress) -> _Job:
         from engram.model import MemoryViT
+        from engram.train.trackers import trackers_named
         from engram.train.trunk import trunk_for
         from engram.util.processes import Team
 
         settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
         recipe = recipe_from(options.recipe, given[Recipe])
+        callbacks = trackers_named(words(options.log))
         team, splits = Team(), DataOptions(**given[DataOptions]).load(data)
         trunk, why = trunk_for(
             options.backbone, splits, image_size=options.image_size,
@@ -157,7 +161,7 @@ class _Job:
         )  # fmt: skip
         model = MemoryViT(trunk)
         settings = settings.with_parents([_attach(model, text) for text in settings.extends])
-        return cls(splits, model, settings, options, recipe, team, why)
+        return cls(splits, model, settings, options, recipe, callbacks, team, why)
 
     def of(self, regime: str) -> _Job:
         """The same with a task of this regime."""
@@ -173,7 +177,7 @@ class _Job:
             cells=settings.cells, extends=settings.extends, rank=settings.rank,
             adapter_width=settings.adapter_width, class_init=settings.class_init,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress,
+            team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip
 
     @property
@@ -189,7 +193,7 @@ class _Job:
         return fit(
             self.model, task, self.splits, self.recipe,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress,
+            team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip
 
     def sweep(
@@ -214,7 +218,7 @@ class _Job:
             adapter_width=settings.adapter_width, class_init=settings.class_init,
             rank=settings.rank,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress,
+            team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip
 
 

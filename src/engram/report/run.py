@@ -82,8 +82,9 @@ def _sampled(shown: Dataset, dataset: Dataset) -> str:
 
 
 def _history(path: Path) -> list[dict[str, float]]:
-    """The learning curve that the run logged; empty where it logged nothing."""
+    """The learning curve that the run logged; empty where it logged none, or several in a row."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return [row for row in rows if "variant" not in row]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from engram.tasks.regimes import REGIMES, UPDATES
 from engram.util.settings import setting
+
+if TYPE_CHECKING:
+    from engram.tasks.spec import TaskSpec
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,18 @@ class TaskSettings:
         choices=("trunk", "random"),
     )
     rank: int = setting(16, "width of the side patches, for side", least=1)
+
+    @classmethod
+    def of(cls, spec: TaskSpec) -> TaskSettings:
+        """Those of a task that exists, but for `class_init`, which it does not know any more."""
+        return cls(
+            regime=spec.regime,
+            cells=spec.cells,
+            extends=spec.extends,
+            update=spec.update,
+            adapter_width=spec.adapter_width,
+            rank=spec.rank,
+        )
 
     def with_parents(self, names: Sequence[str]) -> TaskSettings:
         """The same, for a task that extends the attached tasks of these names."""

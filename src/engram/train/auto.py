@@ -31,15 +31,18 @@ from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
+from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, smallest_of
 from engram.train.fit import ending_of, training_record
 from engram.train.halving import Halving
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
+from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, RunResult
 from engram.train.run import Run
 from engram.train.solve import Solution, Solver
+from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
@@ -116,6 +119,7 @@ def auto(
     test: bool = False,
     team: Team | None = None,
     progress: Progress = silent,
+    callbacks: Sequence[Callback] = (),
 ) -> AutoResult:
     """Try the regimes that leave the trunk alone, and add the best as a task `name` to the model.
 
@@ -136,6 +140,7 @@ def auto(
         test: Evaluate the test split once, with the best.
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
+        callbacks: Told how the run goes; see `engram.Callback`.
 
     Returns:
         All that was tried with its score, the metrics of the best and the path of its engram.
@@ -162,12 +167,14 @@ def auto(
     portfolio = Portfolio(model, name, splits, shorter, settings, team)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     identity = f"{portfolio.identity} auto test={test}"
-    with run or contextlib.nullcontext():
+    about = settings_of(model, splits, settings, recipe, regime="auto")
+    told = run_callbacks(callbacks, name, splits, about, run, team)
+    with run or contextlib.nullcontext(), told:
         finished = None if run is None else run.finished(identity)
         if run is not None and finished is not None:
             model.attach(run.out)
             return _result(model, name, run, finished)
-        engram, chosen, tried, training = portfolio.best(run, identity, progress)
+        engram, chosen, tried, training = portfolio.best(run, identity, progress, told)
         model.attach(engram)
         found = {"val": chosen.metrics}
         if test:
@@ -187,7 +194,9 @@ def auto(
             record = training_record(portfolio.recipe.but(lr=chosen.lr), splits, chosen.ending)
             model.save(name, run.out, metrics=found, recipe=record)
             run.finish(identity, engram.content, result, training.history)
-    return _result(model, name, run, result)
+        done = _result(model, name, run, result)
+        told.finished(done)
+    return done
 
 
 def _shorter(recipe: Recipe, images: int) -> Recipe:
@@ -283,11 +292,11 @@ class Portfolio:
     # The work
 
     def best(
-        self, run: Run | None, identity: str, progress: Progress
+        self, run: Run | None, identity: str, progress: Progress, callbacks: Callbacks
     ) -> tuple[Engram, Candidate, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
         training = Halving(
-            self.model, self.learners, self.splits, self.recipe, run, self.team, progress
+            self.model, self.learners, self.splits, self.recipe, run, self.team, progress, callbacks
         )
         training.prepare()
         training.begin(identity)

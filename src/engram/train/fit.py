@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ from engram.errors import EngramError
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.store.format import read_engram
+from engram.tasks.settings import TaskSettings
+from engram.train.callbacks import Callback
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
+from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, Result
 from engram.train.run import Run
 from engram.train.solve import solve_task
+from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
@@ -40,6 +44,7 @@ def fit(
     transform: Transform | None = None,
     team: Team | None = None,
     progress: Progress = silent,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train one task of the model and, with `out`, write it as an engram.
 
@@ -57,6 +62,7 @@ def fit(
         transform: Prepares an image in place of the model's preprocessing.
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
+        callbacks: Told how the run goes; see `engram.Callback`.
 
     Returns:
         The metrics by split, the learning curve and the path of the engram.
@@ -85,8 +91,10 @@ def fit(
     learner = Learner(model, name, recipe)
     tasks = [(task.spec, learner.lr, learner.weight_decay)]
     identity = f"{identity_of(model, tasks, splits, recipe)} test={test}"
+    settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe)
+    told = run_callbacks(callbacks, name, splits, settings, run, team)
     began = time.perf_counter()
-    with run or contextlib.nullcontext():
+    with run or contextlib.nullcontext(), told:
         finished = None if run is None else run.finished(identity)
         if run is not None and finished is not None:
             written = read_engram(run.out)
@@ -94,7 +102,7 @@ def fit(
                 task = model.swap(written.spec)
             written.fill(task)
             return _result(model, name, run, finished)
-        training = Training(model, [learner], splits, recipe, run, team, progress)
+        training = Training(model, [learner], splits, recipe, run, team, progress, told)
         training.prepare(transform)
         training.begin(identity)
         if task.spec.parts.moments:
@@ -122,7 +130,9 @@ def fit(
             record = training_record(recipe, splits, learner.ending)
             model.save(name, run.out, metrics=metrics, recipe=record)
             run.finish(identity, model.engram(name).content, result, history)
-    return _result(model, name, run, result)
+        done = _result(model, name, run, result)
+        told.finished(done)
+    return done
 
 
 def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> Result:

@@ -108,6 +108,10 @@ class Recipe:
         fewest, most = _EVALUATIONS
         return max(1, min(max(per_epoch, -(-steps // most)), steps // fewest))
 
+    def steps_for(self, images: int) -> int:
+        """The optimiser steps of a run on so many training images."""
+        return self.steps or self.epochs * -(-images // self.batch)
+
     def rate_at(self, step: int, steps: int, lr: float) -> float:
         """The learning rate of a step: linear warm-up, then cosine to zero or constant."""
         if step < self.warmup:

@@ -1,10 +1,8 @@
-"""What a run keeps on disk while it trains: checkpoint, log and plot, written atomically."""
+"""The folder of a run: its checkpoint, the record that it finished, a plot; written atomically."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,10 @@ from engram.util.processes import Team
 from engram.util.text import utf8
 
 _CHECKPOINT, _TRUNK = "checkpoint.safetensors", "trunk.txt"
-_OLD_FILES = ("unreadable.txt", "history.*", "sweep.*", "report.html")
+_OLD_FILES = (
+    *("unreadable.txt", "history.*", "sweep.*", "report.html"),
+    *("events.out.tfevents.*", "mlflow.json", "wandb.json"),
+)
 
 
 def run_folder(out: Path) -> Path:
@@ -43,7 +44,7 @@ def trunk_of_run(out: Path) -> str | None:
 
 
 class Run:
-    """The folder next to the engram that a run will write: checkpoint, log and plot.
+    """The folder next to the engram that a run will write: checkpoint, record and plot.
 
     With `resume`, an interrupted run continues and a finished one is left as it is. With
     `overwrite`, what cannot be resumed is replaced. `trunk` is the source of the trunk, which the
@@ -60,7 +61,6 @@ class Run:
         self.folder = run_folder(out)
         if out.exists() and not overwrite and not (resume and self._has_state()):
             self._refuse_existing()
-        self._writer: Any = None
         self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
 
     def _refuse_existing(self) -> NoReturn:
@@ -91,8 +91,6 @@ class Run:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
         self._lock.release()
 
     @property
@@ -188,22 +186,6 @@ class Run:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         metadata = {"run": json.dumps(state, default=str)}
         write_atomically(self.checkpoint, safetensors.torch.save(kept, metadata), owner_only=True)
-
-    def log(self, history: Sequence[Mapping[str, float]]) -> None:
-        """The history as CSV and, where TensorBoard is installed, as its events."""
-        text = io.StringIO()
-        rows = csv.DictWriter(text, list(history[-1]))
-        rows.writeheader()
-        rows.writerows(history)
-        self.write("history.csv", text.getvalue())
-        if self._writer is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                return
-            self._writer = SummaryWriter(str(self.folder))
-        for key, value in history[-1].items():
-            self._writer.add_scalar(key, value, history[-1]["step"])
 
     def write(self, name: str, text: str) -> None:
         write_atomically(self.folder / name, utf8(text), owner_only=True)

@@ -18,11 +18,14 @@ from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.settings import TaskSettings
+from engram.train.callbacks import Callback
 from engram.train.fit import ending_of, training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
+from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
 from engram.train.run import Run
+from engram.train.trackers import run_callbacks
 from engram.train.variants import Grid, Setting, Trained, Variant, Workshop
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
@@ -69,6 +72,7 @@ def sweep(
     test: bool = False,
     team: Team | None = None,
     progress: Progress = silent,
+    callbacks: Sequence[Callback] = (),
 ) -> SweepResult:
     """Train every combination and add the best as a task `name` to the model.
 
@@ -98,6 +102,7 @@ def sweep(
         test: Evaluate the test split once, with the best.
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
+        callbacks: Told how the run goes; see `engram.Callback`.
 
     Returns:
         All settings with their scores, the best of them, its metrics and the path of its engram.
@@ -128,12 +133,15 @@ def sweep(
     workshop.check_names(variants)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     identity = f"{workshop.identity(variants)} refit={refit} test={test}"
-    with run or contextlib.nullcontext():
+    grid = {"lr": lrs, "cells": cells, "weight_decay": weight_decays}
+    about = settings_of(model, splits, task, recipe, seeds=seeds, refit=refit, **_lists(grid))
+    told = run_callbacks(callbacks, name, splits, about, run, team)
+    with run or contextlib.nullcontext(), told:
         finished = None if run is None else run.finished(identity)
         if run is not None and finished is not None:
             model.attach(run.out)
             return _result(model, name, run, finished)
-        trained, unreadable = workshop.train(variants, run, progress)
+        trained, unreadable = workshop.train(variants, run, progress, told)
         settings = _by_setting(variants, trained, splits.kind)
         best = max(settings, key=lambda setting: setting.mean)
         variant, chosen = _best_seed(variants, trained, best)
@@ -160,7 +168,9 @@ def sweep(
             _write_tables(run, settings)
             run.finish(identity, engram.content, result)
             workshop.clear(run)
-    return _result(model, name, run, result)
+        done = _result(model, name, run, result)
+        told.finished(done)
+    return done
 
 
 def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> SweepResult:
@@ -181,6 +191,11 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
         seed=result["seed"],
         ending=ending_of(result),
     )
+
+
+def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Lists as settings: none if it is empty, and a number if it is the only one."""
+    return {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
 
 
 def _by_setting(

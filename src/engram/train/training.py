@@ -14,6 +14,7 @@ from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.errors import EngramError, Interrupted
 from engram.model import MemoryViT
+from engram.train.callbacks import Callbacks, nobody
 from engram.train.feeds import Feed, Share, open_feed
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
@@ -34,6 +35,7 @@ def train(
     transform: Transform | None = None,
     team: Team,
     progress: Progress,
+    callbacks: Callbacks | None = None,
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
     """Train one task, or several that cannot interact, each with its own optimiser.
 
@@ -41,7 +43,7 @@ def train(
 
     Returns the history of the run and the images that could not be read.
     """
-    training = Training(model, learners, splits, recipe, run, team, progress)
+    training = Training(model, learners, splits, recipe, run, team, progress, callbacks)
     training.prepare(transform)
     training.begin(identity)
     training.go()
@@ -68,16 +70,18 @@ class Training:
         run: Run | None,
         team: Team,
         progress: Progress,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.model, self.splits, self.recipe = model, splits, recipe
         self.run, self.team, self.progress = run, team, progress
+        self.callbacks = callbacks or nobody(team)
         self._take(learners)
         self.dtype = torch.float32
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
-        self.seen = 0
+        self.seen, self.loss = 0, math.nan  # of the last batch
 
     def _take(self, learners: Sequence[Learner]) -> None:
         """Train these from here on, and no others."""
@@ -111,11 +115,14 @@ class Training:
         self.feed = open_feed(
             self.model, self.names, self.splits, self.recipe, self.team, transform, self.progress
         )
-        self.steps = self.recipe.steps or self.recipe.epochs * self.feed.per_epoch
+        self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
 
     def begin(self, identity: str) -> None:
-        """Resume an interrupted run, and try a validation: what is wrong should show now."""
+        """Resume an interrupted run, and try a validation: what is wrong should show now.
+
+        Then the callbacks hear that the run starts.
+        """
         self.identity = identity
         self.fed = [self.feed.cache, self.feed.contents]
         state = None if self.run is None else self.run.begin(identity, self.fed)
@@ -123,6 +130,7 @@ class Training:
             self._restore(state)
         self._refuse_bad()
         self._validate(batches=2)
+        self.callbacks.started(self.step, self.steps)
 
     def go(self) -> None:
         """Take the steps that are left, with validations and checkpoints; Ctrl-C stops cleanly."""
@@ -130,14 +138,28 @@ class Training:
         with stoppable() as stop:
             for share in self._shares():
                 asked = self._learn(share, stop)
-                if self.step % self.every == 0 or self.step == self.steps:
+                evaluates = self.step % self.every == 0 or self.step == self.steps
+                if evaluates:
                     self._evaluate()
+                self._tell(evaluates)
                 if asked or time.perf_counter() - saved > self.recipe.checkpoint_seconds:
                     self._checkpoint()
+                    if self.run is not None:
+                        self.callbacks.checkpointed(self.step)
                     saved = time.perf_counter()
                 if asked and not self.finished:
                     how = " Run the same command with --resume to continue." if self.run else ""
                     raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
+
+    def _tell(self, evaluated: bool) -> None:
+        """Tell the callbacks; if one of them fails, nothing is lost."""
+        try:
+            self.callbacks.step(self.step, self.loss)
+            if evaluated:
+                self.callbacks.evaluated(self.history[-1])
+        except EngramError:
+            self._checkpoint()
+            raise
 
     def end(self) -> None:
         """Leave every learner with its final weights, averaged or the best, and measured."""
@@ -172,6 +194,7 @@ class Training:
         count, failed, asked, *sums = _average_gradients(self.team, self.parameters, sums)
         self.losses += torch.tensor(sums)
         self.seen += int(count)
+        self.loss = sum(sums) / (count * len(learners)) if count else math.nan
         for learner in learners:
             if count:
                 learner.step(self.step, self.steps)
@@ -190,7 +213,7 @@ class Training:
     # Validation
 
     def _evaluate(self) -> None:
-        """Validate and log; the losses of the history are those since the last time."""
+        """Validate; the losses of the history are those since the last time."""
         if not bool(self.losses.isfinite().all()):
             diverged = int(self.losses.isfinite().int().argmin())
             raise EngramError(
@@ -201,8 +224,6 @@ class Training:
         self.history.append(self._line())
         self.losses.zero_()
         self.seen = 0
-        if self.run is not None and self.team.main:
-            self.run.log(self.history)
 
     def _validate(self, batches: int | None = None) -> None:
         """Measure all learners on the validation images; on a few batches only as a trial."""

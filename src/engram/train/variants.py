@@ -24,6 +24,7 @@ from engram.store.engram import Engram
 from engram.store.format import read_engram
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
+from engram.train.callbacks import Callback, Callbacks, Part
 from engram.train.fit import fit
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
@@ -161,15 +162,15 @@ class Workshop:
             self.model.detach(self.name)
 
     def train(
-        self, variants: Sequence[Variant], run: Run | None, progress: Progress
+        self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> tuple[list[Trained], dict[str, str]]:
         """All variants, and the images that could not be read with the reasons."""
         if REGIMES[self.task.regime].changes_trunk:
-            return self._one_by_one(variants, run, progress)
-        return self._in_one_pass(variants, run, progress)
+            return self._one_by_one(variants, run, progress, callbacks)
+        return self._in_one_pass(variants, run, progress, callbacks)
 
     def _in_one_pass(
-        self, variants: Sequence[Variant], run: Run | None, progress: Progress
+        self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> tuple[list[Trained], dict[str, str]]:
         """All as streams of one pass."""
         scratch = self._fresh()
@@ -182,6 +183,7 @@ class Workshop:
         _, unreadable = train(
             scratch, learners, self.splits, self.recipe,
             run=run, identity=self.identity(variants), team=self.team, progress=progress,
+            callbacks=callbacks,
         )  # fmt: skip
         trained = [
             Trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
@@ -190,7 +192,7 @@ class Workshop:
         return trained, unreadable
 
     def _one_by_one(
-        self, variants: Sequence[Variant], run: Run | None, progress: Progress
+        self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> tuple[list[Trained], dict[str, str]]:
         """Each by itself; those that an interrupted sweep finished are not trained again."""
         unreadable: dict[str, str] = {}
@@ -199,12 +201,15 @@ class Workshop:
             unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
         trained = []
         for i, variant in enumerate(variants):
-            one, bad = self._one(i, variant, run, resume, progress)
+            part = Part(callbacks, i, len(variants))
+            one, bad = self._one(i, variant, run, resume, progress, part)
             trained.append(one)
             if bad and run is not None and self.team.main:
                 run.list_unreadable(unreadable | bad)
                 run.write(_UNREADABLE, json.dumps(unreadable | bad))
             unreadable |= bad
+        steps = len(variants) * self.recipe.steps_for(len(self.splits["train"]))
+        callbacks.started(steps, steps)  # if every variant had been trained before
         return trained, unreadable
 
     def _begin(self, run: Run) -> bool:
@@ -220,7 +225,13 @@ class Workshop:
         return resume
 
     def _one(
-        self, i: int, variant: Variant, run: Run | None, resume: bool, progress: Progress
+        self,
+        i: int,
+        variant: Variant,
+        run: Run | None,
+        resume: bool,
+        progress: Progress,
+        callback: Callback,
     ) -> tuple[Trained, dict[str, str]]:
         """One variant, and the images that it could not read; read from disk if it is done."""
         out = None if run is None else run.folder / f"variant-{i}.safetensors"
@@ -238,6 +249,7 @@ class Workshop:
             scratch, self.name, self.splits, recipe,
             out=out, resume=resume and _interrupted(out),
             overwrite=resume or run is None or run.overwrite, team=self.team, progress=progress,
+            callbacks=[callback],
         )  # fmt: skip
         trained = Trained(dict(result.metrics["val"]), scratch.engram(self.name), result.ending)
         return trained, dict(result.unreadable)

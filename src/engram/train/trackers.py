@@ -1,0 +1,320 @@
+"""Callbacks that keep the curves of a run: as CSV, for TensorBoard, MLflow, Weights & Biases.
+
+`--log` names them. A run with a folder writes the first two anyway, TensorBoard's where it is
+installed. MLflow and Weights & Biases keep the id of their run in the folder: a run that is resumed
+goes on in the same one, and logs no step twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engram.data.datasets import Splits
+from engram.errors import EngramError, Interrupted, Notice
+from engram.train.callbacks import Callback, Callbacks, RunStart
+from engram.train.result import RunResult
+from engram.train.run import Run
+from engram.util.files import write_atomically
+from engram.util.optional import require
+from engram.util.processes import Team
+from engram.util.text import utf8
+
+
+class CSVLog(Callback):
+    """Writes the history as CSV, a row for each evaluation.
+
+    Args:
+        path: The file. By default `history.csv` in the run's folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = path
+
+    def started(self, start: RunStart) -> None:
+        self._path = Path(self.path) if self.path else start.file("history.csv", "CSVLog")
+        self._rows: list[Mapping[str, Any]] = []
+        if start.step and self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            self._rows += [row for row in rows if int(row["step"]) <= start.step]
+
+    def evaluated(self, row: Mapping[str, float]) -> None:
+        self._rows.append(row)
+        text = io.StringIO()
+        rows = csv.DictWriter(text, list(row))
+        rows.writeheader()
+        rows.writerows(self._rows)
+        write_atomically(self._path, utf8(text.getvalue()), owner_only=True)
+
+
+class TensorBoard(Callback):
+    """Writes the history as TensorBoard's events (extra `plots`).
+
+    Args:
+        folder: Where to write them. By default the run's folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        require("tensorboard", extra="plots", purpose="Logging for TensorBoard")
+        self.folder = folder
+
+    def started(self, start: RunStart) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = Path(self.folder) if self.folder else start.file("", "TensorBoard")
+        # What was logged behind the checkpoint will be logged again, so the old values go.
+        purge = start.step + 1 if start.step else None
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge)
+
+    def evaluated(self, row: Mapping[str, float]) -> None:
+        for name, value in _values(row):
+            self._writer.add_scalar(name, value, row["step"])
+
+    def checkpointed(self, step: int) -> None:
+        self._writer.flush()
+
+    def finished(self, result: RunResult) -> None:
+        self._writer.close()
+
+    def stopped(self, error: BaseException) -> None:
+        self._writer.close()
+
+
+class _Remembered:
+    """What the run's folder keeps of a tracker: the id of its run, and the last step it logged."""
+
+    def __init__(self, start: RunStart, name: str) -> None:
+        self._path = None if start.folder is None else start.folder / name
+        self.run, self.step = "", 0
+        if self._path is not None and self._path.exists():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                kept = json.loads(self._path.read_bytes())
+                self.run, self.step = str(kept["run"]), int(kept["step"])
+
+    def set(self, run: str, step: int) -> None:
+        self.run, self.step = run, step
+        if self._path is not None:
+            text = json.dumps({"run": run, "step": step})
+            write_atomically(self._path, utf8(text), owner_only=True)
+
+
+class MLflow(Callback):
+    """Logs settings, history and final metrics as a run of MLflow (extra `mlflow`).
+
+    Args:
+        uri: The tracking server or store. By default what `MLFLOW_TRACKING_URI` says, or a store
+            in this folder: `mlflow.db` with the whole of MLflow, `mlruns/` with mlflow-skinny.
+        experiment: By default what `MLFLOW_EXPERIMENT_NAME` says, or `engram`.
+    """
+
+    def __init__(self, uri: str = "", experiment: str = "") -> None:
+        self._mlflow = require("mlflow", extra="mlflow", purpose="Logging for MLflow")
+        self.uri = uri
+        self.experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "engram")
+
+    def started(self, start: RunStart) -> None:
+        self._kept = _Remembered(start, "mlflow.json")
+        self._waiting: list[Mapping[str, float]] = []
+        uri = self.uri
+        if not uri and not self._mlflow.is_tracking_uri_set() and not _has_database():
+            uri = Path("mlruns").resolve().as_uri()
+        uri = uri or self._mlflow.get_tracking_uri()
+        if uri.startswith("file:") or "://" not in uri:
+            # MLflow 3 refuses a store of files, unless the user says that it is wanted; it is.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        try:
+            self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+            run = self._resumed() or self._created(start)
+        except Exception as error:  # whatever its stores and servers raise
+            raise EngramError(
+                f"MLflow cannot be used at {uri} ({_first_line(error)}); check "
+                "MLFLOW_TRACKING_URI, or leave mlflow out of --log."
+            ) from error
+        self._kept.set(run, self._kept.step)
+
+    def _resumed(self) -> str:
+        """The run that this one goes on with, if it is still there."""
+        if self._kept.run:
+            with contextlib.suppress(self._mlflow.MlflowException):
+                self._client.update_run(self._kept.run, status="RUNNING")
+                return self._kept.run
+        return ""
+
+    def _created(self, start: RunStart) -> str:
+        found = self._client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else None
+        experiment = experiment or self._client.create_experiment(self.experiment)
+        run: str = self._client.create_run(experiment, run_name=start.task).info.run_id
+        param = self._mlflow.entities.Param
+        settings = {"task": start.task, "data": start.data, **start.settings}
+        params = [param(name, str(value)[:500]) for name, value in settings.items()]
+        for first in range(0, len(params), 100):  # as many as MLflow takes at once
+            self._client.log_batch(run, params=params[first : first + 100])
+        self._kept.step = 0
+        return run
+
+    def evaluated(self, row: Mapping[str, float]) -> None:
+        if row["step"] > self._kept.step:
+            self._waiting.append(row)
+            self._send()
+
+    def _send(self) -> None:
+        """Log what is waiting; a server that does not answer stops no run."""
+        with self._patient("the next evaluation is logged with this one"):
+            while self._waiting:
+                row = self._waiting[0]
+                self._log(_values(row), int(row["step"]))
+                self._kept.set(self._kept.run, int(row["step"]))
+                del self._waiting[0]
+
+    @contextlib.contextmanager
+    def _patient(self, then: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever its stores and servers raise
+            notice = f"MLflow does not answer ({_first_line(error)}); {then}."
+            warnings.warn(notice, Notice, stacklevel=4)
+
+    def _log(self, values: Iterator[tuple[str, float]], step: int) -> None:
+        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
+        metrics = [metric(name, value, now, step) for name, value in values]
+        self._client.log_batch(self._kept.run, metrics=metrics)
+
+    def finished(self, result: RunResult) -> None:
+        self._send()
+        with self._patient("its run lacks the final metrics"):
+            self._log(_final(result), self._kept.step)
+            self._client.set_tag(self._kept.run, "regime", result.regime)
+            self._client.set_tag(self._kept.run, "engram", str(result.path))
+            self._client.set_terminated(self._kept.run, "FINISHED")
+
+    def stopped(self, error: BaseException) -> None:
+        self._client.set_terminated(self._kept.run, "KILLED" if _asked(error) else "FAILED")
+
+
+class WeightsAndBiases(Callback):
+    """Logs settings, history and final metrics as a run of Weights & Biases (extra `wandb`).
+
+    What is not given here, W&B takes from its own environment variables, such as `WANDB_MODE`,
+    `WANDB_DIR` and `WANDB_ENTITY`. With `WANDB_MODE=offline` it needs neither account nor network.
+
+    Args:
+        project: By default what `WANDB_PROJECT` says, or `engram`.
+    """
+
+    def __init__(self, project: str = "") -> None:
+        self._wandb = require("wandb", extra="wandb", purpose="Logging for Weights & Biases")
+        self.project = project or os.environ.get("WANDB_PROJECT", "engram")
+
+    def started(self, start: RunStart) -> None:
+        self._kept = _Remembered(start, "wandb.json")
+        wandb = self._wandb
+        try:
+            self._run = wandb.init(
+                project=self.project,
+                name=start.task,
+                id=self._kept.run or None,
+                resume="allow" if self._kept.run else None,
+                config={"task": start.task, "data": start.data, **start.settings},
+                settings=wandb.Settings(console="off"),  # stdout is for what the command prints
+            )
+        except (wandb.Error, OSError) as error:
+            raise EngramError(
+                f"Weights & Biases cannot be used ({_first_line(error)}); run wandb login, set "
+                "WANDB_MODE=offline, or leave wandb out of --log."
+            ) from error
+        self._kept.set(self._run.id, self._kept.step)
+
+    def evaluated(self, row: Mapping[str, float]) -> None:
+        step = int(row["step"])
+        if step > self._kept.step:
+            self._run.log(dict(_values(row)), step=step)
+            self._kept.set(self._run.id, step)
+
+    def finished(self, result: RunResult) -> None:
+        final = {**dict(_final(result)), "regime": result.regime, "engram": str(result.path)}
+        self._run.summary.update(final)
+        self._run.finish(exit_code=0)
+
+    def stopped(self, error: BaseException) -> None:
+        self._run.finish(exit_code=130 if _asked(error) else 1)
+
+
+#: The names of `--log`.
+TRACKERS: Mapping[str, type[Callback]] = {
+    "csv": CSVLog,
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+def trackers_named(names: Sequence[str]) -> list[Callback]:
+    """A callback for each name of `--log`; one that cannot be had is an EngramError."""
+    for name in names:
+        if name not in TRACKERS:
+            raise EngramError(
+                f"There is no log {name!r}; --log takes {', '.join(TRACKERS)}, with commas between "
+                "them."
+            )
+    return [TRACKERS[name]() for name in dict.fromkeys(names)]
+
+
+def run_callbacks(
+    given: Sequence[Callback],
+    task: str,
+    splits: Splits,
+    settings: Mapping[str, Any],
+    run: Run | None,
+    team: Team,
+) -> Callbacks:
+    """Who is told of a run: those that were given, and what writes into its folder.
+
+    A log of the folder is left out where one of the same class is given.
+    """
+    folder, standard = None, list[Callback]()
+    if run is not None:
+        folder = run.folder
+        standard.append(CSVLog())
+        if importlib.util.find_spec("tensorboard") is not None:
+            standard.append(TensorBoard())
+    classes = {type(one) for one in given}
+    start = RunStart(task=task, data=splits.name, settings=settings, folder=folder)
+    return Callbacks([*(one for one in standard if type(one) not in classes), *given], team, start)
+
+
+def _values(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    return ((name, value) for name, value in row.items() if name != "step")
+
+
+def _final(result: RunResult) -> Iterator[tuple[str, float]]:
+    """The metrics of the engram that was kept, by split; those that are one number."""
+    for split, metrics in result.metrics.items():
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)):
+                yield f"final_{split}_{name}", float(value)
+
+
+def _asked(error: BaseException) -> bool:
+    """Whether somebody stopped the run."""
+    return isinstance(error, (Interrupted, KeyboardInterrupt))
+
+
+def _has_database() -> bool:
+    """Whether MLflow can use a database in this folder, its default: mlflow-skinny cannot."""
+    return importlib.util.find_spec("sqlalchemy") is not None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")
