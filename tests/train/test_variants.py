@@ -11,6 +11,7 @@ from tests.support.training import alone
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.tasks.settings import TaskSettings
+from engram.train.callbacks import nobody
 from engram.train.recipe import learning_rate
 from engram.train.sweep import sweep
 from engram.train.variants import Grid, Setting, Variant, Workshop
@@ -61,7 +62,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     ]
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
     workshop = Workshop(model, "t", whole, recipe, TaskSettings(**task), Team())
-    scores, _ = workshop.train(variants, None, silent)
+    scores, _ = workshop.train(variants, None, silent, nobody(Team()))
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
         own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from inspect import Parameter, signature
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -122,13 +122,21 @@ def _take(values: dict[str, Any], items: list[Field[Any]]) -> Iterator[tuple[str
             yield item.name, tuple(value) if isinstance(value, list) else value
 
 
-def numbers(flag: str, text: str, kind: type[N]) -> list[N]:
-    """The numbers of a flag, with commas between them; anything else is an EngramError."""
+def numbers(flag: str, given: str | float | Sequence[float] | None, kind: type[N]) -> list[N]:
+    """The numbers of a flag, with commas between them; anything else is an EngramError.
+
+    A recipe file gives one number, or a list.
+    """
+    text = (
+        ",".join(map(str, given))
+        if isinstance(given, list)
+        else str("" if given is None else given)
+    )
     try:
         return [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise EngramError(
-            f"{flag} is {text!r}; give numbers with commas between them, such as 1,5."
+            f"{flag} is {given!r}; give numbers with commas between them, such as 1,5."
         ) from None
 
 

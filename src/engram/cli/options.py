@@ -110,7 +110,9 @@ class RunOptions:
     image_size: int | None = setting(
         None, "height and width of images in pixels, if not the trunk's own", group=TASK
     )
-    recipe: str = setting("default", "settings to start from: default or paper", group=TRAINING)
+    recipe: str = setting(
+        "default", "settings to start from: default, paper, or a .toml file", group=TRAINING
+    )
     resume: bool = setting(False, "continue an interrupted run", group=TRAINING)
     test: bool = setting(False, "evaluate the test split once, at the end", group=DATA)
     overwrite: bool = setting(False, "replace the engram if it exists", group=OUTPUT)
@@ -125,7 +127,10 @@ class RunOptions:
 def recipe_from(name: str, given: Mapping[str, Any]) -> Recipe:
     """The named recipe with the settings that were given."""
     if name not in RECIPES:
-        raise EngramError(f"There is no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
+        raise EngramError(
+            f"There is no recipe {name!r}; choose one of {', '.join(RECIPES)}, or give the path of "
+            "a .toml file."
+        )
     changes = {key: value for key, value in given.items() if value is not None}
     if "epochs" in changes:
         changes.setdefault("steps", 0)  # else the recipe's own steps would count

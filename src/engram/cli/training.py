@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ import typer
 from engram.cli.app import DataArgument, Json, app
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers, words
 from engram.cli.options import DataOptions, RunOptions, named, recipe_from
+from engram.cli.recipe_files import names_file, with_recipe_file
 from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
 from engram.tasks.regimes import REGIMES
@@ -36,7 +37,8 @@ Out = Annotated[
 TaskName = Annotated[str, typer.Option("--task", help="Name of the task.", rich_help_panel=TASK)]
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
-    f"trunk alone (auto, {', '.join(REGIMES)}; default: auto, with another recipe or seeds masked)."
+    f"trunk alone (auto, {', '.join(REGIMES)}; default: auto, or masked "
+    "with --recipe paper or --seeds)."
 )
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
 
@@ -47,11 +49,13 @@ def fit_command(
     data: DataArgument,
     task: TaskName,
     out: Out,
-    regime: Annotated[str, typer.Option(help=_REGIME_HELP, rich_help_panel=TASK)] = "",
+    regime: Annotated[str | None, typer.Option(help=_REGIME_HELP, rich_help_panel=TASK)] = None,
     seeds: Annotated[
-        int,
-        typer.Option(help="Train this many seeds and keep the best.", rich_help_panel=TRAINING),
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Train this many seeds and keep the best (default: 1).", rich_help_panel=TRAINING
+        ),
+    ] = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -60,8 +64,11 @@ def fit_command(
     from engram.train.auto import AutoResult
 
     with bars(as_json) as progress:
-        job = _Job.start(data, out, flags or {}, progress)
-        chosen = regime or ("auto" if job.options.recipe == "default" and seeds == 1 else "masked")
+        given, own = with_recipe_file(flags or {}, regime=regime, seeds=seeds)
+        job = _Job.start(data, out, given, progress)
+        seeds = 1 if own["seeds"] is None else own["seeds"]
+        one = job.options.recipe == "paper" or seeds != 1
+        chosen = own["regime"] or ("masked" if one else "auto")
         result: AutoResult | Result | SweepResult
         if chosen == "auto" and seeds != 1:
             raise EngramError("--seeds needs one regime; give one, such as --regime side.")
@@ -89,18 +96,22 @@ def sweep_command(
     task: TaskName,
     out: Out,
     cells: Annotated[
-        str, typer.Option(metavar="A,B", help="Numbers of memory cells.", rich_help_panel=TASK)
-    ] = "5",
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Numbers of memory cells (default: 5).", rich_help_panel=TASK
+        ),
+    ] = None,
     lr: Annotated[
-        str,
+        str | None,
         typer.Option("--lr", metavar="A,B", help="Learning rates.", rich_help_panel=TRAINING),
-    ] = "",
+    ] = None,
     weight_decay: Annotated[
-        str, typer.Option(metavar="A,B", help="Weight decays.", rich_help_panel=TRAINING)
-    ] = "",
+        str | None, typer.Option(metavar="A,B", help="Weight decays.", rich_help_panel=TRAINING)
+    ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Seeds for every combination.", rich_help_panel=TRAINING)
-    ] = 1,
+        int | None,
+        typer.Option(help="Seeds for every combination (default: 1).", rich_help_panel=TRAINING),
+    ] = None,
     refit: Annotated[
         bool,
         typer.Option(
@@ -115,10 +126,15 @@ def sweep_command(
     """Train many variants of a task at once and keep the best on validation."""
     from engram.report.run import write_run_report
 
-    lrs, counts = numbers("--lr", lr, float), numbers("--cells", cells, int)
-    decays = numbers("--weight-decay", weight_decay, float)
+    given, own = with_recipe_file(
+        flags or {}, lr=lr, cells=cells, weight_decay=weight_decay, seeds=seeds, refit=refit or None
+    )
+    lrs = numbers("--lr", own["lr"], float)
+    decays = numbers("--weight-decay", own["weight_decay"], float)
+    counts = [5] if own["cells"] is None else numbers("--cells", own["cells"], int)
+    seeds, refit = 1 if own["seeds"] is None else own["seeds"], bool(own["refit"])
     with bars(as_json) as progress:
-        job = _Job.start(data, out, flags or {}, progress)
+        job = _Job.start(data, out, given, progress)
         result = job.sweep(
             task, out, progress,
             lrs=lrs, cells=counts, weight_decays=decays, seeds=seeds, refit=refit,
@@ -145,14 +161,22 @@ class _Job:
     @classmethod
     def start(cls, data: str, out: Path, given: Given, progress: Progress) -> _Job:
         from engram.model import MemoryViT
+        from engram.train.recipe_file import RecipeFile
         from engram.train.trackers import trackers_named
         from engram.train.trunk import trunk_for
         from engram.util.processes import Team
 
         settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
-        recipe = recipe_from(options.recipe, given[Recipe])
-        callbacks = trackers_named(words(options.log))
-        team, splits = Team(), DataOptions(**given[DataOptions]).load(data)
+        name = "default" if names_file(options.recipe) else options.recipe
+        recipe = recipe_from(name, given[Recipe])
+        reading = DataOptions(**given[DataOptions])
+        more = {**asdict(reading), "image_size": options.image_size}
+        more |= {
+            "class_init": settings.class_init,
+            "extends": list(map(_portable, settings.extends)),
+        }
+        callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
+        team, splits = Team(), reading.load(data)
         trunk, why = trunk_for(
             options.backbone, splits, image_size=options.image_size,
             parents=[named(text)[1] for text in settings.extends],
@@ -220,6 +244,13 @@ class _Job:
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
             team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip
+
+
+def _portable(text: str) -> str:
+    """An engram of --extends as it can be given from any folder."""
+    given, path = named(text)
+    path = str(Path(path).resolve()) if Path(path).exists() else path
+    return f"{given}={path}" if given else path
 
 
 def _attach(model: MemoryViT, text: str) -> str:

@@ -167,8 +167,8 @@ def auto(
     portfolio = Portfolio(model, name, splits, shorter, settings, team)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     identity = f"{portfolio.identity} auto test={test}"
-    about = settings_of(model, splits, settings, recipe, regime="auto")
-    told = run_callbacks(callbacks, name, splits, about, run, team)
+    about = settings_of(model, splits, settings, recipe)
+    told = run_callbacks(callbacks, name, splits, {**about, "regime": "auto"}, run, team)
     with run or contextlib.nullcontext(), told:
         finished = None if run is None else run.finished(identity)
         if run is not None and finished is not None:

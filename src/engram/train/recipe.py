@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError
+from engram.tasks.settings import TaskSettings
+from engram.util.files import write_atomically
 from engram.util.settings import check, setting
+from engram.util.text import nearest, utf8
+from engram.util.toml import read_toml, to_toml
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,20 @@ class Recipe:
         fewest, most = _EVALUATIONS
         return max(1, min(max(per_epoch, -(-steps // most)), steps // fewest))
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recipe:
+        """The training settings of a recipe file, such as the `recipe.toml` of a run.
+
+        What the file says about task, trunk and data is left out: it is for `add_task`,
+        `load_trunk` and `data.load`.
+        """
+        names = {item.name for item in fields(cls)}
+        return cls(**{k: v for k, v in read_settings(Path(path)).items() if k in names})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the settings as a recipe file, for `load` and `--recipe`."""
+        write_atomically(Path(path), utf8(to_toml(self.to_dict())))
+
     def steps_for(self, images: int) -> int:
         """The optimiser steps of a run on so many training images."""
         return self.steps or self.epochs * -(-images // self.batch)
@@ -123,6 +143,23 @@ class Recipe:
 
 
 _EVALUATIONS = 10, 30  # in a run, where no number is given
+
+#: What a recipe file may say besides: about the task, the trunk, the data, and a sweep.
+_OTHERS = (
+    *(item.name for item in fields(TaskSettings)),
+    *("backbone", "image_size", "kind", "classes", "ignore"),
+    *("image_column", "label", "split_column", "seeds", "refit"),
+)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a recipe file says; a key that no flag has is an EngramError."""
+    settings, known = read_toml(path), [*(item.name for item in fields(Recipe)), *_OTHERS]
+    for key in settings:
+        if key not in known:
+            raise EngramError(f"{path} sets {key}, which is no setting; {nearest(key, known)}.")
+    return settings
+
 
 #: `paper`: SGD, momentum, clipping, 5-step warm-up, batch 512, 20,000 steps, inception crops. The
 #: paper chose the learning rate per task from a grid it does not print.

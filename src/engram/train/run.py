@@ -25,7 +25,7 @@ from engram.util.text import utf8
 _CHECKPOINT, _TRUNK = "checkpoint.safetensors", "trunk.txt"
 _OLD_FILES = (
     *("unreadable.txt", "history.*", "sweep.*", "report.html"),
-    *("events.out.tfevents.*", "mlflow.json", "wandb.json"),
+    *("events.out.tfevents.*", "mlflow.json", "wandb.json", "recipe.toml"),
 )
 
 

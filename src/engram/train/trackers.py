@@ -22,6 +22,7 @@ from typing import Any
 from engram.data.datasets import Splits
 from engram.errors import EngramError, Interrupted, Notice
 from engram.train.callbacks import Callback, Callbacks, RunStart
+from engram.train.recipe_file import RecipeFile
 from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.util.files import write_atomically
@@ -65,16 +66,15 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        require("tensorboard", extra="plots", purpose="Logging for TensorBoard")
-        self.folder = folder
+        for module in ("tensorboard", "torch.utils.tensorboard"):
+            board = require(module, extra="plots", purpose="Logging for TensorBoard")
+        self.folder, self._board = folder, board
 
     def started(self, start: RunStart) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         folder = Path(self.folder) if self.folder else start.file("", "TensorBoard")
         # What was logged behind the checkpoint will be logged again, so the old values go.
         purge = start.step + 1 if start.step else None
-        self._writer: Any = SummaryWriter(str(folder), purge_step=purge)
+        self._writer = self._board.SummaryWriter(str(folder), purge_step=purge)
 
     def evaluated(self, row: Mapping[str, float]) -> None:
         for name, value in _values(row):
@@ -283,10 +283,10 @@ def run_callbacks(
     A log of the folder is left out where one of the same class is given.
     """
     folder, standard = None, list[Callback]()
-    if run is not None:
+    if run is not None and team.main:
         folder = run.folder
-        standard.append(CSVLog())
-        if importlib.util.find_spec("tensorboard") is not None:
+        standard += [RecipeFile(), CSVLog()]
+        with contextlib.suppress(EngramError):  # it is not installed
             standard.append(TensorBoard())
     classes = {type(one) for one in given}
     start = RunStart(task=task, data=splits.name, settings=settings, folder=folder)

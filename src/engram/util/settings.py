@@ -62,7 +62,9 @@ def check(settings: DataclassInstance) -> None:
 
 def _mismatch(item: Field[Any], value: Any) -> str:
     """What the value should be instead, or "" if it is allowed."""
-    rules, kind = item.metadata, str(item.type)
+    rules, kind = item.metadata, str(item.type).removesuffix(" | None")
+    if value is None and kind != str(item.type):
+        return ""
     if rules["choices"]:
         return "" if value in rules["choices"] else f"can be {', '.join(rules['choices'])}"
     if kind == "bool":

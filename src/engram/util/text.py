@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 
@@ -19,6 +20,12 @@ def join_names(names: Sequence[str], most: int = 6) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The known name that is most like a wrong one, as the end of a sentence."""
+    (best, *_) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"the nearest is {best}"
 
 
 def printable(text: str, most: int = 120) -> str:

@@ -1,0 +1,70 @@
+"""`--recipe FILE`: what a recipe file says, and above it what flags say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from engram.cli.flags import Given
+from engram.cli.options import RunOptions
+from engram.errors import EngramError
+from engram.train.recipe import RECIPES, Recipe, read_settings
+from engram.util.settings import check, setting
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The flags that commands have besides those of settings classes, where they are no lists."""
+
+    regime: str = setting("", "as --regime")
+    seeds: int = setting(1, "as --seeds", least=1)
+    refit: bool = setting(False, "as --refit")
+
+
+def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
+    """The flags, and below them what the file says that `--recipe` names, if it names one.
+
+    `own` are the flags of the command itself, None where they were not given. Both are returned
+    with what the file says in the place of what was not given.
+    """
+    name = given[RunOptions].get("recipe", "default")
+    if not names_file(name):
+        return given, own
+    said, flags = read_settings(Path(name)), given[Recipe]
+    if "epochs" in flags and "steps" not in flags:
+        said.pop("steps", None)  # else the file's steps would count
+    from_file = {key: said.pop(key) for key in own if key in said}
+    if from_file.get("lr") == 0:  # in a recipe, the default of the regime
+        del from_file["lr"]
+    _check(name, _Own, {k: v for k, v in from_file.items() if k in _OWN})
+    merged = {}
+    for settings_class, values in given.items():
+        names = [item.name for item in fields(settings_class) if item.name in said]
+        lower = {key: _tuple(said.pop(key)) for key in names}
+        if settings_class is not Recipe:  # which is checked with its flags
+            _check(name, settings_class, lower)
+        above = {k: v for k, v in values.items() if v is not False or k not in lower}
+        merged[settings_class] = {**lower, **above}
+    if any(said.values()):
+        raise EngramError(f"{name} sets {', '.join(said)}, for which there is engram sweep.")
+    return merged, {key: from_file.get(key) if own[key] is None else own[key] for key in own}
+
+
+_OWN = {item.name for item in fields(_Own)}
+
+
+def names_file(recipe: str) -> bool:
+    """Whether a recipe is meant as a file, and not as the name of one of ours."""
+    return recipe not in RECIPES and (recipe.endswith(".toml") or Path(recipe).is_file())
+
+
+def _check(name: str, settings_class: type, values: dict[str, Any]) -> None:
+    try:
+        check(settings_class(**values))
+    except EngramError as error:
+        raise EngramError(f"{name}: {error}") from None
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
