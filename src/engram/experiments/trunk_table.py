@@ -17,7 +17,7 @@ from engram.util.invocation import program
 from engram.vit import ViT, ViTConfig
 
 _BATCH, _PASSES, _SECONDS = 2, 3, 0.15
-_COLUMNS = ("name", "parameters", "download", "licence", "images/s", "on this machine")
+_COLUMNS = ("name", "parameters", "download", "licence", "images/s", "here")
 
 
 def list_trunks() -> Description:
@@ -54,6 +54,7 @@ def list_trunks() -> Description:
         *((entry["name"], f"{entry['source']}: {entry['about']}") for entry in entries),
         ("get one", f"{program()} trunks get {RECOMMENDED[0].name}"),
         ("images/s", "of the plain trunk on this CPU, estimated from one layer just now"),
+        ("here", "whether it is on this machine and needs no network"),
     ]
     return Description({"trunks": entries}, rows, _COLUMNS, tuple(map(_row, entries)))
 
@@ -65,9 +66,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         f"{entry['parameters'] / 1e6:.1f} M",
         f"about {entry['download'] / 1e6:.0f} MB" if entry["download"] else "bundled",
         entry["licence"],
-        f"about {speed:.0f}"
-        if (speed := entry["images_per_second"]) >= 10
-        else f"about {speed:.1f}",
+        f"{speed:.{0 if speed >= 10 else 1}f}",
         "yes" if entry["on_this_machine"] else "no",
     )
 
