@@ -3,8 +3,9 @@
     .venv/bin/python -m scripts.lock
 
 `locks/demo.txt` has what `make demo` needs, `locks/dev.txt` what development needs in addition, and
-`locks/bench.txt` the rest of `constraints.txt`. Run it after `make setup` with the new versions in
-force: which package needs which is read from what is installed. The hashes are those that pip's
+`locks/bench.txt` the rest of `constraints.txt`. `locks/serve.txt` is complete by itself: what a
+machine needs that only serves, with every engine. Run it after `make setup` with the new versions
+in force: which package needs which is read from what is installed. The hashes are those that pip's
 configured index lists, for every platform. torch is not locked: its builds for CPU and for each
 version of CUDA come from other indexes, and their hashes differ.
 """
@@ -81,13 +82,15 @@ def closure(requirements: Iterable[str]) -> set[str]:
 
 
 def groups(pins: Iterable[str]) -> dict[str, set[str]]:
-    """The packages of each lock file; every package is in one of them."""
+    """The packages of each lock file; every package is in demo, dev or bench."""
     project = PROJECT["project"]
     build = [*PROJECT["build-system"]["requires"], "editables"]
     optional = project["optional-dependencies"]
-    demo = closure([*build, *project["dependencies"], *optional["demo"]]) & set(pins)
-    dev = (closure(optional["dev"]) & set(pins)) - demo
-    return {"demo": demo, "dev": dev, "bench": set(pins) - demo - dev}
+    needed, all_pins = project["dependencies"], set(pins)
+    demo = closure([*build, *needed]) & all_pins
+    dev = (closure(optional["dev"]) & all_pins) - demo
+    serve = closure([*needed, *optional["serve"], *optional["export"]]) & all_pins
+    return {"demo": demo, "dev": dev, "bench": all_pins - demo - dev, "serve": serve}
 
 
 # Hashes

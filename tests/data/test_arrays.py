@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support.masks import image_with_mask
 
+from engram.data.arrays import DIGITS
 from engram.data.datasets import load
 from engram.errors import EngramError
 from engram.images.decode import read_image
@@ -130,14 +131,20 @@ def test_an_array_that_claims_more_than_it_holds_is_refused(
         load(tmp_path / "a.npz")
 
 
-def test_digits_need_no_download() -> None:
-    pytest.importorskip("sklearn")
+def test_digits_come_with_the_package() -> None:
     splits = load("digits")
     assert (len(splits["train"]), len(splits["test"])) == (1433, 364)
     assert splits.classes == tuple("0123456789")
     assert np.bincount(splits["test"].labels).min() >= 35  # every fifth of about 180
     assert (splits.augment, splits.flip) == ("pad-crop", False)
     assert np.asarray(read_image(splits["train"].read(0))).max() > 200
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    original = pytest.importorskip("sklearn.datasets").load_digits()
+    with np.load(DIGITS) as bundled:
+        assert np.array_equal(bundled["images"], original.images)
+        assert np.array_equal(bundled["labels"], original.target)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])

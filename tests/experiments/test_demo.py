@@ -86,15 +86,6 @@ def test_only_what_is_listed_is_left_behind(ran: tuple[Path, dict[str, Any], str
     assert [path.name for path in folder.parent.iterdir()] == ["demo"]
 
 
-def test_without_scikit_learn_a_sentence_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert main(["demo", "--out", str(tmp_path / "demo")]) == 2
-    assert "pip install 'engram-vit[demo]'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_json_is_the_results_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

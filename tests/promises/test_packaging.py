@@ -3,12 +3,10 @@
 import re
 import subprocess
 import sys
-import tarfile
 import tomllib
-import zipfile
-from pathlib import Path
 
 import pytest
+from scripts.lock import groups
 from tests.support.paths import ROOT
 
 
@@ -50,9 +48,10 @@ def test_the_lock_files_pin_what_the_constraints_pin(pins: dict[str, str]) -> No
     """All but torch, whose builds for CPU and for each version of CUDA have different hashes."""
     locked = [pair for file in LOCKS for pair in versions(file).items()]
     assert sorted(locked) == sorted(pins.items() - {("torch", pins["torch"])})
+    assert versions("locks/serve.txt").items() <= pins.items()
 
 
-@pytest.mark.parametrize("file", LOCKS)
+@pytest.mark.parametrize("file", [*LOCKS, "locks/serve.txt"])
 def test_every_locked_package_has_hashes_and_no_address(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     entries = re.sub(r"^#.*\n", "", text).replace(" \\\n", "").splitlines()
@@ -62,8 +61,22 @@ def test_every_locked_package_has_hashes_and_no_address(file: str) -> None:
 
 def test_the_demo_needs_less_than_development() -> None:
     demo = versions("locks/demo.txt")
-    assert {"hatchling", "scikit-learn", "numpy"} <= demo.keys()
-    assert not demo.keys() & {"pytest", "transformers", "fastapi", "onnxruntime", "mkdocs"}
+    assert {"hatchling", "safetensors", "numpy"} <= demo.keys()
+    assert not demo.keys() & {
+        "pytest",
+        "scikit-learn",
+        "transformers",
+        "fastapi",
+        "onnxruntime",
+        "mkdocs",
+    }
+
+
+def test_a_server_needs_no_tools_and_one_lock_file_is_all_of_it(pins: dict[str, str]) -> None:
+    serve = versions("locks/serve.txt")
+    assert {"fastapi", "uvicorn", "onnxruntime", "safetensors", "typer"} <= serve.keys()
+    assert not serve.keys() & {"hatchling", "pytest", "datasets", "matplotlib"}
+    assert serve.keys() == groups(pins.keys() - {"torch"})["serve"]
 
 
 def test_import_leaves_optional_packages_alone() -> None:
@@ -71,19 +84,3 @@ def test_import_leaves_optional_packages_alone() -> None:
     code = f"import sys, engram; print(*sorted({optional!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-@pytest.mark.parametrize("target", ["wheel", "sdist"])
-def test_what_is_built_holds_every_file_of_the_package(target: str, tmp_path: Path) -> None:
-    """Templates, styles and the bundled trunk are no Python, and are easily left out."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "-d", tmp_path]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    (built,) = tmp_path.iterdir()
-    if target == "wheel":
-        names = set(zipfile.ZipFile(built).namelist())
-    else:
-        with tarfile.open(built) as archive:
-            names = {name.partition("/src/")[2] for name in archive.getnames()}
-    source = ROOT / "src"
-    files = [p for p in (source / "engram").rglob("*") if p.is_file() and p.suffix != ".pyc"]
-    assert {str(path.relative_to(source)) for path in files} <= names

@@ -13,18 +13,18 @@ from engram.util.optional import require
 
 
 def test_an_installed_module_is_returned() -> None:
-    assert require("json.decoder", extra="demo", purpose="This") is sys.modules["json.decoder"]
+    assert require("json.decoder", extra="plots", purpose="This") is sys.modules["json.decoder"]
 
 
 def test_a_missing_module_is_named_with_the_extra_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(EngramError) as caught:
-        require("sklearn.datasets", extra="demo", purpose="The dataset digits")
+        require("matplotlib.figure", extra="plots", purpose="A plot")
     assert str(caught.value) == (
-        "The dataset digits needs the package sklearn, which is not installed; "
-        "install it with pip install 'engram-vit[demo]'."
+        "A plot needs the package matplotlib, which is not installed; "
+        "install it with pip install 'engram-vit[plots]'."
     )
 
 
@@ -34,7 +34,7 @@ def test_what_the_module_itself_lacks_is_named(
     (tmp_path / "half_installed.py").write_text("import no_such_package.inner\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EngramError, match="Reading needs the package no_such_package, which"):
-        require("half_installed", extra="demo", purpose="Reading")
+        require("half_installed", extra="plots", purpose="Reading")
 
 
 def test_every_extra_that_the_code_names_exists() -> None:

@@ -1,4 +1,4 @@
-"""Arrays of pixels and labels: .npz files, and scikit-learn's digits."""
+"""Arrays of pixels and labels: .npz files, and the bundled digits."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +14,10 @@ from engram.errors import EngramError
 from engram.images.given import to_uint8
 from engram.images.masks import MASK_VALUES
 from engram.util.archives import check_archive
-from engram.util.optional import require
 
 Array: TypeAlias = npt.NDArray[Any]
+
+DIGITS = Path(__file__).with_name("digits.npz")  # NOTICE says whose they are
 
 
 def read_npz(path: Path, request: DataRequest) -> FoundData:
@@ -73,16 +74,14 @@ def _split_keys(arrays: Mapping[str, Array]) -> dict[str, tuple[str, str]]:
 
 
 def read_digits(request: DataRequest) -> FoundData:
-    """scikit-learn's 1,797 handwritten digits, 8x8 pixels; every fifth of a class is test data."""
-    sklearn = require("sklearn.datasets", extra="demo", purpose="The dataset digits")
-    digits = sklearn.load_digits()
-    test = np.zeros(len(digits.target), dtype=bool)
+    """The 1,797 handwritten digits of UCI, 8x8 pixels; every fifth of a class is test data."""
+    arrays = _read_arrays(DIGITS)
+    images, labels = arrays["images"] / 16, arrays["labels"].astype(np.int64)
+    test = np.zeros(len(labels), dtype=bool)
     for digit in range(10):
-        test[np.flatnonzero(digits.target == digit)[::5]] = True
+        test[np.flatnonzero(labels == digit)[::5]] = True
     splits = {
-        split: _read_split(
-            f"digits/{split}", digits.images[chosen] / 16, digits.target[chosen], None, request
-        )
+        split: _read_split(f"digits/{split}", images[chosen], labels[chosen], None, request)
         for split, chosen in (("train", ~test), ("test", test))
     }
     by = "every fifth image of a class, which is test data"

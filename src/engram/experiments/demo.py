@@ -1,6 +1,6 @@
 """The demo: three tasks on one frozen ViT, answered in one pass, with proof of the promises.
 
-Everything is real and made on the spot: scikit-learn's handwritten digits, two questions about
+Everything is real and made on the spot: UCI's handwritten digits, two questions about
 generated scenes, and the bundled trunk. Nothing is downloaded. `Demo.run` is the story.
 """
 
