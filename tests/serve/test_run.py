@@ -53,6 +53,19 @@ def test_ctrl_c_stops_it(bundle: Path, launch: Launch) -> None:
     assert launch(bundle).stop(signal.SIGINT) == 130
 
 
+def test_only_a_trusted_proxy_says_who_the_client_is(bundle: Path, launch: Launch) -> None:
+    server = launch(bundle, "--trust-proxy", "127.0.0.2/31")
+    for address in ("127.0.0.1", "127.0.0.2", "127.0.0.4"):  # this machine, a proxy, anybody
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=address)) as client:
+            headers = {"X-Forwarded-For": f"198.51.100.7, 203.0.113.{address[-1]}, 127.0.0.3"}
+            assert client.get(f"{server.url}/v1/tasks", headers=headers).status_code == 200
+    server.stop()
+    asked = [line for line in server.running.stderr.splitlines() if "/v1/tasks" in line]
+    clients = ("203.0.113.1", "203.0.113.2", "127.0.0.4")
+    assert [name for line in asked for name in clients if name in line] == list(clients)
+    assert "198.51.100.7" not in server.running.stderr  # what a client itself sent
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_decoders_end_with_the_service(bundle: Path, launch: Launch, number: int) -> None:
     server = launch(bundle)

@@ -16,6 +16,8 @@ from engram.serve.settings import Settings
         ({"host": 5}, "host is 5; it must be text."),
         ({"allow_host": ("a:80",)}, "allow_host is 'a:80'; it must be a name or an address"),
         ({"allow_host": "a"}, "allow_host is 'a'; it must be a tuple of texts."),
+        ({"trust_proxy": ("proxy",)}, "trust_proxy is 'proxy'; it must be an address such as"),
+        ({"trust_proxy": ("10.0.0.1/8",)}, "trust_proxy is '10.0.0.1/8'; it must be an address"),
         ({"open": 1}, "open is 1; it must be True or False."),
         ({"log": "xml"}, "log is 'xml'; it can be text, json."),
         ({"max_images": 300}, "max_images is 300, but only 256 images may wait"),

@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Iterable
 
 ALL_INTERFACES = ("0.0.0.0", "::")
+THIS_MACHINE = ("127.0.0.1", "::1")  # where a proxy on this machine connects from
 
 
 def host_name(header: str) -> str:
@@ -26,6 +27,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_network(text: str) -> bool:
+    """Whether a text is an address or a network, such as 10.0.0.0/24."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 class AllowedHosts:

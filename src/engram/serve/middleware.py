@@ -110,7 +110,7 @@ class RequestMiddleware:
 
 
 def client_of(scope: Scope) -> str:
-    """The address of a client, which a proxy on this machine passes on in X-Forwarded-For."""
+    """The address of a client, which a proxy that is trusted passes on in X-Forwarded-For."""
     return str((scope.get("client") or ("unknown",))[0])
 
 

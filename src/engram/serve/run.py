@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engram.errors import EngramError
-from engram.serve.hosts import is_loopback
+from engram.serve.hosts import THIS_MACHINE, is_loopback
 from engram.serve.settings import Settings
 from engram.store.bundles import is_bundle, unlisted_files
 from engram.util import hub
@@ -167,6 +167,7 @@ class Service:
             log_level="error",
             access_log=False,
             server_header=False,
+            forwarded_allow_ips=[*THIS_MACHINE, *self.settings.trust_proxy],
             timeout_keep_alive=max(1, int(min(10, self.settings.timeout))),
             timeout_graceful_shutdown=int(self.settings.timeout) + 10,
             h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,

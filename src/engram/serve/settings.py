@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engram.errors import EngramError
-from engram.serve.hosts import host_name
+from engram.serve.hosts import host_name, is_network
 from engram.serve.log import LOGS
 from engram.util.settings import check, setting
 
@@ -26,6 +26,12 @@ class Settings:
         "another name that clients may use for the service; can be repeated",
         group=_NETWORK,
         metavar="NAME",
+    )
+    trust_proxy: tuple[str, ...] = setting(
+        (),
+        "address or network of a proxy whose X-Forwarded-For is believed; can be repeated",
+        group=_NETWORK,
+        metavar="ADDRESS",
     )
     open: bool = setting(
         False, "let everyone who can reach the address send requests", group=_NETWORK
@@ -91,6 +97,12 @@ class Settings:
             if not name or host_name(name) != name.strip("[]").lower():
                 raise EngramError(
                     f"allow_host is {name!r}; it must be a name or an address, without a port."
+                )
+        for address in self.trust_proxy:
+            if not is_network(address):
+                raise EngramError(
+                    f"trust_proxy is {address!r}; it must be an address such as 10.0.0.2, or a "
+                    "network such as 10.0.0.0/24."
                 )
         if self.max_images > self.queue:
             raise EngramError(
