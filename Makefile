@@ -15,18 +15,21 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(VENV)/.installed-demo
 INSTALLED_FOR_BENCH := $(VENV)/.installed-bench
 
-.PHONY: help setup test lint types format demo bench docs chromium clean
+.PHONY: help setup test lint types format demo bench docs wheel wheel-test chromium deploy-tools clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      see what Engram does"
 	@echo "make test      lint, types and all tests"
 	@echo "make setup     create $(VENV) and install, nothing else"
-	@echo "make lint      ruff and the import contract     make format   let ruff fix and format"
+	@echo "make lint      ruff, the import contract and hadolint     make format   let ruff fix and format"
 	@echo "make types     mypy --strict"
 	@echo "make bench     speed compared with other libraries: benchmarks/results/speed.md (35 minutes)"
 	@echo "make docs      build the documentation into site/"
+	@echo "make wheel     build the wheel and the sdist into dist/"
+	@echo "make wheel-test   the wheel in an empty environment outside of this folder (a minute)"
 	@echo "make chromium  install the browser that page tests drive"
+	@echo "make deploy-tools  install the proxy and the systemd tools that tests of deploy/ run"
 	@echo "make clean     remove $(VENV) and everything that was built"
 
 setup: $(INSTALLED)
@@ -68,6 +71,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/hadolint deploy/Dockerfile
 
 types: setup
 	$(BIN)/mypy
@@ -87,10 +91,25 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html."
 
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+# As somebody who has only the wheel would do it; the constraints keep other builds of torch out.
+wheel-test: wheel
+	PYTHON="$(PYTHON)" scripts/try_wheel.sh dist/*.whl
+
 # Only what drives a page needs a browser: without one those tests are skipped, and say so.
 chromium:
 	@command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
 		|| echo "There is no chromium here and apt-get cannot install it: tests that open pages will be skipped." >&2
+
+# Only tests of deploy/ need a proxy and systemd's tools: without them those are skipped, and say so.
+deploy-tools:
+	@command -v caddy >/dev/null && command -v systemd-analyze >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends caddy systemd; } >/dev/null 2>&1 \
+		|| echo "caddy or systemd-analyze is missing and apt-get cannot install it: tests that run them will be skipped." >&2
 
 clean:
 	rm -rf $(VENV) site dist build demo .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,10 +4,10 @@
 
 `locks/demo.txt` has what `make demo` needs, `locks/dev.txt` what development needs in addition, and
 `locks/bench.txt` the rest of `constraints.txt`. `locks/serve.txt` is complete by itself: what a
-machine needs that only serves, with every engine. Run it after `make setup` with the new versions
-in force: which package needs which is read from what is installed. The hashes are those that pip's
-configured index lists, for every platform. torch is not locked: its builds for CPU and for each
-version of CUDA come from other indexes, and their hashes differ.
+machine needs that only serves, with every engine and traces. Run it after `make setup` with the
+new versions in force: which package needs which is read from what is installed. The hashes are
+those that pip's configured index lists, for every platform. torch is not locked: its builds for CPU
+and for each version of CUDA come from other indexes, and their hashes differ.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def groups(pins: Iterable[str]) -> dict[str, set[str]]:
     needed, all_pins = project["dependencies"], set(pins)
     demo = closure([*build, *needed]) & all_pins
     dev = (closure(optional["dev"]) & all_pins) - demo
-    serve = closure([*needed, *optional["serve"], *optional["export"]]) & all_pins
+    served = [line for extra in ("serve", "export", "tracing") for line in optional[extra]]
+    serve = closure([*needed, *served]) & all_pins
     return {"demo": demo, "dev": dev, "bench": all_pins - demo - dev, "serve": serve}
 
 

@@ -11,7 +11,7 @@ PACKAGE, TESTS = ROOT / "src" / "engram", ROOT / "tests"
 #: Modules in which there is nothing to run.
 DECLARATIONS = {Path("util/description.py"), Path("util/progress.py")}
 #: Folders of tests that are about no folder of the package.
-OTHERS = {"benchmarks", "promises", "support"}
+OTHERS = {"benchmarks", "deploy", "promises", "support"}
 
 
 def modules() -> Iterator[Path]:

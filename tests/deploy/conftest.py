@@ -1,0 +1,15 @@
+"""A bundle to serve."""
+
+from pathlib import Path
+
+import pytest
+
+import engram
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> Path:
+    folder = tmp_path_factory.mktemp("deployed")
+    model = engram.MemoryViT(engram.load_trunk(small_trunk))
+    model.add_task("colour", ["red", "green"])
+    return engram.compose([model.save("colour", folder / "c.safetensors")], folder / "b").folder
