@@ -15,7 +15,7 @@ from tests.support.datasets import in_memory
 from tests.support.masks import write_masks
 
 from engram.data.datasets import load
-from engram.data.loader import Batch, Loader
+from engram.data.loader import Batch, Loader, balanced
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
@@ -239,3 +239,31 @@ def test_spawned_workers_read_the_same(folder: Path) -> None:
 def test_a_setting_out_of_range_is_refused(changed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EngramError, match=sentence):
         Loader(in_memory([0, 1], 2), TINY, **({"batch_size": 1} | changed))
+
+
+# Classes of unequal size
+
+
+def test_a_balanced_order_has_every_class_equally_often() -> None:
+    labels = np.array([0] * 20 + [1] * 3 + [4] * 9)  # no image of 2 and 3
+    order = balanced(labels, 0, 1)
+    assert sorted(np.bincount(labels[order])[[0, 1, 4]]) == [10, 11, 11]
+    drawn = np.bincount(order, minlength=32)
+    assert drawn[:20].max() == 1
+    assert set(drawn[20:23]) <= {3, 4}  # all before one is repeated
+    assert set(drawn[23:]) <= {1, 2}
+    assert order.tolist() == balanced(labels, 0, 1).tolist()
+    assert order.tolist() != balanced(labels, 0, 2).tolist()
+    assert order.tolist() != balanced(labels, 1, 1).tolist()
+
+
+def test_a_sample_that_is_repeated_in_an_epoch_has_another_view_each_time(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 12, 12, 3), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", x_train=pixels, y_train=np.arange(6) % 2)
+    dataset = load(tmp_path / "noise.npz")["train"]
+    loader = Loader(dataset, TINY, 2, mode="train")
+    first, again = loader.epoch(0, samples=[5, 3, 5, 5])
+    (once,) = loader.epoch(0, samples=[3, 5])
+    assert torch.equal(first.images, once.images.flip(0))
+    assert not torch.equal(again.images[0], first.images[0])
+    assert not torch.equal(again.images[0], again.images[1])

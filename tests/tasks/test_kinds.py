@@ -131,7 +131,7 @@ def test_ignored_pixels_teach_nothing() -> None:
     outputs = torch.randn(2, 3, 4, 4, requires_grad=True)
     labels = torch.randint(0, 3, (2, 4, 4)).to(torch.uint8)
     labels[0, :2], labels[1] = IGNORED, IGNORED
-    loss = task.kind.loss(outputs, labels, task.head, 0.0)
+    loss = task.kind.losses(outputs, labels, task.head, 0.0, None).sum()
     loss.backward()
     expected = torch.nn.functional.cross_entropy(outputs[:1, :, 2:], labels[:1, 2:].long())
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -147,5 +147,5 @@ def test_numbers_of_any_size_are_learned_alike() -> None:
     task.head.settled["std"].copy_(torch.tensor([1.0, 1000.0]))
     small, large = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1000.0]])
     nothing = torch.zeros(1, 2)
-    first, second = (task.kind.loss(x, nothing, task.head, 0.0) for x in (small, large))
+    first, second = (task.kind.losses(x, nothing, task.head, 0.0, None) for x in (small, large))
     assert first.item() == second.item() == 0.5

@@ -6,6 +6,7 @@ import torch
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
+    balanced_accuracy_score,
     f1_score,
     jaccard_score,
     log_loss,
@@ -49,6 +50,8 @@ def test_accuracy_f1_loss_and_calibration_are_those_of_scikit_learn(
     every = list(range(classes))
     assert found["images"] == images
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, said))
+    even = balanced_accuracy_score(labels, said)
+    assert found["balanced_accuracy"] == pytest.approx(even, abs=1e-6)
     assert found["macro_f1"] == pytest.approx(f1_score(labels, said, average="macro"), abs=1e-6)
     assert found["loss"] == pytest.approx(log_loss(labels, probability, labels=every), abs=1e-5)
     assert found["ece"] == pytest.approx(calibration_error(probability, labels.numpy()), abs=1e-6)
@@ -74,7 +77,8 @@ def test_an_unreadable_image_is_a_wrong_answer() -> None:
     logits, labels = torch.eye(4) * 9, torch.arange(4)
     found = classification_metrics([(logits, labels)], unreadable=4)
     assert (found["accuracy"], found["images"]) == (0.5, 8)
-    assert classification_metrics([], unreadable=3) == {"accuracy": 0.0, "images": 3}
+    nothing = classification_metrics([], unreadable=3)
+    assert nothing == {"accuracy": 0.0, "balanced_accuracy": 0.0, "images": 3}
 
 
 # Several labels per image

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from engram.tasks.kinds import KINDS
 from engram.train.choice import best_of, noise, smallest_of
 
-KIND = KINDS["classification"]
+SCORE = "accuracy"
 
 
 def measured(accuracy: float, loss: float = 1.0, images: int = 100) -> dict[str, Any]:
@@ -18,45 +17,45 @@ def measured(accuracy: float, loss: float = 1.0, images: int = 100) -> dict[str,
 
 
 def test_noise_is_half_a_standard_error() -> None:
-    assert noise(KIND, measured(0.5, images=100)) == pytest.approx(0.025)
-    assert noise(KIND, measured(0.9, images=400)) == pytest.approx(0.0075)
-    assert noise(KIND, measured(1.0)) == noise(KIND, measured(0.0)) == 0
+    assert noise(SCORE, measured(0.5, images=100)) == pytest.approx(0.025)
+    assert noise(SCORE, measured(0.9, images=400)) == pytest.approx(0.0075)
+    assert noise(SCORE, measured(1.0)) == noise(SCORE, measured(0.0)) == 0
 
 
 def test_a_score_below_zero_has_no_noise() -> None:
     """R² of a model that is worse than the mean."""
-    assert noise(KINDS["regression"], {"r2": -3.0, "loss": 4.0, "images": 10}) == 0
+    assert noise("r2", {"r2": -3.0, "loss": 4.0, "images": 10}) == 0
 
 
 def test_the_lowest_loss_decides_between_scores_that_differ_by_noise() -> None:
-    assert best_of(KIND, [measured(0.90, 0.5), measured(0.895, 0.3), measured(0.5, 0.1)]) == 1
-    assert best_of(KIND, [measured(0.90, 0.5), measured(0.80, 0.3)]) == 0
+    assert best_of(SCORE, [measured(0.90, 0.5), measured(0.895, 0.3), measured(0.5, 0.1)]) == 1
+    assert best_of(SCORE, [measured(0.90, 0.5), measured(0.80, 0.3)]) == 0
 
 
 def test_the_smallest_file_decides_between_scores_that_differ_by_noise() -> None:
     tried = [measured(0.90, 0.1), measured(0.895, 0.3), measured(0.5, 0.1)]
-    assert smallest_of(KIND, tried, [300, 200, 100]) == 1
-    assert smallest_of(KIND, tried, [200, 300, 100]) == 0
+    assert smallest_of(SCORE, tried, [300, 200, 100]) == 1
+    assert smallest_of(SCORE, tried, [200, 300, 100]) == 0
 
 
 def test_few_images_leave_more_to_noise() -> None:
     few = [measured(0.90, images=10), measured(0.86, images=10)]
     many = [measured(0.90, images=1000), measured(0.86, images=1000)]
-    assert smallest_of(KIND, few, [2, 1]) == 1
-    assert smallest_of(KIND, many, [2, 1]) == 0
+    assert smallest_of(SCORE, few, [2, 1]) == 1
+    assert smallest_of(SCORE, many, [2, 1]) == 0
 
 
 def test_the_first_of_equals_is_chosen() -> None:
-    assert best_of(KIND, [measured(0.9), measured(0.9)]) == 0
-    assert smallest_of(KIND, [measured(0.9), measured(0.9)], [5, 5]) == 0
+    assert best_of(SCORE, [measured(0.9), measured(0.9)]) == 0
+    assert smallest_of(SCORE, [measured(0.9), measured(0.9)], [5, 5]) == 0
 
 
 def test_what_is_not_a_number_is_the_worst() -> None:
-    assert best_of(KIND, [measured(math.nan), measured(0.1)]) == 1
-    assert best_of(KIND, [measured(0.5, math.nan), measured(0.5, 3.0)]) == 1
-    assert best_of(KIND, [measured(math.nan, math.nan)]) == 0
+    assert best_of(SCORE, [measured(math.nan), measured(0.1)]) == 1
+    assert best_of(SCORE, [measured(0.5, math.nan), measured(0.5, 3.0)]) == 1
+    assert best_of(SCORE, [measured(math.nan, math.nan)]) == 0
 
 
 def test_where_nothing_could_be_measured_one_is_chosen() -> None:
     """All validation images are unreadable: there is no loss."""
-    assert best_of(KIND, [{"accuracy": 0.0, "images": 3}] * 2) == 0
+    assert best_of(SCORE, [{"accuracy": 0.0, "images": 3}] * 2) == 0

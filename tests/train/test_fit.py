@@ -98,6 +98,25 @@ def test_training_changes_no_other_bit(
     assert all(p.grad is None for p in model.trunk.parameters())
 
 
+# Classes of unequal size
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampler"])
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_balanced_classes_are_chosen_by_balanced_accuracy(
+    balance: str, cache: str, small_trunk: Path, photos: Path, tmp_path: Path
+) -> None:
+    for i in range(2, 20):
+        (photos / "train" / "light" / f"{i:02}.png").unlink()  # 2 are left, beside 20
+    splits, out = load(photos), tmp_path / "out.safetensors"
+    model = start(small_trunk, splits)
+    recipe = QUICK.but(steps=8, balance=balance, cache=cache)
+    result = engram.fit(model, "colours", splits, recipe, out=out)
+    assert "val_balanced_accuracy" in result.history[0]
+    assert result.metrics["val"]["balanced_accuracy"] >= 0.5
+    assert engram.inspect(out).recipe["balance"] == balance
+
+
 # What is written
 
 
@@ -116,7 +135,7 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     assert json.loads(json.dumps(header.metrics)) == json.loads(json.dumps(result.metrics))
     run = out.parent / "colours.run"
     names = {path.name for path in run.iterdir() if not path.name.startswith("events.out")}
-    assert names == {"history.csv", "history.svg", "finished.json", "lock"}
+    assert names >= {"history.csv", "history.svg", "finished.json", "lock"}
     assert any(path.name.startswith("events.out") for path in run.iterdir())  # TensorBoard's
     lines = (run / "history.csv").read_text().splitlines()
     assert lines[0] == "step,epoch,loss,lr,val_loss,val_accuracy,best_step"

@@ -39,7 +39,21 @@ def test_label_smoothing_is_that_of_torch(small_trunk: Path, colours: Path) -> N
     learner = Learner(model, "colours", Recipe(label_smoothing=0.2))
     logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
     expected = torch.nn.CrossEntropyLoss(label_smoothing=0.2, reduction="sum")(logits, labels)
-    assert torch.equal(learner.loss(logits, labels), expected)
+    assert learner.loss(logits, [(labels, None)]).item() == pytest.approx(expected.item())
+
+
+def test_class_weights_let_every_class_count_the_same(small_trunk: Path, colours: Path) -> None:
+    splits = load(colours)
+    learner = Learner(start(small_trunk, splits), "colours", Recipe(balance="weights"))
+    labels = torch.tensor([0] * 6 + [1] * 3)  # and no image of the third
+    learner.prepare(labels.numpy())
+    assert learner.weights is not None
+    assert learner.weights.tolist() == [0.75, 1.5, 0.0]
+    assert learner.weights[labels].mean() == 1
+    logits = torch.randn(9, 3)
+    expected = torch.nn.functional.cross_entropy(logits, labels, learner.weights, reduction="sum")
+    found = learner.loss(logits, [(labels, None)])
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_fp16_halves_its_scale_when_gradients_overflow(small_trunk: Path, colours: Path) -> None:
@@ -77,7 +91,7 @@ def test_a_restored_learner_goes_on_as_the_first_would_have(
     first = Learner(start(small_trunk, splits), "colours", recipe)
     for step in range(3):
         pushed(first, step)
-    first.record({"accuracy": 0.5, "loss": 1.0}, 3)
+    first.record({"accuracy": 0.5, "loss": 1.0, "images": 50}, 3)
     second = Learner(start(small_trunk, splits), "colours", recipe)
     kept = {name: value.clone() for name, value in first.tensors().items()}
     second.restore(kept, first.about())
@@ -109,13 +123,13 @@ def test_patience_counts_validations_without_a_better_score(
     learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
     seen = []
     for step, score in enumerate((0.5, 0.4, 0.6, 0.6, 0.1, 0.9)):
-        learner.record({"accuracy": score}, step)
+        learner.record({"accuracy": score, "loss": 1 - score, "images": 1000}, step)
         seen.append(learner.done)
     assert seen == [False, False, False, False, True, True]
     assert (learner.best_score, learner.best_step, learner.last_step) == (0.6, 2, 4)
     endless = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=0))
     for step in range(50):
-        endless.record({"accuracy": 0.5}, step)
+        endless.record({"accuracy": 0.5, "images": 50}, step)
     assert not endless.done
 
 
@@ -125,23 +139,34 @@ def test_of_equal_scores_the_lower_loss_is_better_but_only_a_clear_fall_is_worth
     learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
     waited = []
     for step, loss in enumerate((0.5, 0.4, 0.399, 0.398)):
-        learner.record({"accuracy": 1.0, "loss": loss}, step)
+        learner.record({"accuracy": 1.0, "loss": loss, "images": 50}, step)
         waited.append(learner.since_best)
     assert waited == [0, 0, 1, 2]
     assert learner.done
     assert (learner.best_step, learner.best_loss) == (3, 0.398)
     learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=2))
-    for step, metrics in enumerate(((0.5, 0.9), (0.4, 0.1), (0.49, 0.2), (0.48, 0.3))):
-        learner.record(dict(zip(("accuracy", "loss"), metrics, strict=True)), step)
+    for step, (score, loss) in enumerate(((0.5, 0.9), (0.4, 0.1), (0.49, 0.2), (0.48, 0.3))):
+        learner.record({"accuracy": score, "loss": loss, "images": 10_000}, step)
     assert learner.done  # a score that comes back to where it was has not risen
     assert learner.best_step == 0
 
 
+def test_one_answer_more_is_noise_and_the_lower_loss_is_kept(
+    small_trunk: Path, colours: Path
+) -> None:
+    learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=9))
+    kept = []
+    for step, (right, loss) in enumerate(((48, 0.9), (50, 0.8), (49, 0.3), (44, 0.1), (49, 0.4))):
+        learner.record({"accuracy": right / 50, "loss": loss, "images": 50}, step)
+        kept.append(learner.best_step)
+    assert kept == [0, 1, 2, 2, 2]
+
+
 def test_without_patience_the_last_weights_are_kept(small_trunk: Path, colours: Path) -> None:
     learner = Learner(start(small_trunk, load(colours)), "colours", Recipe(patience=0, ema=0))
-    learner.record({"accuracy": 0.9}, 1)
+    learner.record({"accuracy": 0.9, "images": 50}, 1)
     last = pushed(learner, 1)
-    learner.record({"accuracy": 0.1}, 2)
+    learner.record({"accuracy": 0.1, "images": 50}, 2)
     learner.finish(2, 2, 1)
     assert all(map(torch.equal, last, learner.parameters))
     assert learner.ending == Ending(2, 2, 1, kept=2, patience=0)

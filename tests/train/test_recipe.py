@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from tests.support.paths import ROOT
 
 from engram import EngramError, Recipe
+from engram.tasks.kinds import KINDS
 from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RATES, RECIPES, learning_rate
 
@@ -60,6 +62,25 @@ def test_a_value_out_of_range_is_a_sentence(setting: str, value: object, expecte
     with pytest.raises(EngramError) as caught:
         Recipe(**{setting: value})
     assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("multilabel", {"balance": "sampler"}, "balance is sampler, but multilabel can only"),
+        ("regression", {"balance": "weights"}, "balance is weights, but regression can only have"),
+        ("segmentation", {"balance": "weights"}, "can only have none."),
+        ("regression", {"label_smoothing": 0.1}, "regression learns from numbers"),
+        ("segmentation", {"mixup": 0.2}, "mixed pixels have none"),
+    ],
+)
+def test_what_makes_no_sense_for_a_kind_is_a_sentence(
+    kind: str, settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(EngramError) as caught:
+        Recipe(**settings).check_for(KINDS[kind])
+    assert expected in str(caught.value)
+    Recipe(**settings).check_for(KINDS["classification"])
 
 
 def test_an_unknown_setting_is_a_sentence() -> None:

@@ -36,7 +36,7 @@ class Given:
     unreadable: int = 0
     cache, contents, per_epoch, bad = "off", "", 3, {}
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
         yield from self._shares(0, 48)
 
     def validation(self, batches: int | None = None) -> Iterator[Share]:
@@ -73,7 +73,7 @@ def solver_of(trunk: ViT, kind: str, seen: Tensor, labels: Tensor, classes: int)
     model = MemoryViT(trunk)
     task = model.add_task("t", classes, regime="head", kind=kind)
     task.kind.prepare(task.head, labels[:48].numpy())
-    return Solver(Given(seen, labels), trunk, task, Team(), Recipe())
+    return Solver(Given(seen, labels), trunk, task, Team(), Recipe(), labels.numpy())
 
 
 def standardised(seen: Tensor, found: Solution) -> np.ndarray:
@@ -168,11 +168,25 @@ def test_unreadable_validation_images_count_as_wrong(trunk: ViT, seen: Tensor) -
     labels = seen[:, :3].argmax(1)
     task = MemoryViT(trunk).add_task("t", 3, regime="head")
     scores = [
-        Solver(Given(seen, labels, bad), trunk, task, Team(), Recipe()).best([0]).metrics
+        Solver(Given(seen, labels, bad), trunk, task, Team(), Recipe(), labels.numpy())
+        .best([0])
+        .metrics
         for bad in (0, 24)
     ]
     assert scores[1]["images"] == 48
     assert scores[1]["accuracy"] == pytest.approx(scores[0]["accuracy"] / 2)
+
+
+def test_a_solved_head_has_class_weights_in_place_of_a_sampler(trunk: ViT, seen: Tensor) -> None:
+    labels = (seen[:, 0] + seen[:, 1] > seen[:, 0].quantile(0.9)).long()
+    found = {}
+    for balance in ("none", "weights", "sampler"):
+        task = MemoryViT(trunk).add_task("t", 2, regime="head")
+        recipe = Recipe(balance=balance)
+        solver = Solver(Given(seen, labels), trunk, task, Team(), recipe, labels[:48].numpy())
+        found[balance] = solver.best([0])
+    assert torch.equal(found["weights"].weight, found["sampler"].weight)
+    assert not torch.equal(found["weights"].weight, found["none"].weight)
 
 
 # fit

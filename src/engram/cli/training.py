@@ -277,6 +277,11 @@ def _result_rows(result: AutoResult | Result | SweepResult, kind: Kind) -> list[
     for split, metrics in result.metrics.items():
         score = f"{kind.shown(metrics[kind.score])} of {metrics['images']:,}"
         rows.append((f"{split} {kind.title}", score))
+        even = metrics.get("balanced_accuracy", metrics[kind.score])
+        if abs(even - metrics[kind.score]) >= 0.01:  # classes of unequal size
+            rows.append(
+                (f"{split} balanced accuracy", f"{kind.shown(even)}, the mean over classes")
+            )
         if metrics.get("deviation"):
             spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))
@@ -296,7 +301,8 @@ def _sweep_description(result: SweepResult, kind: Kind, report: str) -> Descript
         )
         for setting in result.settings
     )
-    columns = ("lr", "cells", "weight decay", f"validation {kind.title}", "")
+    score = kind.title_of(result.best.measure)
+    columns = ("lr", "cells", "weight decay", f"validation {score}", "")
     rows = [*_result_rows(result, kind), ("report", report)]
     return Description({**result.to_dict(), "report": report}, rows, columns, table)
 

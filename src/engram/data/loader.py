@@ -35,6 +35,34 @@ def shuffled(count: int, seed: int, epoch: int) -> Integers:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
+def balanced(labels: Integers, seed: int, epoch: int) -> Integers:
+    """As many samples as there are, every class equally often, in random order.
+
+    The samples of a class are all taken before one is repeated. Where the classes do not divide
+    the number, chance decides which get one more.
+    """
+    random = np.random.default_rng([seed, epoch])
+    classes = random.permutation(np.unique(labels))
+    taken = []
+    for place, label in enumerate(classes):
+        count = (len(labels) + len(classes) - 1 - place) // len(classes)
+        own = np.flatnonzero(labels == label)
+        rounds = [random.permutation(own) for _ in range(-(-count // len(own)))]
+        taken.append(np.concatenate(rounds)[:count])
+    return random.permutation(np.concatenate(taken))
+
+
+def _occurrences(order: Integers) -> Integers:
+    """How often each sample came before in this order: 0 where none is repeated."""
+    by_sample = np.argsort(order, kind="stable")
+    found = order[by_sample]
+    first = np.flatnonzero(np.diff(found, prepend=-1))  # of each sample, in sorted order
+    lengths = np.diff(np.append(first, len(order)))
+    occurrences = np.empty(len(order), dtype=np.int64)
+    occurrences[by_sample] = np.arange(len(order)) - np.repeat(first, lengths)
+    return occurrences
+
+
 class Batch(NamedTuple):
     """Images as uint8 (B, H, W, 3), or as a user's transform returned them, with their labels.
 
@@ -50,7 +78,8 @@ class Batch(NamedTuple):
     failed: torch.Tensor
 
 
-_Job: TypeAlias = tuple[int, Integers]  # an epoch, and the samples of one batch
+#: An epoch, the samples of one batch, and how often each of them came before in the epoch.
+_Job: TypeAlias = tuple[int, Integers, Integers]
 
 
 @dataclass
@@ -166,11 +195,13 @@ class Loader:
         starts = range(0, len(order), self.batch_size)
         if self._drop_last:
             starts = starts[: len(order) // self.batch_size]
+        occurrences = _occurrences(order)
+
+        def share(of: Integers, start: int) -> Integers:
+            return of[start : start + self.batch_size][self._rank :: self._world]
+
         return self._read(
-            [
-                (epoch, order[start : start + self.batch_size][self._rank :: self._world])
-                for start in starts[skip:]
-            ]
+            [(epoch, share(order, start), share(occurrences, start)) for start in starts[skip:]]
         )
 
     def _read(self, jobs: list[_Job]) -> Iterator[Batch]:
@@ -270,14 +301,16 @@ class _Reader:
     only: str = ""
 
     def __getitem__(self, job: _Job) -> Any:
-        epoch, samples = job
+        epoch, samples, occurrences = job
         views, masks, good, failures = [], [], [], []
         with_masks = self.dataset.masks is not None and self.only != "images"
         try:
-            for i in samples.tolist():
+            for i, before in zip(samples.tolist(), occurrences.tolist(), strict=True):
+                # An image that is repeated within an epoch has another view each time.
+                seed = [self.seed, epoch, i, *([before] if before else [])]
                 try:
-                    view = self._view(epoch, i) if self.only != "masks" else None
-                    mask = self._mask(epoch, i) if with_masks else None
+                    view = self._view(seed, i) if self.only != "masks" else None
+                    mask = self._mask(seed, i) if with_masks else None
                     good.append(i)
                 except BadImage as error:
                     failures.append((i, str(error)))
@@ -289,29 +322,28 @@ class _Reader:
         except EngramError as error:  # raised in a worker, it would arrive as a traceback
             return str(error)
 
-    def _view(self, epoch: int, i: int) -> npt.NDArray[Any]:
+    def _view(self, seed: list[int], i: int) -> npt.NDArray[Any]:
         source, name = self.dataset.read(i), self.dataset.sample_name(i)
         if self.transform is None:
-            rng = np.random.default_rng([self.seed, epoch, i])
             return training_view(
                 source,
                 self.preprocessing,
-                rng,
+                np.random.default_rng(seed),
                 self.augment,
                 flip=self.flip,
                 min_area=self.min_area,
                 name=name,
             )
         image = read_image(source, name=name)
-        with _seeded([self.seed, epoch, i]):
+        with _seeded(seed):
             return np.asarray(self.transform(image))
 
-    def _mask(self, epoch: int, i: int) -> npt.NDArray[np.uint8]:
+    def _mask(self, seed: list[int], i: int) -> npt.NDArray[np.uint8]:
         """The view of the mask that `_view` is of the image."""
         return mask_view(
             self.dataset.mask(i),
             self.preprocessing,
-            np.random.default_rng([self.seed, epoch, i]),
+            np.random.default_rng(seed),
             self.augment,
             flip=self.flip,
             min_area=self.min_area,

@@ -54,8 +54,9 @@ def evaluate(
 
     Returns:
         The metrics of the task's kind, the `loss`, and the `unreadable` images. Classification has
-        `accuracy`, `top5`, `macro_f1` and `ece`; multilabel `map`, `macro_f1` and `micro_f1`;
-        regression `mae`, `r2` and `rmse`; segmentation `miou` and `pixel_accuracy`.
+        `accuracy`, `balanced_accuracy`, `top5`, `macro_f1` and `ece`; multilabel `map`, `macro_f1`
+        and `micro_f1`; regression `mae`, `r2` and `rmse`; segmentation `miou` and
+        `pixel_accuracy`.
 
     Raises:
         EngramError: The data cannot be read, or does not have the classes of the task.

@@ -26,6 +26,7 @@ from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
 
 _METRICS = {  # their names for people
+    "balanced_accuracy": "balanced accuracy",
     "top5": "top 5",
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
@@ -65,7 +66,8 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         table = Table(columns, rows, _TRIED, highlighted=kept)
         contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
-        charts = Charts(learning_curves(part.history, kind.title))
+        score = kind.title_of(validation_metric(part.history[0]))
+        charts = Charts(learning_curves(part.history, score))
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += FINDINGS[kind.name](model, answers)
@@ -118,7 +120,8 @@ def _sizes(spec: TaskSpec) -> list[tuple[str, str]]:
 
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
     """The settings of a sweep, the best first."""
-    key = f"val_{validation_metric(settings[0])}"
+    metric = validation_metric(settings[0])
+    key, title = f"val_{metric}", kind.title_of(metric)
     shown = sorted(settings, key=lambda setting: -setting[key])[: 2 * MAX_CLASSES]
     rows = [
         (
@@ -130,8 +133,8 @@ def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
         )
         for setting in shown
     ]
-    note = f"The best first, by validation {kind.title}."
+    note = f"The best first, by validation {title}."
     if len(shown) < len(settings):
-        note = f"The best {len(shown)} of {len(settings)}, by validation {kind.title}."
-    columns = ("learning rate", "cells", "weight decay", f"validation {kind.title}", "seeds")
+        note = f"The best {len(shown)} of {len(settings)}, by validation {title}."
+    columns = ("learning rate", "cells", "weight decay", f"validation {title}", "seeds")
     return Table(columns, rows, note, highlighted=0)

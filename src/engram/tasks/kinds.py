@@ -19,7 +19,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from engram.images.masks import mask_png
 from engram.tasks import metrics
 from engram.tasks.heads import MaskHead, NumberHead, Settled, TaskHead
 from engram.tasks.metrics import Pairs
+
+#: What the classes count for in the loss, as `Kind.class_weights` returns it; None: the same.
+Weights: TypeAlias = Tensor | None
 
 IGNORED = 255  # in a batch of masks: a pixel that counts nowhere
 
@@ -45,6 +48,9 @@ class Kind(ABC):
     least = 1  # classes
     settled: tuple[str, ...] = ()  # tensors of the head that are found, not trained
     per_pixel = False  # read from the trunk's patches: labels are masks
+    balances: tuple[str, ...] = ()  # how classes of unequal size can be balanced
+    smooths = True  # whether labels can be smoothed
+    mixes = True  # whether two images, and the losses of their labels, can be mixed
 
     def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
         return TaskHead(width, classes, mlp, self.settled)
@@ -71,6 +77,14 @@ class Kind(ABC):
         """The metric that chooses between epochs, settings and seeds: more is better."""
         return self.columns[0]
 
+    def score_with(self, balance: str) -> str:
+        """The metric that chooses where training balances the classes."""
+        return self.score
+
+    def title_of(self, metric: str) -> str:
+        """What a metric is called in a sentence."""
+        return self.title if metric == self.score else metric.replace("_", " ")
+
     def shown(self, score: float) -> str:
         """The score for people."""
         return f"{score:.4f}"
@@ -81,8 +95,14 @@ class Kind(ABC):
         """Before training: take from the training labels what has to be known of them."""
 
     @abstractmethod
-    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
-        """The sum over images: what several processes and parts of a batch add up to."""
+    def losses(
+        self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
+    ) -> Tensor:
+        """The loss of each image."""
+
+    def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
+        """What each class counts for in the loss, so that all count the same in the end."""
+        raise NotImplementedError(f"{self.name} has no balance")
 
     def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
         """After training: take from the answers on the validation split what is found there."""
@@ -120,14 +140,26 @@ class Kind(ABC):
 
 class Classification(Kind):
     name = "classification"
-    columns = ("accuracy", "top5", "macro_f1", "ece", "loss")
+    columns = ("accuracy", "balanced_accuracy", "top5", "macro_f1", "ece", "loss")
     title = "accuracy"
+    balances = ("weights", "sampler")
+
+    def score_with(self, balance: str) -> str:
+        return self.score if balance == "none" else "balanced_accuracy"
 
     def shown(self, score: float) -> str:
         return f"{score:.2%}"
 
-    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
-        return F.cross_entropy(outputs.float(), labels, reduction="sum", label_smoothing=smoothing)
+    def losses(
+        self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
+    ) -> Tensor:
+        lost = F.cross_entropy(outputs.float(), labels, reduction="none", label_smoothing=smoothing)
+        return lost if weights is None else lost * weights[labels]
+
+    def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
+        """The mean over the images is 1, and every class that occurs has the same sum."""
+        counts = torch.from_numpy(np.bincount(labels, minlength=classes)).float()
+        return torch.where(counts > 0, len(labels) / (counts > 0).sum() / counts, 0.0)
 
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
@@ -147,12 +179,22 @@ class Multilabel(Kind):
     columns = ("map", "macro_f1", "micro_f1", "loss")
     title = "mean average precision"
     settled = ("thresholds",)
+    balances = ("weights",)
 
-    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+    def losses(
+        self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
+    ) -> Tensor:
         """Of every class by itself, averaged over the classes."""
         target = labels.float() * (1 - smoothing) + 0.5 * smoothing
-        lost = F.binary_cross_entropy_with_logits(outputs.float(), target, reduction="none")
-        return lost.mean(1).sum()
+        lost = F.binary_cross_entropy_with_logits(
+            outputs.float(), target, reduction="none", pos_weight=weights
+        )
+        return lost.mean(1)
+
+    def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
+        """Of each class, what an image that has it counts for: as much as all that have not."""
+        having = torch.from_numpy(np.asarray(labels, dtype=np.float64).sum(0)).float()
+        return torch.where(having > 0, (len(labels) - having) / having, 1.0).clamp(min=1e-3)
 
     def settle(self, head: TaskHead, kept: Pairs) -> None:
         pairs = list(kept)
@@ -192,6 +234,7 @@ class Regression(Kind):
     columns = ("r2", "mae", "rmse", "loss")
     title = "R²"
     settled = ("mean", "std")
+    smooths = False
 
     def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
         return NumberHead(width, classes, mlp, self.settled)
@@ -202,10 +245,12 @@ class Regression(Kind):
         head.settled["mean"].copy_(torch.from_numpy(labels.mean(0)))
         head.settled["std"].copy_(torch.from_numpy(std))
 
-    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
+    def losses(
+        self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
+    ) -> Tensor:
         """Squared errors of the standardised numbers, averaged over the numbers."""
         error = (outputs.float() - labels.float()) / head.settled["std"].float()
-        return error.square().mean(1).sum()
+        return error.square().mean(1)
 
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.regression_metrics(kept, settled["std"].double().cpu())
@@ -225,6 +270,7 @@ class Segmentation(Kind):
     title = "mean IoU"
     least = 2
     per_pixel = True
+    mixes = False
 
     def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
         return MaskHead(width, classes, mlp, masked)
@@ -243,8 +289,10 @@ class Segmentation(Kind):
     def tokens(self, classes: int, masked: bool) -> int:
         return classes if masked else 1
 
-    def loss(self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float) -> Tensor:
-        return self._losses(outputs, labels, smoothing).sum()
+    def losses(
+        self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
+    ) -> Tensor:
+        return self._losses(outputs, labels, smoothing)
 
     def _losses(self, outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Of each picture: the mean over its pixels that count; 0 where none does."""

@@ -26,12 +26,14 @@ def _joined(pairs: Pairs) -> tuple[Tensor, Tensor] | None:
 def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any]:
     """Metrics from (logits, labels) pairs; every unreadable image is one more wrong answer.
 
-    accuracy; top5 (from six classes on); macro_f1, the mean over classes that occur as label or
-    answer; ece, the expected calibration error over 15 bins of equal width; loss.
+    accuracy; balanced_accuracy, the mean over classes that occur as label of the share of their
+    images that is answered right, without unreadable ones; top5 (from six classes on); macro_f1,
+    the mean over classes that occur as label or answer; ece, the expected calibration error over 15
+    bins of equal width; loss.
     """
     pair = _joined(answers)
     if pair is None:
-        return {"accuracy": 0.0, "images": unreadable}
+        return {"accuracy": 0.0, "balanced_accuracy": 0.0, "images": unreadable}
     logits, labels = pair
     images = len(labels) + unreadable
     classes = logits.shape[1]
@@ -48,6 +50,7 @@ def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any
     hits = torch.bincount(labels[right], minlength=classes)
     predicted = torch.bincount(answer, minlength=classes)
     true = torch.bincount(labels, minlength=classes)
+    metrics["balanced_accuracy"] = (hits / true)[true > 0].mean().item()
     seen = (predicted + true) > 0
     metrics["macro_f1"] = (2 * hits[seen] / (predicted + true)[seen]).mean().item()
     bins = (probability * 15).long().clamp(max=14)

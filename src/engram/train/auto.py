@@ -80,13 +80,15 @@ class AutoResult(RunResult):
 
     tried: tuple[Tried, ...]
     history: Sequence[Mapping[str, float]]
+    measured_by: str = "accuracy"  # the metric that chose
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "tried": [one.to_dict() for one in self.tried]}
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """What was tried, the best first: columns and rows, for people."""
-        columns = ("tried", "lr", "epochs", "parameters", f"validation {kind.title}", "")
+        score = kind.title_of(self.measured_by)
+        columns = ("tried", "lr", "epochs", "parameters", f"validation {score}", "")
         tried = sorted(self.tried, key=lambda one: (-one.score, one.parameters))
         return columns, tuple(
             (
@@ -189,6 +191,7 @@ def auto(
             "history": training.history,
             "tried": [one.to_dict() for one in tried],
             "ending": chosen.ending and asdict(chosen.ending),
+            "measured_by": portfolio.measured_by,
         }
         if run is not None and team.main:
             record = training_record(portfolio.recipe.but(lr=chosen.lr), splits, chosen.ending)
@@ -254,6 +257,8 @@ class Portfolio:
     ) -> None:
         self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
         self.settings, self.kind = settings, KINDS[splits.kind]
+        recipe.check_for(self.kind)
+        self.measured_by = self.kind.score_with(recipe.balance)
         self.solves = not settings.extends and not self.kind.per_pixel
         regimes = self._regimes(model)
         model.check(splits.task_spec(name, replace(settings, regime=regimes[0])))
@@ -314,13 +319,13 @@ class Portfolio:
                 others.append(self._averaged(training, learner, solved))
         finished = [one for one in trained if one.name not in training.dropped] + others
         sizes = [self._size(one) for one in finished]
-        chosen = finished[smallest_of(self.kind, [one.metrics for one in finished], sizes)]
+        chosen = finished[smallest_of(self.measured_by, [one.metrics for one in finished], sizes)]
         tried = [
             Tried(
                 regime=self.model.task(one.name).spec.regime,
                 lr=one.lr,
                 parameters=self._size(one),
-                score=float(one.metrics[self.kind.score]),
+                score=float(one.metrics[self.measured_by]),
                 how=one.how,
                 epochs=one.epochs,
                 kept=one is chosen,
@@ -337,7 +342,8 @@ class Portfolio:
         progress("solving", 0, 2, "")
         task = self.model.task(self._add("head"))
         self.kind.prepare(task.head, self.splits["train"].labels)
-        solver = Solver(training.feed, self.model.trunk, task, self.team, self.recipe)
+        labels = self.splits["train"].labels
+        solver = Solver(training.feed, self.model.trunk, task, self.team, self.recipe, labels)
         found = []
         for regime, layers in (("head", (0,)), ("readout", solver.depths)):
             solution = solver.best(layers)
@@ -359,7 +365,7 @@ class Portfolio:
             learner = Learner(self.model, average, self.recipe)
             training.measure([learner])
             made.append(Candidate(average, learner.metrics, "averaged", ending=side.ending))
-        return made[best_of(self.kind, [one.metrics for one in made])]
+        return made[best_of(self.measured_by, [one.metrics for one in made])]
 
 
 def _average(model: MemoryViT, called: str, side: str, solution: Solution) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Dataset, Integers, Splits
-from engram.data.loader import Loader, Transform, shuffled
+from engram.data.loader import Loader, Transform, balanced, shuffled
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.model import MemoryViT
@@ -52,8 +52,11 @@ class Feed(Protocol):
     def bad(self) -> dict[str, str]:
         """Pictures that could not be read so far, with the reason."""
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
-        """The training batches of an epoch, from batch `skip` on."""
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+        """The training batches of an epoch, from batch `skip` on.
+
+        Not `balanced`: every image once, also where the recipe has a sampler.
+        """
 
     def validation(self, batches: int | None = None) -> Iterator[Share]:
         """The validation images, or only the first batches of them."""
@@ -92,6 +95,12 @@ class FeedPlan:
     def per_epoch(self) -> int:
         """Optimiser steps in an epoch."""
         return -(-len(self.train) // self.recipe.batch)
+
+    def order(self, epoch: int, even: bool) -> Integers:
+        """The training samples of an epoch; `even` where a sampler may balance the classes."""
+        if even and self.recipe.balance == "sampler":
+            return balanced(self.train.labels, self.recipe.data_seed, epoch)
+        return shuffled(len(self.train), self.recipe.data_seed, epoch)
 
     @property
     def only_pooled(self) -> bool:
@@ -137,7 +146,7 @@ class TrunkFeed:
     def __init__(self, plan: FeedPlan) -> None:
         self.model, self.team = plan.model, plan.team
         self.preprocessing = plan.model.preprocessing
-        self.per_epoch = plan.per_epoch
+        self.per_epoch, self._order = plan.per_epoch, plan.order
 
         def loader(dataset: Dataset, mode: str) -> Loader:
             return Loader(
@@ -161,8 +170,9 @@ class TrunkFeed:
     def bad(self) -> dict[str, str]:
         return {**self._train.bad, **self._val.bad}
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
-        for found in self._train.epoch(epoch, skip=skip):
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+        order = self._order(epoch, balanced)
+        for found in self._train.epoch(epoch, skip=skip, samples=order):
             yield Share(found.images, found.labels, len(found.failed))
 
     def validation(self, batches: int | None = None) -> Iterator[Share]:
@@ -303,9 +313,8 @@ class CacheFeed:
             return torch.zeros(0, height, width, dtype=torch.uint8)
         return torch.frombuffer(masks, dtype=torch.uint8).view(-1, height, width)
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Share]:
-        cache = self.views[epoch % len(self.views)]
-        order = shuffled(len(self.train), self.recipe.data_seed, epoch)
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+        cache, order = self.views[epoch % len(self.views)], self.plan.order(epoch, balanced)
         yield from self._shares(cache, self.train, self._train_contents, order, skip)
 
     def validation(self, batches: int | None = None) -> Iterator[Share]:

@@ -85,6 +85,12 @@ def fit(
     splits = data if isinstance(data, Splits) else load(data, like=task.spec)
     splits = splits.with_validation(recipe.val_share, recipe.data_seed)
     check_fits(task.spec, splits, same_ignore=True)
+    recipe.check_for(task.kind)
+    if recipe.mixup and task.spec.parts.moments:
+        raise EngramError(
+            f"mixup is {recipe.mixup:g}, but {task.spec.regime} is solved from all images at once, "
+            "without batches whose images could be mixed; leave it out, or train another regime."
+        )
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
@@ -106,7 +112,7 @@ def fit(
         training.prepare(transform)
         training.begin(identity)
         if task.spec.parts.moments:
-            solve_task(model, name, training.feed, team, recipe)
+            solve_task(model, name, training.feed, team, recipe, splits["train"].labels)
             learner = Learner(model, name, recipe)
             training.measure([learner])
         else:

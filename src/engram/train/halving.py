@@ -43,7 +43,7 @@ class Halving(Training):
         self._drop_all_but(names)
 
     def _best(self, learners: Sequence[Learner]) -> str:
-        at = best_of(learners[0].task.kind, [learner.metrics for learner in learners])
+        at = best_of(learners[0].measured_by, [learner.metrics for learner in learners])
         return learners[at].name
 
     def _drop_all_but(self, names: Sequence[str]) -> None:

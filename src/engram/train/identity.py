@@ -30,6 +30,8 @@ def identity_of(
     free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
+    later = {"balance": "none", "mixup": 0.0}  # absent from runs of earlier versions, if off
+    free |= {name for name, off in later.items() if getattr(recipe, name) == off}
     config, preprocessing = model.trunk.config, model.preprocessing
     parents = {parent for spec, _, _ in tasks for parent in spec.extends}
     decides: dict[str, Any] = {

@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engram.model import MemoryViT
+from engram.train.choice import noise
+from engram.train.mixup import Targets
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
 
@@ -32,6 +35,8 @@ class Learner:
         self.name, self.recipe = name, recipe
         self.task = model.task(name)
         self.lr = lr or learning_rate(recipe, self.task.spec.regime)
+        self.measured_by = self.task.kind.score_with(recipe.balance)
+        self.weights: Tensor | None = None  # of the classes, where the recipe balances them so
         self.parameters = list(self.task.parameters())
         decay = self.weight_decay = recipe.weight_decay if decay is None else decay
         if recipe.optimizer == "adamw":
@@ -45,6 +50,7 @@ class Learner:
         self.average = [p.detach().clone() for p in self.parameters] if recipe.ema else None
         self.best: list[Tensor] | None = None
         self.best_score, self.best_loss, self.best_step = -math.inf, math.inf, 0
+        self.top_score = self.enough = -math.inf  # the highest score, and what differs by noise
         self.since_best, self.last_step = 0, 0  # validations since it got better; when last asked
         self.level = [-math.inf, math.inf]  # score and loss when each last got clearly better
         self.ending: Ending | None = None
@@ -57,9 +63,22 @@ class Learner:
         """Whether patience has run out."""
         return 0 < self.recipe.patience <= self.since_best
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def prepare(self, labels: npt.NDArray[Any]) -> None:
+        """Take from the training labels what has to be known of them."""
+        kind = self.task.kind
+        kind.prepare(self.task.head, labels)
+        if self.recipe.balance == "weights":
+            device = self.task.head.weight.device
+            self.weights = kind.class_weights(labels, len(self.task.spec.classes)).to(device)
+
+    def loss(self, outputs: Tensor, targets: Targets) -> Tensor:
         """The sum over images: what several processes and parts of a batch add up to."""
-        return self.task.kind.loss(logits, labels, self.task.head, self.recipe.label_smoothing)
+        head, smoothing = self.task.head, self.recipe.label_smoothing
+        total = outputs.new_zeros((), dtype=torch.float32)
+        for labels, share in targets:
+            lost = self.task.kind.losses(outputs, labels, head, smoothing, self.weights)
+            total = total + (lost if share is None else lost * share).sum()
+        return total
 
     def step(self, step: int, steps: int) -> None:
         """Clip, update, average. The gradients are means over the batch by now."""
@@ -96,12 +115,13 @@ class Learner:
     @property
     def score(self) -> float:
         """The metric that chooses, as last measured."""
-        return float(self.metrics[self.task.kind.score])
+        return float(self.metrics[self.measured_by])
 
     def record(self, metrics: dict[str, Any], step: int) -> None:
         """Record a validation; a learner whose patience has run out keeps its best weights.
 
-        The best has the highest score and, of several with the same, the lowest loss.
+        The best has the lowest loss among those whose score is the highest, but for noise: one
+        image more that is answered right is no reason to prefer weights of an early epoch.
         """
         self.metrics = metrics
         if self.done:
@@ -112,7 +132,11 @@ class Learner:
         self.level = [score if rises else self.level[0], loss if falls else self.level[1]]
         if rises or falls:
             self.since_best = 0
-        if (score, -loss) > (self.best_score, -self.best_loss):
+        if score > self.top_score:
+            images = max(1, int(metrics["images"]))
+            margin = max(noise(self.measured_by, metrics), 1.01 / images)
+            self.top_score, self.enough = score, score - margin
+        if score >= self.enough and (self.best_score < self.enough or loss < self.best_loss):
             self.best_score, self.best_loss, self.best_step = score, loss, step
             if self.recipe.patience:
                 self.best = [p.detach().clone() for p in self.parameters]
@@ -176,5 +200,6 @@ class Learner:
             setattr(self, name, value)
 
     def about(self) -> dict[str, Any]:
-        best = ("best_score", "best_loss", "best_step", "since_best", "last_step", "level")
-        return {name: getattr(self, name) for name in (*best, "metrics", "scale", "since_scaled")}
+        names = ["best_score", "best_loss", "best_step", "top_score", "enough", "level"]
+        names += ["since_best", "last_step", "metrics", "scale", "since_scaled"]
+        return {name: getattr(self, name) for name in names}

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
 from engram.tasks.settings import TaskSettings
@@ -16,6 +16,9 @@ from engram.util.files import write_atomically
 from engram.util.settings import check, setting
 from engram.util.text import nearest, utf8
 from engram.util.toml import read_toml, to_toml
+
+if TYPE_CHECKING:
+    from engram.tasks.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,14 @@ class Recipe:
         "cosine", "learning-rate schedule after the warm-up", choices=("cosine", "constant")
     )
     label_smoothing: float = setting(0.0, "label smoothing", below=1)
+    mixup: float = setting(
+        0.0, "alpha of mixup: images are mixed in pairs, by shares from Beta(alpha, alpha); 0: none"
+    )
+    balance: str = setting(
+        "none",
+        "what evens out classes of unequal size: weights in the loss, or a sampler of batches",
+        choices=("none", "weights", "sampler"),
+    )
     ema: float = setting(
         0.98, "decay of the moving average of the weights, which is validated; 0: none", below=1
     )
@@ -106,6 +117,22 @@ class Recipe:
         if unknown:
             raise EngramError(f"A recipe has no setting {', '.join(unknown)}.")
         return dataclasses.replace(self, **changes)
+
+    def check_for(self, kind: Kind) -> None:
+        """Refuse with an EngramError what makes no sense for a kind of task."""
+        if self.balance != "none" and self.balance not in kind.balances:
+            can = " or ".join(("none", *kind.balances))
+            raise EngramError(f"balance is {self.balance}, but {kind.name} can only have {can}.")
+        if self.label_smoothing and not kind.smooths:
+            raise EngramError(
+                f"label_smoothing is {self.label_smoothing:g}, but {kind.name} learns from "
+                "numbers, which cannot be smoothed; leave it out."
+            )
+        if self.mixup and not kind.mixes:
+            raise EngramError(
+                f"mixup is {self.mixup:g}, but in {kind.name} every pixel has a label of its own, "
+                "and mixed pixels have none; leave it out."
+            )
 
     def steps_between_evaluations(self, steps: int, per_epoch: int) -> int:
         """After how many of `steps` in all a validation follows, with `per_epoch` in an epoch."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -71,11 +72,26 @@ class _Kept:
 class Solver:
     """Solves heads for one task from the batches of a feed.
 
-    `task` is a task for this data: it says the kind, and its head settles what that needs.
+    `task` is a task for this data: it says the kind, and its head settles what that needs. `labels`
+    are those of all training images. Where the recipe balances classes, by weights or a sampler,
+    the loss has weights: a solver takes no batches, and a sampler has the same mean.
     """
 
-    def __init__(self, feed: Feed, trunk: ViT, task: Task, team: Team, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        trunk: ViT,
+        task: Task,
+        team: Team,
+        recipe: Recipe,
+        labels: npt.NDArray[Any],
+    ) -> None:
         self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
+        self.measured_by = task.kind.score_with(recipe.balance)
+        self.weights: Tensor | None = None
+        if recipe.balance != "none":
+            weights = task.kind.class_weights(labels, len(task.spec.classes))
+            self.weights = weights.to(team.device)
         passes = max(1, recipe.views)
         self.width, depth = trunk.config.width, trunk.config.depth
         self.steps = depth + 1
@@ -83,7 +99,7 @@ class Solver:
 
         def train() -> Iterator[tuple[Tensor, Tensor]]:
             for epoch in range(passes):
-                yield from _moments(feed, feed.epoch(epoch, 0))
+                yield from _moments(feed, feed.epoch(epoch, 0, balanced=False))
 
         first = next(iter(train()), None)
         size = 0 if first is None else first[0].numel() * 2 * feed.per_epoch * passes
@@ -135,7 +151,7 @@ class Solver:
             for penalty, found in self._path(count, alpha, few)
         ]
         scores = [self._metrics(self._fold(found, c, a)) for c, a, _, found in tried]
-        at = best_of(self.task.kind, scores)
+        at = best_of(self.measured_by, scores)
         count, alpha, penalty, found = tried[at]
         if few is not self.train:
             found = self._solve(found, count, alpha, penalty, self.train)
@@ -199,7 +215,8 @@ class Solver:
             for moments, labels in batches:
                 seen = (moments[:, : weight.shape[1]].to(mean) - mean) * scale
                 outputs = head.finish(F.linear(seen, weight, bias))
-                loss = kind.loss(outputs, labels.to(mean.device), head, smoothing)
+                labels = labels.to(mean.device)
+                loss = kind.losses(outputs, labels, head, smoothing, self.weights).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
             lost, count = self._averaged([weight, bias], lost, count)
@@ -245,10 +262,17 @@ class Solver:
         return kind.metrics(kept, own.settled, self.unreadable)
 
 
-def solve_task(model: MemoryViT, name: str, feed: Feed, team: Team, recipe: Recipe) -> None:
+def solve_task(
+    model: MemoryViT,
+    name: str,
+    feed: Feed,
+    team: Team,
+    recipe: Recipe,
+    labels: npt.NDArray[Any],
+) -> None:
     """Solve a `readout` task of the model, which then sees as many layers as validation chose."""
     task = model.task(name)
-    solver = Solver(feed, model.trunk, task, team, recipe)
+    solver = Solver(feed, model.trunk, task, team, recipe, labels)
     solution = solver.best(solver.depths)
     if solution.layers != task.spec.layers:
         task = model.swap(replace(task.spec, layers=solution.layers))

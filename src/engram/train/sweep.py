@@ -120,6 +120,7 @@ def sweep(
     recipe, team = recipe or Recipe(), team or Team()
     variants = Grid(lrs, cells, weight_decays, seeds).variants(recipe, regime)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
+    recipe.check_for(KINDS[whole.kind])
     if refit and whole.val is not None:
         raise EngramError(
             "refit uses the validation images that were taken from the training data, but "
@@ -142,7 +143,7 @@ def sweep(
             model.attach(run.out)
             return _result(model, name, run, finished)
         trained, unreadable = workshop.train(variants, run, progress, told)
-        settings = _by_setting(variants, trained, splits.kind)
+        settings = _by_setting(variants, trained)
         best = max(settings, key=lambda setting: setting.mean)
         variant, chosen = _best_seed(variants, trained, best)
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
@@ -198,14 +199,12 @@ def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {k: v[0] if len(v) == 1 else list(v) for k, v in grid.items() if v}
 
 
-def _by_setting(
-    variants: Sequence[Variant], trained: Sequence[Trained], kind: str
-) -> list[Setting]:
+def _by_setting(variants: Sequence[Variant], trained: Sequence[Trained]) -> list[Setting]:
     """Every setting with the scores of its seeds."""
     found: dict[Setting, list[float]] = {}
     for variant, one in zip(variants, trained, strict=True):
         found.setdefault(variant.setting, []).append(one.score)
-    measure = KINDS[kind].score
+    measure = trained[0].measured_by
     return [replace(s, scores=tuple(values), measure=measure) for s, values in found.items()]
 
 

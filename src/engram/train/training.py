@@ -17,6 +17,7 @@ from engram.model import MemoryViT
 from engram.train.callbacks import Callbacks, nobody
 from engram.train.feeds import Feed, Share, open_feed
 from engram.train.learner import Learner
+from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.trainable import train_only
@@ -111,7 +112,7 @@ class Training:
         self.model.to(self.team.device).train()
         train_only(self.model, *self.names)
         for learner in self.learners:
-            learner.task.kind.prepare(learner.task.head, self.splits["train"].labels)
+            learner.prepare(self.splits["train"].labels)
         self.feed = open_feed(
             self.model, self.names, self.splits, self.recipe, self.team, transform, self.progress
         )
@@ -184,10 +185,9 @@ class Training:
         learners, device = self.learners, self.team.device
         losses = torch.zeros(len(learners), device=device)
         scales = torch.tensor([one.scale for one in learners], device=device)
-        for inputs, labels in share.split(self.recipe.micro_batch):
+        for inputs, targets in parts(share, self.recipe.micro_batch, self._mixup(share), device):
             outputs = self._outputs(inputs, self.names)
-            labels = labels.to(device)
-            each = torch.stack([one.loss(outputs[one.name], labels) for one in learners])
+            each = torch.stack([one.loss(outputs[one.name], targets) for one in learners])
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
             losses += each.detach()
         sums = [float(len(share.labels)), float(share.failed), float(stop.asked), *losses.tolist()]
@@ -205,6 +205,13 @@ class Training:
         note = f"loss {float(self.losses.sum()) / max(1, self.seen):.3f}"
         self.progress("training", self.step, self.steps, note)
         return bool(asked)
+
+    def _mixup(self, share: Share) -> Mixup | None:
+        """Depends on the seed, the step and the process alone, so that a resumed run repeats it."""
+        if not self.recipe.mixup:
+            return None
+        seed = [self.recipe.data_seed, self.step, self.team.rank, self.team.world]
+        return Mixup.drawn(len(share.labels), self.recipe.mixup, seed)
 
     def _outputs(self, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         with torch.autocast(self.team.device.type, self.dtype, self.dtype != torch.float32):
@@ -261,7 +268,7 @@ class Training:
         """One row of the history; of several learners, the best."""
         best = max(range(len(self.learners)), key=lambda i: self.learners[i].score)
         learner = self.learners[best]
-        metrics, score = learner.metrics, learner.task.kind.score
+        metrics, score = learner.metrics, learner.measured_by
         return {
             "step": self.step,
             "epoch": round(self.step / self.feed.per_epoch, 3),

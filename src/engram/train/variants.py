@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -126,10 +126,11 @@ class Trained:
     metrics: dict[str, Any]
     engram: Engram
     ending: Ending | None
+    measured_by: str  # the metric that chooses
 
     @property
     def score(self) -> float:
-        return float(self.metrics[self.engram.spec.does.score])
+        return float(self.metrics[self.measured_by])
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Workshop:
             callbacks=callbacks,
         )  # fmt: skip
         trained = [
-            Trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
+            self._trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
             for one in learners
         ]
         return trained, unreadable
@@ -244,14 +245,14 @@ class Workshop:
             if resume and out.exists():
                 engram = read_engram(out)
                 ending = Ending.recorded(engram.recipe)
-                return Trained(dict(engram.metrics["val"]), engram, ending), {}
+                return self._trained(engram.metrics["val"], engram, ending), {}
         result = fit(
             scratch, self.name, self.splits, recipe,
             out=out, resume=resume and _interrupted(out),
             overwrite=resume or run is None or run.overwrite, team=self.team, progress=progress,
             callbacks=[callback],
         )  # fmt: skip
-        trained = Trained(dict(result.metrics["val"]), scratch.engram(self.name), result.ending)
+        trained = self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
         return trained, dict(result.unreadable)
 
     def _check_identity(self, run: Run, out: Path, identity: str, resume: bool) -> None:
@@ -279,7 +280,13 @@ class Workshop:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
         result = fit(scratch, self.name, splits, recipe, team=self.team, progress=progress)
-        return Trained(dict(result.metrics["val"]), scratch.engram(self.name), result.ending)
+        return self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
+
+    def _trained(
+        self, metrics: Mapping[str, Any], engram: Engram, ending: Ending | None
+    ) -> Trained:
+        measured_by = engram.spec.does.score_with(self.recipe.balance)
+        return Trained(dict(metrics), engram, ending, measured_by)
 
     def clear(self, run: Run) -> None:
         """Remove what was kept of every variant: the best is written elsewhere by now."""

@@ -1,0 +1,60 @@
+"""Mixup: every image of a batch is mixed with another one, and so are the losses of their labels.
+
+Through the trunk, pixels are mixed. From the cache, tokens are: what every layer feeds to a task is
+the weighted mean of what it feeds for the two images. For cross-entropy and squared errors, the
+weighted mean of the two losses has the gradients of the loss of the mixed label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.train.feeds import Share
+
+#: Labels, each with what it counts for in the loss of every image; None: all of it.
+Targets: TypeAlias = Sequence[tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """Which image is mixed with which, and by how much."""
+
+    partners: Tensor  # (images)
+    shares: Tensor  # (images), of the image itself
+
+    @classmethod
+    def drawn(cls, images: int, alpha: float, seed: Sequence[int]) -> Mixup:
+        """Partners are a permutation of the images; shares are from Beta(alpha, alpha)."""
+        random = np.random.default_rng(seed)
+        partners = torch.from_numpy(random.permutation(images))
+        return cls(partners, torch.from_numpy(random.beta(alpha, alpha, images)).float())
+
+    def inputs(self, share: Share, part: slice) -> Tensor:
+        """The mixed inputs of a part of the images, in the type that they had."""
+        own, other = share.inputs[part], share.inputs[self.partners[part]]
+        weight = self.shares[part].view(-1, *[1] * (own.ndim - 1))
+        mixed = torch.lerp(other.float(), own.float(), weight)
+        return (mixed if own.is_floating_point() else mixed.round_()).to(own.dtype)
+
+    def targets(self, share: Share, part: slice, device: torch.device) -> Targets:
+        labels = share.labels[part], share.labels[self.partners[part]]
+        own = self.shares[part].to(device)
+        return [(labels[0].to(device), own), (labels[1].to(device), 1 - own)]
+
+
+def parts(
+    share: Share, size: int, mixup: Mixup | None, device: torch.device
+) -> Iterator[tuple[Tensor, Targets]]:
+    """The inputs and targets of a batch in parts of at most this size; none of an empty one."""
+    for start in range(0, len(share.labels), size):
+        part = slice(start, start + size)
+        if mixup is None:
+            yield share.inputs[part], [(share.labels[part].to(device), None)]
+        else:
+            yield mixup.inputs(share, part), mixup.targets(share, part, device)
