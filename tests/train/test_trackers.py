@@ -17,6 +17,7 @@ from tests.support.training import start
 import engram
 from engram import Callback, EngramError, Recipe
 from engram.data.datasets import Splits
+from engram.train import trackers
 from engram.train.trackers import CSVLog, MLflow, TensorBoard, WeightsAndBiases, trackers_named
 
 QUICK = Recipe(steps=6, patience=0, batch=16, evaluations=6, workers=0, checkpoint_seconds=0)
@@ -169,12 +170,17 @@ def test_a_store_that_is_down_stops_no_run_that_has_begun(
 
 
 def test_a_store_that_cannot_be_used_is_refused_at_the_start(
-    small_trunk: Path, splits: Splits, mlflow_store: str
+    small_trunk: Path, splits: Splits, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EngramError, match=r"^MLflow cannot be used at nowhere:// \(.*\); check"):
-        engram.fit(
-            start(small_trunk, splits), "colours", splits, QUICK, callbacks=[MLflow("nowhere://")]
-        )
+    monkeypatch.setattr(trackers, "_has_database", lambda: False)  # as with mlflow-skinny
+    for uri, match in (
+        ("nowhere://", r"^MLflow cannot be used at nowhere:// \(.*\); check"),
+        ("sqlite:///m.db", r"is a database, which the package mlflow-skinny cannot use; pip"),
+    ):
+        with pytest.raises(EngramError, match=match):
+            engram.fit(
+                start(small_trunk, splits), "colours", splits, QUICK, callbacks=[MLflow(uri)]
+            )
 
 
 # Weights & Biases

@@ -97,7 +97,7 @@ def fit(
     learner = Learner(model, name, recipe)
     tasks = [(task.spec, learner.lr, learner.weight_decay)]
     identity = f"{identity_of(model, tasks, splits, recipe)} test={test}"
-    settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe)
+    settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe, lr=learner.lr)
     told = run_callbacks(callbacks, name, splits, settings, run, team)
     began = time.perf_counter()
     with run or contextlib.nullcontext(), told:

@@ -134,7 +134,8 @@ def sweep(
     workshop.check_names(variants)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     identity = f"{workshop.identity(variants)} refit={refit} test={test}"
-    grid = {"lr": lrs, "cells": cells, "weight_decay": weight_decays}
+    rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
+    grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
     about = settings_of(model, splits, task, recipe, **_lists(grid), seeds=seeds, refit=refit)
     told = run_callbacks(callbacks, name, splits, about, run, team)
     with run or contextlib.nullcontext(), told:

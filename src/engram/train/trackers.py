@@ -132,6 +132,11 @@ class MLflow(Callback):
         if uri.startswith("file:") or "://" not in uri:
             # MLflow 3 refuses a store of files, unless the user says that it is wanted; it is.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        if uri.partition(":")[0].partition("+")[0] in _DATABASES and not _has_database():
+            raise EngramError(
+                f"MLflow's store {uri} is a database, which the package mlflow-skinny cannot use; "
+                "pip install mlflow, or let MLFLOW_TRACKING_URI name a server or a folder."
+            )
         try:
             self._client = self._mlflow.MlflowClient(tracking_uri=uri)
             run = self._resumed() or self._created(start)
@@ -249,6 +254,8 @@ class WeightsAndBiases(Callback):
     def stopped(self, error: BaseException) -> None:
         self._run.finish(exit_code=130 if _asked(error) else 1)
 
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 #: The names of `--log`.
 TRACKERS: Mapping[str, type[Callback]] = {
