@@ -2,26 +2,27 @@
 
 The map, from the top down. A module imports only what is below it, and import-linter checks that:
 
-    cli          the commands: parse, call, print
-    experiments  the demo, the speed measurements, the paper's tables
-    serve        the HTTP service and its page
-    report       the HTML page about tasks
-    train        from a task and its data to an engram
-    export       ONNX and torch.export files
-    inference    evaluate, predict, attention maps
-    model.py     MemoryViT: a trunk and the tasks attached to it
-    store        engrams on disk and on the Hub
-    data         where labelled images come from
-    tasks        what a task is: regime, kind, head, metrics, costs
-    memory.py    the paper: cells, and which stream reads which
-    readout.py   what a head sees of every layer
-    side.py      side patches: a thin copy of the picture beside the trunk
-    adapters.py  the bottleneck adapters of the paper's comparison
-    trunks       other people's ViT files become a trunk
-    vit.py       the ViT itself
-    images       decode, preprocess, augment
-    util         files, text, processes, the Hub
-    errors.py    what users see when something is wrong
+    cli           the commands: parse, call, print
+    experiments   the demo, the speed measurements, the paper's tables
+    serve         the HTTP service and its page
+    report        the HTML page about tasks
+    train         from a task and its data to an engram
+    export        ONNX and torch.export files
+    inference     evaluate, predict, embed
+    model.py      MemoryViT: a trunk and the tasks attached to it
+    attention.py  what a task reads of every patch
+    store         engrams on disk and on the Hub
+    data          where labelled images come from
+    tasks         what a task is: regime, kind, head, metrics, costs
+    memory.py     the paper: cells, and which stream reads which
+    readout.py    what a head sees of every layer
+    side.py       side patches: a thin copy of the picture beside the trunk
+    adapters.py   the bottleneck adapters of the paper's comparison
+    trunks        other people's ViT files become a trunk
+    vit.py        the ViT itself
+    images        decode, preprocess, augment
+    util          files, text, processes, the Hub
+    errors.py     what users see when something is wrong
 
 Start with `memory.py`, then `model.py`. docs/architecture.md follows an image through them.
 """
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from engram import store as store
     from engram import tasks as tasks
     from engram.errors import EngramError
+    from engram.inference.embed import embed
     from engram.inference.evaluate import evaluate
     from engram.inference.load import load_model
     from engram.inference.predict import predict
@@ -69,6 +71,7 @@ __all__ = [
     "ViT",
     "auto",
     "compose",
+    "embed",
     "evaluate",
     "fit",
     "from_timm",
@@ -95,6 +98,7 @@ _HOMES = {
     "auto": "train.auto:auto",
     "compose": "store.bundles:compose",
     "data": "data",
+    "embed": "inference.embed:embed",
     "evaluate": "inference.evaluate:evaluate",
     "export": "export",
     "fit": "train.fit:fit",

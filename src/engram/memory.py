@@ -73,11 +73,25 @@ TrunkView = KeysValues | Normed
 
 
 class Watch(Protocol):
-    """Called with the attention weights of a layer: (b, h, s, n), (b, h, s, a), (b, h, s, m)."""
+    """Called with the attention weights of a layer: (b, h, s, n), (b, h, s, a), (b, h, s, m).
+
+    Also with the trunk's values (b, h, n, d), and with what the class tokens read (b, s, D).
+    """
 
     def __call__(
-        self, layer: int, to_trunk: Tensor, to_tokens: Tensor, to_cells: Tensor, /
+        self,
+        layer: int,
+        to_trunk: Tensor,
+        to_tokens: Tensor,
+        to_cells: Tensor,
+        values: Tensor,
+        read: Tensor,
+        /,
     ) -> None: ...
+
+
+#: The same where all tokens read each other, of token 0: weights (b, h, n + m), values, (b, 1, D).
+WatchFirst = Callable[[Block, Tensor, Tensor, Tensor], None]
 
 
 class Memory:
@@ -159,10 +173,11 @@ class Memory:
         weights = self._weigh(of_trunk, torch.cat([of_tokens, of_cells], dim=-1))
         lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
         to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
-        if watch is not None:
-            watch(layer, to_trunk, to_tokens, to_cells)
         read = to_trunk @ trunk.v + (to_tokens.unsqueeze(-1) * token_v).sum(3)
-        return merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
+        read = merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
+        if watch is not None:
+            watch(layer, to_trunk, to_tokens, to_cells, trunk.v, read)
+        return read
 
     def _attend_tokens(self, layer: int, block: Block, normed: Tensor, trunk: Tensor) -> Tensor:
         """`attend` without any key or value, from the normed tokens and cells x themselves:
@@ -409,14 +424,14 @@ def full_attention(
     cells: Tensor,
     update: str = "fresh",
     bank: Bank | None = None,
-    watch: Callable[[Tensor], None] | None = None,
+    watch: WatchFirst | None = None,
 ) -> Tensor:
     """Every token reads the cells (l, m, D): best for one task, and the old outputs change.
 
     The paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where
     the first layer's cells are ordinary tokens from there on, and `add`, where every layer adds
     its own learned cells to the propagated ones. The cells are dropped at the end. `watch` is
-    called with the attention weights (b, h, n + m) of token 0 at each layer.
+    called at each layer.
     """
     n = x.shape[1]
     for layer, block in enumerate(vit.layers):
@@ -429,15 +444,17 @@ def full_attention(
     return x[:, :n]
 
 
-def _reads_cells(cells: Tensor | None, watch: Callable[[Tensor], None] | None) -> Attend:
+def _reads_cells(cells: Tensor | None, watch: WatchFirst | None) -> Attend:
     def attend(block: Block, normed: Tensor) -> Tensor:
         q, k, v = block.project(normed)
         if cells is not None and len(cells):
             cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
             k = torch.cat([k, cell_k.expand(k.shape[0], -1, -1, -1)], dim=2)
             v = torch.cat([v, cell_v.expand(v.shape[0], -1, -1, -1)], dim=2)
+        read = merge_heads(F.scaled_dot_product_attention(q, k, v))
         if watch is not None:
-            watch((q[:, :, 0:1] @ k.mT * q.shape[-1] ** -0.5).softmax(-1).squeeze(2))
-        return merge_heads(F.scaled_dot_product_attention(q, k, v))
+            weights = (q[:, :, 0:1] @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+            watch(block, weights.squeeze(2), v, read[:, :1])
+        return read
 
     return attend

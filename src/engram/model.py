@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from engram.adapters import Bank
+from engram.attention import attention
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.memory import (
     Memory,
     Stream,
     TrunkPass,
+    WatchFirst,
     forward_fast,
     forward_tasks,
     from_normed,
@@ -435,6 +437,35 @@ class MemoryViT(nn.Module):
             for name, sight in seen.items()
         }
 
+    def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
+        """What a task reads of every patch of images, layer by layer.
+
+        Args:
+            pixels: Normalised pixels (images, 3, height, width).
+            task: The task's name, or `"base"` for the trunk's own class token.
+            method: `contribution`: how much a patch contributes to what the layer's attention
+                adds to the task's class token, 0 where it works against the rest. `weights`: the
+                softmax weights, averaged over heads. Some patches, often in the corners of every
+                image, have high weights but contribute nearly nothing.
+
+        Returns:
+            One number for each patch, 0 or more: (images, layers, rows, columns). The sum over the
+            last third of the layers makes the clearest picture. A task with side patches has one
+            map in place of layers: how it pools them after the last layer.
+
+        Raises:
+            EngramError: The task is not attached or has no class token, or there is no such method.
+
+        Examples:
+            >>> maps = model.attention(torch.rand(4, 3, 32, 32), "flowers")
+            >>> maps.shape, maps[:, -2:].sum(1).shape
+            (torch.Size([4, 6, 8, 8]), torch.Size([4, 8, 8]))
+        """
+        if method not in ("contribution", "weights"):
+            raise EngramError(f"There is no method {method!r}; choose contribution or weights.")
+        found = attention(self, task, pixels)
+        return found.contribution if method == "contribution" else found.weights
+
     def _seen(self, names: Sequence[str], pixels: Tensor, exact: bool) -> dict[str, _Seen | _Base]:
         """What the head of each of these tasks, and of "base", is given of the images."""
         alone = [n for n in names if n != "base" and self.task(n).spec.parts.changes_trunk]
@@ -656,7 +687,7 @@ class MemoryViT(nn.Module):
         return _Seen(pooled, patches)
 
     def tokens_alone(
-        self, task: Task | None, pixels: Tensor, watch: Callable[[Tensor], None] | None = None
+        self, task: Task | None, pixels: Tensor, watch: WatchFirst | None = None
     ) -> Tensor:
         """The last layer's tokens where all tokens read each other: of such a task, or of none.
 

@@ -9,7 +9,7 @@ import torch
 from tests.support.reports import answered, model_with, noise, write_page
 
 import engram
-from engram.inference.attention import PARTS
+from engram.attention import PARTS
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.attention import MAX_EXAMPLES, attention_subsections
@@ -58,7 +58,7 @@ def test_side_patches_have_one_map_of_what_is_pooled(regime: str) -> None:
     assert isinstance(maps, ImageTable)
     assert maps.columns == ("image", "pooled")
     assert all(len(row.images) == 2 for row in maps.rows)
-    assert "of the weight is on patches" in maps.note
+    assert "weight is on patches" in maps.note
 
 
 def test_a_readout_shows_the_attention_of_the_vit_as_a_head_does() -> None:

@@ -52,6 +52,7 @@ def test_the_document_says_what_needs_a_token(closed: TestClient, client: TestCl
     always = {"put /v1/tasks/{name}", "delete /v1/tasks/{name}"}
     assert secured(client) == always
     asking = {"post /v1/predict", "get /v1/tasks", "get /v1/tasks/{name}", "get /metrics"}
+    asking.add("post /v1/embed")
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         asking |= {f"get {model}", f"get {model}/ready", f"post {model}/infer"}
     assert secured(closed) == always | asking

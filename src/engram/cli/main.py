@@ -19,6 +19,7 @@ import typer
 
 from engram.cli import (  # noqa: F401
     data,
+    embed,
     experiments,
     export,
     inference,

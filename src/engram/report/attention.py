@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engram.attention import PARTS, Attention, attention
 from engram.errors import EngramError
 from engram.images.preprocessing import normalise
-from engram.inference.attention import PARTS, Attention, attention
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.contents import (
@@ -27,8 +27,8 @@ MAX_EXAMPLES = 4
 
 _MAPS = "Attention maps"
 _NOTE = (
-    "The class token's attention over the patches, averaged over heads: the brighter, the more "
-    "attention."
+    "How much each patch contributes to what the class token reads, over all heads: the brighter, "
+    "the more."
 )
 
 
@@ -43,9 +43,9 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
         return [Subsection(f"looks-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)
     rows = []
-    for view, patches, (_, label) in zip(views, found.patches, examples, strict=True):
+    for view, layers, (_, label) in zip(views, found.contribution, examples, strict=True):
         maps = [
-            thumbnail(paint_attention(view, patches[i]), f"attention {where}")
+            thumbnail(paint_attention(view, layers[i]), f"attention {where}")
             for i, (_, where) in shown.items()
         ]
         rows.append(ImageRow(label, [thumbnail(view, label), *maps]))
@@ -70,10 +70,10 @@ def _shown_maps(found: Attention) -> dict[int, tuple[str, str]]:
 def _pooled_note(found: Attention) -> str:
     share = float(found.shares[0, PARTS.index("the picture's patches")])
     return (
-        "What the head is given of the task's side patches: the weights with which its queries "
-        "pool them after the last layer, averaged over the queries. The brighter, the more "
-        f"weight. On average {share:.0%} of the weight is on patches and {1 - share:.0%} on the "
-        "ViT's other tokens."
+        "What the head is given of the task's side patches: how much each contributes to what the "
+        "task's queries pool after the last layer. The brighter, the more. On average "
+        f"{share:.0%} of the queries' weight is on patches and {1 - share:.0%} on the ViT's other "
+        "tokens."
     )
 
 

@@ -20,6 +20,7 @@ from engram.serve.log import Log
 from engram.serve.metrics import Metrics
 from engram.serve.middleware import RequestMiddleware, client_of
 from engram.serve.problems import add_handlers
+from engram.serve.routes.embed import embed_router
 from engram.serve.routes.infer import infer_router
 from engram.serve.routes.openapi import error_responses
 from engram.serve.routes.operations import operations_router
@@ -80,6 +81,7 @@ def create_app(
     add_handlers(app)
     pipeline = Pipeline(settings, batcher, decoders, metrics, stages)
     app.include_router(predict_router(catalogue, pipeline, tokens))
+    app.include_router(embed_router(catalogue, pipeline, tokens))
     app.include_router(infer_router(catalogue, pipeline, tokens))
     app.include_router(tasks_router(catalogue, settings, tokens, log))
     app.include_router(operations_router(batcher, metrics, tokens))

@@ -30,6 +30,7 @@ class _Job:
     snapshot: Snapshot
     view: Tensor  # uint8 (h, w, 3), or normalised pixels (3, h, w)
     tasks: Sequence[str]
+    embeds: bool
     outputs: asyncio.Future[Outputs]
     began: int = 0  # when its pass began, in nanoseconds
 
@@ -37,7 +38,8 @@ class _Job:
 class Batcher:
     """Collects images from requests and runs the engine on several at once.
 
-    All images of a batch belong to one snapshot; each gets the outputs of the tasks it asked for.
+    All images of a batch belong to one snapshot, and either all or none are to be vectors; each
+    gets the outputs of the tasks it asked for.
     `on_batch` is called with the size of every batch, `on_pending` with the images in the queue,
     and `on_stage` with the name of what a request has gone through and its times.
     """
@@ -108,11 +110,18 @@ class Batcher:
         self._on_pending(self.pending)
 
     async def run(
-        self, snapshot: Snapshot, views: Sequence[Tensor], tasks: Sequence[str]
+        self,
+        snapshot: Snapshot,
+        views: Sequence[Tensor],
+        tasks: Sequence[str],
+        embeds: bool = False,
     ) -> list[Outputs]:
-        """The outputs of the tasks for each image; the caller has reserved places for them."""
+        """The outputs of the tasks for each image, or their vectors.
+
+        The caller has reserved places for the images.
+        """
         loop = asyncio.get_running_loop()
-        jobs = [_Job(snapshot, view, tasks, loop.create_future()) for view in views]
+        jobs = [_Job(snapshot, view, tasks, embeds, loop.create_future()) for view in views]
         self._jobs += jobs
         self._some.set()
         if len(self._jobs) >= self.settings.batch:
@@ -148,22 +157,25 @@ class Batcher:
         while self._jobs and len(jobs) < self.settings.batch:
             if self._jobs[0].outputs.done():  # its request was cancelled
                 self._jobs.popleft()
-            elif jobs and self._jobs[0].snapshot is not jobs[0].snapshot:
+            elif jobs and not _share_a_pass(self._jobs[0], jobs[0]):
                 break
             else:
                 jobs.append(self._jobs.popleft())
         return jobs
 
     async def _run_batch(self, jobs: Sequence[_Job]) -> None:
-        snapshot, began = jobs[0].snapshot, time.time_ns()
+        snapshot, embeds, began = jobs[0].snapshot, jobs[0].embeds, time.time_ns()
         for job in jobs:
             job.began = began
         wanted = {name for job in jobs for name in job.tasks}
-        names = [name for name in snapshot.names if name in wanted]
+        names = [name for name in snapshot.embedding_names if name in wanted]
 
         def forward() -> Outputs:
             each = [normalise(job.view[None], snapshot.preprocessing) for job in jobs]
-            return snapshot.engine.run(torch.cat(each), names)
+            if not embeds:
+                return snapshot.engine.run(torch.cat(each), names)
+            with torch.inference_mode():  # exported graphs have no vectors
+                return snapshot.model.embed(torch.cat(each), names)
 
         try:
             outputs = await self.in_engine_thread(forward)
@@ -175,3 +187,7 @@ class Batcher:
         for i, job in enumerate(jobs):
             if not job.outputs.done():
                 job.outputs.set_result({name: outputs[name][i] for name in job.tasks})
+
+
+def _share_a_pass(one: _Job, other: _Job) -> bool:
+    return one.snapshot is other.snapshot and one.embeds == other.embeds

@@ -56,6 +56,11 @@ class Snapshot:
         return tuple(self.shapes)
 
     @cached_property
+    def embedding_names(self) -> tuple[str, ...]:
+        """What has vectors: base, with or without classes, and the tasks."""
+        return ("base", *self.model.tasks)
+
+    @cached_property
     def preprocessing(self) -> Preprocessing:
         return self.model.preprocessing
 

@@ -7,7 +7,10 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from engram.errors import EngramError
 
@@ -28,12 +31,19 @@ def write_atomically(path: str | Path, data: bytes, *, owner_only: bool = False)
 
     With `owner_only`, nobody but the owner may read it.
     """
+    with replaced(path, owner_only=owner_only) as file:
+        file.write(data)
+
+
+@contextmanager
+def replaced(path: str | Path, *, owner_only: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` at the end, as in `write_atomically`."""
     target = Path(os.path.realpath(path))  # follow a link, to replace the file and not the link
     _check_regular_file(path, target)
     temporary = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb", opener=private if owner_only else None) as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

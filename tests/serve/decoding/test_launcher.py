@@ -28,7 +28,8 @@ def launcher() -> Iterator[Launcher]:
 def works(child: Child) -> bool:
     """Whether a decoder answers."""
     limits = {"max_images": 1, "max_body": 10}
-    send(child.connection, {"do": "read", "kind": "application/json", "limits": limits}, b"{}")
+    what = {"do": "read", "options": "PredictOptions", "kind": "application/json", "limits": limits}
+    send(child.connection, what, b"{}")
     return receive(child.connection)[0]["status"] == 422
 
 

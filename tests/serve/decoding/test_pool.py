@@ -16,6 +16,7 @@ from benchmarks.serve.malformed import BOUNDARY, form
 from engram.images.decode import BadImage, LargeImage
 from engram.images.preprocessing import Preprocessing
 from engram.serve.decoding.pool import Decoder, Pool
+from engram.serve.routes.schemas import PredictOptions
 from engram.serve.settings import Settings
 
 PREPROCESSING = Preprocessing((16, 16), None)
@@ -28,7 +29,7 @@ def body(*images: bytes) -> bytearray:
 
 async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     """The shape of the view of a picture."""
-    received = await decoder.read(KIND, body(data))
+    received = await decoder.read(PredictOptions, KIND, body(data))
     assert received.names == ["image.png"]
     view = (await decoder.decode(0, "image.png", PREPROCESSING)).view
     return tuple(view.shape)
@@ -55,7 +56,7 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
     async def work(pool: Pool) -> None:
         async def stuck() -> None:
             async with pool.decoder("a") as decoder:
-                await decoder.read(KIND, body(picture()))
+                await decoder.read(PredictOptions, KIND, body(picture()))
                 os.kill(decoder.child.pid, signal.SIGSTOP)
                 await decoder.decode(0, "a.jpg", PREPROCESSING)
 
@@ -117,7 +118,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
         async def stuck() -> None:
             async with pool.decoder() as decoder:
                 os.kill(decoder.child.pid, signal.SIGSTOP)
-                await decoder.read(KIND, body(picture()))
+                await decoder.read(PredictOptions, KIND, body(picture()))
 
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stuck(), 0.1)
@@ -130,7 +131,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
 def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
     async def work(pool: Pool) -> None:
         async with pool.decoder() as decoder:
-            await decoder.read(KIND, body(picture()))
+            await decoder.read(PredictOptions, KIND, body(picture()))
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 

@@ -11,13 +11,14 @@ import pytest
 
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.serve.decoding.upload import Limits, Refusal, Upload, read_upload
+from engram.serve.routes.schemas import PredictOptions
 
 JSON, FORM = "application/json", f"multipart/form-data; boundary={BOUNDARY.decode()}"
 LIMITS = Limits(max_images=4, max_body=10**8)
 
 
 def read(kind: str, body: bytes) -> Upload:
-    return read_upload(kind, bytearray(body), LIMITS)
+    return read_upload(PredictOptions, kind, bytearray(body), LIMITS)
 
 
 def refusal(kind: str, body: bytes) -> tuple[int, str]:
@@ -45,7 +46,7 @@ def test_a_form_has_files() -> None:
 
 def test_the_body_is_dropped() -> None:
     body = bytearray(form(("image", b"x", True)))
-    read_upload(FORM, body, LIMITS)
+    read_upload(PredictOptions, FORM, body, LIMITS)
     assert not body
 
 

@@ -24,7 +24,9 @@ def holding(*images: bytes) -> Worker:
     worker = Worker()
     limits = {"max_images": 9, "max_body": 10**6}
     body = bytearray(form(*[("image", data, True) for data in images], ("top_k", b"2", False)))
-    answer, _ = worker.answer({"do": "read", "kind": KIND, "limits": limits}, body)
+    answer, _ = worker.answer(
+        {"do": "read", "options": "PredictOptions", "kind": KIND, "limits": limits}, body
+    )
     assert answer["names"] == ["image.png"] * len(images)
     assert answer["options"] == {"tasks": None, "top_k": 2, "looks": None}
     return worker

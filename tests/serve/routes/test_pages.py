@@ -128,6 +128,31 @@ def test_upload_answers_and_overlay(
     seen.close()
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_answers_say_that_they_can_be_selected(browser: Any, service: Server, size: str) -> None:
+    """In words and by an icon, for fingers, keys and screen readers."""
+    seen = Seen(browser, service.url, size)
+    page = seen.page
+    assert not page.locator("#hint").is_visible()
+    seen.upload(picture())
+    answer = seen.answer("second").first
+    answer.wait_for()
+    assert "Select an answer to see where" in page.locator("#hint").inner_text()
+    assert answer.locator("svg").is_visible()
+    assert answer.get_attribute("aria-describedby") == "hint"
+    assert answer.get_attribute("title") == "show the attention of second"
+    assert answer.bounding_box()["height"] >= 36
+    answer.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#heat:not([hidden])")
+    assert seen.answer("second").first.get_attribute("aria-pressed") == "true"
+    assert seen.answer("second").first.get_attribute("title") == "hide the attention of second"
+    assert page.locator("#layer-name").inner_text() == "Layer 2"  # the last third of two layers
+    page.keyboard.press("Enter")  # the focus is still there
+    assert not page.locator("#heat").is_visible()
+    seen.close()
+
+
 def test_a_bad_file_is_a_sentence_and_the_next_picture_works(seen: Seen) -> None:
     seen.upload(b"these are notes", "notes.txt", "text/plain")
     problem = seen.page.locator("#problem")
@@ -197,7 +222,7 @@ def test_a_card_of_side_patches_says_what_they_are_and_shows_what_they_pool(
     seen.page.wait_for_selector("#heat:not([hidden])")
     assert seen.page.locator("#shares button").count() == 1
     assert seen.page.locator("#layer-name").inner_text() == "Pooled"
-    assert "pools for its answer" in seen.page.locator("#attention-words").inner_text()
+    assert "what it pools of its side patches" in seen.page.locator("#attention-words").inner_text()
     assert seen.console == []
     for name in ("thin", "layers"):
         httpx.delete(f"{service.url}/v1/tasks/{name}", headers=AUTH, timeout=60)

@@ -27,6 +27,7 @@ schemathesis.openapi.format("binary", st.sampled_from(PICTURES))
 
 OPERATIONS = [
     ("/v1/predict", "POST"),
+    ("/v1/embed", "POST"),
     ("/v1/tasks", "GET"),
     ("/v1/tasks/{name}", "GET"),
     ("/v1/tasks/{name}", "PUT"),

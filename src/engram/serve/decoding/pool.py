@@ -20,7 +20,6 @@ from engram.serve.decoding.launcher import Child, launcher
 from engram.serve.decoding.messages import HEAD_BYTES, Document, pack, sizes, unpack
 from engram.serve.problems import Problem
 from engram.serve.routes.infer_schemas import InferOptions
-from engram.serve.routes.schemas import PredictOptions
 from engram.serve.settings import Settings
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -62,9 +61,10 @@ class Decoder:
             pass
         return False
 
-    async def read(self, kind: str, body: bytearray) -> Received[PredictOptions]:
+    async def read(self, options: type[Options], kind: str, body: bytearray) -> Received[Options]:
         """Send the body of a request, and give what it holds. Clears the body."""
-        return await self._read({"do": "read", "kind": kind}, body, PredictOptions)
+        message = {"do": "read", "options": options.__name__, "kind": kind}
+        return await self._read(message, body, options)
 
     async def read_inference(
         self, body: bytearray, json_bytes: int | None, size: Sequence[int]

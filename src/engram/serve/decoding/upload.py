@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from engram.serve.routes.schemas import MAX_TASKS, PredictOptions, predict_json
+from engram.serve.routes.schemas import MAX_TASKS, Options, json_body
 from engram.util.text import printable
 
 MAX_FIELDS = 1000
@@ -45,30 +45,31 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """A request to predict: images (name and bytes) and options."""
+    """The images (name and bytes) and options of a request."""
 
     images: list[tuple[str, bytes]]
-    options: PredictOptions
+    options: Options
 
 
-def read_upload(kind: str, body: bytearray, limits: Limits) -> Upload:
+def read_upload(options: type[Options], kind: str, body: bytearray, limits: Limits) -> Upload:
     """Images and options from a body of this content type; anything wrong is a Refusal.
 
     The body is cleared as soon as it is not needed any more.
     """
     if kind.partition(";")[0].strip().lower() == "application/json":
-        return _from_json(body, limits)
-    return _from_fields(_read_form(kind, body, limits))
+        return _from_json(options, body, limits)
+    return _from_fields(options, _read_form(kind, body, limits))
 
 
 # JSON
 
 
-def _from_json(body: bytearray, limits: Limits) -> Upload:
-    _check_values(body, limits)
+def _from_json(options: type[Options], body: bytearray, limits: Limits) -> Upload:
+    _check_values(options, body, limits)
     _check_characters(body)
     try:
-        document = predict_json(limits.max_images, limits.max_body).model_validate_json(body)
+        allowed = json_body(options, limits.max_images, limits.max_body)
+        document = allowed.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error, "The JSON body", limits) from None
     body.clear()
@@ -82,17 +83,18 @@ def _from_json(body: bytearray, limits: Limits) -> Upload:
     return Upload(images, document)
 
 
-def _check_values(body: bytearray, limits: Limits) -> None:
+def _check_values(options: type[Options], body: bytearray, limits: Limits) -> None:
     """Count what separates values before they are parsed: each of them would take memory.
 
     Neither base64 nor the names of tasks and options have these characters.
     """
-    most = limits.max_images + MAX_TASKS + len(PredictOptions.model_fields)
+    known = list(options.model_fields)
+    most = limits.max_images + MAX_TASKS + len(known)
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most:
         raise Refusal(
             422,
             f"The JSON body has more than {most:,} values, which is the limit; it needs the list "
-            "images, and may have the options tasks, top_k and looks.",
+            f"images, and may have {', '.join(known)}.",
         )
 
 
@@ -207,7 +209,7 @@ def _text(data: bytes | bytearray) -> str:
         return data.decode("latin-1")
 
 
-def _from_fields(parts: list[_Part]) -> Upload:
+def _from_fields(allowed: type[Options], parts: list[_Part]) -> Upload:
     images: list[tuple[str, bytes]] = []
     options: dict[str, Any] = {}
     for part in parts:
@@ -229,7 +231,7 @@ def _from_fields(parts: list[_Part]) -> Upload:
     if not images:
         raise Refusal(422, "There is no image; send at least one file in the field image.")
     try:
-        return Upload(images, PredictOptions.model_validate(options))
+        return Upload(images, allowed.model_validate(options))
     except ValidationError as error:
         raise invalid(error, "The form") from None
 

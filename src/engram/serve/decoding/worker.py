@@ -19,6 +19,7 @@ from engram.serve.decoding.formats import check_format
 from engram.serve.decoding.infer import read_inference
 from engram.serve.decoding.messages import Document, receive, send
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
+from engram.serve.routes.schemas import OPTIONS
 
 Answer = tuple[Document, bytes]
 
@@ -75,9 +76,9 @@ class Worker:
         self.images = []  # of the request before: two requests never are in memory
         limits, self.size = Limits(**message["limits"]), None
         if message["do"] == "read":
-            upload = read_upload(message["kind"], body, limits)
+            upload = read_upload(OPTIONS[message["options"]], message["kind"], body, limits)
             self.images = upload.images
-            options = upload.options.model_dump(include={"tasks", "top_k", "looks"})
+            options = upload.options.model_dump(exclude={"images"})
         else:
             asked = read_inference(body, message["json_bytes"], message["size"], limits)
             self.images, self.size = asked.images, message["size"] if asked.pixels else None

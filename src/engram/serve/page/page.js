@@ -249,6 +249,7 @@ function drawCards(fresh = new Set()) {
   const focus = document.activeElement?.dataset?.key;
   const tasks = new Map(state.list.tasks.map((task) => [task.name, task]));
   by("cards").replaceChildren(...taskNames().map((name) => card(name, tasks.get(name), fresh.has(name))));
+  by("hint").hidden = !document.querySelector("button.answer");
   if (focus) document.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus();
 }
 
@@ -295,7 +296,8 @@ function answerRows(name, result) {
   const open = attentionIsShown(name);
   rowsOf[result.kind](result.answer).forEach((one, place) => {
     const label = make("span", { textContent: one.label });
-    const row = make("button", { type: "button", className: "answer" }, label, make("b", { textContent: one.text }));
+    const eye = by("hint").querySelector("svg").cloneNode(true);
+    const row = make("button", { type: "button", className: "answer" }, label, make("b", { textContent: one.text }), eye);
     row.classList.toggle("first", Boolean(one.first));
     row.classList.toggle("number", Boolean(one.number));
     row.style.setProperty("--share", one.share || 0);
@@ -310,7 +312,8 @@ function answerRows(name, result) {
     }
     row.dataset.key = `answer ${name} ${place}`;
     row.setAttribute("aria-pressed", String(open && place === 0));
-    row.title = [one.about, `show the attention of ${name}`].filter(Boolean).join("; ");
+    row.setAttribute("aria-describedby", "hint");
+    row.title = [one.about, `${open ? "hide" : "show"} the attention of ${name}`].filter(Boolean).join("; ");
     row.addEventListener("click", () => (attentionIsShown(name) ? hideAttention(true) : requestAttention(name)));
     list.append(row);
   });
@@ -379,14 +382,22 @@ function layerName(number, pooled) {
   return pooled ? "Pooled" : `Layer ${number}`;
 }
 
+// Of several layers, the last third shows best where an answer comes from.
+const lastLayers = (layers) => layers.slice(-Math.ceil(layers.length / 3));
+
+function lastLayersName(layers, pooled) {
+  const several = lastLayers(layers).length;
+  return several > 1 ? `Layers ${layers.length - several + 1}–${layers.length}` : layerName(layers.length, pooled);
+}
+
 function attentionWords(task, layers, pooled, hasMask) {
-  if (task === "base") return "Bright areas are those that the ViT's own class token attends to.";
-  if (pooled) return "Bright areas are those whose side patches it pools for its answer.";
+  if (task === "base") return "Bright areas contribute most to what the ViT's own class token reads.";
+  if (pooled) return "Bright areas contribute most to what it pools of its side patches for its answer.";
   const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
-  const average = `On average, ${percent(cells)} of the attention goes to its cells.`;
+  const average = `On average, ${percent(cells)} of its attention goes to its cells.`;
   return hasMask
     ? `The mask has one colour per class. Choose a layer to see its attention. ${average}`
-    : `Bright areas are those that its class token attends to. ${average}`;
+    : `Bright areas contribute most to what its class token reads. ${average}`;
 }
 
 function layerRow(layer, index, parts, pooled) {
@@ -417,12 +428,12 @@ function drawHeatmap() {
   const { task, layers, pooled } = state.image.looks;
   const chosen = Number(by("layer").value);
   const mask = chosen ? null : state.image.tasks[task]?.answer?.mask; // a layer shows attention instead
-  by("layer-name").textContent = chosen ? layerName(chosen, pooled) : mask ? "Mask" : pooled ? "Pooled" : "All layers";
+  by("layer-name").textContent = chosen ? layerName(chosen, pooled) : mask ? "Mask" : lastLayersName(layers, pooled);
   by("mask").hidden = !mask;
   if (mask) by("mask").src = mask;
   by("layer").setAttribute("aria-valuetext", by("layer-name").textContent);
   [...by("shares").children].forEach((row, index) => row.setAttribute("aria-pressed", String(index + 1 === chosen)));
-  const small = heatmap(chosen ? [layers[chosen - 1]] : layers);
+  const small = heatmap(chosen ? [layers[chosen - 1]] : lastLayers(layers));
   const canvas = by("heat");
   canvas.width = 24 * small.width;
   canvas.height = 24 * small.height;
@@ -434,7 +445,7 @@ function drawHeatmap() {
   placeOverlays();
 }
 
-// A canvas with one pixel per patch: transparent where the layers attend most, dark elsewhere.
+// A canvas with one pixel per patch: transparent where a patch contributes most, dark elsewhere.
 function heatmap(layers) {
   const rows = layers[0].patches.length;
   const columns = layers[0].patches[0].length;

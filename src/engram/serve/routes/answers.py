@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from engram.attention import PARTS, attention
 from engram.errors import EngramError
 from engram.images.masks import palette
 from engram.inference import predict
-from engram.inference.attention import PARTS, attention
 from engram.inference.predict import kind_of
 from engram.serve.catalogue import Snapshot
 
@@ -53,9 +53,9 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
     Of side patches there is one entry: what is pooled of them.
     """
     maps = attention(snapshot.model, name, pixels)
-    if not bool(maps.shares.isfinite().all()):
+    if not all(bool(part.isfinite().all()) for part in (maps.shares, maps.contribution)):
         raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
-    patches = maps.patches[0]  # (l, rows, columns)
+    patches = maps.contribution[0]  # (l, rows, columns)
     return {
         "task": name,
         "parts": list(PARTS),
@@ -63,7 +63,7 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
         "layers": [
             {
                 "shares": [round(share, 5) for share in shares.tolist()],
-                "patches": [[round(p, 6) for p in row] for row in rows.tolist()],
+                "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
             }
             for shares, rows in zip(maps.shares, patches, strict=True)
         ],
@@ -87,6 +87,24 @@ def image_json(
         layers = b",".join(_dump(layer) for layer in looks["layers"])
         members.append(b'"looks":' + _object([*rest, b'"layers":[' + layers + b"]"]))
     return _object(members)
+
+
+def vectors_json(fields: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> bytes:
+    """The part of a response about one image: vectors, with the nine digits of float32.
+
+    One that is not finite is an error instead, because JSON has no such numbers.
+    """
+    members = [_member(name, value) for name, value in fields.items()]
+    good = {name: one for name, one in vectors.items() if bool(one.isfinite().all())}
+    numbers = {name: b",".join(b"%.9g" % x for x in one.tolist()) for name, one in good.items()}
+    members.append(
+        b'"vectors":' + _object(_dump(name) + b":[" + row + b"]" for name, row in numbers.items())
+    )
+    errors = {
+        name: f"The vector of {name!r} is not finite for this image; train the task again."
+        for name in vectors.keys() - good.keys()
+    }
+    return _object([*members, *([_member("errors", errors)] if errors else [])])
 
 
 def _object(members: Iterable[bytes]) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -17,12 +17,26 @@ from engram.serve.decoding.pool import Decoded, Decoder, Pool, Received
 from engram.serve.metrics import Metrics
 from engram.serve.middleware import client_of
 from engram.serve.problems import Problem
+from engram.serve.routes import schemas
+from engram.serve.routes.openapi import request_body
 from engram.serve.routes.uploads import BodyBudget, read_whole_body
 from engram.serve.settings import Settings
 from engram.serve.stages import BODY, DECODE, WRITE, Stages
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
+
+
+def body_schemas(options: type[schemas.Options], settings: Settings) -> dict[str, Any]:
+    """The two forms that a request can have, with the limits of this service."""
+    form = schemas.form_body(options, settings.max_images)
+    document = schemas.json_body(options, settings.max_images, settings.max_body)
+    return request_body(
+        {
+            "multipart/form-data": form.model_json_schema(),
+            "application/json": document.model_json_schema(),
+        }
+    )
 
 
 class Pipeline:
@@ -59,11 +73,13 @@ class Pipeline:
         client: str,
         read: Callable[[Decoder], Awaitable[Received[Options]]],
         wanted: Callable[[Options], Sequence[str]],
+        embeds: bool = False,
     ) -> AsyncIterator[tuple[Received[Options], list[tuple[Decoded, Outputs]]]]:
         """What the body holds and, for each image, what was decoded and the outputs of the tasks.
 
-        `read` gives a decoder the body, and `wanted` names the tasks that its options ask for. The
-        images keep their places in the queue until the answers are written.
+        With `embeds`, their vectors in place of the outputs. `read` gives a decoder the body, and
+        `wanted` names the tasks that its options ask for. The images keep their places in the queue
+        until the answers are written.
         """
         with ExitStack() as places:
             with self.stages.stage(DECODE):
@@ -75,7 +91,8 @@ class Pipeline:
                         await decoder.decode(i, name, snapshot.preprocessing)
                         for i, name in enumerate(received.names)
                     ]
-            outputs = await self.batcher.run(snapshot, [one.view for one in decoded], names)
+            views = [one.view for one in decoded]
+            outputs = await self.batcher.run(snapshot, views, names, embeds)
             with self.stages.stage(WRITE):
                 yield received, list(zip(decoded, outputs, strict=True))
         for name in names:

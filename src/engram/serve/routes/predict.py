@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -14,11 +13,10 @@ from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.decoding.pool import Decoded
 from engram.serve.middleware import client_of
 from engram.serve.routes.answers import attention_maps, image_json, task_answers
-from engram.serve.routes.openapi import error_responses, request_body
-from engram.serve.routes.pipeline import Pipeline
-from engram.serve.routes.schemas import Prediction, PredictOptions, predict_form, predict_json
+from engram.serve.routes.openapi import error_responses
+from engram.serve.routes.pipeline import Pipeline, body_schemas
+from engram.serve.routes.schemas import Prediction, PredictOptions
 from engram.serve.routes.uploads import content_type
-from engram.serve.settings import Settings
 from engram.serve.tokens import Tokens
 
 
@@ -32,7 +30,7 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
         response_model=Prediction,
         responses=error_responses(400, 401, 404, 408, 413, 415, 422, 429, 503),
         dependencies=tokens.to_ask,
-        openapi_extra=_predict_body(pipeline.settings),
+        openapi_extra=body_schemas(PredictOptions, pipeline.settings),
     )
     async def predict(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
@@ -41,7 +39,7 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
             pipeline.run(
                 snapshot,
                 client_of(request.scope),
-                lambda decoder: decoder.read(kind, body),
+                lambda decoder: decoder.read(PredictOptions, kind, body),
                 partial(_requested_names, snapshot),
             ) as (received, images),
         ):
@@ -52,20 +50,6 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
         return Response(b'{"images":[%s]}' % b",".join(written), media_type="application/json")
 
     return router
-
-
-def _predict_body(settings: Settings) -> dict[str, Any]:
-    """The two forms that a request can have, with the limits of this service."""
-    form, document = (
-        predict_form(settings.max_images),
-        predict_json(settings.max_images, settings.max_body),
-    )
-    return request_body(
-        {
-            "multipart/form-data": form.model_json_schema(),
-            "application/json": document.model_json_schema(),
-        }
-    )
 
 
 def _requested_names(snapshot: Snapshot, options: PredictOptions) -> list[str]:

@@ -17,8 +17,8 @@ def _as_int(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-class PredictOptions(BaseModel):
-    """Which tasks to run and what to return."""
+class Options(BaseModel):
+    """Which tasks to run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -31,6 +31,11 @@ class PredictOptions(BaseModel):
         ),
         FailFast(),
     ] = None
+
+
+class PredictOptions(Options):
+    """Which tasks to run and what to return."""
+
     top_k: Annotated[
         int,
         Field(ge=1, le=1000, description="Number of classes to return per task"),
@@ -41,28 +46,46 @@ class PredictOptions(BaseModel):
     ] = None
 
 
-class PredictJson(PredictOptions):
-    """A request with its images in base64; `predict_json` adds the limits of a service."""
+class EmbedOptions(Options):
+    """Which vectors to return."""
+
+
+#: What requests may say, by the name under which the service and its decoders know it.
+OPTIONS: dict[str, type[Options]] = {
+    options.__name__: options for options in (PredictOptions, EmbedOptions)
+}
+
+
+class WithImages(Options):
+    """A request as JSON: options, and images in base64."""
 
     images: list[str]
 
 
 @cache
-def predict_json(max_images: int, max_body: int) -> type[PredictJson]:
+def json_body(options: type[Options], max_images: int, max_body: int) -> type[WithImages]:
     """The body of a request as JSON, with the limits of a service; its first error ends it."""
     image = Annotated[str, Field(max_length=max_body, json_schema_extra={"format": "byte"})]
     about = Field(min_length=1, max_length=max_images, description="Images in base64")
     images = Annotated[list[image], about, FailFast()]
-    return create_model("PredictJson", __base__=PredictJson, images=(images, ...))
+    bases: Any = (options, WithImages)
+    body: type[WithImages] = create_model(
+        _titled(options, "Json"), __base__=bases, images=(images, ...)
+    )
+    return body
 
 
 @cache
-def predict_form(max_images: int) -> type[PredictOptions]:
+def form_body(options: type[Options], max_images: int) -> type[Options]:
     """The body of a request as a form, for the OpenAPI document."""
     image = Annotated[str, Field(json_schema_extra={"format": "binary"})]
     about = Field(min_length=1, max_length=max_images, description="Images, one file each")
     images = Annotated[list[image], about]
-    return create_model("PredictForm", __base__=PredictOptions, image=(images, ...))
+    return create_model(_titled(options, "Form"), __base__=options, image=(images, ...))
+
+
+def _titled(options: type[Options], form: str) -> str:
+    return options.__name__.replace("Options", form)
 
 
 class Named(BaseModel):
@@ -122,8 +145,14 @@ class NoAnswer(BaseModel):
 
 
 class LayerLook(BaseModel):
-    shares: Annotated[list[float], Field(description="Attention to each part; the sum is 1")]
-    patches: Annotated[list[list[float]], Field(description="Attention to each patch, row by row")]
+    shares: Annotated[list[float], Field(description="Attention weight of each part; the sum is 1")]
+    patches: Annotated[
+        list[list[float]],
+        Field(
+            description="How much each patch contributes to what the class token reads, row by "
+            "row; 0 for a patch that works against the rest"
+        ),
+    ]
 
 
 class Look(BaseModel):
@@ -139,7 +168,7 @@ class Look(BaseModel):
     layers: list[LayerLook]
 
 
-class ImageAnswer(BaseModel):
+class SentImage(BaseModel):
     name: str
     width: int
     height: int
@@ -147,12 +176,30 @@ class ImageAnswer(BaseModel):
         list[float],
         Field(description="The part that the ViT saw: left, top, right, bottom in pixels"),
     ]
+
+
+class ImageAnswer(SentImage):
     tasks: dict[str, TaskAnswer | NoAnswer]
     looks: Look | None = None
 
 
 class Prediction(BaseModel):
     images: list[ImageAnswer]
+
+
+class ImageVectors(SentImage):
+    vectors: Annotated[
+        dict[str, list[float]],
+        Field(description="By task, base for the ViT itself: what its head is given of the image"),
+    ]
+    errors: Annotated[
+        dict[str, str] | None,
+        Field(description="Tasks whose vector is not finite: what is wrong and what to do"),
+    ] = None
+
+
+class Embedding(BaseModel):
+    images: list[ImageVectors]
 
 
 class TaskInfo(BaseModel):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import engram
+from engram.attention import PARTS, attention
 from engram.errors import EngramError
-from engram.inference.attention import PARTS, attention
 from engram.model import MemoryViT
 from engram.tasks.regimes import REGIMES
 
@@ -23,10 +23,46 @@ def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
 def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
     seen = attention(model_with(["a", "b"], cells=4, regime=regime), "t", torch.rand(3, 3, 32, 32))
     assert seen.shares.sum(1) == pytest.approx(torch.ones(len(seen.shares)), abs=1e-5)
-    assert seen.patches.sum((2, 3)).mean(0) == pytest.approx(seen.shares[:, 0], abs=1e-5)
+    assert seen.weights.sum((2, 3)).mean(0) == pytest.approx(seen.shares[:, 0], abs=1e-5)
     reads_cells = REGIMES[regime].cells and not REGIMES[regime].side  # those are read on the way
     assert bool((seen.shares[:, PARTS.index("its cells")] > 0).all()) == reads_cells
     assert seen.pooled == REGIMES[regime].side
+
+
+def test_a_contribution_is_what_a_patch_adds_along_all_that_is_added() -> None:
+    model, pixels = model_with(["a", "b"], cells=0), torch.rand(1, 3, 32, 32)
+    task, trunk, block = model.task("t"), model.trunk, model.trunk.layers[0]
+    assert task.class_token is not None
+    with torch.no_grad():
+        own = trunk.place(task.class_token)[None]
+        q, k, v = block.project(block.norm1(torch.cat([trunk.embed(pixels), own], 1)))
+        weights = (q[:, :, -1:] @ k.mT * q.shape[-1] ** -0.5).softmax(-1)[:, :, 0]
+        projection = block.proj.weight.view(trunk.config.width, block.heads, -1)
+        parts = torch.einsum("bhn,bhnd,Dhd->bnD", weights, v, projection)
+        added = parts.sum(1, keepdim=True) + block.proj.bias
+        lengths = (parts * added).sum(2) / added.norm(dim=2)
+    seen = attention(model, "t", pixels).contribution[0, 0].flatten()
+    assert torch.allclose(seen, lengths[0, 1:-1].clamp(min=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_a_patch_without_a_value_contributes_nothing_whatever_its_weight(regime: str) -> None:
+    """As the corners in a ViT: many look at them, and read nothing."""
+    model = model_with(["a", "b"], regime=regime, rank=4)
+    trunk, pixels = model.trunk, torch.rand(1, 3, 32, 32)
+    before = attention(model, "t", pixels)
+    assert bool((before.contribution.sum((2, 3)) > 0).any())
+    width = trunk.config.width
+    task = model.task("t")
+    with torch.no_grad():
+        for one in (trunk, task.trunk or trunk):
+            for block in one.layers:
+                block.qkv.weight[2 * width :] = 0  # no token has a value
+                block.qkv.bias[2 * width :] = 0
+    seen = attention(model, "t", pixels)
+    if not seen.pooled:
+        assert float(seen.contribution.max()) == 0
+        assert float(seen.weights.max()) > 0
 
 
 def test_only_a_child_reads_what_it_extends() -> None:
@@ -52,7 +88,7 @@ def test_maps_are_the_attention_of_the_first_layer_by_hand() -> None:
     scores = q[:, :, x.shape[1] : x.shape[1] + 1] @ k.mT / q.shape[-1] ** 0.5
     weights = scores.softmax(-1).mean(1)[:, 0].detach()
     seen = attention(model, "t", pixels)
-    assert torch.allclose(seen.patches[:, 0].flatten(1), weights[:, 1 : x.shape[1]], atol=1e-6)
+    assert torch.allclose(seen.weights[:, 0].flatten(1), weights[:, 1 : x.shape[1]], atol=1e-6)
     assert float(seen.shares[0, 3]) == pytest.approx(float(weights[:, -3:].sum(1).mean()), abs=1e-6)
 
 
@@ -81,7 +117,7 @@ def test_an_untrained_class_token_attends_as_the_trunks_own() -> None:
     pixels = torch.rand(2, 3, 32, 32)
     model = model_with(["a", "b"], regime="class")
     task, base = attention(model, "t", pixels), attention(model, "base", pixels)
-    assert torch.allclose(task.patches, base.patches, atol=1e-6)
+    assert torch.allclose(task.weights, base.weights, atol=1e-6)
 
 
 def test_without_a_class_token_there_is_no_map() -> None:
@@ -105,15 +141,15 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
         task.side.queries[:] = task.side.queries[0]  # so that their mean is each of them
     pixels, trunk = torch.rand(2, 3, 32, 32), model.trunk
     seen = attention(model, "b", pixels)
-    assert seen.patches.shape == (2, 1, *(side // trunk.config.patch for side in (32, 32)))
+    assert seen.weights.shape == (2, 1, *(side // trunk.config.patch for side in (32, 32)))
     climb = model.sides(["b"]).begin()
     with torch.no_grad():
         final = trunk.norm(trunk.encode(trunk.embed(pixels), climb.see))
         climb.see(trunk.config.depth, final)
         patches = climb.of("b")[:, trunk.config.prefix :]
-        read = torch.einsum("bp,bpr->br", seen.patches.flatten(1), patches)
+        read = torch.einsum("bp,bpr->br", seen.weights.flatten(1), patches)
         if class_token:
-            share = 1 - seen.patches.sum((2, 3))
+            share = 1 - seen.weights.sum((2, 3))
             read = read + share * climb.of("b")[:, 0]
         pooled = read.repeat(1, 8)
         pooled = torch.nn.functional.layer_norm(pooled, pooled.shape[-1:])
@@ -128,7 +164,18 @@ def test_masks_of_side_patches_show_the_attention_of_the_trunk() -> None:
     )
     seen, base = attention(model, "t", pixels), attention(model, "base", pixels)
     assert not seen.pooled
-    assert torch.equal(seen.patches, base.patches)
+    assert torch.equal(seen.weights, base.weights)
+
+
+def test_the_model_gives_either_map_by_name() -> None:
+    model, pixels = model_with(["a", "b"]), torch.rand(2, 3, 32, 24)
+    seen = attention(model, "t", pixels)
+    assert torch.equal(model.attention(pixels, "t"), seen.contribution)
+    assert torch.equal(model.attention(pixels, "t", method="weights"), seen.weights)
+    depth, patch = model.trunk.config.depth, model.trunk.config.patch
+    assert model.attention(pixels, "base").shape == (2, depth, 32 // patch, 24 // patch)
+    with pytest.raises(EngramError, match="choose contribution or weights"):
+        model.attention(pixels, "t", method="rollout")
 
 
 def test_maps_leave_no_trace() -> None:
@@ -158,7 +205,7 @@ def test_maps_do_not_see_other_models_on_the_same_trunk() -> None:
     try:
         for _ in range(100):
             seen = attention(model, "base", pixels)
-            assert torch.allclose(seen.patches, alone.patches, atol=1e-6)
+            assert torch.allclose(seen.weights, alone.weights, atol=1e-6)
     finally:
         done.set()
         thread.join()

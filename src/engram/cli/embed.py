@@ -1,0 +1,114 @@
+"""`engram embed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli.app import Json, Tasks, app
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
+from engram.cli.inference import Workers
+from engram.cli.options import DataOptions
+from engram.cli.terminal import bars, show
+from engram.errors import EngramError
+from engram.util.description import Description
+
+if TYPE_CHECKING:
+    from engram.model import MemoryViT
+
+_SHOWN = 5  # unreadable images in the summary
+
+
+@app.command(name="embed")
+@flags_of({DataOptions: DATA})
+def embed_command(
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA…", help="Images or folders of them, or one labelled dataset."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="The file to write: .parquet or .npz. An existing one is replaced.",
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    engrams: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--engram", metavar="FILE", help="Engrams or bundles to embed for too; repeatable."
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRUNK",
+            help="Path or Hub id of the backbone; by default the engrams' own, or pico.",
+        ),
+    ] = None,
+    tasks: Tasks = None,
+    batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
+    workers: Workers = 2,
+    as_json: Json = False,
+    flags: Given | None = None,
+) -> None:
+    """Turn images into vectors: the trunk's, and each task's own."""
+    from engram.inference.embed import datasets_of, embed_batches
+    from engram.inference.vectors import check_vector_file, vector_file
+    from engram.util.files import check_writable
+
+    check_writable(out, "file")
+    model = _model(engrams or [], backbone)
+    names = model.embedding_names(tasks or None)
+    check_vector_file(out, names)
+    options = DataOptions(**(flags or {})[DataOptions])
+    datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
+    widths: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    images = 0
+    with bars(as_json) as progress, vector_file(out) as file:
+        for part in embed_batches(
+            model, datasets, tasks=names, batch=batch, workers=workers,
+            progress=lambda done, total: progress("embed", done, total),
+        ):  # fmt: skip
+            failed |= part.failed
+            images += len(part.images)
+            if part.images:
+                widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
+                file.add(part)
+        if not images:
+            raise EngramError(
+                f"No image can be read, so {out} was not written: {next(iter(failed.values()))}."
+            )
+    show(_description(out, model, images, widths, failed), as_json)
+
+
+def _model(engrams: list[Path], backbone: str | None) -> MemoryViT:
+    from engram.inference.load import load_model
+    from engram.model import MemoryViT
+    from engram.trunks.load import load_trunk
+
+    return load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(backbone or "pico"))
+
+
+def _description(
+    out: Path, model: MemoryViT, images: int, widths: dict[str, int], failed: dict[str, str]
+) -> Description:
+    document: dict[str, Any] = {
+        "path": str(out),
+        "trunk": model.trunk.source,
+        "images": images,
+        "vectors": widths,
+        "unreadable": failed,
+    }
+    rows = [("trunk", model.trunk.source), ("images", f"{images:,}"), ("file", str(out))]
+    if failed:
+        reasons = [*list(failed.values())[:_SHOWN], *(["…"] if len(failed) > _SHOWN else [])]
+        rows.append(("unreadable", f"{len(failed):,}, left out: {'; '.join(reasons)}"))
+    table = tuple((name, f"{width:,}") for name, width in widths.items())
+    return Description(document, rows, ("vectors", "numbers"), table)

@@ -1,0 +1,188 @@
+"""Images as vectors: the trunk's embedding, and that of every task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engram.data.datasets import Dataset, Splits, load
+from engram.data.folders import SUFFIXES, images_below
+from engram.data.loader import Loader
+from engram.data.source import SPLITS, Files
+from engram.errors import EngramError
+from engram.images.heic import HEIC_SUFFIXES
+from engram.images.preprocessing import normalise
+from engram.model import MemoryViT
+from engram.util.processes import Team
+
+Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Splits | Dataset
+Vectors = npt.NDArray[np.float32]
+
+_IMAGES = {*SUFFIXES, *HEIC_SUFFIXES}
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Images as vectors: entry i of every field is about the same image.
+
+    Attributes:
+        images: Paths of the images, or the names of their rows.
+        splits: The split of each, or `""` if the data has none.
+        labels: The class of each, or `""` if it has no single class.
+        vectors: By name, `"base"` for the trunk: float32 (images, numbers).
+        failed: The images that could not be read, which have no entry: path and reason.
+    """
+
+    images: tuple[str, ...]
+    splits: tuple[str, ...]
+    labels: tuple[str, ...]
+    vectors: dict[str, Vectors]
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def embed(
+    model: MemoryViT,
+    data: Data,
+    *,
+    tasks: Sequence[str] | None = None,
+    batch: int = 64,
+    workers: int = 2,
+    exact: bool = False,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Embeddings:
+    """Turn images into vectors, one of the trunk and one of every task per image.
+
+    `MemoryViT.embed` says what the vectors are.
+
+    Args:
+        model: The model.
+        data: A folder of images, the path of an image or a list of these; or labelled data, as
+            `engram.data.load` takes it or gave it, of which all splits are embedded.
+        tasks: The tasks to embed for; `"base"` is the trunk. By default `"base"` and all tasks.
+        batch: Images in a batch.
+        workers: Processes that decode images.
+        exact: Make every vector bit for bit what it would be without the other tasks.
+        progress: Called with the number of batches done and of all.
+
+    Returns:
+        The vectors, and for each the path, split and label of its image. Images that cannot be
+        read are left out and listed in `failed`.
+
+    Raises:
+        EngramError: A task is not attached, the data cannot be found, or no image can be read.
+
+    Examples:
+        >>> found = engram.embed(model, "photos", tasks=["base"], workers=0)
+        >>> found.vectors["base"].shape, found.labels[0]
+        ((16, 192), 'rose')
+    """
+    parts = list(
+        embed_batches(
+            model, datasets_of(data),
+            tasks=tasks, batch=batch, workers=workers, exact=exact, progress=progress,
+        )
+    )  # fmt: skip
+    failed = {path: reason for part in parts for path, reason in part.failed.items()}
+    good = [part for part in parts if part.images]
+    if not good:
+        raise EngramError(f"No image can be read: {next(iter(failed.values()))}.")
+    return Embeddings(
+        tuple(image for part in good for image in part.images),
+        tuple(split for part in good for split in part.splits),
+        tuple(label for part in good for label in part.labels),
+        {name: np.concatenate([p.vectors[name] for p in good]) for name in good[0].vectors},
+        failed,
+    )
+
+
+def embed_batches(
+    model: MemoryViT,
+    datasets: Sequence[Dataset],
+    *,
+    tasks: Sequence[str] | None = None,
+    batch: int = 64,
+    workers: int = 2,
+    exact: bool = False,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Iterator[Embeddings]:
+    """The embeddings of one batch after the other; one without a readable image has none."""
+    device, preprocessing = Team().device, model.preprocessing
+    names = model.embedding_names(tasks)
+    model = model.to(device).eval()
+    loaders = [
+        Loader(
+            one, preprocessing, batch, workers=workers, only="images" if one.masks else ""
+        )
+        for one in datasets
+    ]  # fmt: skip
+    done, total = 0, sum(map(len, loaders))
+    for loader in loaders:
+        dataset = loader.dataset
+        for part in loader:
+            vectors: dict[str, Vectors] = {}
+            if len(part.indices):
+                with torch.inference_mode():
+                    pixels = normalise(part.images.to(device), preprocessing)
+                    found = model.embed(pixels, names, exact)
+                vectors = {name: rows.float().cpu().numpy() for name, rows in found.items()}
+            samples = part.indices.tolist()
+            failed = [dataset.sample_name(i) for i in part.failed.tolist()]
+            yield Embeddings(
+                tuple(dataset.sample_name(i) for i in samples),
+                (dataset.split,) * len(samples),
+                tuple(_label(dataset, i) for i in samples),
+                vectors,
+                {name: loader.bad[name] for name in failed},
+            )
+            done += 1
+            progress(done, total)
+
+
+def _label(dataset: Dataset, i: int) -> str:
+    """The class of a sample, if it has one."""
+    if dataset.masks is not None or dataset.labels.ndim != 1 or not dataset.classes:
+        return ""
+    return dataset.classes[int(dataset.labels[i])]
+
+
+def datasets_of(data: Data, read: Callable[[str], Splits] = load) -> list[Dataset]:
+    """What `embed` reads: every split of labelled data, which `read` loads, or images alone.
+
+    A folder that holds images itself, next to folders or not, is one of images without labels.
+    """
+    if isinstance(data, Dataset):
+        return [data]
+    if isinstance(data, Splits):
+        return _all_splits(data)
+    if not isinstance(data, (str, os.PathLike)):
+        return [_unlabelled(tuple(p for one in data for p in _paths(os.fspath(one))))]
+    path = Path(data)
+    if path.suffix.lower() in _IMAGES or (path.is_dir() and _holds_images(path)):
+        return [_unlabelled(tuple(_paths(os.fspath(data))))]
+    return _all_splits(read(os.fspath(data)))
+
+
+def _all_splits(splits: Splits) -> list[Dataset]:
+    found = [getattr(splits, name) for name in SPLITS if getattr(splits, name) is not None]
+    return [replace(one, split="") for one in found] if splits.unsplit else found
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(p.suffix.lower() in _IMAGES for p in folder.iterdir() if p.is_file())
+
+
+def _paths(path: str) -> list[str]:
+    return images_below(Path(path))[0] if os.path.isdir(path) else [path]
+
+
+def _unlabelled(paths: tuple[str, ...]) -> Dataset:
+    if not paths:
+        raise EngramError("No image was given; give the paths of images, or of a folder of them.")
+    labels = np.zeros(len(paths), dtype=np.int64)
+    return Dataset("images", "", (), labels, Files(paths), np.arange(len(paths)))

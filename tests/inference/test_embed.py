@@ -1,0 +1,72 @@
+"""Vectors of files and datasets: the model's own, with path, split and label of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from engram import EngramError, MemoryViT, data, embed
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
+
+
+def test_vectors_of_labelled_data_have_path_split_and_label(model: MemoryViT, photos: Path) -> None:
+    found = embed(model, photos, batch=2, workers=0)
+    assert list(found.vectors) == ["base", "colours"]
+    assert len(found.images) == 9
+    assert len(found.failed) == 3
+    assert set(found.splits) == {"test"}
+    assert [Path(path).parent.name for path in found.images] == list(found.labels)
+    empty = str(photos / "test" / "red" / "empty.png")
+    assert found.failed[empty] == f"{empty}: the file is empty"
+    for i, path in enumerate(found.images):
+        view = torch.from_numpy(evaluation_view(path, model.preprocessing))[None]
+        own = model.embed(normalise(view, model.preprocessing))
+        for name, vectors in found.vectors.items():
+            assert vectors.dtype == np.float32
+            assert np.allclose(vectors[i], own[name][0].detach().numpy(), atol=1e-5)
+
+
+def test_images_need_no_labels(model: MemoryViT, photos: Path) -> None:
+    folder = photos / "test" / "red"
+    whole = embed(model, folder, tasks=["base"], workers=0)
+    assert [Path(path).name for path in whole.images] == ["0.png", "1.png", "2.png"]
+    assert whole.labels == whole.splits == ("", "", "")
+    some = embed(model, [folder / "2.png", photos / "test" / "blue"], tasks=["base"], workers=0)
+    assert [Path(path).name for path in some.images] == ["2.png", "0.png", "1.png", "2.png"]
+    assert np.allclose(some.vectors["base"][0], whole.vectors["base"][2], atol=1e-6)
+    assert len(embed(model, folder / "2.png", workers=0).images) == 1
+
+
+def test_what_was_loaded_can_be_embedded(model: MemoryViT, photos: Path) -> None:
+    splits = data.load(photos)
+    whole, part = embed(model, splits, workers=0), embed(model, splits["test"], workers=0)
+    assert whole.images == part.images
+    unsplit = embed(model, data.load(photos / "test"), workers=0)
+    assert set(unsplit.splits) == {""}
+    assert set(unsplit.labels) == {"red", "green", "blue"}
+
+
+def test_masks_are_no_labels_and_are_not_read(model: MemoryViT, tmp_path: Path) -> None:
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "a.png")
+    Image.new("L", (16, 16)).save(tmp_path / "masks" / "a.png")
+    splits = data.load(tmp_path, kind="segmentation", classes=["a"], values=[0])
+    (tmp_path / "masks" / "a.png").unlink()
+    assert embed(model, splits, workers=0).labels == ("",)
+
+
+def test_nothing_to_embed_is_a_sentence(model: MemoryViT, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngramError, match=r"No image can be read: .*the file is empty"):
+        embed(model, photos / "test" / "red" / "empty.png", workers=0)
+    with pytest.raises(EngramError, match="No image was given"):
+        embed(model, [], workers=0)
+    with pytest.raises(EngramError, match="does not exist"):
+        embed(model, tmp_path / "nowhere", workers=0)
+    with pytest.raises(EngramError, match="There is no task 'b'"):
+        embed(model, photos, tasks=["b"], workers=0)
