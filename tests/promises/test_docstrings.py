@@ -31,7 +31,8 @@ FOLDERS = (
 )
 METHODS = {
     "MemoryViT": (
-        *("task", "add_task", "attach", "detach", "engram", "save", "forward"),
+        *("task", "add_task", "attach", "detach", "engram", "save", "forward", "embed"),
+        "attention",
         "load_state_dict",
     ),
     "ViT": ("tokens", "forward", "fingerprint"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from tests.support.serving import AUTH, TOKEN, World, picture
+from tests.support.serving import AUTH, TOKEN, picture
 
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
@@ -47,10 +46,10 @@ OPERATIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def app(world: World, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    folder = shutil.copytree(world.bundle, tmp_path_factory.mktemp("schema") / "bundle")
-    catalogue = Catalogue.load(Path(folder), Settings(allow_host=("testserver",)))
+@pytest.fixture
+def app(bundle: Path) -> FastAPI:
+    """One for each operation: a service that has stopped does not start again."""
+    catalogue = Catalogue.load(bundle, Settings(allow_host=("testserver",)))
     return create_app(catalogue, catalogue.settings, TOKEN)
 
 
