@@ -117,7 +117,7 @@ def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
             own = 0.5 * own + 0.5 * ((of_trunk.unsqueeze(1) @ flow)[:, 0] + itself * own)
         flow = 0.5 * flow + 0.5 * weights @ flow
     patches = (own if reads else flow[:, 0])[:, trunk.config.prefix :]
-    return patches.unflatten(1, trunk.config.grid)
+    return patches.reshape(len(x), *trunk.config.grid)
 
 
 def scores(maps: Tensor, masks: Tensor) -> list[str]:

@@ -55,6 +55,13 @@ def test_a_folder_without_engrams_gets_the_vectors_of_the_trunk(work: Path, caps
         assert archive["base"].shape == (4, 32)
 
 
+def test_without_a_backbone_the_trunk_suits_the_size_of_the_images(
+    work: Path, capsys: Output
+) -> None:
+    assert run("embed", "red.png", "-o", "v.npz", *QUICK) == 0
+    assert document(capsys)["trunk"] == "pico"  # for 20 x 16 pixels
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from engram import EngramError
 from engram.inference.embed import Embeddings
-from engram.inference.vectors import check_vector_file, vector_file
+from engram.inference.vectors import check_names, check_vector_file, vector_file
 
 PARTS = [
     Embeddings(("a", "ä\n"), ("train",) * 2, ("x", ""), {"base": np.eye(2, 3, dtype=np.float32)}),
@@ -60,9 +60,9 @@ def test_a_file_that_cannot_hold_vectors_is_refused_before_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(EngramError, match=r"v.csv is no file for vectors; give one that ends in"):
-        check_vector_file(Path("v.csv"), ["base"])
+        check_vector_file(Path("v.csv"))
     with pytest.raises(EngramError, match="'label' has the name of a column"):
-        check_vector_file(Path("v.npz"), ["base", "label"])
+        check_names(["base", "label"])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(EngramError, match=r"pip install 'engram-vit\[hub-data\]'"):
-        check_vector_file(Path("v.parquet"), ["base"])
+        check_vector_file(Path("v.parquet"))

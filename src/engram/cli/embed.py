@@ -11,12 +11,14 @@ from engram.cli.app import Json, Tasks, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.inference import Workers
 from engram.cli.options import DataOptions
-from engram.cli.terminal import bars, show
+from engram.cli.terminal import announce, bars, show
 from engram.errors import EngramError
 from engram.util.description import Description
 
 if TYPE_CHECKING:
+    from engram.data.datasets import Dataset
     from engram.model import MemoryViT
+    from engram.util.progress import Progress
 
 _SHOWN = 5  # unreadable images in the summary
 
@@ -48,7 +50,8 @@ def embed_command(
         str | None,
         typer.Option(
             metavar="TRUNK",
-            help="Path or Hub id of the backbone; by default the engrams' own, or pico.",
+            help="Path or Hub id of the backbone; by default the engrams' own, or what suits the "
+            "size of the images.",
         ),
     ] = None,
     tasks: Tasks = None,
@@ -59,41 +62,53 @@ def embed_command(
 ) -> None:
     """Turn images into vectors: the trunk's, and each task's own."""
     from engram.inference.embed import datasets_of, embed_batches
-    from engram.inference.vectors import check_vector_file, vector_file
+    from engram.inference.vectors import check_names, check_vector_file, vector_file
     from engram.util.files import check_writable
 
     check_writable(out, "file")
-    model = _model(engrams or [], backbone)
-    names = model.embedding_names(tasks or None)
-    check_vector_file(out, names)
+    check_vector_file(out)
     options = DataOptions(**(flags or {})[DataOptions])
-    datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
     widths: dict[str, int] = {}
     failed: dict[str, str] = {}
     images = 0
-    with bars(as_json) as progress, vector_file(out) as file:
-        for part in embed_batches(
-            model, datasets, tasks=names, batch=batch, workers=workers,
-            progress=lambda done, total: progress("embed", done, total),
-        ):  # fmt: skip
-            failed |= part.failed
-            images += len(part.images)
-            if part.images:
-                widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
-                file.add(part)
-        if not images:
-            raise EngramError(
-                f"No image can be read, so {out} was not written: {next(iter(failed.values()))}."
-            )
+    with bars(as_json) as progress:
+        datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
+        model = _model(engrams or [], backbone, datasets[0], progress)
+        names = model.embedding_names(tasks or None)
+        check_names(names)
+        with vector_file(out) as file:
+            for part in embed_batches(
+                model, datasets, tasks=names, batch=batch, workers=workers,
+                progress=lambda done, total: progress("embed", done, total),
+            ):  # fmt: skip
+                failed |= part.failed
+                images += len(part.images)
+                if part.images:
+                    widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
+                    file.add(part)
+            if not images:
+                reason = next(iter(failed.values()))
+                raise EngramError(f"No image can be read, so {out} was not written: {reason}.")
     show(_description(out, model, images, widths, failed), as_json)
 
 
-def _model(engrams: list[Path], backbone: str | None) -> MemoryViT:
+def _model(
+    engrams: list[Path], backbone: str | None, dataset: Dataset, progress: Progress
+) -> MemoryViT:
+    """Of the engrams, or a trunk alone: the one that is named, or what suits the images."""
+    from engram.data.datasets import Splits
+    from engram.data.sizes import typical_side
     from engram.inference.load import load_model
     from engram.model import MemoryViT
+    from engram.trunks.choose import AUTO, choose_trunk
     from engram.trunks.load import load_trunk
 
-    return load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(backbone or "pico"))
+    if engrams:
+        return load_model(engrams, None if backbone == AUTO else backbone)
+    if backbone is None or backbone == AUTO:
+        side = typical_side(Splits(dataset.name, dataset.classes, train=dataset))
+        backbone = choose_trunk(side, announce=announce, progress=progress).source
+    return MemoryViT(load_trunk(backbone))
 
 
 def _description(

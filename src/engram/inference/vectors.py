@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -28,12 +28,16 @@ class VectorFile(Protocol):
     def finish(self) -> None: ...
 
 
-def check_vector_file(path: Path, names: list[str]) -> None:
+def check_vector_file(path: Path) -> None:
     """Refuse, before the work, a file that cannot be written."""
     if path.suffix.lower() not in _FORMATS:
         raise EngramError(f"{path} is no file for vectors; give one that ends in .parquet or .npz.")
     if path.suffix.lower() == ".parquet":
         _pyarrow("pyarrow.parquet")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a task that has the name of another column."""
     for name in names:
         if name in TEXTS:
             raise EngramError(
