@@ -589,3 +589,11 @@ def test_a_task_may_be_made_in_inference_mode() -> None:
         model = MemoryViT(tiny_trunk()).eval()
         model.add_task("a", 3)
         assert model(torch.zeros(2, 3, 8, 8).double())["a"].shape == (2, 3)
+
+
+def test_a_line_describes_a_model() -> None:
+    model = MemoryViT(random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=0))
+    assert repr(model).endswith("8 x 8 pixels, 1,328 parameters; tasks: none)")
+    model.add_task("pets", 2)
+    model.add_task("tiny", 2, regime="head")
+    assert repr(model).endswith("; tasks: pets (masked), tiny (head))")

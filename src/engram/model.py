@@ -91,6 +91,15 @@ class MemoryViT(nn.Module):
         self._constant: Memory | None = None
         self._constant_sides: Sides | None = None
 
+    def __repr__(self) -> str:
+        height, width = self.trunk.config.image_size
+        size = sum(parameter.numel() for parameter in self.trunk.parameters())
+        tasks = [f"{name} ({task.spec.regime})" for name, task in self._tasks.items()]
+        return (
+            f"MemoryViT({self.trunk.source!r}, {height} x {width} pixels, {size:,} parameters; "
+            f"tasks: {', '.join(tasks) or 'none'})"
+        )
+
     @property
     def preprocessing(self) -> Preprocessing:
         """How pictures become pixels: the trunk's way, or plain ones of its size if it has none."""

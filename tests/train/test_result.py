@@ -60,3 +60,9 @@ def test_an_ending_is_read_from_the_record_of_an_engram() -> None:
 def test_a_task_that_was_trained_in_memory_has_no_path() -> None:
     result = replace(RESULT, path=None)
     assert result.to_dict()["path"] is None
+
+
+def test_a_line_describes_a_result() -> None:
+    line = "Result('t', masked, 12 parameters, val accuracy 0.5, 'a/t.safetensors')"
+    assert repr(RESULT) == line
+    assert repr(replace(RESULT, path=None)) == line.replace(", 'a/t.safetensors'", "")

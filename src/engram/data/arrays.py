@@ -22,7 +22,7 @@ DIGITS = Path(__file__).with_name("digits.npz")  # NOTICE says whose they are
 
 def read_npz(path: Path, request: DataRequest) -> FoundData:
     """Read x_train, y_train, … or train_images, train_labels, … or images, labels."""
-    arrays = _read_arrays(path)
+    arrays = _arrays_in(path)
     listed = arrays.get("class_names", arrays.get("classes"))
     classes = None if listed is None else [str(name) for name in listed]
     keys = _split_keys(arrays)
@@ -36,16 +36,16 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
             )
         keys = {"train": pairs[0]}
     splits = {
-        split: _read_split(f"{path}:{x}", arrays[x], arrays[y], classes, request)
+        split: read_arrays(f"{path}:{x}", arrays[x], arrays[y], classes, request)
         for split, (x, y) in keys.items()
     }
     labels = arrays[next(iter(keys.values()))[1]]
-    columns = _label_columns(labels, classes, request)
+    columns = label_columns(labels, classes, request)
     by = "" if unsplit else "the names of the arrays"
     return FoundData(splits, classes, label_columns=columns, unsplit=unsplit, split_by=by)
 
 
-def _read_arrays(path: Path) -> dict[str, Array]:
+def _arrays_in(path: Path) -> dict[str, Array]:
     try:
         check_archive(path)
         with np.load(path, allow_pickle=False) as file:
@@ -81,7 +81,7 @@ def read_digits(request: DataRequest) -> FoundData:
     for digit in range(10):
         test[np.flatnonzero(labels == digit)[::5]] = True
     splits = {
-        split: _read_split(f"digits/{split}", images[chosen], labels[chosen], None, request)
+        split: read_arrays(f"digits/{split}", images[chosen], labels[chosen], None, request)
         for split, chosen in (("train", ~test), ("test", test))
     }
     by = "every fifth image of a class, which is test data"
@@ -91,7 +91,7 @@ def read_digits(request: DataRequest) -> FoundData:
 # One split
 
 
-def _read_split(
+def read_arrays(
     name: str,
     images: Array,
     labels: Array,
@@ -108,10 +108,10 @@ def _read_split(
         )
     rows = Arrays(_to_pixels(name, images), name)
     if request.has_masks:
-        masks = Arrays(_to_mask_values(name, labels), f"{name}, mask")
+        masks = Arrays(to_mask_values(name, labels), f"{name}, mask")
         return FoundSplit(rows, [None] * len(labels), masks)
     if labels.ndim == 2:
-        columns = _label_columns(labels, classes, request)
+        columns = label_columns(labels, classes, request)
         if len(columns) != labels.shape[1]:
             raise EngramError(
                 f"{name}: {labels.shape[1]} columns of labels, but {len(columns)} class names."
@@ -128,7 +128,7 @@ def _squeeze(labels: Array, request: DataRequest) -> Array:
     return labels[:, 0] if one_each and labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
-def _label_columns(
+def label_columns(
     labels: Array, classes: Sequence[str] | None, request: DataRequest
 ) -> Sequence[str]:
     """What the columns of labels are called: by the classes, or by their numbers."""
@@ -152,7 +152,7 @@ def _to_pixels(name: str, images: Array) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(to_uint8(name, images)))
 
 
-def _to_mask_values(name: str, masks: Array) -> torch.Tensor:
+def to_mask_values(name: str, masks: Array) -> torch.Tensor:
     """(N, H, W) as uint8 or uint16, which an image of one channel can have."""
     low, high = (masks.min(), masks.max()) if masks.size else (0, 0)
     if masks.dtype.kind not in "biu" or not (low >= 0 and high < MASK_VALUES):

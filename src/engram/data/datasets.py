@@ -17,6 +17,7 @@ from PIL import Image
 from engram.data.arrays import read_digits, read_npz
 from engram.data.folders import read_class_folders, read_mask_folders
 from engram.data.labels import LABELS, find_legend
+from engram.data.objects import PythonData, object_name, read_objects
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
 from engram.data.tables import TABLES, read_table
@@ -24,7 +25,7 @@ from engram.data.validation import split_validation
 from engram.errors import EngramError
 from engram.images.decode import BadImage, image_size
 from engram.images.masks import Legend
-from engram.tasks.kinds import IGNORED
+from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 
@@ -52,6 +53,9 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, {self.kind}: {self.split} {len(self):,}; {_shown(self)})"
 
     def read(self, i: int) -> StoredImage:
         """The image of sample i, not yet decoded: `images.decode.read_image` takes it."""
@@ -97,6 +101,13 @@ class Dataset:
         )
 
 
+def _shown(data: "Dataset | Splits") -> str:
+    """The classes for `repr`: their number and the first of them."""
+    one, several = KINDS[data.kind].nouns
+    names = ", ".join(data.classes[:3]) + (", …" if len(data.classes) > 3 else "")
+    return f"{len(data.classes)} {one if len(data.classes) == 1 else several}: {names}"
+
+
 class TaskArguments(TypedDict):
     """Arguments of `MemoryViT.add_task` that follow from the data."""
 
@@ -127,6 +138,11 @@ class Splits:
     split_by: str = ""
     kind: str = "classification"
     legend: Legend | None = None  # of segmentation: what the values in masks mean
+
+    def __repr__(self) -> str:
+        found = {name: getattr(self, name) for name in SPLITS}
+        sizes = [f"{name} {len(part):,}" for name, part in found.items() if part is not None]
+        return f"Splits({self.name!r}, {self.kind}: {', '.join(sizes)}; {_shown(self)})"
 
     def __getitem__(self, split: str) -> Dataset:
         """The split by name; an EngramError if there is none."""
@@ -171,45 +187,11 @@ class Splits:
         return replace(self, train=train, val=val)
 
 
-def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = False) -> None:
-    """Raise an EngramError unless the data has the kind, classes and mask values of the task.
-
-    With `same_ignore` the value of ignored pixels must be the same too. A task that is trained
-    stores it; evaluation does not depend on it.
-    """
-    legend = data.legend or Legend((), spec.ignore)
-    if data.kind != spec.kind:
-        difference = f"has the kind {spec.kind}, but {data.name} has the kind {data.kind}"
-    elif data.classes != spec.classes:
-        noun, order = spec.does.nouns[1], ""
-        if sorted(data.classes) == sorted(spec.classes):
-            order = " in another order"
-        difference = (
-            f"has {len(spec.classes)} {noun} ({_shorten(spec.classes)}), but {data.name} has "
-            f"{len(data.classes)}{order} ({_shorten(data.classes)})"
-        )
-    elif legend.values != spec.values or (same_ignore and legend.ignore != spec.ignore):
-        difference = (
-            f"has the mask values {_shorten(spec.values)} and ignores {spec.ignore}, but "
-            f"{data.name} has {_shorten(legend.values)} and ignores {legend.ignore}"
-        )
-    else:
-        return
-    raise EngramError(
-        f"The task {spec.name!r} {difference}; load the data with "
-        f"like=model.task({spec.name!r}).spec, or add the task with **splits.task."
-    )
-
-
-def _shorten(names: Sequence[object]) -> str:
-    return ", ".join(map(str, names[:4])) + (", …" if len(names) > 4 else "")
-
-
 # Loading
 
 
 def load(
-    spec: str | os.PathLike[str],
+    spec: str | os.PathLike[str] | PythonData,
     *,
     split: str | None = None,
     kind: str = "classification",
@@ -228,7 +210,10 @@ def load(
         spec: A folder of class folders, a .csv/.tsv/.jsonl/.parquet table, an .npz file,
             "hf:owner/name[:config]" or "hf:PATH", "digits", or a preset ("cifar100", or
             "cifar100:PATH" for a copy on disk). For segmentation also a folder with images/ and
-            masks/, or "IMAGES::MASKS" for two folders of the same shape.
+            masks/, or "IMAGES::MASKS" for two folders of the same shape. Or data that is in Python:
+            a Dataset or DataLoader of torch, a Dataset or DatasetDict of the package `datasets`,
+            a list of (image, label), (images, labels) as arrays, tensors or lists, or a dict of
+            train, val and test.
         split: Keep only this split. A source without splits becomes this split as a whole.
         kind: The kind of task that the labels are for.
         classes: The names of the classes, in the order that numbers them.
@@ -249,6 +234,9 @@ def load(
     Examples:
         >>> engram.data.load("photos").classes
         ('rose', 'tulip')
+        >>> images, labels = torch.rand(8, 3, 32, 32), torch.arange(8) % 2
+        >>> engram.data.load((images, labels), classes=["rose", "tulip"])
+        Splits('images', classification: train 8; 2 classes: rose, tulip)
     """
     if like is not None:
         kind, classes = like.kind, like.classes
@@ -257,8 +245,11 @@ def load(
         check_split(split)
     columns = (label,) if isinstance(label, str) else tuple(label or ())
     request = DataRequest(kind, image, columns, split_column, splits or {}, classes or ())
-    name = os.fspath(spec)
-    found = _read(name, request)
+    if isinstance(spec, (str, os.PathLike)):
+        name = os.fspath(spec)
+        found = _read(name, request)
+    else:
+        name, found = object_name(spec), read_objects(spec, request)
     _refuse_unused_columns(name, columns, found)
     legend = None
     if request.has_masks:

@@ -23,7 +23,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.util.optional import require
 
-_UNSPLIT = "all"  # the name given to the rows of a file or folder that has no splits
+UNSPLIT = "all"  # the name given to the rows of a file or folder that has no splits
 
 
 # The Hub
@@ -62,16 +62,23 @@ def read_hub(source: str, request: DataRequest) -> FoundData:
     except Exception as error:  # the network, the Hub and the files can fail in any way
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise EngramError(f"hf:{source} cannot be loaded: {reason.rstrip('.')}.") from error
-    unsplit, by = list(tables) == [_UNSPLIT], "the Hub"
-    divided = _divide(datasets, tables, f"hf:{source}", request)
+    return read_tables(datasets, tables, f"hf:{source}", request, "the Hub")
+
+
+def read_tables(
+    datasets: Any, tables: Mapping[str, Any], title: str, request: DataRequest, by: str
+) -> FoundData:
+    """Read tables of the package `datasets` by the names of their splits, which `by` gives."""
+    unsplit = list(tables) == [UNSPLIT]
+    divided = _divide(datasets, tables, title, request)
     if divided:
         tables, by = divided
         unsplit, request = False, replace(request, split_names={})
     splits, classes = {}, None
     columns: list[str] = []
-    for split, name in match_splits(tables, request.split_names, f"hf:{source}").items():
+    for split, name in match_splits(tables, request.split_names, title).items():
         splits[split], listed, columns = _read_split(
-            datasets, tables[name], f"hf:{source}/{name}", request
+            datasets, tables[name], f"{title}/{name}", request
         )
         classes = classes or listed
     return FoundData(
@@ -128,7 +135,7 @@ def _load_tables(datasets: Any, source: str) -> dict[str, Any]:
     else:
         name, _, config = source.partition(":")
         tables = datasets.load_dataset(name, config or None)
-    return dict(tables) if isinstance(tables, Mapping) else {_UNSPLIT: tables}
+    return dict(tables) if isinstance(tables, Mapping) else {UNSPLIT: tables}
 
 
 def _read_split(

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits, check_fits, load
+from engram.data.datasets import Dataset, Splits, load
+from engram.data.fits import check_fits
 from engram.data.loader import Loader, Transform
+from engram.data.objects import PythonData
 from engram.images.preprocessing import normalise
 from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
@@ -19,7 +21,7 @@ from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
 from engram.util.processes import Team
 
-Data = str | os.PathLike[str] | Splits | Dataset
+Data = str | os.PathLike[str] | Splits | Dataset | PythonData
 
 
 def evaluate(
@@ -41,7 +43,7 @@ def evaluate(
 
     Args:
         model: The model that the task is attached to.
-        data: A path or name as `engram.data.load` takes it, or what that gave.
+        data: A path, a name or a dataset as `engram.data.load` takes it, or what that gave.
         task: The task's name.
         split: `train`, `val` or `test`.
         batch: Images in a batch.
@@ -149,7 +151,7 @@ def answers(
 
 
 def _dataset(data: Data, spec: TaskSpec, split: str) -> Dataset:
-    if isinstance(data, (str, os.PathLike)):
+    if not isinstance(data, (Splits, Dataset)):
         return load(data, split=split, like=spec)[split]
     dataset = data if isinstance(data, Dataset) else data[split]
     check_fits(spec, dataset)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from engram.data.datasets import Splits, load
+from engram.data.objects import PythonData
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.store.engram import Engram
@@ -74,7 +75,7 @@ class Tried:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AutoResult(RunResult):
     """The result of `auto`: all that was tried, and the learning curve of what was trained."""
 
@@ -106,7 +107,7 @@ class AutoResult(RunResult):
 def auto(
     model: MemoryViT,
     name: str,
-    data: str | os.PathLike[str] | Splits,
+    data: str | os.PathLike[str] | Splits | PythonData,
     recipe: Recipe | None = None,
     *,
     kind: str = "classification",
@@ -128,9 +129,9 @@ def auto(
     Args:
         model: The model; the best task is attached to it.
         name: The name of the new task.
-        data: A path or name as `engram.data.load` takes it, or what that returned.
+        data: A path, a name or a dataset as `engram.data.load` takes it, or what that returned.
         recipe: The training settings that all share. A learning rate in it is the only one tried.
-        kind: The kind of task, where `data` is a path or a name.
+        kind: The kind of task, unless `data` is what `engram.data.load` returned.
         cells: Memory cells at every layer.
         extends: Names of attached tasks that the new task reads; they decide what can be tried.
         adapter_width: Width of the bottleneck of adapters.

@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engram.data.datasets import Splits, check_fits, load
+from engram.data.datasets import Splits, load
+from engram.data.fits import check_fits
 from engram.data.loader import Transform
+from engram.data.objects import PythonData
 from engram.errors import EngramError
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
@@ -34,7 +36,7 @@ from engram.util.progress import Progress, silent
 def fit(
     model: MemoryViT,
     name: str,
-    data: str | os.PathLike[str] | Splits,
+    data: str | os.PathLike[str] | Splits | PythonData,
     recipe: Recipe | None = None,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -53,7 +55,7 @@ def fit(
     Args:
         model: The model; only this task's parameters change.
         name: The task to train, added with `add_task`.
-        data: A path or name as `engram.data.load` takes it, or what that returned.
+        data: A path, a name or a dataset as `engram.data.load` takes it, or what that returned.
         recipe: The training settings; the default recipe if not given.
         out: The engram to write. Without it, the task is trained in memory only.
         resume: Continue an interrupted run; it ends with the same weights.

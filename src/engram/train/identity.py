@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from engram.data.datasets import Dataset, Integers, Splits
+from engram.data.items import Items
 from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
@@ -56,8 +57,11 @@ def samples_of(dataset: Dataset) -> list[Any]:
 def _names(rows: Rows, order: Integers) -> list[Any]:
     """Names and sizes of files, without the folder they share: a dataset may have been moved.
 
-    For arrays it is a hash of their content, for everything else the row numbers.
+    For arrays it is a hash of their content, for objects of Python of some of their images, for
+    everything else the row numbers.
     """
+    if isinstance(rows, Items):
+        return [rows.content(), *order.tolist()]
     if isinstance(rows, Arrays):
         pixels = rows.pixels.contiguous().flatten().view(torch.uint8)
         return [hashlib.sha256(pixels.numpy().data).hexdigest(), *order.tolist()]

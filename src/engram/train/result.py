@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engram.tasks.kinds import KINDS
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -60,7 +62,7 @@ class Ending:
         return round(steps / self.per_epoch, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
     """What every run gives back; `metrics` are by split."""
 
@@ -72,6 +74,17 @@ class RunResult:
     path: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     ending: Ending | None = None  # None: it was solved, not trained
+
+    def __repr__(self) -> str:
+        scores = [
+            f"{split} {kind.score} {values[kind.score]:.4g}"
+            for split, values in self.metrics.items()
+            for kind in KINDS.values()
+            if kind.score in values
+        ]
+        facts = [self.regime, f"{self.parameters:,} parameters", *dict.fromkeys(scores)]
+        path = [] if self.path is None else [repr(str(self.path))]
+        return f"{type(self).__name__}({self.task!r}, {', '.join(facts + path)})"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as `--json` prints it."""
@@ -86,7 +99,7 @@ class RunResult:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result(RunResult):
     """The result of `fit`, with the learning curve."""
 

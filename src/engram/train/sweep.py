@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits, load
+from engram.data.objects import PythonData
 from engram.errors import EngramError
 from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
@@ -31,7 +32,7 @@ from engram.util.processes import Team
 from engram.util.progress import Progress, silent
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SweepResult(RunResult):
     """The result of `sweep`: all settings, and the best on validation, whose engram was kept."""
 
@@ -51,7 +52,7 @@ class SweepResult(RunResult):
 def sweep(
     model: MemoryViT,
     name: str,
-    data: str | os.PathLike[str] | Splits,
+    data: str | os.PathLike[str] | Splits | PythonData,
     recipe: Recipe | None = None,
     *,
     lrs: Sequence[float] = (),
@@ -82,13 +83,13 @@ def sweep(
     Args:
         model: The model; the best task is attached to it.
         name: The name of the new task.
-        data: A path or name as `engram.data.load` takes it, or what that returned.
+        data: A path, a name or a dataset as `engram.data.load` takes it, or what that returned.
         recipe: The training settings that all variants share.
         lrs: Learning rates to try; the recipe's if empty.
         cells: Numbers of memory cells to try.
         weight_decays: Weight decays to try; the recipe's if empty.
         seeds: Seeds for every combination.
-        kind: The kind of task, where `data` is a path or a name.
+        kind: The kind of task, unless `data` is what `engram.data.load` returned.
         regime: Which parameters train, and whether attention is masked.
         extends: Names of attached tasks that the new task reads.
         update: How the regime `memory` passes cells from layer to layer.
