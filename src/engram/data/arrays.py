@@ -75,7 +75,7 @@ def _split_keys(arrays: Mapping[str, Array]) -> dict[str, tuple[str, str]]:
 
 def read_digits(request: DataRequest) -> FoundData:
     """The 1,797 handwritten digits of UCI, 8x8 pixels; every fifth of a class is test data."""
-    arrays = _read_arrays(DIGITS)
+    arrays = _arrays_in(DIGITS)
     images, labels = arrays["images"] / 16, arrays["labels"].astype(np.int64)
     test = np.zeros(len(labels), dtype=bool)
     for digit in range(10):

@@ -1,8 +1,8 @@
 """What every reader of data is asked for, and what it returns: images by row, and their labels.
 
-The readers are `folders`, `tables`, `arrays`, `presets` and `objects`. A reader lists images without
-decoding them, and raises an EngramError that says what is wrong with the data. `datasets.load`
-chooses the reader.
+The readers are `folders`, `tables`, `arrays`, `presets` and `objects`. A reader lists images
+without decoding them, and raises an EngramError that says what is wrong with the data.
+`datasets.load` chooses the reader.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
