@@ -15,10 +15,10 @@ REFUSED = {
     "--lr is 'a'; give numbers with commas": (
         *("reproduce", "--dataset", "cifar100", "--dry-run", "--lr", "a"),
     ),
-    "seeds is 0; at least one is needed": (
+    "--seeds is 0; at least one is needed": (
         *("reproduce", "--dataset", "cifar100", "--dry-run", "--seeds", "0"),
     ),
-    "lr is -1; it must be a number above 0": (
+    "--lr is -1; it must be a number above 0": (
         *("reproduce", "--dataset", "cifar100", "--dry-run", "--lr", "-1"),
     ),
 }

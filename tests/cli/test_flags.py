@@ -12,7 +12,18 @@ from tests.support.commands import Output, run
 from typer.testing import CliRunner
 
 from engram import EngramError
-from engram.cli.flags import DATA, OUTPUT, PANELS, TASK, TRAINING, Given, flags_of, numbers, words
+from engram.cli.flags import (
+    DATA,
+    OUTPUT,
+    PANELS,
+    RESOURCES,
+    TASK,
+    TRAINING,
+    Given,
+    flags_of,
+    numbers,
+    words,
+)
 from engram.util.settings import setting
 
 
@@ -134,7 +145,8 @@ def test_panels_come_in_one_order(
     monkeypatch.setenv("COLUMNS", "200")
     assert run(command, "--help") == 0
     shown = panels(capsys.readouterr().out)
-    assert [name for name in shown if name not in ("Arguments", "Options")] == list(PANELS)
+    named = [name for name in shown if name not in ("Arguments", "Options")]
+    assert named == [DATA, TASK, TRAINING, RESOURCES, OUTPUT]
 
 
 # Lists with commas

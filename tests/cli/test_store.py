@@ -30,7 +30,7 @@ def test_inspect_says_what_an_engram_is(folder: Path, capsys: Output) -> None:
         "trunk  ",
         header.trunk.fingerprint,
         "16 x 16, squashed, bicubic",
-        "accuracy 0.9125",
+        "accuracy 91.25%",
         "lr 0.01",
         header.created,
         header.content,
@@ -65,7 +65,7 @@ def test_compose_and_inspect_a_bundle(folder: Path, capsys: Output) -> None:
     assert json.loads(capsys.readouterr().out) == composed
     assert run("inspect", "garden") == 0
     said = capsys.readouterr().out
-    assert re.search(r"roses +classification +7 +masked +2 +flowers", said)
+    assert re.search(r"roses +classification +7 +- +masked +2 +flowers", said)
 
 
 def test_side_patches_and_readouts_are_inspected_listed_and_composed(
@@ -159,3 +159,29 @@ def test_a_mistake_is_one_sentence(
     assert err.rstrip().endswith(".")
     assert run(*arguments, "--json") == 2
     assert json.loads(capsys.readouterr().out) == {"error": err.rstrip()}
+
+
+def test_bundle_remove_takes_a_task_and_its_file_out(folder: Path, capsys: Output) -> None:
+    assert run("compose", "roses.safetensors", "flowers.safetensors", "-o", "garden") == 0
+    capsys.readouterr()
+    for arguments, sentence in (
+        (("garden", "flowers"), "'flowers' is extended by roses; remove those first."),
+        (("garden", "tulips"), "garden has no task 'tulips'; it has flowers, roses."),
+        (("trunk", "roses"), "trunk is not a bundle"),
+    ):
+        assert run("bundle", "remove", *arguments) == 2
+        assert sentence in capsys.readouterr().err
+    assert run("bundle", "remove", "garden", "roses", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [entry["task"] for entry in said["engrams"]] == ["flowers"]
+    assert [engram.spec.name for engram in read_bundle("garden").engrams] == ["flowers"]
+    assert not Path("garden/roses.safetensors").exists()
+    assert run("bundle", "remove", "garden", "flowers") == 2
+    assert "is the only task of the bundle" in capsys.readouterr().err
+
+
+def test_lists_and_bundles_say_how_good_tasks_are(folder: Path, capsys: Output) -> None:
+    assert run("compose", "roses.safetensors", "flowers.safetensors", "-o", "garden") == 0
+    assert "accuracy 91.25%" in " ".join(capsys.readouterr().out.split())
+    assert run("list", ".") == 0
+    assert "accuracy 91.25%" in " ".join(capsys.readouterr().out.split())

@@ -1,13 +1,12 @@
-"""Results, progress and mistakes for people and for machines."""
+"""Results and mistakes for people and for machines."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from tests.support.commands import Output
 
-from engram.cli.terminal import bars, complain, notice_or_warning, show, steps
+from engram.cli.terminal import complain, notice_or_warning, show
 from engram.errors import Notice
 from engram.util.description import Description
 
@@ -73,31 +72,6 @@ def test_only_the_first_process_prints(capsys: Output, monkeypatch: pytest.Monke
     monkeypatch.setenv("RANK", "0")
     show(RESULT, as_json=True)
     assert capsys.readouterr().out != ""
-
-
-def test_progress_is_silent_where_nobody_watches(capsys: Output) -> None:
-    for as_json in (False, True):
-        with bars(as_json) as progress, steps(as_json) as say:
-            progress("training", 1, 2, "loss 0.5")
-            say("measuring")
-    assert capsys.readouterr() == ("", "")
-
-
-def test_progress_is_shown_on_a_terminal(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with bars(False) as progress:
-        progress("training", 1, 2, "loss 0.5")
-        progress("training", 2, 2, "loss 0.4")
-    said = capsys.readouterr().err
-    assert "training" in said
-    assert "2/2" in said
-    assert "loss 0.4" in said
-    with bars(False) as progress, steps(False) as say:
-        progress(f"[red]{HOSTILE}", 1, 1, f"[red]{HOSTILE}")
-        say(f"[red]{HOSTILE}")
-    said = capsys.readouterr().err
-    assert "\u202e" not in said
-    assert said.count(f"[red]{SHOWN}") >= 3
 
 
 def test_a_notice_is_its_sentence_and_a_warning_says_where_it_comes_from() -> None:

@@ -39,7 +39,8 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert fit("--json", "--test", *masked, "--label-smoothing", 0.1) == 0
     said = document(capsys)
     promised = ["task", "path", "regime", "parameters", "seconds", "metrics", "training"]
-    assert list(said) == [*promised, "report"]
+    assert list(said) == [*promised, "trunk", "report"]
+    assert said["trunk"] == "vit"
     assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
     assert 0 < said["seconds"] < 60
@@ -48,7 +49,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert said["metrics"]["test"]["images"] == 21
     assert 0 <= said["metrics"]["test"]["accuracy"] <= 1
     header = engram.inspect("new.safetensors")
-    expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1)
+    expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1, lr=5e-4)
     about_data = {"data": header.recipe["data"], "train_images": 54}
     about_data["training"] = said["training"]
     assert header.recipe == {**expected.to_dict(), **about_data}
@@ -57,7 +58,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
 def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert fit("--json") == 0
     said = document(capsys)
-    assert list(said)[-2:] == ["tried", "report"]
+    assert list(said)[-3:] == ["tried", "trunk", "report"]
     assert {one["regime"] for one in said["tried"]} >= {
         "head", "readout", "masked", "masked+adapter", "side",
     }  # fmt: skip
@@ -100,10 +101,24 @@ def test_fit_without_test_leaves_the_test_split_alone(work: Path, capsys: Output
     assert set(document(capsys)["metrics"]) == {"val"}
 
 
+def test_fit_says_what_it_does(work: Path, capsys: Output) -> None:
+    assert fit() == 0
+    said = capsys.readouterr().err.splitlines()
+    first = next(i for i, line in enumerate(said) if line.startswith("trunk  vit, images of 16"))
+    assert "6 held out of 60 to validate" in said[first + 1]
+    assert said[first + 2].startswith("cache  ")
+    stages = [line.partition(":")[0] for line in said[first + 3 :]]
+    assert {"hashing images", "caching", "solving", "training"} <= set(stages)
+    assert said[-1] == "writing the report"
+    assert any("training: 6 of 6, took" in line and "loss" in line for line in said)
+    assert fit("--json", "--overwrite") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_fit_prints_rows_for_people(work: Path, capsys: Output) -> None:
     assert fit("--seeds", 2) == 0
     said = capsys.readouterr().out
-    for label in ("engram", "regime", "parameters", "seconds", "val accuracy"):
+    for label in ("engram", "trunk", "regime", "parameters", "seconds", "val accuracy"):
         assert label in said
     assert "new.safetensors" in said
 
@@ -204,9 +219,9 @@ REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "gone does not exist; data can be": {"data": "gone"},
     "there is no regime 'some'; choose": {"more": ["--regime", "some"]},
     "There is no recipe 'best'; choose": {"more": ["--recipe", "best"]},
-    "lr is -1.0; it must be a number": {"more": ["--lr", "-1"]},
+    "--lr is -1.0; it must be a number": {"more": ["--lr", "-1"]},
     "optimizer is 'adam'; it can be": {"more": ["--optimizer", "adam"]},
-    "cells is -2; it must be": {"more": ["--cells", "-2"]},
+    "--cells is -2; it must be": {"more": ["--cells", "-2"]},
     "'UPPER' cannot name a task": {"task": "UPPER"},
     "is a folder; -o names the engram's file": {"out": "folder"},
     "old.safetensors exists already": {"out": "old.safetensors"},
@@ -215,10 +230,10 @@ REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "only masked and side tasks extend": {
         "more": ["--extends", "old=old.safetensors", "--regime", "head"]
     },
-    "update='add' is for the regimes memory": {"more": ["--update", "add"]},
-    "class_init is 'zero'": {"more": ["--class-init", "zero"]},
+    "--update add is for the regimes memory": {"more": ["--update", "add"]},
+    "--class-init is 'zero'": {"more": ["--class-init", "zero"]},
     "nowhere": {"backbone": "nowhere"},
-    "seeds is -1; at least one": {"more": ["--seeds", "-1"]},
+    "--seeds is -1; at least one": {"more": ["--seeds", "-1"]},
     "--seeds needs one regime; give one": {"more": ["--seeds", "2", "--regime", "auto"]},
     "side+readout, which is an average": {"more": ["--regime", "side+readout"]},
     "is solved, not trained": {"more": ["--regime", "readout", "--seeds", "2"]},
@@ -237,8 +252,8 @@ def test_a_mistake_of_fit_is_one_sentence_and_exit_code_2(
 REFUSED_BY_SWEEP = {
     "--lr is '0.1;0.2'; give numbers": ["--lr", "0.1;0.2"],
     "--cells is '1.5'; give numbers": ["--cells", "1.5"],
-    "lr is -1; it must be a number above 0": ["--lr", "-1,0.1"],
-    "seeds is 0; at least one": ["--seeds", "0"],
+    "--lr is -1; it must be a number above 0": ["--lr", "-1,0.1"],
+    "--seeds is 0; at least one": ["--seeds", "0"],
 }
 
 

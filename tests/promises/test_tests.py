@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 PACKAGE, TESTS = ROOT / "src" / "engram", ROOT / "tests"
 #: Modules in which there is nothing to run.
-DECLARATIONS = {Path("util/description.py"), Path("util/progress.py")}
+DECLARATIONS = {Path("util/description.py")}
 #: Folders of tests that are about no folder of the package.
 OTHERS = {"benchmarks", "deploy", "promises", "support"}
 

@@ -124,6 +124,19 @@ def test_a_token_from_a_file_ends_in_a_newline(bundle: Path) -> None:
         assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
 
 
+def test_engrams_are_served_as_if_composed(bundle: Path, world: World, launch: Launch) -> None:
+    before = sorted(bundle.iterdir())
+    server = launch(bundle / "first.safetensors", str(bundle / "second.safetensors"))
+    assert server.document["tasks"] == ["base", "first", "second"]
+    url, data = f"{server.url}/v1/tasks/third", world.engrams["third"].read_bytes()
+    assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+    scratch = Path(server.document["bundle"])
+    assert (scratch / "third.safetensors").is_file()
+    assert server.stop() == 0
+    assert sorted(bundle.iterdir()) == before
+    assert not scratch.exists()
+
+
 def test_mistakes_are_sentences(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,16 +149,16 @@ def test_mistakes_are_sentences(
     (tmp_path / "empty").mkdir()
     assert "is not a bundle; `engram compose" in refusal(tmp_path / "empty")
     assert "then serve the folder" in refusal(Path("hf:you/garden"))
-    assert "batch is 0; it must be a whole number, at least 1" in refusal(bundle, "--batch", 0)
-    assert "make max_bodies at least as large" in refusal(bundle, "--max-bodies", 1000)
+    assert "--batch is 0; it must be a whole number, at least 1" in refusal(bundle, "--batch", 0)
+    assert "make --max-bodies at least as large" in refusal(bundle, "--max-bodies", 1000)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1, port {port} (Address already in use); choose others" in refusal(
             bundle, "--port", port
         )
     assert "missing does not exist" in refusal(tmp_path / "missing")
-    alone = bundle / "first.safetensors"
-    assert f"is not a bundle; `engram compose {alone} -o FOLDER` makes" in refusal(alone)
+    assert "then serve the folder" in refusal(bundle / "first.safetensors", "hf:you/garden")
+    assert "cannot be read" in refusal(bundle / "first.safetensors", tmp_path / "missing")
     assert "The token is blank" in refusal(bundle, "--token", " ")
     outside = ("--host", "0.0.0.0", "--port", "0")
     assert "set a token for them in ENGRAM_ASK_TOKEN, or let everyone ask with --open" in refusal(

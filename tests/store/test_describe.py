@@ -24,7 +24,7 @@ def test_an_engram_is_described_without_its_trunk(path: Path) -> None:
     assert rows["classes"] == "3 classes (rose, tulip, é)"
     assert rows["regime"].startswith("masked, 3 cells per layer")
     assert rows["preprocessing"].startswith("16 x 16, squashed")
-    assert rows["metrics"] == "accuracy 0.5"
+    assert rows["metrics"] == "accuracy 50.00%"
 
 
 def test_a_bundle_has_a_row_for_each_engram(trunk: ViT, path: Path, tmp_path: Path) -> None:

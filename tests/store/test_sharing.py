@@ -102,7 +102,7 @@ def test_pull_replaces_nothing_unasked(folder: Path) -> None:
     in_cache(folder, "flowers.safetensors")
     (folder / "x").mkdir()
     (folder / "x" / "flowers.safetensors").write_bytes(b"mine")
-    with pytest.raises(EngramError, match="--overwrite"):
+    with pytest.raises(EngramError, match="overwrite=True"):
         pull("hf:ann/garden/flowers.safetensors", "x")
     assert (folder / "x" / "flowers.safetensors").read_bytes() == b"mine"
     with pytest.raises(EngramError, match="same content but another header"):
@@ -161,7 +161,7 @@ def test_attach_takes_a_bundle_of_one(folder: Path) -> None:
 
 def test_a_pulled_engram_asks_for_its_trunk(folder: Path) -> None:
     in_cache(folder, "flowers.safetensors")
-    asks = "'our-vit' as its trunk; give its path or Hub id with --backbone"
+    asks = "'our-vit' as its trunk; give its path or Hub id with backbone"
     with pytest.raises(EngramError, match=asks):
         load_model("hf:ann/garden")
 

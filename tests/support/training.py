@@ -56,6 +56,22 @@ def alone(model: MemoryViT, splits: Splits, recipe: Recipe, cells: int, **task: 
     return single
 
 
+class Steps:
+    """Counts the optimiser steps of runs from their progress, and stops after so many."""
+
+    def __init__(self, stop: int = 0) -> None:
+        self.stop, self.done, self._at = stop, list[int](), -1
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        if what != "training":
+            return
+        one_more, self._at = self._at >= 0 and done == self._at + 1, done
+        if one_more:
+            self.done.append(done)
+            if len(self.done) == self.stop:
+                raise KeyboardInterrupt
+
+
 def fit_until(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any) -> int:
     """Fit, perhaps until a step is done; gives the steps that it took."""
     splits = load(data)
@@ -64,14 +80,7 @@ def fit_until(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **sett
     model.add_task("t", splits.classes, extends=["parent"], seed=0)
     resume = settings.pop("resume", False)
     recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0).but(**settings)
-    steps: list[int] = []
-
-    def progress(what: str, done: int, total: int, note: str = "") -> None:
-        if what == "training":
-            steps.append(done)
-            if done == stop:
-                raise KeyboardInterrupt
-
+    steps = Steps(stop)
     with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
-        engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=progress)
-    return len(steps)
+        engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=steps)
+    return len(steps.done)

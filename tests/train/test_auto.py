@@ -60,7 +60,7 @@ def test_the_best_is_kept_and_all_that_was_tried_is_listed(
         assert again["accuracy"] == result.metrics[split]["accuracy"]
         assert again["loss"] == pytest.approx(result.metrics[split]["loss"], abs=1e-3)
     assert written.recipe is not None
-    assert written.recipe["lr"] == kept.lr
+    assert written.recipe.get("lr", 0.0) == kept.lr
     assert not (tmp_path / "t.run" / "checkpoint.safetensors").exists()
 
 
@@ -266,7 +266,7 @@ def test_an_interrupted_run_ends_with_the_same_content(
                 MemoryViT(model.trunk), "t", splits, recipe,
                 out=out, resume=stop != stops[0], progress=stopping(stop),
             )  # fmt: skip
-    with pytest.raises(EngramError, match="holds an interrupted run; continue it with --resume"):
+    with pytest.raises(EngramError, match="holds an interrupted run; continue it with resume=True"):
         engram.auto(MemoryViT(model.trunk), "t", splits, recipe, out=out)
     result = engram.auto(model, "t", splits, recipe, out=out, resume=True)
     assert engram.inspect(out).content == engram.inspect(tmp_path / "w.safetensors").content

@@ -44,7 +44,7 @@ def test_a_feed_reads_no_image_before_it_is_used(
     cached, plain = CacheFeed(plan), TrunkFeed(plan)
     assert cached.bad == plain.bad == {}
     assert not list(own_cache.iterdir())
-    cached.scan()
+    cached.scan(silent)
     cached.fill(silent)
     assert [share.failed for share in plain.epoch(0, 0)] == [40]
     assert len(cached.bad) == 50
@@ -107,7 +107,11 @@ def test_a_full_disk_is_no_place_for_a_cache_unless_it_is_there_already(
 @pytest.mark.parametrize(
     ("settings", "regime", "expected"),
     [
-        ({"cache_gb": 1e-6}, "masked", "GB, and cache_gb is 1e-06. Use cache auto or off."),
+        (
+            {"cache_gb": 1e-6},
+            "masked",
+            "GB, and cache_gb is 1e-06. Use cache='auto' or cache='off'.",
+        ),
         ({"augment": "inception"}, "masked", "augment is inception, which is random every time"),
         ({}, "memory", "the regime changes the trunk's own tokens"),
         ({"augment": "auto", "views": 2, "cache": "off"}, "masked", "views live in the cache"),
@@ -148,7 +152,7 @@ def test_the_cache_keeps_what_the_tasks_read(
         task = model.add_task(name, splits.classes, regime=regime, seed=0)
         torch.nn.init.normal_(task.head.weight)
     plan = FeedPlan(model, names, splits, Recipe(workers=0, batch=4), Team())
-    assert plan.keeps == keeps
+    assert plan.cache.keeps == keeps
     assert plan.only_pooled == (regimes == ["head"])
     made = open_feed(model, names, splits, plan.recipe, Team())
     assert isinstance(made, CacheFeed)
@@ -171,7 +175,7 @@ def test_segmentation_reads_the_final_tokens(
     model, splits = MemoryViT(load_trunk(small_trunk)), load(colours)
     model.add_task("t", 3, kind="segmentation", regime=regime)
     plan = FeedPlan(model, ["t"], splits, Recipe(), Team())
-    assert plan.keeps == keeps
+    assert plan.cache.keeps == keeps
     assert plan.only_pooled == (regime == "head")
 
 

@@ -12,8 +12,9 @@ from tests.support.paths import ROOT
 
 from engram import EngramError, Recipe
 from engram.tasks.kinds import KINDS
+from engram.tasks.rates import RATES
 from engram.tasks.regimes import REGIMES
-from engram.train.recipe import RATES, RECIPES, learning_rate
+from engram.train.recipe import RECIPES, learning_rate
 
 GUIDE = ROOT / "docs" / "training.md"
 

@@ -31,11 +31,11 @@ def test_a_run_has_a_folder_next_to_its_engram(out: str, folder: str) -> None:
 
 
 def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngramError, match=r"is a folder; -o names the engram's file\."):
+    with pytest.raises(EngramError, match=r"is a folder; out names the engram's file\."):
         Run(tmp_path, Team(), overwrite=True)
     out = tmp_path / "t.safetensors"
     out.touch()
-    with pytest.raises(EngramError, match="exists already; choose another -o, or replace it"):
+    with pytest.raises(EngramError, match="exists already; choose another out, or replace it"):
         Run(out, Team(), overwrite=False)
     with Run(out, Team(), overwrite=True) as run:
         assert run.folder.is_dir()
@@ -44,7 +44,7 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(EngramError, match=r"cannot be written \(.*\); choose another -o\."),
+        pytest.raises(EngramError, match=r"cannot be written \(.*\); choose another out\."),
         Run(tmp_path / "file" / "t.safetensors", Team(), overwrite=False),
     ):
         pass
@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_refused(small_trunk: Path, colours: Path, tmp_p
     model = engram.MemoryViT(engram.load_trunk(small_trunk))
     model.add_task("colours", splits.classes, seed=0)
     recipe = engram.Recipe(steps=1, workers=0)
-    with pytest.raises(EngramError, match=r"cannot be read .* --overwrite"):
+    with pytest.raises(EngramError, match=r"cannot be read .* overwrite=True"):
         engram.fit(model, "colours", splits, recipe, out=tmp_path / "out.safetensors", resume=True)
     model.detach("colours")
     model.add_task("colours", splits.classes, seed=0)
@@ -188,7 +188,7 @@ def test_a_run_says_that_it_went_another_way_through_the_cache(
     """With cache auto the room on the disk decides, which may be another a day later."""
     out = tmp_path / "out.safetensors"
     fit_until(small_trunk, flowers, out, stop=3, cache=first)
-    with pytest.raises(EngramError, match=rf"; continue with --resume --cache {first}, or"):
+    with pytest.raises(EngramError, match=rf"; continue with resume=True and cache=.{first}., or"):
         fit_until(small_trunk, flowers, out, cache=then, resume=True)
     with pytest.raises(EngramError, match="had other settings, data or trunk"):
         fit_until(small_trunk, flowers, out, cache=then, lr=0.5, resume=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.support.training import alone
+from tests.support.training import Steps, alone
 
 import engram
 from engram import EngramError, MemoryViT, Recipe
@@ -67,7 +67,7 @@ def test_refit_learns_from_the_validation_images_too(
     everything = Splits(splits.name, splits.classes, splits.train, held.val, splits.test)
     engram.fit(whole, "t", everything, QUICK.but(lr=0.01))
     assert torch.equal(whole.task("t").head.weight, model.task("t").head.weight)
-    with pytest.raises(EngramError, match="has a validation split of its own; leave refit out"):
+    with pytest.raises(EngramError, match="has a validation split of its own; leave it out"):
         sweep(model, "u", everything, QUICK, lrs=[0.01], refit=True)
 
 
@@ -75,33 +75,25 @@ def test_regimes_that_change_the_trunk_run_one_by_one(
     model: MemoryViT, splits: Splits, tmp_path: Path
 ) -> None:
     out, settings = tmp_path / "m.safetensors", {"lrs": [1e-50, 0.003], "cells": [2]}
-    count, stopped = 0, 0
-
-    def stop(what: str, done: int, total: int, note: str = "") -> None:
-        nonlocal count
-        count += what == "training"
-        if count == stopped:
-            raise KeyboardInterrupt
-
-    stopped = 15  # three steps into the second variant
+    steps = Steps(stop=15)  # three steps into the second variant
     recipe = QUICK.but(checkpoint_seconds=0)
     with pytest.raises(KeyboardInterrupt):
-        sweep(model, "t", splits, recipe, out=out, progress=stop, regime="memory", **settings)
+        sweep(model, "t", splits, recipe, out=out, progress=steps, regime="memory", **settings)
     assert list(model.tasks) == []
-    with pytest.raises(EngramError, match="holds an interrupted run; continue it with --resume"):
+    with pytest.raises(EngramError, match="holds an interrupted run; continue it with resume=True"):
         sweep(model, "t", splits, recipe, out=out, regime="memory", **settings)
     with pytest.raises(EngramError, match="was trained with other settings"):
         sweep(model, "t", splits, recipe, out=out, resume=True, regime="memory", lrs=[0.1, 0.003])
     other = replace(splits, train=replace(splits["train"], labels=splits["train"].labels[::-1]))
     with pytest.raises(EngramError, match="was trained with other settings, data or trunk"):
         sweep(model, "t", other, recipe, out=out, resume=True, regime="memory", **settings)
-    stopped, count = -1, 0
+    steps = Steps()
     steered = recipe.but(workers=1, cache_gb=1.0, max_bad=0.5)  # which decides nothing
     result = sweep(
         model, "t", splits, steered,
-        out=out, resume=True, progress=stop, regime="memory", **settings,
+        out=out, resume=True, progress=steps, regime="memory", **settings,
     )  # fmt: skip
-    assert count == 10  # nothing of the first, and what the second lacked
+    assert len(steps.done) == 10  # nothing of the first, and what the second lacked
     assert result.best.lr == 0.003
     expected = alone(model, splits, recipe.but(lr=0.003), 2, regime="memory")
     assert torch.equal(expected.task("t").head.weight, model.task("t").head.weight)
@@ -116,20 +108,13 @@ def test_a_sweep_lists_what_cannot_be_read(regime: str, model: MemoryViT, tmp_pa
         Image.new("L", (16, 16), 30 * i).save(folder / f"{i}.png")
     bad = tmp_path / "photos" / "dark" / "3.png"
     bad.write_bytes(b"broken")
-    steps = 0
-
-    def stop(what: str, done: int, total: int, note: str = "") -> None:
-        nonlocal steps
-        steps += what == "training"
-        if steps == 5:  # of the second variant, if they are trained one after the other
-            raise KeyboardInterrupt
-
+    steps = Steps(stop=5)  # of the second variant, if they are trained one after the other
     recipe = QUICK.but(steps=4, max_bad=0.2)
     out = tmp_path / "t.safetensors"
     given = {"lrs": [0.001, 0.01], "out": out, "regime": regime}
     if regime == "class":
         with pytest.raises(KeyboardInterrupt):
-            sweep(model, "t", load(tmp_path / "photos"), recipe, progress=stop, **given)
+            sweep(model, "t", load(tmp_path / "photos"), recipe, progress=steps, **given)
     result = sweep(model, "t", load(tmp_path / "photos"), recipe, resume=True, **given)
     assert list(result.unreadable) == [str(bad)]
     listed = (tmp_path / "t.run" / "unreadable.txt").read_text()
@@ -153,21 +138,14 @@ def test_an_interrupted_sweep_goes_on(model: MemoryViT, splits: Splits, tmp_path
     recipe = QUICK.but(checkpoint_seconds=0)
     grid = {"lrs": [0.001, 0.01], "cells": [1, 2]}
     whole = sweep(MemoryViT(model.trunk), "t", splits, recipe, **grid)
-    steps = []
-
-    def stop(what: str, done: int, total: int, note: str = "") -> None:
-        if what == "training":
-            steps.append(done)
-            if done == 7 and len(steps) == 7:
-                raise KeyboardInterrupt
-
+    steps = Steps(stop=7)
     out = tmp_path / "t.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        sweep(model, "t", splits, recipe, out=out, progress=stop, **grid)
-    with pytest.raises(EngramError, match="holds an interrupted run; continue it with --resume"):
+        sweep(model, "t", splits, recipe, out=out, progress=steps, **grid)
+    with pytest.raises(EngramError, match="holds an interrupted run; continue it with resume=True"):
         sweep(model, "t", splits, recipe, out=out, **grid)
-    result = sweep(model, "t", splits, recipe, out=out, resume=True, progress=stop, **grid)
-    assert steps[7:] == [*range(7, 13)]  # step 7 was not in a checkpoint yet
+    result = sweep(model, "t", splits, recipe, out=out, resume=True, progress=steps, **grid)
+    assert steps.done[7:] == [*range(7, 13)]  # step 7 was not in a checkpoint yet
     assert result.settings == whole.settings
 
 

@@ -87,7 +87,7 @@ def test_deviation_is_over_seeds() -> None:
         ({"lrs": [float("nan")]}, "lr is nan; it must be"),
         ({"weight_decays": [-1.0]}, "weight_decay is -1.0; it must be a number, at least 0"),
         ({"cells": [-1]}, "cells is -1; it must be a whole number"),
-        ({"cells": []}, "cells is an empty list; give at least one number"),
+        ({"cells": []}, "cells is empty; give at least one number"),
         ({"seeds": 0}, "seeds is 0; at least one is needed"),
         ({"regime": "some"}, "There is no regime 'some'; choose one of masked"),
     ],

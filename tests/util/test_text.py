@@ -2,13 +2,33 @@
 
 import pytest
 
-from engram.util.text import join_names, printable, summarise_names, utf8, visible, without_folder
+from engram.util.text import (
+    counted,
+    duration,
+    join_names,
+    printable,
+    storage,
+    summarise_names,
+    utf8,
+    visible,
+    without_folder,
+)
 
 
 def test_names_are_summarised() -> None:
     assert summarise_names(["rose"]) == "1 class (rose)"
     assert summarise_names(list("abcdef")) == "6 classes (a, b, c, d, e, …)"
     assert summarise_names(["x", "y"], nouns=("value", "values")) == "2 values (x, y)"
+
+
+def test_numbers_have_the_noun_that_fits() -> None:
+    assert (counted(1, "image"), counted(0, "image")) == ("1 image", "0 images")
+    assert counted(2000, "class", "classes") == "2,000 classes"
+
+
+def test_times_and_sizes_are_short() -> None:
+    assert [duration(s) for s in (7.6, 125, 4350)] == ["8 s", "2 min 5 s", "1 h 12 min"]
+    assert [storage(b) for b in (4e3, 7.4e8, 1.62e9, 4e10)] == ["4 kB", "740 MB", "1.6 GB", "40 GB"]
 
 
 def test_names_are_joined() -> None:

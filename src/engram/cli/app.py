@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from engram import __version__
-from engram.cli.flags import OUTPUT, TASK
+from engram.cli.complete import task_names
+from engram.cli.flags import MODEL, OUTPUT, TASK
 
 app = typer.Typer(
     name="engram",
     help="Teach one frozen Vision Transformer any number of new tasks, each one small file.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -30,7 +30,11 @@ DataArgument = Annotated[
 ]
 Backbone = Annotated[
     str | None,
-    typer.Option(metavar="TRUNK", help="Path or Hub id of the backbone, if it has moved."),
+    typer.Option(
+        metavar="TRUNK",
+        help="Path or Hub id of the backbone, if it has moved.",
+        rich_help_panel=MODEL,
+    ),
 ]
 Trunk = Annotated[
     str,
@@ -50,7 +54,15 @@ ImageSize = Annotated[
     ),
 ]
 Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]
-Tasks = Annotated[list[str] | None, typer.Option("--task", help="Only these tasks; repeatable.")]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        help="Only these tasks; repeatable.",
+        autocompletion=task_names,
+        rich_help_panel=MODEL,
+    ),
+]
 Overwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Replace the file if it exists.", rich_help_panel=OUTPUT),

@@ -9,7 +9,8 @@ import typer
 from engram.cli.app import DataArgument, Json, app
 from engram.cli.flags import DATA, Given, flags_of
 from engram.cli.options import DataOptions
-from engram.cli.terminal import bars, show
+from engram.cli.progress import bars
+from engram.cli.terminal import show
 
 
 @app.command(name="data")

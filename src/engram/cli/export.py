@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import Backbone, Json, Overwrite, Tasks, app
+from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.inference import Split, Workers, data_for
 from engram.cli.options import ColumnOptions
-from engram.cli.terminal import bars, show
+from engram.cli.progress import bars
+from engram.cli.terminal import show
 from engram.errors import EngramError
 from engram.util.description import Description
 
@@ -41,6 +43,7 @@ def export_command(
         typer.Option(
             "--format",
             help="onnx or torch, if the file's ending does not say it.",
+            autocompletion=among(("onnx", "torch")),
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -83,8 +86,9 @@ def export_command(
     if kind == "onnx":
         require_onnx()
     elif int8:
-        raise EngramError("int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
+        raise EngramError("--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
     with bars(as_json) as progress:
+        progress("loading the tasks", 0, 0)
         model = load_model(sources, backbone)
         names = model.output_names(tasks or None)
         own = [name for name in names if name != "base"]
@@ -102,6 +106,7 @@ def export_command(
             }  # fmt: skip
 
         before = measure(None, "before")
+        progress(f"writing {out.name} and checking it", 0, 0)
         made, engine = _export(model, out, kind, int8, names)
         result = _description(model, made, before, measure(engine, "after"))
     show(result, as_json)

@@ -9,12 +9,16 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from engram.cli.complete import among
 from engram.errors import EngramError
 
-PANELS = DATA, TASK, TRAINING, RESOURCES, OUTPUT = (
+#: The panels of `--help`, in their order.
+PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
     "Data",
+    "Model",
     "Task",
     "Training",
+    "Hub",
     "Resources",
     "Output",
 )
@@ -98,6 +102,7 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             help=f"{about[0].upper()}{about[1:]}{note}.",
             show_default=False,
             metavar=item.metadata["metavar"] or None,
+            autocompletion=among(choices) if choices else None,
             rich_help_panel=item.metadata["group"] or panel,
         )
         kind = _TYPES[str(item.type)]

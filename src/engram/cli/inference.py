@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import Backbone, Engrams, Json, Tasks, app
+from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.options import ColumnOptions, named, split_data
-from engram.cli.terminal import bars, show
+from engram.cli.progress import bars
+from engram.cli.terminal import show
 from engram.errors import EngramError, Notice
 from engram.util.description import Description
+from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Splits
@@ -26,7 +29,12 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
 
 Split = Annotated[
-    str, typer.Option(help="Split of the data: train, val or test.", rich_help_panel=DATA)
+    str,
+    typer.Option(
+        help="Split of the data: train, val or test.",
+        autocompletion=among(("train", "val", "test")),
+        rich_help_panel=DATA,
+    ),
 ]
 Workers = Annotated[
     int, typer.Option(help="Processes that decode images.", rich_help_panel=RESOURCES)
@@ -72,6 +80,7 @@ def eval_command(
     if report is not None:
         check_page_path(report)  # before an hour of work, not after it
     with bars(as_json) as progress:
+        progress("loading the tasks", 0, 0)
         team, model = Team(), load_model(sources, backbone)
         columns = ColumnOptions(**(flags or {})[ColumnOptions])
         found = [
@@ -81,9 +90,10 @@ def eval_command(
             )
             for name, one in _pairs(model, data, split, columns).items()
         ]  # fmt: skip
-    rows = []
-    if report is not None and team.main:
-        rows = _write_report(report, model, found)
+        rows = []
+        if report is not None and team.main:
+            progress("writing the report", 0, 0)
+            rows = _write_report(report, model, found)
     metrics = {one.task: {"split": one.dataset.split, **one.metrics(skip_bad)} for one in found}
     show(_metrics_description(model, metrics, rows), as_json)
 
@@ -116,8 +126,9 @@ def data_for(
     splits = load(source, split=split, like=task.spec, **columns.columns())
     if splits.unsplit:
         notice = (
-            f"{source} has no splits, so all its {len(splits[split]):,} images are measured; if "
-            f"{task.spec.name!r} learned from them, that is no test."
+            f"{source} has no splits, so all of it is measured, "
+            f"{counted(len(splits[split]), 'image')}; if {task.spec.name!r} learned from them, "
+            "that is no test."
         )
         warnings.warn(notice, Notice, stacklevel=2)
     return TaskData(task.spec.name, splits, split)
@@ -182,7 +193,9 @@ def predict_command(
     ],
     backbone: Backbone = None,
     tasks: Tasks = None,
-    top_k: Annotated[int, typer.Option(help="Number of classes to return per task.")] = 3,
+    top_k: Annotated[
+        int, typer.Option(help="Number of classes to return per task.", rich_help_panel=OUTPUT)
+    ] = 3,
     masks: Annotated[
         Path | None,
         typer.Option(
@@ -194,10 +207,14 @@ def predict_command(
     as_json: Json = False,
 ) -> None:
     """Ask every task about images, in one pass."""
-    from engram.inference.predict import kind_of, predict
+    with bars(as_json) as progress:
+        progress("loading the tasks", 0, 0)
+        from engram.inference.predict import kind_of, predict
 
-    model, images = _model_and_images(sources, backbone)
-    results: list[dict[str, Any]] = predict(model, images, tasks=tasks or None, top_k=top_k)
+        model, images = _model_and_images(sources, backbone)
+        results: list[dict[str, Any]] = predict(
+            model, images, tasks=tasks or None, top_k=top_k, progress=progress
+        )
     if masks is not None:
         _write_masks(results, masks)
     table = []

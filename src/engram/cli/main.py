@@ -31,6 +31,8 @@ from engram.cli import (  # noqa: F401
 from engram.cli.app import app
 from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
+from engram.util.quiet import ignore_pillow_warnings
+from engram.util.spelling import spelled_as_flags
 
 
 @cache
@@ -49,10 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter is no error
             stream.reconfigure(errors="replace")
     warnings.formatwarning = notice_or_warning
+    ignore_pillow_warnings()
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:
-        _commands()(args=given, prog_name="engram")
+        with spelled_as_flags():
+            _commands()(args=given, prog_name="engram")
     except SystemExit as stop:  # how typer ends, after help and usage errors too
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if code == 130:

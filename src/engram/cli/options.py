@@ -46,7 +46,9 @@ class DataOptions(ColumnOptions):
     """What the data is: the kind of task it is for, and where its labels are."""
 
     kind: str = setting(
-        "classification", "kind of task: classification, multilabel, regression or segmentation"
+        "classification",
+        "kind of task",
+        choices=("classification", "multilabel", "regression", "segmentation"),
     )
     classes: str = setting(
         "", "class names; for masks with their values: pet=1,sky=2", metavar="A,B"

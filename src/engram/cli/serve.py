@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,19 @@ import typer
 
 from engram.cli.app import Backbone, Json, app
 from engram.cli.flags import Given, flags_of
+from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.serve.settings import Settings
+from engram.util.description import Description
 
 
 @app.command(name="serve")
 @flags_of({Settings: "Service"})
 def serve_command(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="BUNDLE|FILE…", help="A bundle, or engrams as if composed."),
+    ],
     backbone: Backbone = None,
     token: Annotated[
         str | None,
@@ -25,6 +31,7 @@ def serve_command(
             envvar="ENGRAM_TOKEN",
             help="Secret that a client must send to attach or delete tasks.",
             show_envvar=True,
+            rich_help_panel="Access",
         ),
     ] = None,
     ask_token: Annotated[
@@ -33,16 +40,24 @@ def serve_command(
             envvar="ENGRAM_ASK_TOKEN",
             help="Secret that a client must send to ask; needed with --host beyond this machine.",
             show_envvar=True,
+            rich_help_panel="Access",
         ),
     ] = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
-    """Serve all tasks of a bundle over HTTP, with a page to try them."""
+    """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
     from engram.serve.run import serve
 
     settings = Settings(**(flags or {})[Settings])
-    serve(
-        bundle, settings, partial(show, as_json=as_json),
-        token=token, ask_token=ask_token, backbone=backbone,
-    )  # fmt: skip
+    with ExitStack() as until_ready:
+        quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
+        until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)
+
+        def ready(description: Description) -> None:
+            until_ready.close()
+            show(description, as_json)
+
+        serve(
+            sources, settings, ready, token=token, ask_token=ask_token, backbone=backbone
+        )  # fmt: skip

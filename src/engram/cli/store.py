@@ -1,4 +1,4 @@
-"""Commands about engrams as files: inspect, compose, convert, push, pull, list."""
+"""Commands about engrams as files: inspect, compose, bundle, convert, push, pull, list."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Annotated
 import typer
 
 from engram.cli.app import Backbone, Json, app
-from engram.cli.flags import words
+from engram.cli.complete import task_names
+from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, words
+from engram.cli.progress import bars
 from engram.cli.terminal import show
+
+_CARD = "Card"
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.", rich_help_panel=HUB)]
 
 
 @app.command()
@@ -33,7 +38,9 @@ def compose(
     sources: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Engrams, or bundles of them.")
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="The folder to write.", rich_help_panel=OUTPUT)
+    ],
     backbone: Backbone = None,
     as_json: Json = False,
 ) -> None:
@@ -44,27 +51,60 @@ def compose(
     show(describe_bundle(compose(sources, out, backbone=backbone)), as_json)
 
 
+bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)
+app.add_typer(bundle_app, name="bundle")
+
+
+@bundle_app.command(name="remove")
+def bundle_remove(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")],
+    task: Annotated[
+        str,
+        typer.Argument(metavar="TASK", help="The task to remove.", autocompletion=task_names),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Remove a task and its file from a bundle; `engram compose` adds tasks."""
+    from engram.store.bundles import read_bundle, update_bundle
+    from engram.store.describe import describe_bundle
+
+    old = read_bundle(bundle)
+    new = old.minus(task)
+    update_bundle(old, new)
+    show(describe_bundle(new), as_json)
+
+
 @app.command()
 def convert(
     checkpoint: Annotated[
         str,
         typer.Argument(metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write engrams into.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--out", help="The folder to write engrams into.", rich_help_panel=OUTPUT
+        ),
+    ],
     base: Annotated[
         str | None,
         typer.Option(
             metavar="TRUNK",
             help="Path or Hub id of the ViT it was made from. Known for the published ones.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
-    names: Annotated[str, typer.Option(metavar="A,B", help="Names for its tasks, in order.")] = "",
+    names: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="Names for its tasks, in order.", rich_help_panel=TASK),
+    ] = "",
     raw_pixels: Annotated[
         bool | None,
         typer.Option(
             "--raw-pixels/--normalised-pixels",
             help="Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
             show_default=False,
+            rich_help_panel=MODEL,
         ),
     ] = None,
     as_json: Json = False,
@@ -83,26 +123,49 @@ def push_command(
         list[str],
         typer.Argument(metavar="FILE|BUNDLE", help="An engram, a bundle, or engrams that fit."),
     ],
-    to: Annotated[str, typer.Option(metavar="OWNER/NAME", help="The Hub repository.")],
+    to: Annotated[
+        str, typer.Option(metavar="OWNER/NAME", help="The Hub repository.", rich_help_panel=HUB)
+    ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show exactly what would be sent, and send nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show exactly what would be sent, and send nothing.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
     revision: Annotated[
-        str | None, typer.Option(help="Branch to push to; created if it is new.")
+        str | None,
+        typer.Option(help="Branch to push to; created if it is new.", rich_help_panel=HUB),
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Create the repository as private, if it is new.")
+        bool,
+        typer.Option(
+            "--private",
+            help="Create the repository as private, if it is new.",
+            rich_help_panel=HUB,
+        ),
     ] = False,
     license: Annotated[
-        str | None, typer.Option(help="Licence on the card, such as apache-2.0.")
+        str | None,
+        typer.Option(help="Licence on the card, such as apache-2.0.", rich_help_panel=_CARD),
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(metavar="OWNER/NAME", help="Hub id where others find the trunk."),
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Hub id where others find the trunk.",
+            rich_help_panel=_CARD,
+        ),
     ] = None,
-    message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
+    message: Annotated[
+        str | None, typer.Option(help="Commit message.", rich_help_panel=HUB)
+    ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Delete other engrams in the repository.")
+        bool,
+        typer.Option(
+            "--replace", help="Delete other engrams in the repository.", rich_help_panel=HUB
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -110,10 +173,12 @@ def push_command(
     from engram.store.describe import describe_push
     from engram.store.sharing import push
 
-    done = push(
-        sources, to, dry_run=dry_run, revision=revision, private=private or None, license=license,
-        backbone=backbone, message=message, replace=replace,
-    )  # fmt: skip
+    with bars(as_json) as progress:
+        progress("preparing the push" if dry_run else f"pushing to {to}", 0, 0)
+        done = push(
+            sources, to, dry_run=dry_run, revision=revision, private=private or None,
+            license=license, backbone=backbone, message=message, replace=replace,
+        )  # fmt: skip
     show(describe_push(done, dry_run), as_json)
 
 
@@ -123,10 +188,16 @@ def pull_command(
         list[str],
         typer.Argument(metavar="hf:OWNER/NAME[/FILE]", help="Repositories or engrams of the Hub."),
     ],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The folder to write.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="The folder to write.", rich_help_panel=OUTPUT),
+    ] = None,
+    revision: Revision = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace other files of the same names.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace other files of the same names.", rich_help_panel=OUTPUT
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -134,7 +205,10 @@ def pull_command(
     from engram.store.describe import describe_pull
     from engram.store.sharing import pull
 
-    show(describe_pull(pull(sources, out, revision=revision, overwrite=overwrite)), as_json)
+    with bars(as_json) as progress:
+        progress(f"pulling {', '.join(sources)}", 0, 0)
+        done = pull(sources, out, revision=revision, overwrite=overwrite)
+    show(describe_pull(done), as_json)
 
 
 @app.command(name="list")
@@ -142,7 +216,7 @@ def list_command(
     source: Annotated[
         str, typer.Argument(metavar="hf:OWNER/NAME|FOLDER", help="Where to look for engrams.")
     ],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    revision: Revision = None,
     as_json: Json = False,
 ) -> None:
     """List the engrams in a Hub repository or a folder."""

@@ -1,4 +1,4 @@
-"""How results, progress and mistakes reach people and machines.
+"""How results and mistakes reach people and machines.
 
 Text may come from a stranger's file. `visible` makes it harmless here, where everything is printed,
 and json escapes it in documents.
@@ -10,9 +10,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engram.errors import Notice
 from engram.util.documents import jsonable
@@ -20,50 +18,6 @@ from engram.util.text import visible
 
 if TYPE_CHECKING:
     from engram.util.description import Description
-
-
-@contextmanager
-def bars(as_json: bool) -> Iterator[Any]:
-    """Progress bars on a terminal; silence for machines."""
-    if as_json or not sys.stderr.isatty() or not is_first():
-        yield lambda what, done, total, note="": None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        Left(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as shown:
-        known: dict[str, Any] = {}
-
-        def progress(what: str, done: int, total: int, note: str = "") -> None:
-            if what not in known:
-                known[what] = shown.add_task(visible(what), total=total, rate="", note="")
-            speed = shown.tasks[shown.task_ids.index(known[what])].speed
-            rate = f"{speed:.1f}/s" if speed else ""
-            shown.update(known[what], completed=done, total=total, note=visible(note), rate=rate)
-
-        yield progress
-
-
-@contextmanager
-def steps(as_json: bool) -> Iterator[Callable[[str], object]]:
-    """What is being done now, on a terminal; silence for machines."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-
-    with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(escape(visible(text)))
 
 
 def is_first() -> bool:

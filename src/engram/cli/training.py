@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.app import DataArgument, Json, app
+from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers, words
 from engram.cli.options import DataOptions, RunOptions, named, recipe_from
+from engram.cli.progress import bars
 from engram.cli.recipe_files import names_file, with_recipe_file
-from engram.cli.terminal import announce, bars, show
+from engram.cli.terminal import announce, show
 from engram.errors import EngramError
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
 from engram.train.recipe import Recipe
 from engram.util.description import Description
+from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Splits
     from engram.model import MemoryViT
-    from engram.tasks.kinds import Kind
     from engram.train.auto import AutoResult
     from engram.train.callbacks import Callback
     from engram.train.result import Result
@@ -49,7 +51,12 @@ def fit_command(
     data: DataArgument,
     task: TaskName,
     out: Out,
-    regime: Annotated[str | None, typer.Option(help=_REGIME_HELP, rich_help_panel=TASK)] = None,
+    regime: Annotated[
+        str | None,
+        typer.Option(
+            help=_REGIME_HELP, autocompletion=among(("auto", *REGIMES)), rich_help_panel=TASK
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -72,6 +79,7 @@ def fit_command(
         result: AutoResult | Result | SweepResult
         if chosen == "auto" and seeds != 1:
             raise EngramError("--seeds needs one regime; give one, such as --regime side.")
+        progress.say(job.opening(task, chosen))
         if chosen == "auto":
             result = job.auto(task, out, progress)
         elif seeds == 1:
@@ -79,12 +87,13 @@ def fit_command(
         else:
             job = job.of(chosen)
             result = job.sweep(task, out, progress, cells=[job.settings.cells], seeds=seeds)
+        progress("writing the report", 0, 0)
         report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
     kind = job.model.task(task).kind
-    rows = _result_rows(result, kind)
+    rows = _result_rows(result, job.model)
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
-    document = {**result.to_dict(), "report": report}
+    document = {**result.to_dict(), "trunk": job.model.trunk.source, "report": report}
     columns, table = result.table(kind) if isinstance(result, AutoResult) else ((), ())
     show(Description(document, [*rows, ("report", report)], columns, table), as_json)
 
@@ -135,14 +144,16 @@ def sweep_command(
     seeds, refit = 1 if own["seeds"] is None else own["seeds"], bool(own["refit"])
     with bars(as_json) as progress:
         job = _Job.start(data, out, given, progress)
+        progress.say(job.opening(task, job.settings.regime))
         result = job.sweep(
             task, out, progress,
             lrs=lrs, cells=counts, weight_decays=decays, seeds=seeds, refit=refit,
         )  # fmt: skip
         report = ""
+        progress("writing the report", 0, 0)
         if job.main:
             report = write_run_report(job.model, result, job.splits, job.recipe, refit)
-    show(_sweep_description(result, job.model.task(task).kind, report), as_json)
+    show(_sweep_description(result, job.model, report), as_json)
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,7 @@ class _Job:
 
     @classmethod
     def start(cls, data: str, out: Path, given: Given, progress: Progress) -> _Job:
+        progress("starting", 0, 0)
         from engram.model import MemoryViT
         from engram.train.recipe_file import RecipeFile
         from engram.train.trackers import trackers_named
@@ -176,7 +188,9 @@ class _Job:
             "extends": list(map(_portable, settings.extends)),
         }
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
+        progress("reading the data", 0, 0)
         team, splits = Team(), reading.load(data)
+        progress("loading the trunk", 0, 0)
         trunk, why = trunk_for(
             options.backbone, splits, image_size=options.image_size,
             parents=[named(text)[1] for text in settings.extends],
@@ -186,6 +200,17 @@ class _Job:
         model = MemoryViT(trunk)
         settings = settings.with_parents([_attach(model, text) for text in settings.extends])
         return cls(splits, model, settings, options, recipe, callbacks, team, why)
+
+    def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
+        """What will be done, for people; `auto` tries several regimes."""
+        from engram.train.auto import trained_regimes
+        from engram.train.opening import opening
+
+        regimes = [regime]
+        if regime == "auto":
+            regimes = trained_regimes(self.model, self.splits, self.settings.extends)
+        specs = [self.splits.task_spec(task, self.of(one).settings) for one in regimes]
+        return opening(self.model, specs, self.splits, self.recipe, self.why_trunk)
 
     def of(self, regime: str) -> _Job:
         """The same with a task of this regime."""
@@ -265,9 +290,15 @@ def _attach(model: MemoryViT, text: str) -> str:
     return task.spec.name
 
 
-def _result_rows(result: AutoResult | Result | SweepResult, kind: Kind) -> list[tuple[str, str]]:
+def _result_rows(
+    result: AutoResult | Result | SweepResult, model: MemoryViT
+) -> list[tuple[str, str]]:
+    from engram.train.run import unreadable_list
+
+    kind = model.task(result.task).kind
     rows = [
         ("engram", str(result.path)),
+        ("trunk", model.trunk.source),
         ("regime", result.regime),
         ("parameters", f"{result.parameters:,}"),
         ("seconds", f"{result.seconds:.0f}"),
@@ -285,12 +316,14 @@ def _result_rows(result: AutoResult | Result | SweepResult, kind: Kind) -> list[
         if metrics.get("deviation"):
             spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))
-    if result.unreadable:
-        rows.append(("unreadable", f"{len(result.unreadable)} images, listed beside the engram"))
+    if result.unreadable and result.path is not None:
+        listed = unreadable_list(result.path)
+        rows.append(("unreadable", f"{counted(len(result.unreadable), 'image')}, see {listed}"))
     return rows
 
 
-def _sweep_description(result: SweepResult, kind: Kind, report: str) -> Description:
+def _sweep_description(result: SweepResult, model: MemoryViT, report: str) -> Description:
+    kind = model.task(result.task).kind
     table = tuple(
         (
             f"{setting.lr:g}",
@@ -303,8 +336,9 @@ def _sweep_description(result: SweepResult, kind: Kind, report: str) -> Descript
     )
     score = kind.title_of(result.best.measure)
     columns = ("lr", "cells", "weight decay", f"validation {score}", "")
-    rows = [*_result_rows(result, kind), ("report", report)]
-    return Description({**result.to_dict(), "report": report}, rows, columns, table)
+    rows = [*_result_rows(result, model), ("report", report)]
+    document = {**result.to_dict(), "trunk": model.trunk.source, "report": report}
+    return Description(document, rows, columns, table)
 
 
 # The cache

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from engram.cli.app import Json, app
-from engram.cli.terminal import announce, bars, show, steps
+from engram.cli.progress import bars
+from engram.cli.terminal import announce, show
 from engram.util.description import Description
 from engram.util.invocation import program
 
@@ -22,8 +23,8 @@ def trunks_command(context: typer.Context, as_json: Json = False) -> None:
         return
     from engram.experiments.trunk_table import list_trunks
 
-    with steps(as_json) as say:
-        say("measuring the speed of one layer of each trunk")
+    with bars(as_json) as progress:
+        progress("measuring the speed of one layer of each trunk", 0, 0)
         table = list_trunks()
     show(table, as_json)
 

@@ -17,6 +17,7 @@ from engram.data.source import (
 )
 from engram.errors import EngramError, Notice
 from engram.images.heic import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
+from engram.util.text import counted
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff"),
@@ -180,7 +181,9 @@ def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, Counter[str]]:
         by_stem[stem] = path
     missing = [path for path in paths if _stem(path, images) not in by_stem]
     if missing:
-        others = f", nor do {len(missing) - 1} other images" if len(missing) > 1 else ""
+        more = len(missing) - 1
+        verb = "does" if more == 1 else "do"
+        others = f", nor {verb} {counted(more, 'other image')}" if more else ""
         raise EngramError(f"{missing[0]} has no mask of the same name in {masks}{others}.")
     found = Files(tuple(by_stem[_stem(path, images)] for path in paths))
     return FoundSplit(Files(tuple(paths)), [None] * len(paths), found), left_out

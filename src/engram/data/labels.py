@@ -24,6 +24,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kinds import IGNORED
+from engram.util.text import counted
 
 Names: TypeAlias = Sequence[str]
 Labels: TypeAlias = Iterable[Any]  # as `LabelReader.read` returns them
@@ -285,7 +286,9 @@ def _at_least_two(source: str, classes: Names) -> Names:
 def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> None:
     names = sorted(unknown)
     if names:
-        others = f", nor are {len(names) - 1} other labels" if len(names) > 1 else ""
+        more = len(names) - 1
+        verb = "is" if more == 1 else "are"
+        others = f", nor {verb} {counted(more, 'other label')}" if more else ""
         raise EngramError(
             f"{location} has the label {names[0]!r}, which is none of the {len(classes)} "
             f"classes{others}."

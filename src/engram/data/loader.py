@@ -25,6 +25,8 @@ from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, training_view
 from engram.util.processes import end_with_parent
+from engram.util.quiet import ignore_pillow_warnings
+from engram.util.spelling import spell
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]
@@ -227,12 +229,14 @@ class Loader:
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise EngramError(f"{name} is {value!r}; it can be {', '.join(filter(None, choices))}.")
+        raise EngramError(
+            f"{spell(name)} is {value!r}; it can be {', '.join(filter(None, choices))}."
+        )
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise EngramError(f"{name} is {value}; it must be at least {least}.")
+        raise EngramError(f"{spell(name)} is {value}; it must be at least {least}.")
 
 
 # What happens in worker processes
@@ -266,6 +270,7 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         end_with_parent(self.parent)
+        ignore_pillow_warnings()
         _ignore_signals()
 
 

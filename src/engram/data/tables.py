@@ -14,6 +14,7 @@ from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
 from engram.data.split_columns import divide_rows
 from engram.errors import EngramError
 from engram.util.optional import require
+from engram.util.text import counted
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def _refuse_missing(path: Path, samples: Sequence[_Sample]) -> None:
     missing = sorted((row, file) for row, file in files if not os.path.isfile(file))
     if missing:
         row, file = missing[0]
-        others = f" (the same is true of {len(missing) - 1} other paths)" if missing[1:] else ""
+        more = counted(len(missing) - 1, "other path")
+        others = f" (the same is true of {more})" if missing[1:] else ""
         raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
 
 

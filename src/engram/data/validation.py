@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engram.errors import EngramError
+from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset
@@ -34,7 +35,8 @@ def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple
     if len(held_out) == 0:
         raise EngramError(
             f"{train.name} is too small to hold out {share:.0%} for validation: "
-            f"{len(train)} images in {len(train.classes)} classes; add images or a val split."
+            f"{counted(len(train), 'image')} in {counted(len(train.classes), 'class', 'classes')}; "
+            "add images or a val split."
         )
     kept = np.setdiff1d(np.arange(len(train)), held_out)
     return train.subset(kept, "train"), train.subset(held_out, "val")

@@ -134,12 +134,15 @@ def answers(
     )
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     failed: list[str] = []  # a picture in two rows of a table is two answers
-    for done, part in enumerate(loader, start=1):
+    done = 0
+    progress(done, len(dataset))
+    for part in loader:
         if len(part.labels):
             outputs = engine.run(normalise(part.images.to(device), preprocessing), [task])
             found.append((*kind.keep(outputs[task], part.labels), part.indices))
         failed += [dataset.sample_name(i) for i in part.failed.tolist()]
-        progress(done, len(loader))
+        done += (len(part.indices) + len(part.failed)) * (team.world if team else 1)
+        progress(min(done, len(dataset)), len(dataset))
     if team is not None:
         found, failed = team.gather(found), team.gather(failed)
     if not found:

@@ -17,6 +17,8 @@ from engram.inference.engine import TorchEngine
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
 from engram.util.processes import Team
+from engram.util.progress import Progress, counter, silent
+from engram.util.spelling import spell
 
 
 def predict(
@@ -28,6 +30,7 @@ def predict(
     batch: int = 32,
     exact: bool = False,
     team: Team | None = None,
+    progress: Progress = silent,
 ) -> Any:
     """Answer every task for an image, or for a list of images.
 
@@ -45,6 +48,7 @@ def predict(
         batch: Images in a batch.
         exact: Make every answer bit for bit what it would be without the other tasks.
         team: The processes that share the work. By default those of torchrun.
+        progress: Called as progress(what, done, total, note) while work goes on.
 
     Returns:
         A list with an answer for each image, or only the answer if a single image was given:
@@ -70,7 +74,7 @@ def predict(
     else:
         listed = enumerate(list_images(images))
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
-    answers = _predict(model, named, tasks, top_k, batch, exact, team or Team())
+    answers = _predict(model, named, tasks, top_k, batch, exact, team or Team(), progress)
     return answers[0] if is_one_image(images) else answers
 
 
@@ -82,10 +86,11 @@ def _predict(
     batch: int,
     exact: bool,
     team: Team,
+    progress: Progress,
 ) -> list[dict[str, Any]]:
     """The answers about images, each given with its name."""
     if top_k < 1:
-        raise EngramError(f"top_k is {top_k}; ask for at least 1 class.")
+        raise EngramError(f"{spell('top_k')} is {top_k}; ask for at least 1 class.")
     if model.trunk.head is not None and not model.trunk.class_names:
         tasks = (list(model.tasks) or ["base"]) if tasks is None else tasks
         if "base" in list(tasks):
@@ -98,6 +103,7 @@ def _predict(
     names, engine = model.output_names(tasks), TorchEngine(model.to(device), exact)
     results: list[dict[str, Any]] = []
     share = images[team.rank :: team.world]
+    count = counter(progress, "predicting", len(share))
     for start in range(0, len(share), batch):
         views, good = [], []
         for name, image in share[start : start + batch]:
@@ -108,12 +114,13 @@ def _predict(
                 good.append(results[-1])
             except BadImage as error:
                 results[-1]["error"] = str(error)
-        if not views:
-            continue
-        pixels = normalise(torch.stack(views).to(device), preprocessing)
-        outputs = engine.run(pixels, names)
-        for i, result in enumerate(good):
-            _add_answers(result, model, {name: rows[i] for name, rows in outputs.items()}, top_k)
+        if views:
+            pixels = normalise(torch.stack(views).to(device), preprocessing)
+            outputs = engine.run(pixels, names)
+            for i, result in enumerate(good):
+                rows = {name: output[i] for name, output in outputs.items()}
+                _add_answers(result, model, rows, top_k)
+        count(batch)
     shares = team.gather([results])
     return [shares[i % team.world][i // team.world] for i in range(len(images))]
 

@@ -21,21 +21,10 @@ from engram.report.contents import (
 )
 from engram.report.findings import FINDINGS
 from engram.tasks.kinds import Kind
+from engram.tasks.metrics import TITLES
 from engram.tasks.spec import TaskSpec
 from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
-
-_METRICS = {  # their names for people
-    "balanced_accuracy": "balanced accuracy",
-    "top5": "top 5",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "ece": "calibration error",
-    "mae": "mean absolute error",
-    "rmse": "RMSE",
-    "pixel_accuracy": "pixel accuracy",
-}
-
 
 _TRIED = (
     "The best first. Of those that differ by less than noise, the one with the fewest parameters "
@@ -97,8 +86,8 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
         *_sizes(task.spec),
     ]
     for key in kind.columns[1:]:
-        if key in metrics and key in _METRICS:
-            facts.append((_METRICS[key], f"{metrics[key]:.4g}"))
+        if key in metrics and key in TITLES:
+            facts.append((TITLES[key], f"{metrics[key]:.4g}"))
     if task.spec.extends:
         facts.append(("extends", ", ".join(task.spec.extends)))
     if answers.failed:

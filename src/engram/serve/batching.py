@@ -86,8 +86,8 @@ class Batcher:
         if self.pending + images > self.settings.queue:
             raise Problem(
                 503,
-                f"{self.pending} images are already waiting, and the limit is "
-                f"{self.settings.queue}; try again in a second.",
+                f"Images already waiting: {self.pending}; the limit is {self.settings.queue}. Try "
+                "again in a second.",
                 retry=1,
             )
 

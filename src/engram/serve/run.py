@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engram.errors import EngramError
 from engram.serve.hosts import THIS_MACHINE, is_loopback
 from engram.serve.settings import Settings
-from engram.store.bundles import is_bundle, unlisted_files
+from engram.store.bundles import compose, is_bundle, unlisted_files
 from engram.util import hub
 from engram.util.description import Description
 from engram.util.optional import require
+from engram.util.spelling import spell
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -26,6 +28,37 @@ _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 
 
 def serve(
+    sources: Sequence[Path],
+    settings: Settings,
+    show: Callable[[Description], None],
+    *,
+    token: str | None = None,
+    ask_token: str | None = None,
+    backbone: str | None = None,
+) -> None:
+    """Serve a bundle, or engrams as if they were composed, until a signal comes.
+
+    `show` is called with the description of the service as soon as it can answer. Without a bundle,
+    tasks that are attached are kept until the service stops.
+    """
+    tokens = {"token": token, "ask_token": ask_token}
+    if len(sources) == 1 and not sources[0].is_file():
+        serve_bundle(sources[0], settings, show, **tokens, backbone=backbone)
+        return
+    for source in sources:
+        _refuse_hub(source)
+
+    def show_files(description: Description) -> None:
+        kept = ("kept", "tasks that are attached are gone when the service stops: no bundle")
+        rows = [*description.rows[:-1], *([kept] if token else []), description.rows[-1]]
+        show(replace(description, rows=rows))
+
+    with tempfile.TemporaryDirectory(prefix="engram-") as scratch:
+        bundle = compose(sources, Path(scratch) / "bundle")
+        serve_bundle(bundle.folder, settings, show_files, **tokens, backbone=backbone)
+
+
+def serve_bundle(
     folder: Path,
     settings: Settings,
     show: Callable[[Description], None],
@@ -188,17 +221,21 @@ def open_port(
     return _listen(settings)
 
 
-def _check_bundle(folder: Path) -> None:
-    if hub.is_hub_address(folder):
+def _refuse_hub(source: Path) -> None:
+    if hub.is_hub_address(source):
         raise EngramError(
-            f"{folder} is on the Hub, and the service needs a folder on this machine; run "
-            f"`engram pull {folder} -o FOLDER`, then serve the folder."
+            f"{source} is on the Hub, and the service needs a folder on this machine; run "
+            f"`engram pull {source} -o FOLDER`, then serve the folder."
         )
+
+
+def _check_bundle(folder: Path) -> None:
+    _refuse_hub(folder)
     if not is_bundle(folder):
         what = "is not a bundle" if folder.exists() else "does not exist, so it is not a bundle"
-        engrams = folder if folder.is_file() else "FILE…"
         raise EngramError(
-            f"{folder} {what}; `engram compose {engrams} -o FOLDER` makes one from engrams."
+            f"{folder} {what}; `engram compose FILE… -o FOLDER` makes one from engrams, which can "
+            "also be served themselves."
         )
 
 
@@ -206,8 +243,8 @@ def _check_access(settings: Settings, token: str | None, ask_token: str | None) 
     """Whoever opens the service to other machines must say who may ask."""
     if ask_token is None and not settings.open and not is_loopback(settings.host):
         raise EngramError(
-            f"host is {settings.host}, so other machines can send requests; set a token for them "
-            "in ENGRAM_ASK_TOKEN, or let everyone ask with --open."
+            f"{spell('host')} is {settings.host}, so other machines can send requests; set a token "
+            "for them in ENGRAM_ASK_TOKEN, or let everyone ask with --open."
         )
     if ask_token is not None and settings.open:
         raise EngramError(

@@ -8,6 +8,7 @@ from engram.errors import EngramError
 from engram.serve.hosts import host_name, is_network
 from engram.serve.log import LOGS
 from engram.util.settings import check, setting
+from engram.util.spelling import spell
 
 ENGINES = ("torch", "onnx", "onnx-int8")
 
@@ -96,7 +97,8 @@ class Settings:
         for name in self.allow_host:
             if not name or host_name(name) != name.strip("[]").lower():
                 raise EngramError(
-                    f"allow_host is {name!r}; it must be a name or an address, without a port."
+                    f"{spell('allow_host')} is {name!r}; it must be a name or an address, without "
+                    "a port."
                 )
         for address in self.trust_proxy:
             if not is_network(address):
@@ -106,11 +108,11 @@ class Settings:
                 )
         if self.max_images > self.queue:
             raise EngramError(
-                f"max_images is {self.max_images}, but only {self.queue} images may wait; make "
-                "the queue at least as long."
+                f"{spell('max_images')} is {self.max_images}, but only {self.queue} images may "
+                f"wait; make {spell('queue')} at least as large."
             )
         if self.max_body > self.max_bodies:
             raise EngramError(
-                f"max_body is {self.max_body}, but all requests in progress may have only "
-                f"{self.max_bodies} bytes; make max_bodies at least as large."
+                f"{spell('max_body')} is {self.max_body}, but all requests in progress may have "
+                f"only {self.max_bodies} bytes; make {spell('max_bodies')} at least as large."
             )

@@ -31,7 +31,8 @@ from engram.util.documents import MAX_BYTES, parse_json
 from engram.util.files import check_renamable, replace_folder, write_atomically
 from engram.util.hub import PathOrHubId
 from engram.util.schema import Array, Integer, Invalid, Object, String
-from engram.util.text import printable
+from engram.util.spelling import spell
+from engram.util.text import join_names, printable
 from engram.vit import Activation, ViT
 
 FORMAT = 1
@@ -87,6 +88,9 @@ class Bundle:
 
         An engram that others extend, and the last one, cannot be removed.
         """
+        names = [e.spec.name for e in self.engrams]
+        if name not in names:
+            raise EngramError(f"{self.folder} has no task {name!r}; it has {join_names(names)}.")
         children = [e.spec.name for e in self.engrams if name in e.parents]
         if children:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; remove those first.")
@@ -426,5 +430,5 @@ def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:
             raise
         raise EngramError(
             f"{error} The engram {engram.spec.name!r} names {printable(info.source)!r} as its "
-            "trunk; give its path or Hub id with --backbone (in Python, backbone=...)."
+            f"trunk; give its path or Hub id with {spell('backbone')}."
         ) from None

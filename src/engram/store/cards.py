@@ -16,6 +16,7 @@ from engram.store.engram import (
     summarise_regime,
     summarise_shape,
 )
+from engram.store.record import is_number, numbers_by_split, used_recipe
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
 from engram.util.text import printable, summarise_names
@@ -28,7 +29,7 @@ _PIPELINES = {
     "multilabel": "image-classification",
     "segmentation": "image-segmentation",
 }
-_MOST = 100  # metrics of a split, splits and settings on a card
+_MOST = 100  # settings on a card
 _METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
 
@@ -103,23 +104,9 @@ def _data_name(engram: Engram) -> str:
     return str(engram.recipe.get("data") or "")
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The numeric metrics by split. Metrics without a split are under ''."""
-    by_split = {"": metrics, **{k: v for k, v in metrics.items() if isinstance(v, Mapping)}}
-    splits = {}
-    for split, values in islice(by_split.items(), _MOST):
-        numbers = ((str(name), value) for name, value in values.items() if _is_number(value))
-        splits[str(split)] = dict(islice(numbers, _MOST))
-    return {split: numbers for split, numbers in splits.items() if numbers}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _results(engram: Engram) -> list[EvalResult]:
     """The results that the Hub shows next to a card: of the test split, or else of validation."""
-    splits = _numbers(engram.metrics)
+    splits = numbers_by_split(engram.metrics)
     split = next((name for name in ("test", "val", "") if name in splits), None)
     if split is None:
         return []
@@ -230,13 +217,13 @@ def _data(engram: Engram) -> str:
     facts = []
     if _data_name(engram):
         facts.append(_cell(_data_name(engram)))
-    if _is_number(engram.recipe.get("train_images")):
+    if is_number(engram.recipe.get("train_images")):
         facts.append(f"{engram.recipe['train_images']:,} training images")
     return f"## Data of {_cell(engram.spec.name)}\n\n{', '.join(facts)}" if facts else ""
 
 
 def _metrics(engram: Engram) -> str:
-    splits = _numbers(engram.metrics)
+    splits = numbers_by_split(engram.metrics)
     if not splits:
         return ""
     names = list(dict.fromkeys(name for values in splits.values() for name in values))
@@ -251,7 +238,7 @@ def _metrics(engram: Engram) -> str:
 def _recipe(engram: Engram) -> str:
     facts = {
         key: value
-        for key, value in engram.recipe.items()
+        for key, value in used_recipe(engram).items()
         if not isinstance(value, (list, dict)) and key not in ("data", "train_images")
     }
     if not facts:

@@ -14,6 +14,7 @@ from engram.errors import EngramError
 from engram.store.bundles import Bundle, is_bundle, read_bundle
 from engram.store.engram import Engram, summarise_preprocessing, summarise_regime, summarise_shape
 from engram.store.format import is_engram, read_engram
+from engram.store.record import score, score_rows, summarise_recipe
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.store.sharing import Pulled, Push
 from engram.tasks.costs import Costs, task_costs, trunk_macs
@@ -81,8 +82,8 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         ("fingerprint", trunk.fingerprint),
         ("trunk shape", f"{summarise_shape(trunk)}, {trunk.heads} heads"),
         ("preprocessing", summarise_preprocessing(engram.preprocessing)),
-        *_single_values("metrics", engram.metrics),
-        *_single_values("recipe", engram.recipe),
+        *score_rows(engram),
+        ("recipe", summarise_recipe(engram)),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
         ("content", engram.content),
     ]
@@ -112,12 +113,15 @@ def describe_bundle(bundle: Bundle) -> Description:
         ("trunk shape", f"{summarise_shape(bundle.trunk)}, {bundle.trunk.heads} heads"),
         ("preprocessing", summarise_preprocessing(bundle.preprocessing)),
     ]
-    columns = ("task", "kind", "classes", "regime", "cells", "extends", "parameters", "costs")
+    columns = (
+        "task", "kind", "classes", "score", "regime", "cells", "extends", "parameters", "costs",
+    )  # fmt: skip
     table = tuple(
         (
             engram.spec.name,
             engram.spec.kind,
             f"{len(engram.spec.classes):,}",
+            score(engram) or "-",
             engram.spec.regime,
             str(engram.spec.cells),
             ", ".join(engram.spec.extends) or "-",
@@ -305,6 +309,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
         (
             one.task,
             f"{len(one.engram.spec.classes):,}",
+            score(one.engram) or "-",
             one.engram.spec.regime,
             ", ".join(one.engram.spec.extends) or "-",
             printable(one.engram.trunk.source, 60),
@@ -314,7 +319,9 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
         )
         for one in found
     )
-    columns = ("task", "classes", "regime", "extends", "trunk", "bytes", "content", "source")
+    columns = (
+        "task", "classes", "score", "regime", "extends", "trunk", "bytes", "content", "source",
+    )  # fmt: skip
     rows = [] if found else [("engrams", f"none in {source}")]
     return Description(document, rows, columns, table)
 
@@ -382,16 +389,6 @@ def _first_values(names: Sequence[str], values: Sequence[float], most: int = 5) 
     pairs = list(zip(names, values, strict=True))
     first = [f"{name} {value:.4g}" for name, value in pairs[:most]]
     return ", ".join(first) + (", …" if len(pairs) > most else "")
-
-
-def _single_values(label: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A row with those metrics or settings that are not lists or objects."""
-    parts = [
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in values.items()
-        if not isinstance(value, (list, dict))
-    ]
-    return [(label, ", ".join(parts))] if parts else []
 
 
 def _printable_rows(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from engram.util.schema import (
     Object,
     String,
 )
+from engram.util.spelling import spell
 from engram.util.text import printable
 
 _HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
@@ -202,7 +203,7 @@ def _metadata(path: Path, file: IO[bytes]) -> Mapping[str, Any]:
     if "engram" not in metadata:
         raise EngramError(
             f"{path} is a safetensors file but not an engram (it has no engram header); if it is "
-            "a trunk, load it with load_trunk or give it with --backbone."
+            f"a trunk, load it with load_trunk or give it with {spell('backbone')}."
         )
     return metadata
 

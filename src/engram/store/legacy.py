@@ -29,6 +29,7 @@ from engram.trunks.load import load_trunk
 from engram.trunks.translate import their_names, translate
 from engram.util import hub
 from engram.util.archives import check_archive
+from engram.util.spelling import spell
 from engram.util.text import printable
 from engram.vit import ViT
 
@@ -93,7 +94,7 @@ def convert(
     if base is None:
         if published is None:
             raise EngramError(
-                f"Which ViT was {source} made from? Give its path or Hub id with --base."
+                f"Which ViT was {source} made from? Give its path or Hub id with {spell('base')}."
             )
         base = PUBLISHED_BASE
     if names is None and published is not None:
@@ -149,7 +150,7 @@ def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
         if path.exists() and read_engram(path).content != engram.content:
             raise EngramError(
                 f"{path} exists already and is another engram; choose another folder, or other "
-                "names with --names."
+                f"names with {spell('names')}."
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)

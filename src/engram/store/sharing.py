@@ -20,6 +20,7 @@ from engram.store.remote import CARD, MANIFEST, fetch_engrams, local_path
 from engram.util import hub
 from engram.util.files import write_atomically
 from engram.util.hub import PathOrHubId
+from engram.util.spelling import spell
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def push(
         raise EngramError(f"{to} names a file; give only the repository, as in {address.repo}.")
     if backbone is not None and hub_id(backbone) is None:
         raise EngramError(
-            f"--backbone is {backbone!r}; give the Hub id (owner/name) under which others find "
-            "the trunk."
+            f"{spell('backbone')} is {backbone!r}; give the Hub id (owner/name) under which others "
+            "find the trunk."
         )
     engrams, bundle = _collect(_as_list(sources))
     portable = [without_local_paths(engram, backbone) for engram in engrams]
@@ -238,7 +239,8 @@ def _check_targets(downloads: Sequence[_Download], overwrite: bool) -> None:
         if not overwrite and target.exists() and target.read_bytes() != cached.read_bytes():
             raise EngramError(
                 f"{target} exists already and is another file{_same_content(cached, target)}; give "
-                "another folder with -o, or --overwrite to replace it. Nothing was written."
+                f"another folder with {spell('out')}, or {spell('overwrite', True)} to replace it. "
+                "Nothing was written."
             )
 
 

@@ -14,6 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
+#: The names for people of metrics that are not called as they are.
+TITLES = {
+    "balanced_accuracy": "balanced accuracy",
+    "top5": "top 5",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "ece": "calibration error",
+    "mae": "mean absolute error",
+    "rmse": "RMSE",
+    "pixel_accuracy": "pixel accuracy",
+}
 
 
 def _joined(pairs: Pairs) -> tuple[Tensor, Tensor] | None:

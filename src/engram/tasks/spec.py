@@ -17,6 +17,7 @@ from engram.tasks.kinds import IGNORED, KINDS, Kind
 from engram.tasks.regimes import REGIMES, UPDATES, Regime
 from engram.tasks.settings import TaskSettings
 from engram.tasks.shape import TrunkShape
+from engram.util.spelling import spell
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 #: The largest size of all class names together, as they are written into the header of an engram:
@@ -80,15 +81,19 @@ class TaskSpec:
         for what in ("cells", "tokens", "adapter_width", "rank", "layers"):
             least, value = int(what not in ("cells", "layers")), getattr(self, what)
             if not isinstance(value, int) or not least <= value <= 10_000:
-                refuse(f"{what} is {value!r}; it must be a whole number from {least} to 10,000.")
+                refuse(
+                    f"{spell(what)} is {value!r}; it must be a whole number from {least} to 10,000."
+                )
         if self.update not in UPDATES:
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
         if self.update != "fresh" and not (self.parts.cells and self.parts.changes_trunk):
-            refuse(f"update={self.update!r} is for the regimes memory and memory+adapter only.")
+            refuse(
+                f"{spell('update', self.update)} is for the regimes memory and memory+adapter only."
+            )
         if self.extends and not self.parts.extends:
             refuse(
                 f"only masked and side tasks extend others, and its regime is {self.regime!r}; "
-                "choose masked, masked+adapter or side, or leave extends out."
+                f"choose masked, masked+adapter or side, or leave {spell('extends')} out."
             )
         if self.tokens > 1 and not self.parts.masked:
             refuse(f"the regime {self.regime!r} has one class token, not {self.tokens}.")

@@ -15,6 +15,7 @@ from engram.side import Side
 from engram.tasks.kinds import Kind
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
+from engram.util.spelling import spell
 from engram.vit import ViT
 
 
@@ -30,7 +31,9 @@ class Task(nn.Module):
     def __init__(self, spec: TaskSpec, trunk: ViT, class_init: str = "trunk") -> None:
         super().__init__()
         if class_init not in ("trunk", "random"):
-            raise EngramError(f"class_init is {class_init!r}; choose 'trunk' or 'random'.")
+            raise EngramError(
+                f"{spell('class_init')} is {class_init!r}; choose 'trunk' or 'random'."
+            )
         shape = TrunkShape.of(trunk)
         parts, shapes = spec.parts, spec.shapes(shape)
         if not parts.cells:

@@ -64,7 +64,7 @@ class Tried:
     """One task that was tried, and how good it was when it was last measured."""
 
     regime: str
-    lr: float  # 0: it was solved, or is an average
+    lr: float  # 0: it was solved; of an average, that of its trained half
     parameters: int
     score: float
     how: str  # trained, solved or averaged
@@ -195,7 +195,7 @@ def auto(
             "measured_by": portfolio.measured_by,
         }
         if run is not None and team.main:
-            record = training_record(portfolio.recipe.but(lr=chosen.lr), splits, chosen.ending)
+            record = training_record(portfolio.recipe, splits, chosen.lr, chosen.ending)
             model.save(name, run.out, metrics=found, recipe=record)
             run.finish(identity, engram.content, result, training.history)
         done = _result(model, name, run, result)
@@ -244,6 +244,14 @@ class Candidate:
     ending: Ending | None = None
 
 
+def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) -> list[str]:
+    """What can be trained on this data: a child is of its parents' kind."""
+    parents = [model.task(parent).spec.parts.side for parent in extends]
+    if parents:
+        return [r for r in RATES if REGIMES[r].side == parents[0]]
+    return [*RATES, "head"] if KINDS[splits.kind].per_pixel else list(RATES)
+
+
 class Portfolio:
     """The tasks that are tried for one dataset, on a model of their own with the same parents."""
 
@@ -261,7 +269,7 @@ class Portfolio:
         recipe.check_for(self.kind)
         self.measured_by = self.kind.score_with(recipe.balance)
         self.solves = not settings.extends and not self.kind.per_pixel
-        regimes = self._regimes(model)
+        regimes = trained_regimes(model, splits, settings.extends)
         model.check(splits.task_spec(name, replace(settings, regime=regimes[0])))
         self.model = MemoryViT(model.trunk)
         for parent in model.tasks if settings.extends else ():
@@ -272,13 +280,6 @@ class Portfolio:
             self.learners.append(Learner(self.model, called, recipe, lr))
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
         self.identity = identity_of(self.model, tasks, splits, recipe)
-
-    def _regimes(self, model: MemoryViT) -> list[str]:
-        """What can be trained: a child is of its parents' kind."""
-        parents = [model.task(parent).spec.parts.side for parent in self.settings.extends]
-        if parents:
-            return [r for r in RATES if REGIMES[r].side == parents[0]]
-        return [*RATES, "head"] if self.kind.per_pixel else list(RATES)
 
     def _rates(self, regime: str) -> tuple[float, ...]:
         if self.recipe.lr:
@@ -365,7 +366,9 @@ class Portfolio:
             _average(self.model, average, side.name, solution)
             learner = Learner(self.model, average, self.recipe)
             training.measure([learner])
-            made.append(Candidate(average, learner.metrics, "averaged", ending=side.ending))
+            made.append(
+                Candidate(average, learner.metrics, "averaged", side.lr, ending=side.ending)
+            )
         return made[best_of(self.measured_by, [one.metrics for one in made])]
 
 

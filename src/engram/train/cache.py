@@ -329,7 +329,9 @@ def _checksum(content: str, row: memoryview) -> str:
     return f"{zlib.crc32(row, zlib.crc32(content.encode())):08x}"
 
 
-def contents_of(dataset: Dataset) -> list[str]:
+def contents_of(
+    dataset: Dataset, count: Callable[[int], object] = lambda images: None
+) -> list[str]:
     """The SHA-256 of every sample's content, "" where it cannot be read."""
 
     def one(i: int) -> str:
@@ -338,8 +340,14 @@ def contents_of(dataset: Dataset) -> list[str]:
         except BadImage:
             return ""
 
+    found = []
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(one, range(len(dataset))))
+        for content in pool.map(one, range(len(dataset))):
+            found.append(content)
+            if len(found) % 32 == 0:
+                count(32)
+    count(len(found) % 32)
+    return found
 
 
 def prefetched(make: Iterator[Any], ahead: int = 2) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -18,11 +18,15 @@ from engram.data.loader import Loader, Transform, balanced, shuffled
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.model import MemoryViT
-from engram.train.cache import Cache, Keeps, View, contents_of, prefetched, row_bytes
+from engram.tasks.spec import TaskSpec
+from engram.train.cache import Cache, View, contents_of, prefetched
+from engram.train.cache_plan import CachePlan
 from engram.train.caches import room
 from engram.train.recipe import Recipe
 from engram.util.processes import Team
-from engram.util.progress import Progress, silent
+from engram.util.progress import Progress, counter, silent
+from engram.util.spelling import spell
+from engram.util.text import storage
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class FeedPlan:
 
     @property
     def augment(self) -> str:
-        return self.splits.augment if self.recipe.augment == "auto" else self.recipe.augment
+        return self.cache.augment
 
     @property
     def train(self) -> Dataset:
@@ -103,38 +107,20 @@ class FeedPlan:
         return shuffled(len(self.train), self.recipe.data_seed, epoch)
 
     @property
-    def only_pooled(self) -> bool:
-        """Whether every task reads nothing but the trunk's pooled token."""
-        return not any(self.model.task(name).spec.parts.reads_layers for name in self.names)
+    def specs(self) -> list[TaskSpec]:
+        return [self.model.task(name).spec for name in self.names]
 
     @property
-    def keeps(self) -> Keeps:
-        """What the cache has to keep of an image for these tasks."""
-        tasks = [self.model.task(name) for name in self.names]
-        parts = [task.spec.parts for task in tasks]
-        if all(has.moments and not has.side for has in parts):
-            return "moments"
-        final = any(has.reads_final for has in parts) or any(t.kind.per_pixel for t in tasks)
-        return "all" if final else "layers"
+    def only_pooled(self) -> bool:
+        """Whether every task reads nothing but the trunk's pooled token."""
+        return not any(spec.parts.reads_layers for spec in self.specs)
 
-    def against_cache(self) -> str | None:
-        """Why the cache cannot be used, known from the settings alone; None if it can."""
-        if any(self.model.task(name).spec.parts.changes_trunk for name in self.names):
-            return "the regime changes the trunk's own tokens"
-        if self.transform is not None:
-            return "what a transform of your own does cannot be known"
-        if self.augment != "none" and not self.recipe.views:
-            return f"augment is {self.augment}, which is random every time (give views to fix some)"
-        return None
-
-    def too_large(self) -> str | None:
-        """Why the whole cache would be too large for `cache_gb`; None if it is not."""
-        views = self.recipe.views if self.augment != "none" else 1
-        images = len(self.train) * views + len(self.val)
-        need = images * row_bytes(self.model.trunk, self.model.preprocessing, self.keeps)
-        if need <= self.recipe.cache_gb * 1e9:
-            return None
-        return f"it would take {need / 1e9:.2g} GB, and cache_gb is {self.recipe.cache_gb:g}"
+    @property
+    def cache(self) -> CachePlan:
+        """What the cache is to hold."""
+        return CachePlan(
+            self.model, self.specs, self.splits, self.recipe, self.transform is not None
+        )
 
 
 class TrunkFeed:
@@ -206,13 +192,15 @@ class CacheFeed:
         self.bad: dict[str, str] = {}
         self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
 
-    def scan(self) -> None:
+    def scan(self, progress: Progress) -> None:
         """Hash every image, and open the caches that belong to them."""
-        self._train_contents, self._val_contents = contents_of(self.train), contents_of(self.val)
+        count = counter(progress, "hashing images", len(self.train) + len(self.val))
+        self._train_contents = contents_of(self.train, count)
+        self._val_contents = contents_of(self.val, count)
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         trunk, preprocessing = self.model.trunk, self.model.preprocessing
-        self._plain = Cache(trunk, preprocessing, keeps=self.plan.keeps)
+        self._plain = Cache(trunk, preprocessing, keeps=self.plan.cache.keeps)
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
         self._stores.append((self._plain, self.val, self._val_contents))
@@ -230,23 +218,30 @@ class CacheFeed:
                 self.model.trunk,
                 self.model.preprocessing,
                 View(plan.augment, plan.splits.flip, recipe.min_area, recipe.data_seed, number, of),
-                keeps=self.plan.keeps,
+                keeps=self.plan.cache.keeps,
             )
             for number in range(recipe.views)
         ]
 
-    def missing(self) -> int:
-        """The bytes that filling will add."""
+    def _absent(self) -> dict[Cache, set[str]]:
+        """What is not stored yet of the images of every cache."""
         rows: dict[Cache, set[str]] = {}
         for cache, _, contents in self._stores:
             rows.setdefault(cache, set()).update(c for c in contents if c and c not in cache)
-        return sum(cache.row_bytes * len(absent) for cache, absent in rows.items())
+        return rows
+
+    def missing(self) -> int:
+        """The bytes that filling will add."""
+        return sum(cache.row_bytes * len(absent) for cache, absent in self._absent().items())
 
     def fill(self, progress: Progress) -> None:
         """Run the trunk on what is not stored yet, and list what cannot be read."""
+        progress("checking the cache", 0, 0)
         self._forget_damaged()
+        missing = sum(map(len, self._absent().values()))
+        count = counter(progress, "caching", missing, storage(self.missing()), self.team.world)
         for cache, dataset, contents in self._stores:
-            self._fill(cache, dataset, contents, progress)
+            self._fill(cache, dataset, contents, count)
             if dataset.masks is not None:
                 self._read_masks(cache, dataset, progress)
 
@@ -265,15 +260,8 @@ class CacheFeed:
                 warnings.warn(notice, Notice, stacklevel=2)
 
     def _fill(
-        self, cache: Cache, dataset: Dataset, contents: list[str], progress: Progress
+        self, cache: Cache, dataset: Dataset, contents: list[str], count: Callable[[int], object]
     ) -> None:
-        done, missing = 0, len({c for c in contents if c and c not in cache})
-
-        def count(images: int) -> None:
-            nonlocal done
-            done += images
-            progress("caching", done * self.team.world, max(missing, done))
-
         found = cache.fill(
             dataset,
             contents,
@@ -364,12 +352,12 @@ def open_feed(
     The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
     """
     plan = FeedPlan(model, names, splits, recipe, team, transform)
-    reason = plan.against_cache()
-    large = None if reason else plan.too_large()
+    reason = plan.cache.reason_against()
+    large = None if reason else plan.cache.too_large()
     if reason or large or recipe.cache == "off":
         return _without_cache(plan, reason or large, large is not None)
     feed = CacheFeed(plan)
-    feed.scan()
+    feed.scan(progress)
     if any(team.gather([feed.missing() > 0.8 * room()])):
         free = f"{room() / 1e9:.2g} GB are free"
         large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
@@ -382,10 +370,13 @@ def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> TrunkFeed
     """The trunk's feed; an EngramError where the recipe insists on the cache or needs it."""
     recipe = plan.recipe
     if recipe.cache == "on" and reason:
-        raise EngramError(f"The cache cannot be used: {reason}. Use cache auto or off.")
+        raise EngramError(
+            f"The cache cannot be used: {reason}. Use {spell('cache', 'auto')} or "
+            f"{spell('cache', 'off')}."
+        )
     if plan.augment != "none" and recipe.views:
         raise EngramError(
-            f"views is {recipe.views}, and views live in the cache, which is "
+            f"{spell('views')} is {recipe.views}, and views live in the cache, which is "
             + (f"not possible here: {reason}." if reason else "off.")
         )
     if recipe.cache == "auto" and large and plan.team.main:

@@ -135,7 +135,8 @@ def fit(
             "ending": learner.ending and asdict(learner.ending),
         }
         if run is not None and team.main:
-            record = training_record(recipe, splits, learner.ending)
+            used = None if task.spec.parts.moments else learner.lr
+            record = training_record(recipe, splits, used, learner.ending)
             model.save(name, run.out, metrics=metrics, recipe=record)
             run.finish(identity, model.engram(name).content, result, history)
         done = _result(model, name, run, result)
@@ -160,7 +161,15 @@ def ending_of(result: Mapping[str, Any]) -> Ending | None:
     return None if found is None else Ending(**found)
 
 
-def training_record(recipe: Recipe, splits: Splits, ending: Ending | None) -> dict[str, Any]:
-    """What an engram records of its training: recipe, the data's name and size, how it ended."""
-    record = {**recipe.to_dict(), "data": splits.name, "train_images": len(splits["train"])}
+def training_record(
+    recipe: Recipe, splits: Splits, lr: float | None, ending: Ending | None
+) -> dict[str, Any]:
+    """What an engram records of its training: recipe, the data's name and size, how it ended.
+
+    `lr` is the learning rate that was used; a task that was solved has none.
+    """
+    settings = {**recipe.to_dict(), "lr": lr}
+    if not lr:
+        del settings["lr"]
+    record = {**settings, "data": splits.name, "train_images": len(splits["train"])}
     return record if ending is None else {**record, "training": ending.to_dict()}

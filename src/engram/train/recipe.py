@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
+from engram.tasks.rates import default_rate
 from engram.tasks.settings import TaskSettings
 from engram.util.files import write_atomically
 from engram.util.settings import check, setting
+from engram.util.spelling import spell
 from engram.util.text import nearest, utf8
 from engram.util.toml import read_toml, to_toml
 
@@ -104,8 +106,8 @@ class Recipe:
         check(self)
         if self.views and self.augment == "none":
             raise EngramError(
-                f"views is {self.views}, but augment is none, so all views would be the same; "
-                "choose augment inception, pad-crop or auto."
+                f"{spell('views')} is {self.views}, but {spell('augment')} is none, so all views "
+                f"would be the same; choose {spell('augment')} inception, pad-crop or auto."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,32 +209,9 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }
 
-#: What suits a regime when no learning rate is given.
-RATES: Mapping[str, Mapping[str, float]] = {
-    "adamw": {
-        "full": 1e-4,
-        "adapter": 1e-3,
-        "memory": 1e-3,
-        "head": 3e-3,
-        "masked": 5e-4,
-        "side": 3e-3,
-    },
-    "sgd": {
-        "full": 1e-2,
-        "adapter": 0.1,
-        "memory": 0.3,
-        "head": 0.3,
-        "masked": 0.3,
-        "side": 0.1,
-    },
-}
-
 
 def learning_rate(recipe: Recipe, regime: str) -> float:
     """The recipe's rate, or the one that suits the regime."""
     if recipe.lr:
         return recipe.lr
-    rates = RATES[recipe.optimizer]
-    same = {"mlp-head": "head", "readout": "head", "class": "memory", "memory+adapter": "adapter"}
-    kind = same.get(regime, regime)
-    return rates[kind.split("+")[0]]
+    return default_rate(recipe.optimizer, regime)

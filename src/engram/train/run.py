@@ -20,11 +20,13 @@ from engram.train.plots import learning_curves
 from engram.util.charts import side_by_side
 from engram.util.files import make_private_folder, write_atomically
 from engram.util.processes import Team
+from engram.util.spelling import spell
 from engram.util.text import utf8
 
 _CHECKPOINT, _TRUNK = "checkpoint.safetensors", "trunk.txt"
+_UNREADABLE = "unreadable.txt"
 _OLD_FILES = (
-    *("unreadable.txt", "history.*", "sweep.*", "report.html"),
+    *(_UNREADABLE, "history.*", "sweep.*", "report.html"),
     *("events.out.tfevents.*", "mlflow.json", "wandb.json", "recipe.toml"),
 )
 
@@ -43,6 +45,11 @@ def trunk_of_run(out: Path) -> str | None:
     return "pico" if (folder / _CHECKPOINT).exists() or any(folder.glob("variant-*")) else None
 
 
+def unreadable_list(out: Path) -> Path:
+    """Where a run lists the images that it could not read, and why."""
+    return run_folder(out) / _UNREADABLE
+
+
 class Run:
     """The folder next to the engram that a run will write: checkpoint, record and plot.
 
@@ -55,7 +62,7 @@ class Run:
         self, out: Path, team: Team, overwrite: bool, resume: bool = False, trunk: str = ""
     ) -> None:
         if out.is_dir():
-            raise EngramError(f"{out} is a folder; -o names the engram's file.")
+            raise EngramError(f"{out} is a folder; {spell('out')} names the engram's file.")
         self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
         self.trunk = trunk
         self.folder = run_folder(out)
@@ -65,7 +72,8 @@ class Run:
 
     def _refuse_existing(self) -> NoReturn:
         raise EngramError(
-            f"{self.out} exists already; choose another -o, or replace it with --overwrite."
+            f"{self.out} exists already; choose another {spell('out')}, or replace it with "
+            f"{spell('overwrite', True)}."
         )
 
     def _has_state(self) -> bool:
@@ -82,11 +90,11 @@ class Run:
         except Timeout:
             raise EngramError(
                 f"Another process is training {self.out} at this moment; wait for it, stop it, or "
-                "choose another -o."
+                f"choose another {spell('out')}."
             ) from None
         except OSError as error:
             raise EngramError(
-                f"{self.out} cannot be written ({error.strerror}); choose another -o."
+                f"{self.out} cannot be written ({error.strerror}); choose another {spell('out')}."
             ) from None
         return self
 
@@ -123,8 +131,8 @@ class Run:
         """Whether an interrupted run is there to be resumed; refuses to give one up by accident."""
         if interrupted and not self.resume and not self.overwrite:
             raise EngramError(
-                f"{self.folder} holds an interrupted run; continue it with --resume, or start "
-                "again with --overwrite."
+                f"{self.folder} holds an interrupted run; continue it with "
+                f"{spell('resume', True)}, or start again with {spell('overwrite', True)}."
             )
         return interrupted and self.resume
 
@@ -165,20 +173,21 @@ class Run:
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EngramError(
                 f"The checkpoint {self.checkpoint} cannot be read ({error}); start "
-                "again with --overwrite."
+                f"again with {spell('overwrite', True)}."
             ) from None
         was = state.get("feed", feed)
         if state["identity"] == identity and was[0] != feed[0]:
             how = {"on": "with the cache", "off": "without the cache"}
             raise EngramError(
                 f"The run in {self.folder} ran {how[was[0]]}, and this one would run "
-                f"{how[feed[0]]}; continue with --resume --cache {was[0]}, or start again with "
-                "--overwrite."
+                f"{how[feed[0]]}; continue with {spell('resume', True)} and "
+                f"{spell('cache', was[0])}, or start again with {spell('overwrite', True)}."
             )
         if (state["identity"], was) != (identity, feed):
             raise EngramError(
                 f"The run in {self.folder} had other settings, data or trunk; repeat its "
-                "command with --resume, or start again with --overwrite."
+                f"command with {spell('resume', True)}, or start again with "
+                f"{spell('overwrite', True)}."
             )
         return state
 
@@ -193,7 +202,7 @@ class Run:
     def list_unreadable(self, unreadable: Mapping[str, str]) -> None:
         """Write why pictures could not be read, a line for each."""
         lines = (f"{reason}\n" for reason in sorted(unreadable.values()))
-        self.write("unreadable.txt", "".join(lines))
+        self.write(_UNREADABLE, "".join(lines))
 
     def finish(
         self,

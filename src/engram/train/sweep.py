@@ -30,6 +30,7 @@ from engram.train.trackers import run_callbacks
 from engram.train.variants import Grid, Setting, Trained, Variant, Workshop
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
+from engram.util.spelling import spell
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -124,8 +125,8 @@ def sweep(
     recipe.check_for(KINDS[whole.kind])
     if refit and whole.val is not None:
         raise EngramError(
-            "refit uses the validation images that were taken from the training data, but "
-            f"{whole.name} has a validation split of its own; leave refit out."
+            f"{spell('refit')} uses the validation images that were taken from the training data, "
+            f"but {whole.name} has a validation split of its own; leave it out."
         )
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     if test:
@@ -166,7 +167,8 @@ def sweep(
             "ending": ending and asdict(ending),
         }
         if run is not None and team.main:
-            record = training_record(workshop.recipe_of(variant), learned, ending)
+            final = workshop.recipe_of(variant)
+            record = training_record(final, learned, final.lr, ending)
             model.save(name, run.out, metrics=metrics, recipe=record)
             _write_tables(run, settings)
             run.finish(identity, engram.content, result)

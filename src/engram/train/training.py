@@ -23,6 +23,8 @@ from engram.train.run import Run
 from engram.train.trainable import train_only
 from engram.util.processes import Stop, Team, dtype_for, stoppable
 from engram.util.progress import Progress
+from engram.util.spelling import spell
+from engram.util.text import counted
 
 
 def train(
@@ -83,6 +85,7 @@ class Training:
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
         self.seen, self.loss = 0, math.nan  # of the last batch
+        self.judged = ""  # how good the best learner was at the last validation, for people
 
     def _take(self, learners: Sequence[Learner]) -> None:
         """Train these from here on, and no others."""
@@ -130,12 +133,14 @@ class Training:
         if state is not None:
             self._restore(state)
         self._refuse_bad()
+        self.progress("trying a validation", 0, 0)
         self._validate(batches=2)
         self.callbacks.started(self.step, self.steps)
 
     def go(self) -> None:
         """Take the steps that are left, with validations and checkpoints; Ctrl-C stops cleanly."""
         self.began = saved = time.perf_counter()
+        self.progress("training", self.step, self.steps)
         with stoppable() as stop:
             for share in self._shares():
                 asked = self._learn(share, stop)
@@ -149,7 +154,8 @@ class Training:
                         self.callbacks.checkpointed(self.step)
                     saved = time.perf_counter()
                 if asked and not self.finished:
-                    how = " Run the same command with --resume to continue." if self.run else ""
+                    again = f" Run the same command with {spell('resume', True)} to continue."
+                    how = again if self.run else ""
                     raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
 
     def _tell(self, evaluated: bool) -> None:
@@ -168,6 +174,7 @@ class Training:
         for learner in self.learners:
             learner.finish(self.step, self.steps, self.feed.per_epoch)
         self.measure(self.learners)
+        self._show_validation()
 
     # One step
 
@@ -202,9 +209,11 @@ class Training:
         self.step += 1
         if failed:
             self._refuse_bad()
-        note = f"loss {float(self.losses.sum()) / max(1, self.seen):.3f}"
-        self.progress("training", self.step, self.steps, note)
+        self._show(float(self.losses.mean()) / max(1, self.seen))
         return bool(asked)
+
+    def _show(self, loss: float) -> None:
+        self.progress("training", self.step, self.steps, f"loss {loss:.3f}{self.judged}")
 
     def _mixup(self, share: Share) -> Mixup | None:
         """Depends on the seed, the step and the process alone, so that a resumed run repeats it."""
@@ -231,6 +240,14 @@ class Training:
         self.history.append(self._line())
         self.losses.zero_()
         self.seen = 0
+        self._show_validation()
+
+    def _show_validation(self) -> None:
+        kind, metric = self.learners[0].task.kind, self.learners[0].measured_by
+        best = max(learner.score for learner in self.learners)
+        self.judged = f", val {kind.title_of(metric)} {kind.shown(best)}"
+        if self.history:
+            self._show(self.history[-1]["loss"])
 
     def _validate(self, batches: int | None = None) -> None:
         """Measure all learners on the validation images; on a few batches only as a trial."""
@@ -247,13 +264,17 @@ class Training:
         self.model.eval()
         names = [learner.name for learner in learners]
         answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
-        failed = 0
+        failed, seen, images = 0, 0, len(self.splits["val"])
         with torch.no_grad():
             for share in self.feed.validation(batches):
                 failed += share.failed
                 for inputs, labels in share.split(self.recipe.micro_batch):
                     for name, outputs in self._outputs(inputs, names).items():
                         answers[name].append(self.model.task(name).kind.keep(outputs, labels))
+                seen += self.team.world * (len(share.labels) + share.failed)
+                if self.step and learners is self.learners:
+                    note = f"validating {min(seen, images):,} of {images:,}"
+                    self.progress("training", self.step, self.steps, note)
         failed = sum(self.team.gather([failed]))
         if failed:
             self._refuse_bad()
@@ -290,9 +311,9 @@ class Training:
             self.run.list_unreadable(self.unreadable)
         if len(reasons) > self.recipe.max_bad * images:
             raise EngramError(
-                f"{len(reasons)} of {images} images cannot be read, more than max_bad "
-                f"({self.recipe.max_bad:.1%}) allows. The first: {reasons[0].rstrip('.')}. Repair "
-                "or remove them, or raise max_bad."
+                f"{len(reasons):,} of {counted(images, 'image')} cannot be read, more than "
+                f"{spell('max_bad')} ({self.recipe.max_bad:.1%}) allows. The first: "
+                f"{reasons[0].rstrip('.')}. Repair or remove them, or raise {spell('max_bad')}."
             )
 
     # What a checkpoint needs

@@ -34,6 +34,7 @@ from engram.train.run import Run, run_folder
 from engram.train.training import train
 from engram.util.processes import Team
 from engram.util.progress import Progress
+from engram.util.spelling import spell
 
 #: In the run's folder: the images that finished variants could not read, for a run that resumes.
 _UNREADABLE = "variant-unreadable.json"
@@ -99,12 +100,12 @@ class Grid:
                 "own settings; use fit."
             )
         if self.seeds < 1:
-            raise EngramError(f"seeds is {self.seeds}; at least one is needed.")
+            raise EngramError(f"{spell('seeds')} is {self.seeds}; at least one is needed.")
         if not self.cells:
-            raise EngramError("cells is an empty list; give at least one number, such as 5.")
+            raise EngramError(f"{spell('cells')} is empty; give at least one number, such as 5.")
         for lr in self.lrs:
             if not 0 < lr < math.inf:
-                raise EngramError(f"lr is {lr:g}; it must be a number above 0.")
+                raise EngramError(f"{spell('lr')} is {lr:g}; it must be a number above 0.")
         for decay in self.weight_decays:
             recipe.but(weight_decay=decay)  # is checked there
         points = itertools.product(
@@ -262,7 +263,8 @@ class Workshop:
         if resume and was != identity and (was or out.exists()):
             raise EngramError(
                 f"{out} was trained with other settings, data or trunk; repeat the command "
-                "of that sweep with --resume, or start again with --overwrite."
+                f"of that sweep with {spell('resume', True)}, or start again with "
+                f"{spell('overwrite', True)}."
             )
         if self.team.main:
             run.write(known.name, identity)

@@ -38,6 +38,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from engram.errors import EngramError
 from engram.util.progress import Progress
+from engram.util.spelling import spell
 
 PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something on the Hub
 
@@ -234,8 +235,8 @@ def upload(
     if get_token() is None:
         raise EngramError(
             f"No token for {constants.ENDPOINT} was found, so nothing can be sent to {repo}; log "
-            "in with `hf auth login`, or set HF_TOKEN to a token with write access. --dry-run "
-            "needs no token."
+            "in with `hf auth login`, or set HF_TOKEN to a token with write access. "
+            f"{spell('dry_run', True)} needs no token."
         )
     api = HfApi()
     with _explain_upload_errors(repo, revision):
@@ -248,7 +249,7 @@ def upload(
             raise EngramError(
                 f"The Hub repository {repo} already holds {', '.join(others)}, which the card of "
                 "this push would not describe; push all of them at once, use another repository, "
-                "or delete them with --replace."
+                f"or delete them with {spell('replace', True)}."
             )
         stale = [*others, *(n for n in present if n == "bundle.json" and n not in files)]
         commit = api.create_commit(
@@ -277,7 +278,7 @@ def _explain_upload_errors(repo: str, revision: str | None) -> Iterator[None]:
     except OfflineModeIsEnabled as error:
         raise EngramError(
             f"Nothing was sent to {repo}: offline mode is on (HF_HUB_OFFLINE). Unset it, or see "
-            "what would be sent with --dry-run."
+            f"what would be sent with {spell('dry_run', True)}."
         ) from error
     except RevisionNotFoundError as error:
         raise _no_revision(repo, revision) from error

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError, is_lost_worker
+from engram.util.spelling import spell
 
 
 class Team:
@@ -79,7 +80,8 @@ def _as_one() -> Iterator[None]:
             raise
         raise EngramError(
             "Another process of this run has ended, so this one cannot continue; see its output, "
-            "then start all of them again: fit and sweep continue with --resume."
+            "then start all of them again: fit and sweep continue with "
+            f"{spell('resume', True)}."
         ) from error
 
 

@@ -11,6 +11,7 @@ from dataclasses import Field, field, fields
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
+from engram.util.spelling import spell
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -57,7 +58,7 @@ def check(settings: DataclassInstance) -> None:
         value = getattr(settings, item.name)
         expected = _mismatch(item, value)
         if expected:
-            raise EngramError(f"{item.name} is {value!r}; it {expected}.")
+            raise EngramError(f"{spell(item.name)} is {value!r}; it {expected}.")
 
 
 def _mismatch(item: Field[Any], value: Any) -> str:

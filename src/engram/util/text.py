@@ -12,8 +12,7 @@ def summarise_names(
 ) -> str:
     """The number of names and the first of them, as in `3 classes (rose, tulip, lily)`."""
     more = ", …" if len(names) > most else ""
-    count = f"1 {nouns[0]}" if len(names) == 1 else f"{len(names):,} {nouns[1]}"
-    return f"{count} ({', '.join(names[:most])}{more})"
+    return f"{counted(len(names), *nouns)} ({', '.join(names[:most])}{more})"
 
 
 def join_names(names: Sequence[str], most: int = 6) -> str:
@@ -26,6 +25,29 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """The known name that is most like a wrong one, as the end of a sentence."""
     (best, *_) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"the nearest is {best}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: `1 image`, `2 images`; `many` where it does not end in an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: `8 s`, `2 min 5 s`, `1 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def storage(size: float) -> str:
+    """Bytes for people: `740 MB`, `1.6 GB`."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.{0 if size >= 10 * unit else 1}f} {name}"
+    return f"{size / 1e3:.0f} kB"
 
 
 def printable(text: str, most: int = 120) -> str:

@@ -19,6 +19,7 @@ from engram.report.contents import MAX_CLASSES, Bar, Bars, ImageRow, ImageTable,
 from engram.report.images import paint_mask, thumbnail, trunk_view
 from engram.tasks.kinds import IGNORED
 from engram.tasks.metrics import intersection_over_union
+from engram.util.text import counted
 
 MAX_MASKS = 8
 
@@ -47,8 +48,8 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
         rows.append(ImageRow(f"IoU {float(ious[i]):.3f}", images, name))
     classes = answers.dataset.classes
     note = (
-        f"The {len(worst)} images with the lowest IoU, and {len(others)} from the next to the "
-        "highest. Gray pixels of the true mask are ignored."
+        f"The {counted(len(worst), 'image')} with the lowest IoU, and {len(others)} from the next "
+        "to the highest. Gray pixels of the true mask are ignored."
     )
     if len(classes) > MAX_CLASSES:
         note += f" The colours of the first {MAX_CLASSES} of {len(classes)} classes are listed."

@@ -16,7 +16,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from engram.serve.routes.schemas import MAX_TASKS, Options, json_body
-from engram.util.text import printable
+from engram.util.text import counted, printable
 
 MAX_FIELDS = 1000
 MAX_FIELD_BYTES = 10_000
@@ -246,7 +246,8 @@ def _value(name: str, text: str) -> int | str:
 
 def too_many(limits: Limits) -> Refusal:
     """For a request with more images than one may have."""
-    return Refusal(422, f"A request may have {limits.max_images} images at most; send fewer.")
+    most = counted(limits.max_images, "image")
+    return Refusal(422, f"A request may have {most} at most; send fewer.")
 
 
 def invalid(error: ValidationError, what: str, limits: Limits | None = None) -> Refusal:

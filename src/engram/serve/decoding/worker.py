@@ -20,6 +20,7 @@ from engram.serve.decoding.infer import read_inference
 from engram.serve.decoding.messages import Document, receive, send
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
 from engram.serve.routes.schemas import OPTIONS
+from engram.util.quiet import ignore_pillow_warnings
 
 Answer = tuple[Document, bytes]
 
@@ -27,6 +28,7 @@ Answer = tuple[Document, bytes]
 def work(connection: socket.socket, memory: int) -> None:
     """Answer messages until the service closes the connection, or memory runs out."""
     _limit_memory(memory)
+    ignore_pillow_warnings()
     worker = Worker()
     with contextlib.suppress(EOFError, OSError):
         while True:

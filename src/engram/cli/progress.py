@@ -1,0 +1,223 @@
+"""Progress of long work: bars on a terminal, a line now and then in a file, nothing for machines.
+
+It goes to stderr, so stdout holds the result alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engram.cli.terminal import is_first
+from engram.util.text import duration, visible
+
+#: Seconds between two lines about the same work, where there is no terminal.
+EVERY = 10.0
+#: Seconds at the beginning without a line.
+SILENCE = 2.0
+
+
+class Watch(Protocol):
+    """Shows how far work is. Work of unknown length has the total 0."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None: ...
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Print rows with labels above the bars, or between the lines."""
+
+
+@contextmanager
+def bars(as_json: bool) -> Iterator[Watch]:
+    """What shows the progress of a command, from its first moment on."""
+    if as_json or not is_first():
+        yield Silence()
+    elif sys.stderr.isatty():
+        with _live_bars() as shown:
+            live = Bars(shown)
+            yield live
+            live.end()
+    else:
+        lines = Lines()
+        try:
+            yield lines
+            lines.end()
+        finally:
+            lines.close()
+
+
+class Silence:
+    """Nothing is shown."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        pass
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        pass
+
+
+@contextmanager
+def _live_bars() -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[count]}", style="progress.download"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with Progress(*columns, console=console) as shown:
+        yield shown
+
+
+class Bars:
+    """A bar for each piece of work; one of unknown length vanishes when the next begins."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown = shown
+        self._known: dict[str, Any] = {}
+        self._passing: str | None = None
+        self("starting", 0, 0)
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        shown = self._shown
+        if what != self._passing:
+            self.end()
+        if what not in self._known:
+            self._known[what] = shown.add_task(
+                visible(what), total=None, count="", rate="", note=""
+            )
+        speed = shown.tasks[shown.task_ids.index(self._known[what])].speed
+        shown.update(
+            self._known[what],
+            completed=done,
+            total=total or None,
+            count=f"{done:,}/{total:,}" if total else "",
+            rate=f"{speed:,.1f}/s" if speed and total else "",
+            note=visible(note),
+        )
+        if not total:
+            self._passing = what
+
+    def end(self) -> None:
+        """Remove the bar of unknown length, if there is one."""
+        if self._passing is not None:
+            self._shown.remove_task(self._known.pop(self._passing))
+            self._passing = None
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        console = self._shown.console
+        for line in _aligned(rows, console.width):
+            console.print(line, soft_wrap=True)
+
+
+@dataclass
+class _Stage:
+    """A piece of work that is going on: when it began and was last printed, and how far it is."""
+
+    began: float
+    first: int  # what a resumed run had done already
+    printed: float
+    done: int
+    total: int
+    note: str = ""
+
+    def line(self, what: str, now: float) -> str:
+        seconds = now - self.began
+        if not self.total:
+            return f"{what}: {self.note or duration(seconds)}"
+        rate = (self.done - self.first) / seconds if seconds > 0 else 0.0
+        parts = [f"{self.done:,} of {self.total:,}"]
+        if self.done >= self.total:
+            parts.append(f"took {duration(seconds)}")
+        if rate:
+            parts.append(f"{rate:,.1f}/s")
+        if rate and self.done < self.total:
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return f"{what}: {', '.join([*parts, self.note] if self.note else parts)}"
+
+
+class Lines:
+    """Plain lines for a log file: at the end of each piece of work, and every ten seconds.
+
+    The first seconds are silent, unless a command has said what it will do: most mistakes are found
+    in them, and a mistake is one line.
+    """
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stage] = {}
+        self._ended = ""  # the last work that reached its total
+        self._silent_until = time.monotonic() + SILENCE
+        self._held = ""  # the last line that was not printed
+        self._timer = threading.Timer(SILENCE, self._release)  # work may report nothing for long
+        self._timer.daemon = True
+        self._timer.start()
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        if what == self._ended and 0 < total <= done:
+            return
+        now = time.monotonic()
+        self._end_all_but(what)
+        if what not in self._stages:
+            self._stages[what] = _Stage(now, done, now, done, total)
+            self._ended = ""
+            if not total:
+                self._print(what)
+        stage = self._stages[what]
+        stage.done, stage.total, stage.note = done, total, note
+        if 0 < total <= done:
+            self._print(stage.line(what, now))
+            del self._stages[what]
+            self._ended = what
+        elif now - stage.printed >= EVERY:
+            self._print(stage.line(what, now))
+            stage.printed = now
+
+    def say(self, rows: Sequence[tuple[str, str]]) -> None:
+        self._silent_until = 0.0
+        for line in _aligned(rows):
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._held = line
+        if time.monotonic() >= self._silent_until:
+            self._release()
+
+    def _release(self) -> None:
+        line, self._held, self._silent_until = self._held, "", 0.0
+        if line:
+            print(visible(line), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def end(self) -> None:
+        """No more work comes."""
+        self._end_all_but(None)
+
+    def _end_all_but(self, what: str | None) -> None:
+        """Print how far work came that ended before its total, such as training that stopped."""
+        for other in [known for known in self._stages if known != what]:
+            stage = self._stages.pop(other)
+            if stage.total:
+                self._print(stage.line(other, time.monotonic()))
+
+
+def _aligned(rows: Sequence[tuple[str, str]], width: int = 0) -> list[str]:
+    """Labels and texts in two columns; with a width, long texts are folded into it."""
+    wide, lines = 2 + max((len(label) for label, _ in rows), default=0), list[str]()
+    for label, text in rows:
+        shown, room = visible(text), max(20, width - wide)
+        parts = textwrap.wrap(shown, room, break_on_hyphens=False) if width else [shown]
+        labels = [visible(label), *[""] * len(parts)]
+        lines += [f"{left:{wide}}{part}" for left, part in zip(labels, parts, strict=False)]
+    return lines

@@ -1,0 +1,96 @@
+"""What an engram records about itself, for people: how good it is, and how it was trained.
+
+Metrics and recipe of a stranger's file may be anything that JSON can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from engram.store.engram import Engram
+from engram.tasks.metrics import TITLES
+from engram.tasks.rates import RATES, default_rate
+from engram.util.text import counted
+
+_MOST = 100  # metrics of a split, and splits
+
+
+def numbers_by_split(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The numeric metrics by split. Metrics without a split are under ''."""
+    by_split = {"": metrics, **{k: v for k, v in metrics.items() if isinstance(v, Mapping)}}
+    splits = {}
+    for split, values in islice(by_split.items(), _MOST):
+        numbers = ((str(name), value) for name, value in values.items() if is_number(value))
+        splits[str(split)] = dict(islice(numbers, _MOST))
+    return {split: numbers for split, numbers in splits.items() if numbers}
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a number that can be printed: a whole one may be too large for that."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or abs(value) <= 2**64
+
+
+def score_rows(engram: Engram) -> list[tuple[str, str]]:
+    """How good the task was, a row for each split: the metric that chooses, then the others."""
+    kind, rows = engram.spec.does, []
+    for split, values in numbers_by_split(engram.metrics).items():
+        known = [name for name in (*kind.columns, "mean", "deviation") if name in values]
+        others = [name for name in values if name not in (*known, "images")]
+        parts = [
+            f"{TITLES.get(name, name)} {values[name]:.4g}"
+            for name in (*known, *others)
+            if name != kind.score
+        ]
+        if kind.score in values:
+            parts.insert(0, f"{kind.title} {kind.shown(values[kind.score])}")
+        rows.append((", ".join(_where(split, values)) or "metrics", ", ".join(parts)))
+    return rows
+
+
+def _where(split: str, values: Mapping[str, float]) -> list[str]:
+    """What was measured on: the split, and the number of images."""
+    images = values.get("images")
+    parts = [split, counted(images, "image") if isinstance(images, int) else ""]
+    return [part for part in parts if part]
+
+
+def score(engram: Engram) -> str:
+    """How good the task was, in a cell: on the test split, or else on validation; or nothing."""
+    kind, splits = engram.spec.does, numbers_by_split(engram.metrics)
+    for split in ("test", "val", ""):
+        values = splits.get(split, {})
+        if kind.score in values:
+            found = f"{kind.title} {kind.shown(values[kind.score])}"
+            where = ", ".join(_where(split, values))
+            return f"{found} ({where})" if where else found
+    return ""
+
+
+def used_recipe(engram: Engram) -> dict[str, Any]:
+    """The recipe with the learning rate that was really used, and without one if it is not known.
+
+    Files of version 0.1 have the rate 0 where the recipe gave none: the regime's own was used. That
+    of `auto`, which averages and keeps the best weights, has 0 where nothing was trained.
+    """
+    recipe = dict(engram.recipe)
+    if recipe.get("lr") or "lr" not in recipe:
+        return recipe
+    optimizer, spec = str(recipe.get("optimizer")), engram.spec
+    solved = spec.parts.moments or (recipe.get("ema") and recipe.get("patience"))
+    if optimizer in RATES and not solved:
+        return {**recipe, "lr": default_rate(optimizer, spec.regime)}
+    del recipe["lr"]
+    return recipe
+
+
+def summarise_recipe(engram: Engram) -> str:
+    """Those settings of the recipe that are not lists or objects."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in used_recipe(engram).items()
+        if not isinstance(value, (list, dict))
+    )

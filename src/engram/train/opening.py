@@ -1,0 +1,67 @@
+"""What a run is about to do, in a few rows for people, before its work begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engram.data.datasets import Splits
+from engram.model import MemoryViT
+from engram.tasks.spec import TaskSpec
+from engram.train.cache_plan import CachePlan
+from engram.train.caches import default_root
+from engram.train.recipe import Recipe
+from engram.util.spelling import spell
+from engram.util.text import counted, storage
+
+#: Said once a machine: when the folder of the cache does not exist yet.
+_FIRST_TIME = (
+    "what the trunk computes is kept there, so that later runs on the same images start at once; "
+    "`engram cache info` lists it, `engram cache clear` removes it, ENGRAM_CACHE moves it"
+)
+
+
+def opening(
+    model: MemoryViT, specs: Sequence[TaskSpec], whole: Splits, recipe: Recipe, why: str = ""
+) -> list[tuple[str, str]]:
+    """Trunk, data and cache of a run that trains tasks of these specs on this data.
+
+    `why` says why it is this trunk.
+    """
+    splits = whole.with_validation(recipe.val_share, recipe.data_seed)
+    height, width = model.preprocessing.size
+    return [
+        ("trunk", f"{model.trunk.source}, images of {height} x {width} pixels"),
+        *([("", why)] if why else []),
+        ("data", f"{whole.name}: {_classes(splits, specs[0])}; {_images(whole, splits, recipe)}"),
+        *_cache(CachePlan(model, specs, splits, recipe)),
+    ]
+
+
+def _classes(splits: Splits, spec: TaskSpec) -> str:
+    return counted(len(splits.classes), *spec.does.nouns)
+
+
+def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
+    """The images of every split, and where those for validation come from."""
+    train, val = len(splits["train"]), len(splits["val"])
+    parts = [f"{counted(train, 'image')} to train"]
+    if whole.val is not None:
+        parts.append(f"{val:,} to validate (its own split)")
+    else:
+        how = "at random" if whole["train"].labels.ndim > 1 else "at random in every class"
+        parts.append(
+            f"{val:,} held out of {train + val:,} to validate ({how}, seed {recipe.data_seed})"
+        )
+    if splits.test is not None:
+        parts.append(f"{len(splits.test):,} to test")
+    return ", ".join(parts)
+
+
+def _cache(plan: CachePlan) -> list[tuple[str, str]]:
+    reason = f"{spell('cache')} is off" if plan.recipe.cache == "off" else plan.reason_against()
+    reason = reason or plan.too_large()
+    if reason:
+        return [("cache", f"not used: {reason}")]
+    root = default_root()
+    rows = [("cache", f"{root}, {storage(plan.bytes)} for these images")]
+    return rows if root.exists() else [*rows, ("", _FIRST_TIME)]

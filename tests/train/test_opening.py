@@ -1,0 +1,70 @@
+"""What a run says before it begins."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engram import MemoryViT, Recipe, load_trunk
+from engram.data.datasets import load
+from engram.tasks.settings import TaskSettings
+from engram.train.opening import opening
+
+
+def rows_of(
+    model: MemoryViT, data: Path, recipe: Recipe | None = None, regime: str = "masked"
+) -> dict[str, str]:
+    splits = load(data)
+    spec = splits.task_spec("t", TaskSettings(regime=regime))
+    return dict(opening(model, [spec], splits, recipe or Recipe()))
+
+
+@pytest.fixture
+def model(small_trunk: Path) -> MemoryViT:
+    return MemoryViT(load_trunk(small_trunk))
+
+
+def test_trunk_data_and_cache_are_said(
+    model: MemoryViT, colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "cache"))
+    rows = rows_of(model, colours)
+    assert rows["trunk"] == f"{model.trunk.source}, images of 16 x 16 pixels"
+    assert rows["data"] == (
+        f"{colours}: 3 classes; 54 images to train, 6 held out of 60 to validate "
+        "(at random in every class, seed 0), 21 to test"
+    )
+    assert rows["cache"].startswith(f"{tmp_path / 'cache'}, ")
+    assert rows["cache"].endswith("kB for these images")
+
+
+def test_the_cache_is_explained_once(
+    model: MemoryViT, colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "cache"))
+    assert "engram cache clear" in rows_of(model, colours)[""]
+    (tmp_path / "cache").mkdir()
+    assert "" not in rows_of(model, colours)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "regime", "reason"),
+    [
+        (Recipe(cache="off"), "masked", "cache is off"),
+        (Recipe(), "full", "the regime changes the trunk's own tokens"),
+        (Recipe(cache_gb=0.0), "masked", "it would take"),
+    ],
+)
+def test_why_there_is_no_cache(
+    recipe: Recipe, regime: str, reason: str, model: MemoryViT, colours: Path
+) -> None:
+    assert rows_of(model, colours, recipe, regime)["cache"].startswith(f"not used: {reason}")
+
+
+def test_a_validation_split_of_its_own_is_named(model: MemoryViT, tmp_path: Path) -> None:
+    pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.array(["a", "b", "a", "b"])
+    arrays = {f"{name}_{split}": value for split in ("train", "val")
+              for name, value in (("x", pixels), ("y", labels))}  # fmt: skip
+    np.savez(tmp_path / "own.npz", **arrays)
+    said = rows_of(model, tmp_path / "own.npz")["data"]
+    assert said.endswith("2 classes; 4 images to train, 4 to validate (its own split)")
