@@ -73,7 +73,7 @@ def test_a_flag_wins_over_the_file(work: Path) -> None:
         ("cells = [1, 5]", "mine.toml: cells is (1, 5); it must be a whole number, at least 0."),
         ('seeds = "3"', "mine.toml: seeds is '3'; it must be a whole number, at least 1."),
         ("label = 3", "mine.toml: label is 3; it must be text."),
-        ('kind = "colour"', "There is no kind of task 'colour'"),
+        ('kind = "colour"', "mine.toml: kind is 'colour'; it can be classification"),
         ("regime = 'none'", "there is no regime 'none'; choose one of masked"),
         ("refit = true", "mine.toml sets refit, for which there is engram sweep."),
         ("epochs", "mine.toml is no TOML"),

@@ -11,6 +11,7 @@ from engram.cli.options import RunOptions
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe, read_settings
 from engram.util.settings import check, setting
+from engram.util.spelling import spelled_as_flags
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def names_file(recipe: str) -> bool:
 
 def _check(name: str, settings_class: type, values: dict[str, Any]) -> None:
     try:
-        check(settings_class(**values))
+        with spelled_as_flags(False):
+            check(settings_class(**values))
     except EngramError as error:
         raise EngramError(f"{name}: {error}") from None
 

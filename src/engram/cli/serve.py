@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -47,17 +48,17 @@ def serve_command(
     flags: Given | None = None,
 ) -> None:
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
-    from engram.serve.run import serve
+    from engram.serve.run import bundle_of, serve
 
     settings = Settings(**(flags or {})[Settings])
-    with ExitStack() as until_ready:
+    with ExitStack() as until_ready, bundle_of(sources) as folder:
         quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
         until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)
 
         def ready(description: Description) -> None:
             until_ready.close()
-            show(description, as_json)
+            lost = [("kept", "attached tasks are gone when the service stops: there is no bundle")]
+            rows = lost if token and folder not in sources else []
+            show(replace(description, rows=[*description.rows, *rows]), as_json)
 
-        serve(
-            sources, settings, ready, token=token, ask_token=ask_token, backbone=backbone
-        )  # fmt: skip
+        serve(folder, settings, ready, token=token, ask_token=ask_token, backbone=backbone)

@@ -210,7 +210,8 @@ class _Job:
         if regime == "auto":
             regimes = trained_regimes(self.model, self.splits, self.settings.extends)
         specs = [self.splits.task_spec(task, self.of(one).settings) for one in regimes]
-        return opening(self.model, specs, self.splits, self.recipe, self.why_trunk)
+        why = self.why_trunk if self.options.backbone == "auto" else ""
+        return opening(self.model, specs, self.splits, self.recipe, why)
 
     def of(self, regime: str) -> _Job:
         """The same with a task of this regime."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,38 +28,19 @@ if TYPE_CHECKING:
 _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 
 
-def serve(
-    sources: Sequence[Path],
-    settings: Settings,
-    show: Callable[[Description], None],
-    *,
-    token: str | None = None,
-    ask_token: str | None = None,
-    backbone: str | None = None,
-) -> None:
-    """Serve a bundle, or engrams as if they were composed, until a signal comes.
-
-    `show` is called with the description of the service as soon as it can answer. Without a bundle,
-    tasks that are attached are kept until the service stops.
-    """
-    tokens = {"token": token, "ask_token": ask_token}
+@contextmanager
+def bundle_of(sources: Sequence[Path]) -> Iterator[Path]:
+    """The bundle to serve; engrams are composed in a folder that is gone afterwards."""
     if len(sources) == 1 and not sources[0].is_file():
-        serve_bundle(sources[0], settings, show, **tokens, backbone=backbone)
+        yield sources[0]
         return
     for source in sources:
         _refuse_hub(source)
-
-    def show_files(description: Description) -> None:
-        kept = ("kept", "tasks that are attached are gone when the service stops: no bundle")
-        rows = [*description.rows[:-1], *([kept] if token else []), description.rows[-1]]
-        show(replace(description, rows=rows))
-
     with tempfile.TemporaryDirectory(prefix="engram-") as scratch:
-        bundle = compose(sources, Path(scratch) / "bundle")
-        serve_bundle(bundle.folder, settings, show_files, **tokens, backbone=backbone)
+        yield compose(sources, Path(scratch) / "bundle").folder
 
 
-def serve_bundle(
+def serve(
     folder: Path,
     settings: Settings,
     show: Callable[[Description], None],

@@ -23,9 +23,9 @@ def spell(name: str, value: object = None) -> str:
 
 
 @contextmanager
-def spelled_as_flags() -> Iterator[None]:
-    """Inside, settings are flags: the command line runs its commands so."""
-    before = _as_flags.set(True)
+def spelled_as_flags(flags: bool = True) -> Iterator[None]:
+    """Inside, settings are flags: the command line runs its commands so, but not their files."""
+    before = _as_flags.set(flags)
     try:
         yield
     finally:
