@@ -11,7 +11,8 @@ from engram.cli.app import Json, Tasks, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.inference import Workers
 from engram.cli.options import DataOptions
-from engram.cli.terminal import announce, bars, show
+from engram.cli.progress import bars
+from engram.cli.terminal import announce, show
 from engram.errors import EngramError
 from engram.util.description import Description
 
