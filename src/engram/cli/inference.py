@@ -1,9 +1,7 @@
-"""`engram eval` and `engram predict`."""
+"""`engram eval`."""
 
 from __future__ import annotations
 
-import base64
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Engrams, Json, Tasks, app
+from engram.cli.app import Backbone, Engrams, Json, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.options import ColumnOptions, named, split_data
@@ -183,99 +181,3 @@ def _metrics_description(
         for name, values in metrics.items()
     )
     return Description(metrics, rows, ("task", "split", "images", *columns, "unreadable"), table)
-
-
-@app.command(name="predict")
-def predict_command(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE… IMAGE…", help="Engrams or bundles, and images or folders."),
-    ],
-    backbone: Backbone = None,
-    tasks: Tasks = None,
-    top_k: Annotated[
-        int, typer.Option(help="Number of classes to return per task.", rich_help_panel=OUTPUT)
-    ] = 3,
-    masks: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write segmentation masks into this folder, as PNG.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Ask every task about images, in one pass."""
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
-        from engram.inference.predict import kind_of, predict
-
-        model, images = _model_and_images(sources, backbone)
-        results: list[dict[str, Any]] = predict(
-            model, images, tasks=tasks or None, top_k=top_k, progress=progress
-        )
-    if masks is not None:
-        _write_masks(results, masks)
-    table = []
-    for result in results:
-        if "error" in result:
-            table.append((result["image"], "", result["error"]))
-        for name, answer in result.get("tasks", {}).items():
-            table.append((result["image"], name, kind_of(model, name).words(answer)))
-    show(Description(results, [], ("image", "task", "answer"), tuple(table)), as_json)
-    if any("error" in result for result in results):
-        raise typer.Exit(2)
-
-
-def _model_and_images(sources: Sequence[Path], backbone: str | None) -> tuple[MemoryViT, list[str]]:
-    """Engrams and bundles among the arguments make the model; all the others are images."""
-    from engram.data.folders import images_below
-    from engram.inference.load import load_model
-    from engram.model import MemoryViT
-    from engram.store.bundles import is_bundle
-    from engram.store.format import is_engram
-    from engram.trunks.load import load_trunk
-    from engram.util.hub import is_hub_address
-
-    engrams = [
-        path for path in sources
-        if is_hub_address(path) or is_bundle(path) or is_engram(path)
-        or path.suffix == ".safetensors"
-    ]  # fmt: skip
-    images: list[str] = []
-    for path in sources:
-        if path not in engrams:
-            images += images_below(path)[0] if path.is_dir() else [os.fspath(path)]
-    if not engrams and backbone is None:
-        raise EngramError(
-            "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
-            "bundle), or --backbone to ask the trunk alone."
-        )
-    if not images:
-        raise EngramError("No image was given; add the paths of images, or of a folder of them.")
-    model = load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(str(backbone)))
-    return model, images
-
-
-def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Write every mask as IMAGE.TASK.png, and put its path into the answer in its place."""
-    from engram.util.files import write_atomically
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EngramError(
-            f"The folder {folder} cannot be made ({error.strerror}); choose another."
-        ) from None
-    taken: set[str] = set()
-    for result in results:
-        stem = Path(result["image"]).stem
-        while stem in taken:  # an image of the same name in another folder
-            stem += "_"
-        taken.add(stem)
-        for name, answer in result.get("tasks", {}).items():
-            if "mask" in answer:
-                path = folder / f"{stem}.{name}.png"
-                write_atomically(path, base64.b64decode(answer["mask"].partition(",")[2]))
-                answer["mask"] = str(path)

@@ -23,6 +23,7 @@ from engram.cli import (  # noqa: F401
     experiments,
     export,
     inference,
+    predict,
     serve,
     store,
     training,

@@ -91,16 +91,10 @@ def _predict(
     """The answers about images, each given with its name."""
     if top_k < 1:
         raise EngramError(f"{spell('top_k')} is {top_k}; ask for at least 1 class.")
-    if model.trunk.head is not None and not model.trunk.class_names:
-        tasks = (list(model.tasks) or ["base"]) if tasks is None else tasks
-        if "base" in list(tasks):
-            raise EngramError(
-                f"The trunk {model.trunk.source} has no classes, so there is no 'base' to tell of; "
-                "ask for tasks. Its embedding is model(pixels)['base']."
-            )
+    names = answered_names(model, tasks)
     preprocessing = model.preprocessing
     device = team.device
-    names, engine = model.output_names(tasks), TorchEngine(model.to(device), exact)
+    engine = TorchEngine(model.to(device), exact)
     results: list[dict[str, Any]] = []
     share = images[team.rank :: team.world]
     count = counter(progress, "predicting", len(share))
@@ -118,24 +112,38 @@ def _predict(
             pixels = normalise(torch.stack(views).to(device), preprocessing)
             outputs = engine.run(pixels, names)
             for i, result in enumerate(good):
-                rows = {name: output[i] for name, output in outputs.items()}
-                _add_answers(result, model, rows, top_k)
+                own = {name: output[i] for name, output in outputs.items()}
+                result["tasks"], problem = answers_about(model, own, top_k)
+                if problem:
+                    result["error"] = f"{result['image']}: {problem}"
         count(batch)
     shares = team.gather([results])
     return [shares[i % team.world][i // team.world] for i in range(len(images))]
 
 
-def _add_answers(
-    result: dict[str, Any], model: MemoryViT, outputs: Mapping[str, Tensor], top_k: int
-) -> None:
-    """Add the answers about one image. A task whose output is not finite is an error instead."""
-    result["tasks"] = {}
+def answered_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
+    """The tasks that answer; a trunk without classes has no "base" to tell of."""
+    if model.trunk.head is not None and not model.trunk.class_names:
+        tasks = (list(model.tasks) or ["base"]) if tasks is None else tasks
+        if "base" in list(tasks):
+            raise EngramError(
+                f"The trunk {model.trunk.source} has no classes, so there is no 'base' to tell of; "
+                "ask for tasks. Its embedding is model(pixels)['base']."
+            )
+    return list(model.output_names(tasks))
+
+
+def answers_about(
+    model: MemoryViT, outputs: Mapping[str, Tensor], top_k: int
+) -> tuple[dict[str, Any], str]:
+    """The answers about one image by task, and what is wrong: an output that is not finite."""
+    answers, problem = {}, ""
     for name, output in outputs.items():
         if bool(output.isfinite().all()):
-            result["tasks"][name] = answer(model, name, output, top_k)
+            answers[name] = answer(model, name, output, top_k)
         else:
             problem = f"the output of {name!r} is not finite; train the task again"
-            result["error"] = f"{result['image']}: {problem}"
+    return answers, problem
 
 
 def kind_of(model: MemoryViT, name: str) -> Kind:

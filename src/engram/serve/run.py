@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from engram.serve.catalogue import Catalogue
+    from engram.serve.workers import Job
 
 _PACKAGES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 
@@ -95,37 +96,29 @@ class Service:
         backbone: str | None = None,
     ) -> Service:
         """Open the port and load the bundle; whatever is wrong is an EngramError."""
+        from engram.serve.workers import Job
+
         listener = open_port(folder, settings, token, ask_token)
         try:
-            return cls.on(
-                listener, folder, settings, token=token, ask_token=ask_token, backbone=backbone
-            )
+            return cls.on(Job(listener, folder, settings, token, ask_token, backbone))
         except BaseException:
             listener.close()
             raise
 
     @classmethod
-    def on(
-        cls,
-        listener: socket.socket,
-        folder: Path,
-        settings: Settings,
-        *,
-        token: str | None = None,
-        ask_token: str | None = None,
-        backbone: str | None = None,
-    ) -> Service:
-        """Load the bundle, to answer on a port that `open_port` opened."""
+    def on(cls, job: Job) -> Service:
+        """Load the bundle of a job, to answer on its port, which `open_port` opened."""
         from engram.serve.app import create_app
         from engram.serve.catalogue import Catalogue
         from engram.serve.decoding.launcher import launcher
         from engram.serve.tokens import clean_token
 
-        token, ask_token = clean_token(token), clean_token(ask_token, "token for asking")
+        token = clean_token(job.token)
+        ask_token = clean_token(job.ask_token, "token for asking")
         launcher().start()  # it loads what decoders need while this process loads the model
-        catalogue = Catalogue.load(folder, settings, backbone)
-        app = create_app(catalogue, settings, token, ask_token)
-        return cls(app, catalogue, settings, listener, token, ask_token)
+        catalogue = Catalogue.load(job.folder, job.settings, job.backbone)
+        app = create_app(catalogue, job.settings, token, ask_token)
+        return cls(app, catalogue, job.settings, job.listener, token, ask_token)
 
     @property
     def url(self) -> str:

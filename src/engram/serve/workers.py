@@ -152,10 +152,7 @@ def _work(job: Job, pipe: Connection, parent: int) -> None:
     from engram.serve.run import Service
 
     try:
-        service = Service.on(
-            job.listener, job.folder, job.settings,
-            token=job.token, ask_token=job.ask_token, backbone=job.backbone,
-        )  # fmt: skip
+        service = Service.on(job)
     except EngramError as error:
         with contextlib.suppress(OSError):
             pipe.send((False, str(error)))

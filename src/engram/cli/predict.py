@@ -1,0 +1,214 @@
+"""`engram predict`: answers about a few images on the terminal, or about any number in a file."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli.app import Backbone, Json, Tasks, app
+from engram.cli.flags import OUTPUT, Given, flags_of
+from engram.cli.progress import bars
+from engram.cli.terminal import show
+from engram.errors import EngramError
+from engram.inference.bulk.settings import BulkSettings
+from engram.util.description import Description
+from engram.util.progress import Progress
+
+if TYPE_CHECKING:
+    from engram.inference.bulk.job import BulkResult
+    from engram.model import MemoryViT
+
+
+@app.command(name="predict")
+@flags_of({BulkSettings: "With --out"})
+def predict_command(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE… IMAGE…",
+            help="Engrams or bundles, and images or folders; with --out also tables, lists, "
+            "archives and addresses.",
+        ),
+    ],
+    backbone: Backbone = None,
+    tasks: Tasks = None,
+    top_k: Annotated[
+        int, typer.Option(help="Number of classes to return per task.", rich_help_panel=OUTPUT)
+    ] = 3,
+    masks: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write segmentation masks into this folder, as PNG.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write answers as they come: a .parquet, .jsonl or .csv file, or a folder for "
+            "parts. Interrupted, the same command continues.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the answers in --out.", rich_help_panel=OUTPUT),
+    ] = False,
+    as_json: Json = False,
+    flags: Given | None = None,
+) -> None:
+    """Ask every task about images, in one pass."""
+    given = (flags or {})[BulkSettings]
+    if out is not None:
+        settings = BulkSettings(top_k=top_k, **given)
+        with bars(as_json) as progress:
+            result = _write_answers(
+                sources, backbone, tasks, out, settings, masks, overwrite, progress
+            )
+        show(_description(result), as_json)
+        return
+    for flag, wanted in {**given, "overwrite": overwrite}.items():
+        if wanted:
+            name = flag.replace("_", "-")
+            raise EngramError(f"--{name} needs --out, the file or folder to write answers to.")
+    _show_answers(sources, backbone, tasks, top_k, masks, as_json)
+
+
+def _show_answers(
+    sources: Sequence[str],
+    backbone: str | None,
+    tasks: list[str] | None,
+    top_k: int,
+    masks: Path | None,
+    as_json: bool,
+) -> None:
+    """Answer for a few images, which are in memory together."""
+    with bars(as_json) as progress:
+        progress("loading the tasks", 0, 0)
+        from engram.inference.predict import kind_of, predict
+
+        model, others = _model_and_sources(sources, backbone)
+        results: list[dict[str, Any]] = predict(
+            model, _images(others), tasks=tasks or None, top_k=top_k, progress=progress
+        )
+    if masks is not None:
+        _write_masks(results, masks)
+    table = []
+    for result in results:
+        if "error" in result:
+            table.append((result["image"], "", result["error"]))
+        for name, answer in result.get("tasks", {}).items():
+            table.append((result["image"], name, kind_of(model, name).words(answer)))
+    show(Description(results, [], ("image", "task", "answer"), tuple(table)), as_json)
+    if any("error" in result for result in results):
+        raise typer.Exit(2)
+
+
+def _images(sources: Sequence[str]) -> list[str]:
+    """The paths of images, and those in folders."""
+    from engram.data.folders import images_below
+
+    images: list[str] = []
+    for path in sources:
+        images += images_below(Path(path))[0] if os.path.isdir(path) else [path]
+    if not images:
+        raise EngramError("No image was given; add the paths of images, or of a folder of them.")
+    return images
+
+
+def _write_answers(
+    sources: Sequence[str],
+    backbone: str | None,
+    tasks: list[str] | None,
+    out: Path,
+    settings: BulkSettings,
+    masks: Path | None,
+    overwrite: bool,
+    progress: Progress,
+) -> BulkResult:
+    """Answer for any number of images, as they are read."""
+    progress("loading the tasks", 0, 0)
+    from engram.inference.bulk.job import predict_to
+
+    model, others = _model_and_sources(sources, backbone)
+    if not others:
+        raise EngramError(
+            "No image was given; add a folder, a table, an archive, a list of paths, or - for "
+            "paths on standard input."
+        )
+    return predict_to(
+        model, others, out, settings,
+        tasks=tasks or None, masks=masks, overwrite=overwrite, progress=progress,
+    )  # fmt: skip
+
+
+def _description(result: BulkResult) -> Description:
+    document = {
+        "out": str(result.path),
+        "images": result.images,
+        "errors": result.errors,
+        "resumed": result.resumed,
+        "seconds": result.seconds,
+        "images_per_second": result.rate,
+    }
+    rows = [("answers", str(result.path)), ("images", f"{result.images:,}")]
+    if result.resumed:
+        rows.append(("there already", f"{result.resumed:,}"))
+    if result.errors:
+        rows.append(("unreadable", f"{result.errors:,}; the column error says why"))
+    rows.append(("speed", f"{result.rate:,.1f} images a second"))
+    return Description(document, rows)
+
+
+def _model_and_sources(sources: Sequence[str], backbone: str | None) -> tuple[MemoryViT, list[str]]:
+    """Engrams and bundles among the arguments make the model; all the others are images."""
+    from engram.inference.load import load_model
+    from engram.model import MemoryViT
+    from engram.store.bundles import is_bundle
+    from engram.store.format import is_engram
+    from engram.trunks.load import load_trunk
+    from engram.util.hub import is_hub_address
+
+    engrams = [
+        path for path in sources
+        if is_hub_address(path) or is_bundle(path) or is_engram(Path(path))
+        or path.endswith(".safetensors")
+    ]  # fmt: skip
+    if not engrams and backbone is None:
+        raise EngramError(
+            "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
+            "bundle), or --backbone to ask the trunk alone."
+        )
+    model = load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(str(backbone)))
+    return model, [path for path in sources if path not in engrams]
+
+
+def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write every mask as IMAGE.TASK.png, and put its path into the answer in its place."""
+    from engram.util.files import write_atomically
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngramError(
+            f"The folder {folder} cannot be made ({error.strerror}); choose another."
+        ) from None
+    taken: set[str] = set()
+    for result in results:
+        stem = Path(result["image"]).stem
+        while stem in taken:  # an image of the same name in another folder
+            stem += "_"
+        taken.add(stem)
+        for name, answer in result.get("tasks", {}).items():
+            if "mask" in answer:
+                path = folder / f"{stem}.{name}.png"
+                write_atomically(path, base64.b64decode(answer["mask"].partition(",")[2]))
+                answer["mask"] = str(path)

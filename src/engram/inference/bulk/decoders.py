@@ -1,0 +1,106 @@
+"""Processes that decode images, so that the model does not wait for them."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engram.images.decode import BadImage
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_view
+from engram.inference.bulk.sources import Item
+from engram.util.processes import end_with_parent
+
+View: TypeAlias = npt.NDArray[np.uint8]  # (h, w, 3)
+_AHEAD = 64  # images per process that may be under way
+
+
+@dataclass(frozen=True)
+class DecodedItem:
+    """An image and its view, or the sentence that says why there is none."""
+
+    name: str
+    view: View | None
+    error: str = ""
+
+
+def decode(item: Item, preprocessing: Preprocessing) -> DecodedItem:
+    """Read and decode one image; whatever is wrong with it is its error."""
+    try:
+        data = item.read()
+        return DecodedItem(item.name, evaluation_view(data, preprocessing, name=item.name))
+    except BadImage as error:
+        return DecodedItem(item.name, None, str(error))
+    except (OSError, ValueError) as error:
+        return DecodedItem(item.name, None, f"{item.name}: it cannot be read ({error})")
+
+
+class Decoders:
+    """A pool of processes; with 0 of them this process decodes.
+
+    An image that ends the process that decodes it is an error, and the others go on.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, processes: int) -> None:
+        self.preprocessing, self.processes = preprocessing, processes
+        self._pool: ProcessPoolExecutor | None = None
+
+    def decoded(self, items: Iterable[Item]) -> Iterator[DecodedItem]:
+        """The images in their order; some are decoded ahead."""
+        if not self.processes:
+            yield from (decode(item, self.preprocessing) for item in items)
+            return
+        waiting: deque[tuple[Item, Future[DecodedItem]]] = deque()
+        items = iter(items)
+        while True:
+            room = _AHEAD * self.processes - len(waiting)
+            for item in itertools.islice(items, room):
+                waiting.append((item, self._submit(item)))
+            if not waiting:
+                return
+            item, future = waiting.popleft()
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                yield self._alone(item)
+                waiting = deque((one, self._submit(one)) for one, _ in waiting)
+
+    def _submit(self, item: Item) -> Future[DecodedItem]:
+        for _ in range(2):
+            if self._pool is None:
+                self._pool = self._start(self.processes)
+            try:
+                return self._pool.submit(decode, item, self.preprocessing)
+            except BrokenProcessPool:
+                self.close()
+        raise AssertionError("a new pool takes work")
+
+    def _alone(self, item: Item) -> DecodedItem:
+        """Decode in a process of its own the image that may have ended one."""
+        self.close()
+        with self._start(1) as pool:
+            try:
+                return pool.submit(decode, item, self.preprocessing).result()
+            except BrokenProcessPool:
+                return DecodedItem(
+                    item.name, None, f"{item.name}: it ended the process that decoded it"
+                )
+
+    def _start(self, processes: int) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        return ProcessPoolExecutor(processes, context, end_with_parent, (os.getpid(),))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None

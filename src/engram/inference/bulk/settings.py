@@ -1,0 +1,23 @@
+"""What a table of answers has, and how the work is divided: the flags of `engram predict --out`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engram.util.settings import check, setting
+
+
+@dataclass(frozen=True)
+class BulkSettings:
+    """What is written about each image, and how the work is divided."""
+
+    top_k: int = setting(5, "number of classes to return per task", least=1)
+    logits: bool = setting(False, "add the raw outputs of every task, in half precision")
+    embed: bool = setting(False, "add the embedding of the trunk and of every task")
+    image_column: str = setting("", "column of a table that has the images or their paths")
+    batch: int = setting(32, "images in a forward pass", least=1)
+    decoders: int = setting(1, "processes that decode images; 0: none but this one")
+    rows: int = setting(1024, "images in a part, which is written at once", least=1)
+
+    def __post_init__(self) -> None:
+        check(self)

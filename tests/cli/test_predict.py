@@ -1,0 +1,73 @@
+"""`engram predict --out`: a table of answers, as a user asks for it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engram import MemoryViT, load_trunk
+from engram.cli.main import main
+
+
+@pytest.fixture
+def task(small_trunk: Path, tmp_path: Path) -> Path:
+    model = MemoryViT(load_trunk(small_trunk))
+    model.add_task("colours", ["red", "green"])
+    return model.save("colours", tmp_path / "colours.safetensors")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    (tmp_path / "photos").mkdir()
+    for i in range(3):
+        pixels = np.full((8, 8, 3), 80 * i, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_answers_go_to_a_file(
+    task: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answers.jsonl"
+    (photos / "1.png").write_bytes(b"")
+    command = ["predict", str(task), str(photos), "--out", str(out), "--decoders", "0"]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["images"], document["errors"]) == (3, 1)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [Path(row["image"]).name for row in rows] == ["0.png", "1.png", "2.png"]
+    assert "error" in rows[1]
+    assert {answer["class"] for answer in rows[0]["colours"]} == {"red", "green"}
+    assert main(command) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+    assert "1; the column error says why" in capsys.readouterr().out
+
+
+def test_mistakes_are_sentences(
+    task: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, sentence in (
+        ([str(task), str(photos), "--logits"], "--logits needs --out"),
+        ([str(task), str(photos), "--overwrite"], "--overwrite needs --out"),
+        ([str(task), "-o", str(tmp_path / "a.csv")], "No image was given"),
+        ([str(task), str(photos), "-o", str(tmp_path / "a.xlsx")], ".parquet, .jsonl or .csv"),
+        ([str(task), str(tmp_path / "no.tar"), "-o", str(tmp_path / "a.csv")], "cannot be read"),
+    ):
+        assert main(["predict", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_paths_come_from_standard_input_and_a_folder_keeps_the_parts(
+    task: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = "\n".join(map(str, sorted(photos.iterdir())))
+    monkeypatch.setattr("sys.stdin", io.StringIO(listing))
+    out = tmp_path / "answers"
+    assert main(["predict", str(task), "-", "-o", str(out), "--decoders", "0"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["_job.json", "part-000000.parquet"]

@@ -1,0 +1,55 @@
+"""Images are decoded in other processes, in order; one that ends its process is an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_view
+from engram.inference.bulk.decoders import Decoders
+from engram.inference.bulk.sources import Item
+
+PREPROCESSING = Preprocessing((16, 16), None)
+
+
+class Deadly(Item):
+    """An image whose decoder dies of it, as of a fault in a library."""
+
+    def read(self) -> bytes:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return b""
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> list[Item]:
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"{i}.png")
+    return [Item(str(tmp_path / f"{i}.png")) for i in range(6)]
+
+
+def test_views_come_in_order_and_a_deadly_image_is_an_error(items: list[Item]) -> None:
+    given = [*items[:3], Deadly("deadly.png"), *items[3:], Item("missing.png")]
+    decoders = Decoders(PREPROCESSING, 2)
+    try:
+        found = list(decoders.decoded(given))
+    finally:
+        decoders.close()
+    assert [one.name for one in found] == [item.name for item in given]
+    assert "ended the process" in found[3].error
+    assert "cannot be read" in found[-1].error
+    for one in found:
+        if not one.error:
+            assert one.view is not None
+            assert (one.view == evaluation_view(one.name, PREPROCESSING)).all()
+
+
+def test_without_processes_the_answers_are_the_same(items: list[Item]) -> None:
+    here = list(Decoders(PREPROCESSING, 0).decoded(items))
+    assert all(one.view is not None for one in here)

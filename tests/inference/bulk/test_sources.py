@@ -1,0 +1,111 @@
+"""Images come from folders, tables, archives, lists and addresses, in the same order every time."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tests.support.images import encoded, gradient
+
+from engram import EngramError
+from engram.inference.bulk.sources import items_of
+
+PNG = encoded(gradient(), "PNG")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b/2.png", "b/1.JPG", "a.webp", ".hidden.png", "notes.md", "b/.x/3.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(PNG)
+    return tmp_path / "photos"
+
+
+def names(*sources: object, column: str = "") -> list[str]:
+    return [item.name for item in items_of([str(source) for source in sources], column)]
+
+
+def test_a_folder_is_read_by_name_at_any_depth(folder: Path) -> None:
+    expected = [str(folder / name) for name in ("a.webp", "b/1.JPG", "b/2.png")]
+    assert names(folder) == expected
+    assert names(folder / "b", folder / "a.webp") == [*expected[1:], expected[0]]
+
+
+def test_a_link_to_a_folder_above_ends_nowhere(folder: Path) -> None:
+    (folder / "b" / "up").symlink_to(folder)
+    assert len(names(folder)) == 3
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".tsv", ".parquet"])
+def test_paths_in_a_file_start_at_its_folder(folder: Path, suffix: str) -> None:
+    table = folder / f"list{suffix}"
+    paths = ["b/2.png", str(folder / "a.webp")]
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"image": paths, "n": [1, 2]}), table)
+    elif suffix == ".txt":
+        table.write_text("\n".join(paths) + "\n\n")
+    else:
+        mark = "\t" if suffix == ".tsv" else ";"
+        table.write_text("\n".join(["﻿image" + mark + "n", *(p + mark + "1" for p in paths)]))
+    assert names(table) == [str(folder / "b/2.png"), str(folder / "a.webp")]
+
+
+def test_a_column_can_be_named(folder: Path) -> None:
+    table = folder / "t.csv"
+    table.write_text("first,second\na.webp,b/2.png\n")
+    assert names(table, column="second") == [str(folder / "b/2.png")]
+
+
+@pytest.mark.parametrize("struct", [True, False])
+def test_a_parquet_file_may_hold_the_images(tmp_path: Path, struct: bool) -> None:
+    cells = [{"bytes": PNG, "path": None}] * 3 if struct else [PNG] * 3
+    table = tmp_path / "images.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"image": cells}), table)
+    found = list(items_of([str(table)]))
+    assert [item.name for item in found] == [f"{table}#{i}" for i in range(3)]
+    assert all(item.read() == PNG for item in found)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("a.tar", "w"), ("a.tar.gz", "w:gz")])
+def test_an_archive_is_read_from_front_to_back(tmp_path: Path, name: str, mode: str) -> None:
+    with tarfile.open(tmp_path / name, mode) as archive:  # type: ignore[call-overload]
+        for member in ("0001.jpg", "0001.json", "0000.png"):
+            info = tarfile.TarInfo(member)
+            info.size = len(PNG)
+            archive.addfile(info, io.BytesIO(PNG))
+    found = list(items_of([str(tmp_path / name)]))
+    assert [item.name.rpartition("/")[2] for item in found] == ["0001.jpg", "0000.png"]
+    assert found[0].read() == PNG
+
+
+def test_addresses_are_read_by_fsspec(folder: Path) -> None:
+    system = fsspec.filesystem("memory")
+    for name in ("one/b.png", "one/a.jpg", "one/notes.txt"):
+        system.pipe(f"/{name}", PNG)
+    system.pipe("/list.txt", b"one/a.jpg\n")
+    found = list(items_of(["memory://one"]))
+    assert [item.name for item in found] == ["memory:///one/a.jpg", "memory:///one/b.png"]
+    assert found[0].read() == PNG
+    [listed] = items_of(["memory://list.txt"])
+    assert listed.read() == PNG
+
+
+def test_standard_input_is_a_list_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a.png\nb.png\n"))
+    assert names("-") == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("t.csv", b"nothing,of\nuse,here\n"), ("a.tar", b"no archive"), ("p.parquet", b"PAR1")],
+)
+def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(EngramError, match=name):
+        names(tmp_path / name)
