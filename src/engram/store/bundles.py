@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import Engram, TrunkInfo
+from engram.store.fitting import Located, in_order
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
@@ -81,7 +82,7 @@ class Bundle:
 
     def plus(self, engram: Engram) -> Bundle:
         """The bundle with one more engram, if it fits the others. Nothing is written."""
-        return Bundle(self.folder, _in_order([(e.file_name, e) for e in (*self.engrams, engram)]))
+        return Bundle(self.folder, in_order([(e.file_name, e) for e in (*self.engrams, engram)]))
 
     def minus(self, name: str) -> Bundle:
         """The bundle without an engram. Nothing is written.
@@ -110,7 +111,7 @@ def read_engrams(sources: Iterable[PathOrHubId]) -> tuple[Engram, ...]:
 
     Either may be on the Hub: `hf:owner/name`, `hf:owner/name/FILE`.
     """
-    found: list[_Located] = []
+    found: list[Located] = []
     for source in sources:
         path = local_path(source)
         if is_bundle(path):
@@ -118,7 +119,7 @@ def read_engrams(sources: Iterable[PathOrHubId]) -> tuple[Engram, ...]:
             found += [(str(bundle.folder / e.file_name), e) for e in bundle.engrams]
         else:
             found.append((os.fspath(source), read_engram(path)))
-    return _in_order(found)
+    return in_order(found)
 
 
 # Writing
@@ -276,7 +277,7 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
     """Read and verify a bundle: its manifest, every engram, and that they fit together."""
     folder = Path(folder)
     manifest = read_manifest(folder)
-    found: list[_Located] = []
+    found: list[Located] = []
     for entry in manifest["engrams"]:
         engram = read_engram(folder / entry["file"])
         where = str(folder / entry["file"])
@@ -287,7 +288,7 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
                 "compose the bundle again."
             )
         found.append((where, engram))
-    bundle = Bundle(folder, _in_order(found))
+    bundle = Bundle(folder, in_order(found))
     for what in ("trunk", "preprocessing"):
         listed, actual = manifest.get(what), bundle.manifest()[what]
         if listed != actual:
@@ -332,83 +333,6 @@ def _check_entries(entries: Sequence[Mapping[str, Any]]) -> None:
     for entry in entries:
         if not NAME.fullmatch(entry["task"]) or entry["file"] != f"{entry['task']}.safetensors":
             raise Invalid(f"the file {entry['file']!r} for the task {entry['task']!r}")
-
-
-# Engrams that fit together
-
-_Located = tuple[str, Engram]  # where an engram was found, for errors, and the engram
-
-
-def _in_order(found: Sequence[_Located]) -> tuple[Engram, ...]:
-    """The engrams, parents first, after checking everything that needs no trunk."""
-    if not found:
-        raise EngramError("There are no engrams; give at least one file or bundle.")
-    by_name: dict[str, _Located] = {}
-    for where, engram in found:
-        other_place, other = by_name.setdefault(engram.spec.name, (where, engram))
-        if other.content != engram.content:
-            raise EngramError(
-                f"{other_place} and {where} are both called {engram.spec.name!r} but differ "
-                f"(content {other.content[:12]} and {engram.content[:12]}); leave one out."
-            )
-    (first_place, first), *rest = by_name.values()
-    for where, engram in rest:
-        _check_same_trunk(first_place, first, where, engram)
-        alone = next((e for e in (first, engram) if e.spec.parts.changes_trunk), None)
-        if alone is not None:
-            raise EngramError(
-                f"{alone.spec.name!r} has the regime {alone.spec.regime!r}, which changes the "
-                f"trunk's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot share "
-                "a pass; keep them apart, or train with the regime masked."
-            )
-    for where, engram in by_name.values():
-        _check_parents(where, engram, by_name)
-    return _parents_first([engram for _, engram in by_name.values()])
-
-
-def _check_same_trunk(where: str, engram: Engram, other_place: str, other: Engram) -> None:
-    if engram.trunk.fingerprint != other.trunk.fingerprint:
-        raise EngramError(
-            f"{where} was trained on {printable(engram.trunk.source)} (fingerprint "
-            f"{engram.trunk.fingerprint[:12]}), but {other_place} on "
-            f"{printable(other.trunk.source)} ({other.trunk.fingerprint[:12]}); engrams share a "
-            "pass only on the same trunk."
-        )
-    if engram.preprocessing != other.preprocessing:
-        both = [e.preprocessing and e.preprocessing.to_dict() for e in (engram, other)]
-        raise EngramError(
-            f"{where} was trained with the preprocessing {json.dumps(both[0])}, but {other_place} "
-            f"with {json.dumps(both[1])}; tasks that share a pass see the same pixels."
-        )
-    other.check_trunk(engram.trunk, engram.preprocessing)
-
-
-def _check_parents(where: str, engram: Engram, by_name: Mapping[str, _Located]) -> None:
-    for parent, content in engram.parents.items():
-        if parent not in by_name:
-            raise EngramError(
-                f"{where} extends {parent!r} (content {content[:12]}), which is not among the "
-                "engrams given; add its file."
-            )
-        parent_place, given = by_name[parent]
-        if given.content != content:
-            raise EngramError(
-                f"{where} extends a {parent!r} with the content {content[:12]}, but {parent_place} "
-                f"has {given.content[:12]}; give the one it was trained with."
-            )
-
-
-def _parents_first(engrams: list[Engram]) -> tuple[Engram, ...]:
-    """In the given order, but every engram after its parents.
-
-    There are no cycles, because a content hash includes those of the parents.
-    """
-    ordered: dict[str, Engram] = {}
-    while len(ordered) < len(engrams):
-        for engram in engrams:
-            if engram.parents.keys() <= ordered.keys():
-                ordered.setdefault(engram.spec.name, engram)
-    return tuple(ordered.values())
 
 
 def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:

@@ -222,7 +222,9 @@ class _Work:
 
     def _rows(self, batch: Sequence[DecodedItem], numbers: Iterator[int]) -> list[dict[str, Any]]:
         """The rows about one batch; an image that cannot be read has an error."""
-        rows = [{"image": one.name, "error": one.error or None} for one in batch]
+        rows: list[dict[str, Any]] = [
+            {"image": one.name, "error": one.error or None} for one in batch
+        ]
         good = [i for i, one in enumerate(batch) if one.view is not None]
         numbered = list(zip(rows, numbers, strict=False))
         if not good:

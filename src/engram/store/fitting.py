@@ -1,0 +1,84 @@
+"""Which engrams fit together: one trunk, one preprocessing, and the parents of every child."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from engram.errors import EngramError
+from engram.store.engram import Engram
+from engram.util.text import printable
+
+Located = tuple[str, Engram]  # where an engram was found, for errors, and the engram
+
+
+def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
+    """The engrams, parents first, after checking everything that needs no trunk."""
+    if not found:
+        raise EngramError("There are no engrams; give at least one file or bundle.")
+    by_name: dict[str, Located] = {}
+    for where, engram in found:
+        other_place, other = by_name.setdefault(engram.spec.name, (where, engram))
+        if other.content != engram.content:
+            raise EngramError(
+                f"{other_place} and {where} are both called {engram.spec.name!r} but differ "
+                f"(content {other.content[:12]} and {engram.content[:12]}); leave one out."
+            )
+    (first_place, first), *rest = by_name.values()
+    for where, engram in rest:
+        _check_same_trunk(first_place, first, where, engram)
+        alone = next((e for e in (first, engram) if e.spec.parts.changes_trunk), None)
+        if alone is not None:
+            raise EngramError(
+                f"{alone.spec.name!r} has the regime {alone.spec.regime!r}, which changes the "
+                f"trunk's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot share "
+                "a pass; keep them apart, or train with the regime masked."
+            )
+    for where, engram in by_name.values():
+        _check_parents(where, engram, by_name)
+    return _parents_first([engram for _, engram in by_name.values()])
+
+
+def _check_same_trunk(where: str, engram: Engram, other_place: str, other: Engram) -> None:
+    if engram.trunk.fingerprint != other.trunk.fingerprint:
+        raise EngramError(
+            f"{where} was trained on {printable(engram.trunk.source)} (fingerprint "
+            f"{engram.trunk.fingerprint[:12]}), but {other_place} on "
+            f"{printable(other.trunk.source)} ({other.trunk.fingerprint[:12]}); engrams share a "
+            "pass only on the same trunk."
+        )
+    if engram.preprocessing != other.preprocessing:
+        both = [e.preprocessing and e.preprocessing.to_dict() for e in (engram, other)]
+        raise EngramError(
+            f"{where} was trained with the preprocessing {json.dumps(both[0])}, but {other_place} "
+            f"with {json.dumps(both[1])}; tasks that share a pass see the same pixels."
+        )
+    other.check_trunk(engram.trunk, engram.preprocessing)
+
+
+def _check_parents(where: str, engram: Engram, by_name: Mapping[str, Located]) -> None:
+    for parent, content in engram.parents.items():
+        if parent not in by_name:
+            raise EngramError(
+                f"{where} extends {parent!r} (content {content[:12]}), which is not among the "
+                "engrams given; add its file."
+            )
+        parent_place, given = by_name[parent]
+        if given.content != content:
+            raise EngramError(
+                f"{where} extends a {parent!r} with the content {content[:12]}, but {parent_place} "
+                f"has {given.content[:12]}; give the one it was trained with."
+            )
+
+
+def _parents_first(engrams: list[Engram]) -> tuple[Engram, ...]:
+    """In the given order, but every engram after its parents.
+
+    There are no cycles, because a content hash includes those of the parents.
+    """
+    ordered: dict[str, Engram] = {}
+    while len(ordered) < len(engrams):
+        for engram in engrams:
+            if engram.parents.keys() <= ordered.keys():
+                ordered.setdefault(engram.spec.name, engram)
+    return tuple(ordered.values())
