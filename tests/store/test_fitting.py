@@ -9,7 +9,7 @@ from engram.store.fitting import in_order
 
 
 def test_parents_come_first_however_they_are_given(family: MemoryViT) -> None:
-    given = [(name, family.engram(name)) for name in reversed(family.tasks)]
+    given = [(name, family.engram(name)) for name in reversed(list(family.tasks))]
     names = [engram.spec.name for engram in in_order(given)]
     assert sorted(names) == sorted(family.tasks)
     for engram in in_order(given):
