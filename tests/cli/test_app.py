@@ -1,5 +1,7 @@
 """The application: its commands and its version."""
 
+import re
+
 from tests.support.commands import Output, run
 
 import engram
@@ -15,3 +17,5 @@ def test_every_command_is_listed(capsys: Output) -> None:
     said = capsys.readouterr().out
     for command in ("fit", "sweep", "eval", "predict", "cache"):
         assert command in said
+    panels = re.findall(r"─ (\w+) ─", said)
+    assert panels[:6] == ["Options", "Begin", "Train", "Use", "Engrams", "Measure"]

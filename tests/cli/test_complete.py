@@ -40,6 +40,7 @@ def completed(*words: str) -> list[str]:
         (("fit", "--max-b"), ["--max-bad"]),
         (("fit", "photos", "--regime", "masked"), ["masked", "masked+adapter"]),
         (("fit", "photos", "--optimizer", "s"), ["sgd"]),
+        (("fit", "photos", "--recipe", "p"), ["paper"]),
         (("eval", "x", "--split", "t"), ["train", "test"]),
     ],
 )

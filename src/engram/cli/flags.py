@@ -102,7 +102,7 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             help=f"{about[0].upper()}{about[1:]}{note}.",
             show_default=False,
             metavar=item.metadata["metavar"] or None,
-            autocompletion=among(choices) if choices else None,
+            autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
             rich_help_panel=item.metadata["group"] or panel,
         )
         kind = _TYPES[str(item.type)]

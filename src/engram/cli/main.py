@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -35,11 +35,27 @@ from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.spelling import spelled_as_flags
 
+#: The commands in the order of `engram --help`, in groups; others come last.
+_GROUPS = {
+    "Begin": ("demo", "data", "trunks"),
+    "Train": ("fit", "sweep", "cache"),
+    "Use": ("predict", "eval", "embed", "serve", "export"),
+    "Engrams": ("inspect", "list", "compose", "bundle", "push", "pull", "convert"),
+    "Measure": ("bench", "reproduce"),
+}
+
 
 @cache
 def _commands() -> Callable[..., Any]:
     """What typer makes of `app`, once a process: many a command takes less time than making it."""
-    return typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
+    made, group.commands = group.commands, {}
+    for panel, names in _GROUPS.items():
+        for name in names:
+            group.commands[name] = made.pop(name)
+            group.commands[name].rich_help_panel = panel
+    group.commands.update(made)
+    return cast("Callable[..., Any]", group)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

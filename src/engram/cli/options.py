@@ -113,7 +113,10 @@ class RunOptions:
         None, "height and width of images in pixels, if not the trunk's own", group=TASK
     )
     recipe: str = setting(
-        "default", "settings to start from: default, paper, or a .toml file", group=TRAINING
+        "default",
+        "settings to start from: default, paper, or a .toml file",
+        offers=tuple(RECIPES),
+        group=TRAINING,
     )
     resume: bool = setting(False, "continue an interrupted run", group=TRAINING)
     test: bool = setting(False, "evaluate the test split once, at the end", group=DATA)

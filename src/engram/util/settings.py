@@ -25,6 +25,7 @@ def setting(
     most: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
+    offers: tuple[str, ...] = (),
     group: str = "",
     metavar: str = "",
 ) -> Any:
@@ -37,6 +38,7 @@ def setting(
         most: The largest number allowed.
         below: Numbers must be less than this.
         choices: The only texts allowed.
+        offers: Texts that a shell completes where others are allowed too.
         group: The panel of `--help` that lists the flag.
         metavar: What `--help` shows in place of the value.
     """
@@ -46,6 +48,7 @@ def setting(
         "most": most,
         "below": below,
         "choices": choices,
+        "offers": offers or choices,
         "group": group,
         "metavar": metavar,
     }
