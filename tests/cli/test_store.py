@@ -176,6 +176,9 @@ def test_bundle_remove_takes_a_task_and_its_file_out(folder: Path, capsys: Outpu
     assert [entry["task"] for entry in said["engrams"]] == ["flowers"]
     assert [engram.spec.name for engram in read_bundle("garden").engrams] == ["flowers"]
     assert not Path("garden/roses.safetensors").exists()
+    assert run("compose", "garden", "roses.safetensors", "-o", "garden") == 0  # adds it again
+    assert len(read_bundle("garden").engrams) == 2
+    assert run("bundle", "remove", "garden", "roses") == 0
     assert run("bundle", "remove", "garden", "flowers") == 2
     assert "is the only task of the bundle" in capsys.readouterr().err
 
