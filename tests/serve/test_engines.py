@@ -81,6 +81,13 @@ def test_onnx_answers_as_the_model_does(opened: Opened, tiny: Tiny) -> None:
     assert [list(image["tasks"]) for image in images] == [["base", "first"]] * 3
     assert images[0]["looks"]["task"] == "first"
     check(tiny, images, 1e-4, "first")
+    files = {"image": ("0", picture(0))}
+    (embedded,) = client.post("/v1/embed", files=files, data={"tasks": "first"}).json()["images"]
+    with torch.inference_mode():  # a graph has no vectors: the model itself makes them
+        logits = tiny.model.task("first").head(torch.tensor(embedded["vectors"]["first"]))
+    found = {one["class"]: one["probability"] for one in images[0]["tasks"]["first"]["answer"]}
+    expected = dict(zip(("one", "two"), logits.softmax(-1).tolist(), strict=True))
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_onnx_takes_side_patches_and_a_readout_while_it_runs(

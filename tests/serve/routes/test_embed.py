@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from tests.support.serving import Opened, Server, World, picture, put
+from tests.support.serving import Server, World, picture, put
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
@@ -52,17 +52,6 @@ def test_json_and_forms_give_the_same_vectors(client: TestClient) -> None:
     (image,) = response.json()["images"]
     assert [image["vectors"]] == vectors(client, data, tasks="second,base")
     assert (image["width"], image["height"], image["name"]) == (24, 20, "image 1")
-
-
-@pytest.mark.parametrize("engine", ["torch", "onnx"])
-def test_vectors_and_answers_share_a_service_with_any_engine(
-    opened: Opened, world: World, engine: str
-) -> None:
-    client, data = opened(engine=engine, wait_ms=20.0), picture(7)
-    (found,) = vectors(client, data, tasks="first")
-    assert torch.allclose(torch.tensor(found["first"]), expected(world, data, "first")["first"])
-    response = client.post("/v1/predict", files={"image": data}, data={"tasks": "first"})
-    assert response.status_code == 200
 
 
 @pytest.mark.parametrize(
