@@ -20,11 +20,11 @@ from engram.images.preprocessing import normalise
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.settings import BulkSettings
 from engram.inference.bulk.sources import Item, items_of
-from engram.inference.bulk.tables import Table, part_name, replaced, table_for
+from engram.inference.bulk.tables import Table, part_name, table_for
 from engram.inference.engine import TorchEngine
 from engram.inference.predict import answered_names, answers_about, kind_of
 from engram.model import MemoryViT
-from engram.util.files import write_atomically
+from engram.util.files import replaced, write_atomically
 from engram.util.processes import Team, stoppable
 from engram.util.progress import Progress, silent
 

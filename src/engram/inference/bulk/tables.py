@@ -5,18 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from engram.errors import EngramError
-from engram.util.files import sync_folder, write_atomically
+from engram.util.files import write_atomically
 from engram.util.optional import require
 
 Row = Mapping[str, Any]
@@ -185,26 +183,6 @@ def _flat(row: Row) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which takes its place when it is complete."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise EngramError(
-            f"{path} cannot be written ({error.strerror or error}); check the folder, its "
-            "permissions and the free space."
-        ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def part_name(number: int, suffix: str) -> str:
