@@ -49,7 +49,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert said["metrics"]["test"]["images"] == 21
     assert 0 <= said["metrics"]["test"]["accuracy"] <= 1
     header = engram.inspect("new.safetensors")
-    expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1, lr=5e-4)
+    expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1, lr=1e-3)
     about_data = {"data": header.recipe["data"], "train_images": 54}
     about_data["training"] = said["training"]
     assert header.recipe == {**expected.to_dict(), **about_data}

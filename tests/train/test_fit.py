@@ -131,7 +131,7 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     about_data = {"data": splits.name, "train_images": 54}
     assert result.ending is not None
     ended = {"training": result.ending.to_dict()}
-    used = recipe.but(lr=5e-4).to_dict()  # what suits the regime
+    used = recipe.but(lr=1e-3).to_dict()  # what suits the regime
     assert header.recipe == {**used, **about_data, **ended}
     assert json.loads(json.dumps(header.metrics)) == json.loads(json.dumps(result.metrics))
     run = out.parent / "colours.run"

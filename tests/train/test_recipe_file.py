@@ -27,7 +27,7 @@ def test_a_run_writes_what_it_was(small_trunk: Path, splits: Splits, tmp_path: P
     engram.fit(
         start(small_trunk, splits), "colours", splits, QUICK.but(lr=0), out=out, overwrite=True
     )
-    assert read_settings(path)["lr"] == 5e-4  # what it was, not that it was the default
+    assert read_settings(path)["lr"] == 1e-3  # what it was, not that it was the default
     assert path.read_text().splitlines()[1].startswith("# engram fit DATA --task colours --recipe ")
 
 

@@ -15,6 +15,7 @@ from engram.tasks.rates import RATES, default_rate
 from engram.util.text import counted
 
 _MOST = 100  # metrics of a split, and splits
+_EARLIER = {("adamw", "masked"): 5e-4}  # rates that were the default when none was recorded
 
 
 def numbers_by_split(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -82,7 +83,8 @@ def used_recipe(engram: Engram) -> dict[str, Any]:
     optimizer, spec = str(recipe.get("optimizer")), engram.spec
     solved = spec.parts.moments or (recipe.get("ema") and recipe.get("patience"))
     if optimizer in RATES and not solved:
-        return {**recipe, "lr": default_rate(optimizer, spec.regime)}
+        rate = _EARLIER.get((optimizer, spec.regime), default_rate(optimizer, spec.regime))
+        return {**recipe, "lr": rate}
     del recipe["lr"]
     return recipe
 

@@ -11,7 +11,8 @@ RATES: Mapping[str, Mapping[str, float]] = {
         "adapter": 1e-3,
         "memory": 1e-3,
         "head": 3e-3,
-        "masked": 5e-4,
+        "masked": 1e-3,
+        "masked+adapter": 5e-4,
         "side": 3e-3,
     },
     "sgd": {
@@ -30,4 +31,5 @@ _SAME = {"mlp-head": "head", "readout": "head", "class": "memory", "memory+adapt
 
 def default_rate(optimizer: str, regime: str) -> float:
     """The learning rate of a regime when none is given."""
-    return RATES[optimizer][_SAME.get(regime, regime).split("+")[0]]
+    rates, same = RATES[optimizer], _SAME.get(regime, regime)
+    return rates[same if same in rates else same.split("+")[0]]

@@ -18,7 +18,7 @@ from engram.train.result import Ending
 
 #: By how much the score has to rise, or the loss to fall, for patience to begin anew. A validation
 #: loss that creeps down while all answers stay the same is no reason to go on.
-_RISE, _FALL = 0.001, 0.01
+_RISE, _FALL = 0.001, 0.02
 
 
 class Learner:

@@ -64,7 +64,7 @@ class Recipe:
         0.98, "decay of the moving average of the weights, which is validated; 0: none", below=1
     )
     patience: int = setting(
-        5,
+        4,
         "stop after this many validations without improvement and keep the best weights; 0: keep "
         "the last",
     )
