@@ -120,6 +120,20 @@ def test_a_terminal_gets_bars(capsys: Output, monkeypatch: pytest.MonkeyPatch) -
     assert "reading the data" not in said[said.rindex("training") - 20 :]
 
 
+def test_a_narrow_terminal_cuts_the_note_and_not_the_time(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    with bars(False) as progress:
+        progress("hashing images", 100_000, 100_000)
+        progress("training", 105, 105, f"loss 0.041, val balanced accuracy 80.00%, {'more ' * 20}")
+    last = [line for line in capsys.readouterr().err.splitlines() if "training" in line][-1]
+    for text in ("105/105", "00:00", "loss 0.041"):
+        assert text in last
+    assert last.rstrip().endswith("…")
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_names_are_shown_and_not_obeyed(
     terminal: bool, capsys: Output, monkeypatch: pytest.MonkeyPatch

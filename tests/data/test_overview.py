@@ -66,6 +66,7 @@ def test_unequal_and_small_classes_are_pointed_out(tmp_path: Path) -> None:
     folder = write_class_folders(tmp_path, {"blue": 24, "green": 6, "red": 3})
     hints = described(load(folder))[0]["hints"]
     assert hints[0].startswith("blue has 8 times as many training images as red (24 and 3)")
+    assert hints[0].endswith("try fit with --balance weights")
     assert hints[1] == "fewer than 5 training images: red"
     assert described(load(folder, classes=["blue", "green", "red", "x"]))[0]["hints"][0] == (
         "x has no training images"

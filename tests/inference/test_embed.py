@@ -70,3 +70,11 @@ def test_nothing_to_embed_is_a_sentence(model: MemoryViT, photos: Path, tmp_path
         embed(model, tmp_path / "nowhere", workers=0)
     with pytest.raises(EngramError, match="There is no task 'b'"):
         embed(model, photos, tasks=["b"], workers=0)
+
+
+def test_progress_counts_images_and_those_that_cannot_be_read(
+    model: MemoryViT, photos: Path
+) -> None:
+    seen: list[tuple[int, int]] = []
+    embed(model, photos, batch=5, workers=0, progress=lambda *far: seen.append(far))
+    assert seen == [(5, 12), (10, 12), (12, 12)]

@@ -27,6 +27,11 @@ def test_a_row_for_every_split_begins_with_what_chooses() -> None:
     ]
 
 
+def test_balanced_accuracy_is_shown_as_accuracy_is() -> None:
+    [(_, words)] = score_rows(engram_with(metrics={"val": {**VAL, "balanced_accuracy": 0.8}}))
+    assert words.startswith("accuracy 94.80%, balanced accuracy 80.00%, macro F1 0.94")
+
+
 @pytest.mark.parametrize(
     ("metrics", "cell"),
     [

@@ -80,7 +80,7 @@ def embed_command(
         with vector_file(out) as file:
             for part in embed_batches(
                 model, datasets, tasks=names, batch=batch, workers=workers,
-                progress=lambda done, total: progress("embed", done, total),
+                progress=lambda done, total: progress("embedding", done, total),
             ):  # fmt: skip
                 failed |= part.failed
                 images += len(part.images)

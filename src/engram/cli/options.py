@@ -123,7 +123,7 @@ class RunOptions:
     overwrite: bool = setting(False, "replace the engram if it exists", group=OUTPUT)
     log: str = setting(
         "",
-        "where to log the run, besides its folder: tensorboard, mlflow, wandb",
+        "where to log the run, besides its folder: csv, tensorboard, mlflow, wandb",
         group=OUTPUT,
         metavar="A,B",
     )

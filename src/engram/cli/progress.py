@@ -21,6 +21,8 @@ from engram.util.text import duration, visible
 EVERY = 10.0
 #: Seconds at the beginning without a line.
 SILENCE = 2.0
+#: Columns of a terminal from which on there is room for long bars.
+_WIDE = 100
 
 
 class Watch(Protocol):
@@ -64,17 +66,26 @@ class Silence:
 @contextmanager
 def _live_bars() -> Iterator[Any]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+    from rich.text import Text
 
+    class Note(ProgressColumn):
+        """The only column that is cut where there is no room for all."""
+
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
+
+    whole = Column(no_wrap=True)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=20 if console.width >= _WIDE else 6, table_column=whole),
         TextColumn("{task.fields[count]}", style="progress.download"),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=whole),
+        Note(),
     )
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with Progress(*columns, console=console) as shown:
         yield shown
 

@@ -120,7 +120,7 @@ def _hints(splits: Splits, counts: Mapping[str, npt.NDArray[np.int64]]) -> Itera
         yield (
             f"{names[most]} has {train[most] / train[least]:.0f} times as many training images as "
             f"{names[least]} ({train[most]:,} and {train[least]:,}), so accuracy says little about "
-            "the small classes; look at macro_f1 too"
+            "the small classes; look at balanced_accuracy, and try fit with --balance weights"
         )
     few = [name for name, count in zip(names, train, strict=True) if 0 < count < _FEW]
     if few:

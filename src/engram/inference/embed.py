@@ -68,7 +68,7 @@ def embed(
         batch: Images in a batch.
         workers: Processes that decode images.
         exact: Make every vector bit for bit what it would be without the other tasks.
-        progress: Called with the number of batches done and of all.
+        progress: Called with the number of images done and of all.
 
     Returns:
         The vectors, and for each the path, split and label of its image. Images that cannot be
@@ -121,7 +121,7 @@ def embed_batches(
         )
         for one in datasets
     ]  # fmt: skip
-    done, total = 0, sum(map(len, loaders))
+    done, total = 0, sum(map(len, datasets))
     for loader in loaders:
         dataset = loader.dataset
         for part in loader:
@@ -140,7 +140,7 @@ def embed_batches(
                 vectors,
                 {name: loader.bad[name] for name in failed},
             )
-            done += 1
+            done += len(samples) + len(failed)
             progress(done, total)
 
 

@@ -12,7 +12,9 @@ from engram.util.spelling import spell
 
 ENGINES = ("torch", "onnx", "onnx-int8")
 
-_NETWORK, _ENGINE, _LIMITS = "Network", "Engine", "Limits"  # panels of --help
+# panels of --help
+_MODEL, _OUTPUT, _ACCESS, _NETWORK = "Model", "Output", "Access", "Network"
+_ENGINE, _LIMITS = "Engine", "Limits"
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Settings:
     host: str = setting(
         "127.0.0.1", "address to listen on; 0.0.0.0: all network interfaces", group=_NETWORK
     )
+    port: int = setting(8000, "port to listen on; 0: any free port", most=65535, group=_NETWORK)
     allow_host: tuple[str, ...] = setting(
         (),
         "another name that clients may use for the service; can be repeated",
@@ -35,10 +38,9 @@ class Settings:
         metavar="ADDRESS",
     )
     open: bool = setting(
-        False, "let everyone who can reach the address send requests", group=_NETWORK
+        False, "let everyone who can reach the address send requests", group=_ACCESS
     )
-    log: str = setting("text", "form of the log on stderr", choices=LOGS, group=_NETWORK)
-    port: int = setting(8000, "port to listen on; 0: any free port", most=65535, group=_NETWORK)
+    log: str = setting("text", "form of the log on stderr", choices=LOGS, group=_OUTPUT)
 
     workers: int = setting(
         1, "processes that answer on the port; each loads the model", least=1, group=_ENGINE
@@ -46,7 +48,7 @@ class Settings:
     follow: float = setting(
         1.0,
         "seconds between looks at the folder for tasks that others attached or removed; 0: never",
-        group=_ENGINE,
+        group=_MODEL,
     )
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
     threads: int = setting(0, "CPU threads of the engine; 0: its own default", group=_ENGINE)
@@ -59,7 +61,7 @@ class Settings:
         256, "maximum images waiting; requests beyond it get status 503", least=1, group=_LIMITS
     )
     decoders: int = setting(
-        4, "processes that read requests and decode images", least=1, group=_LIMITS
+        4, "processes that read requests and decode images", least=1, group=_ENGINE
     )
     decode_timeout: float = setting(
         10.0,
@@ -103,8 +105,8 @@ class Settings:
         for address in self.trust_proxy:
             if not is_network(address):
                 raise EngramError(
-                    f"trust_proxy is {address!r}; it must be an address such as 10.0.0.2, or a "
-                    "network such as 10.0.0.0/24."
+                    f"{spell('trust_proxy')} is {address!r}; it must be an address such as "
+                    "10.0.0.2, or a network such as 10.0.0.0/24."
                 )
         if self.max_images > self.queue:
             raise EngramError(

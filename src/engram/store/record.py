@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from engram.store.engram import Engram
+from engram.tasks.kinds import Kind
 from engram.tasks.metrics import TITLES
 from engram.tasks.rates import RATES, default_rate
 from engram.util.text import counted
@@ -42,7 +43,7 @@ def score_rows(engram: Engram) -> list[tuple[str, str]]:
         known = [name for name in (*kind.columns, "mean", "deviation") if name in values]
         others = [name for name in values if name not in (*known, "images")]
         parts = [
-            f"{TITLES.get(name, name)} {values[name]:.4g}"
+            f"{TITLES.get(name, name)} {_shown(name, values[name], kind)}"
             for name in (*known, *others)
             if name != kind.score
         ]
@@ -50,6 +51,12 @@ def score_rows(engram: Engram) -> list[tuple[str, str]]:
             parts.insert(0, f"{kind.title} {kind.shown(values[kind.score])}")
         rows.append((", ".join(_where(split, values)) or "metrics", ", ".join(parts)))
     return rows
+
+
+def _shown(name: str, value: float, kind: Kind) -> str:
+    """A metric as `fit` prints it: what may choose the weights, as the metric that does."""
+    chooses = name in {kind.score_with(balance) for balance in ("none", *kind.balances)}
+    return kind.shown(value) if chooses else f"{value:.4g}"
 
 
 def _where(split: str, values: Mapping[str, float]) -> list[str]:

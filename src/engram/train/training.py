@@ -133,7 +133,7 @@ class Training:
         if state is not None:
             self._restore(state)
         self._refuse_bad()
-        self.progress("trying a validation", 0, 0)
+        self.progress("trying the validation images", 0, 0)
         self._validate(batches=2)
         self.callbacks.started(self.step, self.steps)
 

@@ -122,7 +122,7 @@ def _makeshift(
                 f"The trunk is {other.repo}, which is on this machine; {best.repo} is recommended, "
                 f"but cannot be downloaded now. With a network, fetch it: {fetch}"
             )
-            reason = f"{large}, and it is the recommended trunk that is on this machine."
+            reason = f"{large}, and it is a recommended trunk that is on this machine."
             return TrunkChoice(other.repo, reason)
     announce(
         "No recommended ViT is on this machine, and the Hub cannot be reached. So the trunk is "
