@@ -249,6 +249,14 @@ def test_a_mistake_of_fit_is_one_sentence_and_exit_code_2(
     assert_refused(sentence, fit(*given.pop("more", ()), "--json", **given), capsys)
 
 
+def test_an_engram_that_exists_is_noticed_before_the_data_is_read(
+    work: Path, capsys: Output
+) -> None:
+    assert_refused(
+        "old.safetensors exists already", fit("--json", data="gone", out="old.safetensors"), capsys
+    )
+
+
 REFUSED_BY_SWEEP = {
     "--lr is '0.1;0.2'; give numbers": ["--lr", "0.1;0.2"],
     "--cells is '1.5'; give numbers": ["--cells", "1.5"],

@@ -174,6 +174,7 @@ class _Job:
         progress("starting", 0, 0)
         from engram.model import MemoryViT
         from engram.train.recipe_file import RecipeFile
+        from engram.train.run import check_out
         from engram.train.trackers import trackers_named
         from engram.train.trunk import trunk_for
         from engram.util.processes import Team
@@ -188,6 +189,7 @@ class _Job:
             "extends": list(map(_portable, settings.extends)),
         }
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
+        check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
         team, splits = Team(), reading.load(data)
         progress("loading the trunk", 0, 0)

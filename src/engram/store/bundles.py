@@ -97,7 +97,10 @@ class Bundle:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; remove those first.")
         rest = tuple(e for e in self.engrams if e.spec.name != name)
         if not rest:
-            raise EngramError(f"{name!r} is the only task of the bundle; add another one first.")
+            raise EngramError(
+                f"{name!r} is the only task of the bundle, which needs at least one; add another "
+                "one first, or delete the folder."
+            )
         return Bundle(self.folder, rest)
 
 

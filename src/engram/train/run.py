@@ -23,7 +23,7 @@ from engram.util.processes import Team
 from engram.util.spelling import spell
 from engram.util.text import utf8
 
-_CHECKPOINT, _TRUNK = "checkpoint.safetensors", "trunk.txt"
+_CHECKPOINT, _TRUNK, _FINISHED = "checkpoint.safetensors", "trunk.txt", "finished.json"
 _UNREADABLE = "unreadable.txt"
 _OLD_FILES = (
     *(_UNREADABLE, "history.*", "sweep.*", "report.html"),
@@ -50,6 +50,27 @@ def unreadable_list(out: Path) -> Path:
     return run_folder(out) / _UNREADABLE
 
 
+def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse a place for an engram that a run would not replace or continue."""
+    if out.is_dir():
+        raise EngramError(f"{out} is a folder; {spell('out')} names the engram's file.")
+    if out.exists() and not overwrite and not (resume and _has_state(run_folder(out))):
+        _refuse_existing(out)
+
+
+def _has_state(folder: Path) -> bool:
+    """Whether an earlier run left something to resume, or the record that it finished."""
+    names = (_CHECKPOINT, _FINISHED, "variant-*")
+    return any(found for name in names for found in folder.glob(name))
+
+
+def _refuse_existing(out: Path) -> NoReturn:
+    raise EngramError(
+        f"{out} exists already; choose another {spell('out')}, or replace it with "
+        f"{spell('overwrite', True)}."
+    )
+
+
 class Run:
     """The folder next to the engram that a run will write: checkpoint, record and plot.
 
@@ -61,26 +82,11 @@ class Run:
     def __init__(
         self, out: Path, team: Team, overwrite: bool, resume: bool = False, trunk: str = ""
     ) -> None:
-        if out.is_dir():
-            raise EngramError(f"{out} is a folder; {spell('out')} names the engram's file.")
+        check_out(out, overwrite=overwrite, resume=resume)
         self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
         self.trunk = trunk
         self.folder = run_folder(out)
-        if out.exists() and not overwrite and not (resume and self._has_state()):
-            self._refuse_existing()
         self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
-
-    def _refuse_existing(self) -> NoReturn:
-        raise EngramError(
-            f"{self.out} exists already; choose another {spell('out')}, or replace it with "
-            f"{spell('overwrite', True)}."
-        )
-
-    def _has_state(self) -> bool:
-        """Whether an earlier run left something to resume, or the record that it finished."""
-        if self.checkpoint.exists() or self._record.exists():
-            return True
-        return any(self.folder.glob("variant-*"))
 
     def __enter__(self) -> Run:
         try:
@@ -103,7 +109,7 @@ class Run:
 
     @property
     def _record(self) -> Path:
-        return self.folder / "finished.json"
+        return self.folder / _FINISHED
 
     def finished(self, identity: str) -> dict[str, Any] | None:
         """The result of the run that wrote the engram, if that was this very run; else None.
@@ -120,7 +126,7 @@ class Run:
                 result: dict[str, Any] = record["result"]
                 return result
         if not self.overwrite and not self.checkpoint.exists():
-            self._refuse_existing()
+            _refuse_existing(self.out)
         return None
 
     @property
