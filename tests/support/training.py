@@ -79,7 +79,9 @@ def fit_until(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **sett
     model.add_task("parent", 2, seed=settings.pop("parent", 0))
     model.add_task("t", splits.classes, extends=["parent"], seed=0)
     resume = settings.pop("resume", False)
-    recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0).but(**settings)
+    recipe = engram.Recipe(steps=6, batch=8, workers=0, checkpoint_seconds=0, patience=0).but(
+        **settings
+    )
     steps = Steps(stop)
     with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
         engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=steps)
