@@ -173,7 +173,7 @@ def test_training_from_objects_is_training_from_arrays(
         result = fit(model, name, {"train": data, "val": data}, recipe, out=tmp_path / f"{name}.st")
         metrics.append((result.metrics, evaluate(model, data, name, workers=workers)))
     assert metrics[0] == metrics[1]
-    with refuses("--overwrite"):
+    with refuses("overwrite=True"):
         fit(model, "pairs", {"train": Pairs(), "val": Pairs()}, recipe, out=tmp_path / "pairs.st")
 
 

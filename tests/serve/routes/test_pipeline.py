@@ -15,7 +15,7 @@ def test_tokens_and_limits_are_the_same(opened: Opened, path: str) -> None:
     assert client.post(path, files=files, headers=headers).status_code == 200
     response = client.post(path, files=files * 2, headers=headers)
     assert response.status_code == 422
-    assert "1 images at most" in response.json()["error"]
+    assert "1 image at most" in response.json()["error"]
     response = client.post(path, content=b"", headers={**headers, "Content-Type": "text/plain"})
     assert response.status_code == 415
     assert client.app.state.batcher.pending == 0  # type: ignore[attr-defined]
