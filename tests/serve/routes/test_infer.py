@@ -154,7 +154,7 @@ def image(data: object = None, shape: tuple[int, ...] = (1,), **fields: Any) -> 
         (b"{", "The JSON of the request is not JSON"),
         ({"inputs": []}, "at 'inputs'"),
         (image(["???"]), "image 1 is not valid base64"),
-        (image(shape=(2,)), "image has the shape [2], and there are 1 images in it"),
+        (image(shape=(2,)), "image has the shape [2], and the images in it are 1."),
         (image(shape=(1, 2)), "send BYTES [n] with at least one image"),
         (image([], (0,)), "send BYTES [n] with at least one image"),
         (image(datatype="FP32"), "has the datatype FP32 and the shape [1]; send BYTES [n]"),

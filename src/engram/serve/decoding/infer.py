@@ -64,7 +64,7 @@ def _encoded(given: InferInput, binary: bytes) -> list[bytes]:
     images = _from_json(given) if size is None else _split(_exactly(binary, size))
     if len(images) != given.shape[0]:
         raise Refusal(
-            422, f"{IMAGE} has the shape {given.shape}, and there are {len(images)} images in it."
+            422, f"{IMAGE} has the shape {given.shape}, and the images in it are {len(images)}."
         )
     return images
 
