@@ -27,7 +27,6 @@ from torch import Tensor
 
 from benchmarks.paths import BUILD, RESULTS
 from benchmarks.report import markdown_table
-from engram.experiments.bench import trunk_of_shape
 from engram.experiments.timing import Case, Timing, compare, describe_machine, machine
 from engram.export import OnnxModel, export_onnx
 from engram.export.graphs import metadata, set_metadata
@@ -37,6 +36,7 @@ from engram.export.verify import compare as compare_answers
 from engram.images.preprocessing import Preprocessing
 from engram.inference.engine import OneByOne
 from engram.model import MemoryViT
+from engram.trunks.random import trunk_of_shape
 from engram.util.files import write_atomically
 from engram.vit import ViT
 

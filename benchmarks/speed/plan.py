@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from engram.experiments.bench import Workload, trunk_of_shape
-from engram.trunks.random import random_trunk
+from engram.experiments.bench import Workload
+from engram.trunks.random import random_trunk, trunk_of_shape
 from engram.vit import ViT
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.util.devices import to_device
+
 
 class Adapters(nn.Module):
     """One task's adapters for all layers. `up` starts at zero, so they change nothing at first."""
@@ -47,7 +49,8 @@ class Bank:
         for group in shapes.values():
             taken = [row for span, _ in group for row in span]
             device = group[0][1].down.device
-            index = None if taken == list(range(tokens)) else torch.tensor(taken, device=device)
+            every = taken == list(range(tokens))
+            index = None if every else to_device(torch.tensor(taken), device)
             down = torch.stack([adapters.down for _, adapters in group], dim=2)
             up = torch.stack([adapters.up for _, adapters in group], dim=2)
             self.groups.append(_Group(index, len(group), down, up))

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from engram.adapters import Adapters, Bank
+from engram.util.devices import to_device
 from engram.vit import Attend, Block, See, ViT, merge_heads
 
 _Row = TypeVar("_Row")
@@ -114,7 +115,7 @@ class Memory:
         missing = [[*a, *m] for a, m in zip(tokens_missing, cells_missing, strict=True)]
         self.missing: Tensor | None = None  # (s, a + m)
         if any(map(any, missing)):
-            self.missing = torch.tensor(missing, device=device)
+            self.missing = to_device(torch.tensor(missing), device)
         s, a = self.tokens_read.shape
         self.reads_only_itself = a == 1 and s == len(streams)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of cells, by layer
@@ -274,7 +275,7 @@ def _table(
     most, blank = max(map(len, rows)), spans[-1].stop
     index = [row + (row[-1:] or [blank]) * (most - len(row)) for row in rows]
     missing = [[False] * len(row) + [True] * (most - len(row)) for row in rows]
-    table = torch.tensor(_repeated(index, repeat), dtype=torch.long, device=device)
+    table = to_device(torch.tensor(_repeated(index, repeat), dtype=torch.long), device)
     return table.view(sum(repeat), most), _repeated(missing, repeat)
 
 
@@ -319,8 +320,7 @@ def forward_fast(
             return torch.cat([merge_heads(plain), read], dim=1)
 
         adapters = memory.bank.at(layer, wanted) if memory.bank else None
-        rows = None if wanted == n else [*range(wanted), *range(n, x.shape[1])]
-        x = block(x, attend, adapters, rows)
+        x = block(x, attend, adapters, None if wanted == n else range(wanted, n))
     return x[:, :keep], x[:, keep:]
 
 

@@ -41,6 +41,7 @@ from engram.tasks.registry import TaskRegistry
 from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
+from engram.util.devices import autocast_dtype
 from engram.util.tensors import version
 from engram.vit import ViT
 
@@ -774,6 +775,5 @@ class MemoryViT(nn.Module):
             parameters += self.trunk.pre_norm.parameters()
         for name in closure:
             parameters += self.task(name).parameters()
-        device = self.trunk.position.device.type
-        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        cast = autocast_dtype(self.trunk.position.device)
         return cast, tuple(map(version, parameters))

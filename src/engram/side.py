@@ -31,6 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.util.devices import to_device
+
 QUERIES = 8
 _SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
 _TASKS = 128  # of a group at most: more do not make its products faster
@@ -199,7 +201,7 @@ class Sides:
                 maps.append(weight)
         if not maps:
             return None
-        index = torch.tensor(children, device=maps[0].device)
+        index = to_device(torch.tensor(children), maps[0].device)
         return index, parents, torch.stack(maps, 1).unbind()
 
     def begin(self) -> Climb:

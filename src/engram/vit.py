@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
+from engram.util.devices import autocast_dtype
 from engram.util.tensors import tensors_hash, version
 
 if TYPE_CHECKING:
@@ -178,13 +179,14 @@ class Block(nn.Module):
         x: Tensor,
         attend: Attend = self_attention,
         adapters: Adapt | None = None,
-        rows: list[int] | None = None,
+        dropped: range | None = None,
     ) -> Tensor:
-        """With `rows`, only these tokens go on (`attend` gives those alone); all can be read."""
+        """Tokens of `dropped` can be read and go no further (`attend` gives only the others)."""
         normed = self.norm1(x)
         read = self.proj(attend(self, normed))
-        if rows is not None:
-            x, normed = x[:, rows], normed[:, rows]
+        if dropped is not None:  # no list as an index: a GPU would be waited for
+            ends = slice(None, dropped.start), slice(dropped.stop, None)
+            x, normed = (torch.cat([y[:, end] for end in ends], 1) for y in (x, normed))
         x = x + (read if self.scale1 is None else read * self.scale1)
         if adapters is not None:
             x = adapters.attention(x, normed)
@@ -447,7 +449,7 @@ class ViT(nn.Module):
                 "expects floating-point numbers of shape (images, 3, height, width)."
             )
         own = self.patch.weight.dtype
-        if pixels.dtype != own and not torch.is_autocast_enabled(pixels.device.type):
+        if pixels.dtype != own and autocast_dtype(pixels.device) is None:
             raise EngramError(
                 f"The trunk {self.source} is in {own} and got pixels in {pixels.dtype}; cast one "
                 "of the two, as in pixels.to(trunk.position.dtype)."

@@ -221,7 +221,22 @@ REFUSED = {
     "No engram was given": ("predict", ["red.png"]),
     "lost.safetensors cannot be read": ("predict", ["lost.safetensors", "red.png"]),
     "No image was given": ("predict", ["old.safetensors"]),
-    "ask for at least 1 class": ("predict", ["old.safetensors", "red.png", "--top-k", "0"]),
+    "--device is 'tpu', but PyTorch finds only cpu": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--device", "tpu"],
+    ),
+    "--precision is 'int8'; it can be fp32, bf16, fp16": (
+        "eval",
+        ["old.safetensors", "--data", "colours.npz", "--precision", "int8"],
+    ),
+    "--device is 'cuda:99', but": (
+        "predict",
+        ["old.safetensors", "red.png", "--device", "cuda:99"],
+    ),
+    "--top-k is 0; it must be a whole number, at least 1": (
+        "predict",
+        ["old.safetensors", "red.png", "--top-k", "0"],
+    ),
     "There is no task 'young'": ("predict", ["old.safetensors", "red.png", "--task", "young"]),
 }
 

@@ -16,10 +16,10 @@ from engram.experiments.bench import (
     cached_step,
     forward,
     steps,
-    trunk_of_shape,
 )
 from engram.tasks.costs import trunk_macs
 from engram.tasks.shape import TrunkShape
+from engram.trunks.random import trunk_of_shape
 from engram.vit import ViT
 
 

@@ -7,8 +7,9 @@ import torch
 from tests.support.strategies import FAMILY, model_of, some_pixels
 from torch import Tensor
 
-from engram import MemoryViT
-from engram.inference.engine import OneByOne, TorchEngine
+from engram import EngramError, MemoryViT
+from engram.images.preprocessing import normalise
+from engram.inference.engine import OneByOne, TorchEngine, on_cpu, pixels_of
 
 
 @pytest.fixture
@@ -64,3 +65,22 @@ def test_one_by_one_asks_for_a_single_image_at_a_time(pixels: Tensor) -> None:
             assert torch.equal(values[i : i + 1], alone[name])
     together = Counting().run(pixels, ["a", "b"])
     assert not torch.allclose(together["a"], outputs["a"])
+
+
+def test_half_precision_changes_answers_a_little(family: MemoryViT, pixels: Tensor) -> None:
+    try:
+        half = TorchEngine(family, precision="bf16")
+    except EngramError as error:
+        pytest.skip(str(error))
+    whole = on_cpu(TorchEngine(family).run(pixels, ["task3"]))["task3"]
+    answers = on_cpu(half.run(pixels, ["task3"]))["task3"]
+    assert not torch.equal(answers, whole)
+    assert torch.allclose(answers, whole, atol=0.2, rtol=0.1)
+
+
+def test_views_and_pixels_of_a_client_make_one_batch(family: MemoryViT) -> None:
+    views = list(torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8))
+    pixels = normalise(torch.stack(views), family.preprocessing)
+    cpu = torch.device("cpu")
+    assert torch.equal(pixels_of(views, family.preprocessing, cpu), pixels)
+    assert torch.equal(pixels_of([views[0], pixels[1]], family.preprocessing, cpu), pixels)

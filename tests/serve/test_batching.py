@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.support.serving import World
 
-from engram.serve.batching import Batcher
+from engram.inference.engine import TorchEngine
+from engram.serve.batching import Batcher, forward_views
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
@@ -34,6 +37,21 @@ def test_a_batch_has_images_of_many_requests(world: World) -> None:
 
     asyncio.run(run())
     assert sizes == [4, 2]
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_a_pass_runs_where_the_model_is(world: World, embeds: bool) -> None:
+    """On `meta` a tensor that was left on the CPU fails, and so does a look at a value."""
+    snapshot = Catalogue.load(world.bundle, Settings()).now
+    model = copy.deepcopy(snapshot.model)
+    there = replace(snapshot, model=model, engine=TorchEngine(model, device=torch.device("meta")))
+    names = ["base", "first", "second"]
+    pictures = [torch.zeros(16, 16, 3, dtype=torch.uint8), torch.zeros(16, 16, 3).byte()]
+    for views in (pictures, [*pictures, torch.zeros(3, 16, 16)]):  # or with pixels of a client
+        outputs = forward_views(there, views, names, embeds)
+        assert {output.device.type for output in outputs.values()} == {"meta"}
+        here = forward_views(snapshot, views, names, embeds)
+        assert [one.shape for one in outputs.values()] == [one.shape for one in here.values()]
 
 
 def test_images_beyond_the_queue_are_refused() -> None:

@@ -15,11 +15,20 @@ from tests.support.exports import trace_once
 from tests.support.serving import AUTH, Opened, picture
 
 import engram
+from engram import EngramError
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
+from engram.serve.engines import make_engine
 from engram.store.bundles import compose
 from engram.trunks.load import save_trunk
+
+
+@pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("precision", "bf16")])
+def test_an_exported_graph_has_no_device_and_no_precision_to_choose(name: str, value: str) -> None:
+    model = MemoryViT(engram.random_trunk())
+    with pytest.raises(EngramError, match=f"'onnx', which has no {name} {value}"):
+        make_engine(model, "onnx", **{name: value})
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from engram import __version__
-from engram.cli.complete import task_names
-from engram.cli.flags import MODEL, OUTPUT, TASK
+from engram.cli.complete import among, task_names
+from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK
+from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS
 
 app = typer.Typer(
     name="engram",
@@ -54,6 +55,22 @@ ImageSize = Annotated[
     ),
 ]
 Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"{ABOUT_DEVICE[0].upper()}{ABOUT_DEVICE[1:]}.",
+        rich_help_panel=RESOURCES,
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        help=f"{ABOUT_PRECISION[0].upper()}{ABOUT_PRECISION[1:]} ({', '.join(PRECISIONS)}).",
+        autocompletion=among(PRECISIONS),
+        rich_help_panel=RESOURCES,
+    ),
+]
 Tasks = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Json, Tasks, app
+from engram.cli.app import Device, Json, Precision, Tasks, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.inference import Workers
 from engram.cli.options import DataOptions
@@ -58,13 +58,17 @@ def embed_command(
     tasks: Tasks = None,
     batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
     workers: Workers = 2,
+    device: Device = "auto",
+    precision: Precision = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
     """Turn images into vectors: the trunk's, and each task's own."""
     from engram.inference.embed import datasets_of, embed_batches
+    from engram.inference.engine import TorchEngine
     from engram.inference.vectors import check_names, check_vector_file, vector_file
     from engram.util.files import check_writable
+    from engram.util.processes import Team
 
     check_writable(out, "file")
     check_vector_file(out)
@@ -77,9 +81,10 @@ def embed_command(
         model = _model(engrams or [], backbone, datasets[0], progress)
         names = model.embedding_names(tasks or None)
         check_names(names)
+        engine = TorchEngine(model, device=Team(device).device, precision=precision)
         with vector_file(out) as file:
             for part in embed_batches(
-                model, datasets, tasks=names, batch=batch, workers=workers,
+                engine, datasets, tasks=names, batch=batch, workers=workers,
                 progress=lambda done, total: progress("embedding", done, total),
             ):  # fmt: skip
                 failed |= part.failed

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.app import ImageSize, Json, app
+from engram.cli.app import Device, ImageSize, Json, app
 from engram.cli.complete import among
 from engram.cli.flags import (
     DATA,
@@ -88,6 +88,7 @@ def bench_command(
         int | None,
         typer.Option(help="Threads of torch, if not its own choice.", rich_help_panel=RESOURCES),
     ] = None,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure the speed of tasks against the plain trunk and against other methods."""
@@ -97,7 +98,7 @@ def bench_command(
     with bars(as_json) as progress:
         result = bench(
             backbone, shape=shape, tasks=counts, batches=batches, cells=cells, seconds=seconds,
-            threads=threads, say=lambda text: progress("measuring", 0, 0, text),
+            threads=threads, device=device, say=lambda text: progress("measuring", 0, 0, text),
         )  # fmt: skip
     show(result, as_json)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Engrams, Json, app
+from engram.cli.app import Backbone, Device, Engrams, Json, Precision, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
 from engram.cli.options import ColumnOptions, named, split_data
@@ -56,6 +56,8 @@ def eval_command(
     backbone: Backbone = None,
     batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
     workers: Workers = 2,
+    device: Device = "auto",
+    precision: Precision = "fp32",
     skip_bad: Annotated[
         bool,
         typer.Option(
@@ -79,12 +81,12 @@ def eval_command(
         check_page_path(report)  # before an hour of work, not after it
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
-        team, model = Team(), load_model(sources, backbone)
+        team, model = Team(device), load_model(sources, backbone)
         columns = ColumnOptions(**(flags or {})[ColumnOptions])
         found = [
             answers(
-                model, one.splits, name, split=one.split, batch=batch, workers=workers, team=team,
-                progress=partial(progress, name),
+                model, one.splits, name, split=one.split, batch=batch, workers=workers,
+                precision=precision, team=team, progress=partial(progress, name),
             )
             for name, one in _pairs(model, data, split, columns).items()
         ]  # fmt: skip

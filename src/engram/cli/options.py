@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, words
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, TASK, TRAINING, words
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe
-from engram.util.settings import setting
+from engram.util.settings import ABOUT_DEVICE, setting
 
 if TYPE_CHECKING:
     from engram.data.datasets import Splits
@@ -118,6 +118,7 @@ class RunOptions:
         offers=tuple(RECIPES),
         group=TRAINING,
     )
+    device: str = setting("auto", ABOUT_DEVICE, group=RESOURCES, metavar="NAME")
     resume: bool = setting(False, "continue an interrupted run", group=TRAINING)
     test: bool = setting(False, "evaluate the test split once, at the end", group=DATA)
     overwrite: bool = setting(False, "replace the engram if it exists", group=OUTPUT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Json, Tasks, app
+from engram.cli.app import Backbone, Device, Json, Precision, Tasks, app
 from engram.cli.flags import OUTPUT, Given, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
@@ -62,13 +62,15 @@ def predict_command(
         bool,
         typer.Option("--overwrite", help="Replace the answers in --out.", rich_help_panel=OUTPUT),
     ] = False,
+    device: Device = "auto",
+    precision: Precision = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
     """Ask every task about images, in one pass."""
     given = (flags or {})[BulkSettings]
+    settings = BulkSettings(top_k=top_k, device=device, precision=precision, **given)
     if out is not None:
-        settings = BulkSettings(top_k=top_k, **given)
         with bars(as_json) as progress:
             result = _write_answers(
                 sources, backbone, tasks, out, settings, masks, overwrite, progress
@@ -79,14 +81,14 @@ def predict_command(
         if wanted:
             name = flag.replace("_", "-")
             raise EngramError(f"--{name} needs --out, the file or folder to write answers to.")
-    _show_answers(sources, backbone, tasks, top_k, masks, as_json)
+    _show_answers(sources, backbone, tasks, settings, masks, as_json)
 
 
 def _show_answers(
     sources: Sequence[str],
     backbone: str | None,
     tasks: list[str] | None,
-    top_k: int,
+    settings: BulkSettings,
     masks: Path | None,
     as_json: bool,
 ) -> None:
@@ -97,8 +99,10 @@ def _show_answers(
 
         model, others = _model_and_sources(sources, backbone)
         results: list[dict[str, Any]] = predict(
-            model, _images(others), tasks=tasks or None, top_k=top_k, progress=progress
-        )
+            model, _images(others),
+            tasks=tasks or None, top_k=settings.top_k, device=settings.device,
+            precision=settings.precision, progress=progress,
+        )  # fmt: skip
     if masks is not None:
         _write_masks(results, masks)
     table = []

@@ -191,7 +191,7 @@ class _Job:
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
         check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
-        team, splits = Team(), reading.load(data)
+        team, splits = Team(options.device), reading.load(data)
         progress("loading the trunk", 0, 0)
         trunk, why = trunk_for(
             options.backbone, splits, image_size=options.image_size,

@@ -7,7 +7,6 @@ measurement; `benchmarks/speed` in the repository uses the same functions for a 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,12 +32,13 @@ from engram.model import MemoryViT
 from engram.tasks.costs import Costs, task_costs
 from engram.tasks.shape import TrunkShape
 from engram.trunks.load import load_trunk
+from engram.trunks.random import trunk_of_shape
 from engram.util.description import Description
-from engram.vit import HeadConfig, ViT, ViTConfig
+from engram.util.devices import device_for, wait_for
+from engram.vit import ViT
 
 Step = Callable[[], None]
 
-_SHAPES = {"ti": (192, 3, 12), "s": (384, 6, 12), "b": (768, 12, 12), "l": (1024, 16, 24)}
 PLAIN = "plain trunk"
 
 
@@ -63,17 +63,24 @@ class Workload:
         return model.eval()
 
     def pixels(self, batch: int) -> Tensor:
-        return torch.randn(batch, 3, *self.trunk.config.image_size)
+        return torch.randn(batch, 3, *self.trunk.config.image_size, device=self.device)
 
     def labels(self, batch: int) -> Tensor:
-        return torch.randint(0, self.classes, (batch,))
+        return torch.randint(0, self.classes, (batch,), device=self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.trunk.position.device
 
     def task_costs(self, regime: str = "masked") -> Costs:
         """What one task adds to the pass, by the formulas."""
         return task_costs(TrunkShape.of(self.trunk), self.model(1, regime).task("task0").spec)
 
     def compare(self, cases: Mapping[Key, Case], say: Say) -> dict[Key, Timing]:
-        return compare(cases, seconds=self.seconds, least=self.least, most=self.most, say=say)
+        return compare(
+            cases, seconds=self.seconds, least=self.least, most=self.most, say=say,
+            wait=partial(wait_for, self.device),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,22 +97,6 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         about = {"what": self.what, "tasks": self.tasks, "batch": self.batch}
         return {**about, **asdict(self.timing), "limit": self.limit, "note": self.note}
-
-
-def trunk_of_shape(name: str) -> ViT:
-    """A trunk of a common shape, such as ViT-B/32; random weights take as long as trained ones."""
-    found = re.fullmatch(r"(?:vit-)?(ti|s|b|l)/(8|14|16|32)", name.lower())
-    if not found:
-        raise EngramError(
-            f"There is no shape {name!r}; give ViT-Ti, -S, -B or -L and the patch size, such as "
-            "ViT-B/32."
-        )
-    width, heads, depth = _SHAPES[found[1]]
-    patch = int(found[2])
-    config = ViTConfig((224, 224), patch, width, depth, heads, 4 * width, head=HeadConfig(1000))
-    trunk = ViT(config).eval()
-    trunk.source = f"ViT-{found[1].title()}/{patch}, random weights"
-    return trunk
 
 
 # Forward
@@ -262,7 +253,8 @@ def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str =
     model = workload.model(variants, regime)
     depth, tokens, names = workload.trunk.config.depth, _tokens(workload), list(model.tasks)
     kept = depth + model.task("task0").spec.parts.reads_final
-    rows = torch.randn(batch, kept * tokens + 1, workload.trunk.config.width).half()
+    shape = (batch, kept * tokens + 1, workload.trunk.config.width)
+    rows = torch.randn(shape, device=workload.device).half()
 
     def logits() -> Iterable[Tensor]:
         seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
@@ -336,6 +328,7 @@ def bench(
     cells: int = 5,
     seconds: float = 5.0,
     threads: int | None = None,
+    device: str = "auto",
     say: Say = lambda text: None,
 ) -> Description:
     """Measure forward passes and training steps, about `seconds` for each batch size of either."""
@@ -345,6 +338,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     trunk = trunk_of_shape(shape) if shape else load_trunk(backbone or "pico")
+    trunk.to(device_for(device))
     workload = Workload(trunk, cells=cells, seconds=seconds, most=100_000)
     found = {
         "forward": forward(workload, tasks, batches, say),
@@ -370,12 +364,14 @@ def _description(workload: Workload, found: Mapping[str, Sequence[Measurement]])
     about, trunk = machine(), workload.trunk
     document = {
         "machine": about,
+        "device": str(workload.device),
         "trunk": trunk.source,
         "cells": workload.cells,
         **{name: [row.to_dict() for row in rows] for name, rows in found.items()},
     }
     rows = [
         ("machine", describe_machine(about)),
+        ("device", str(workload.device)),
         ("trunk", trunk.source),
         ("cells", str(workload.cells)),
         ("other libraries", ", ".join(installed(trunk)) or "none that is installed and fits"),

@@ -108,7 +108,7 @@ class Separate:
         for _ in range(min(tasks, _DISTINCT)):
             own = copy.deepcopy(trunk)
             own.head = None
-            head = nn.Linear(trunk.config.width, classes)
+            head = nn.Linear(trunk.config.width, classes).to(trunk.position.device)
             self.models.append((own.requires_grad_(True), head))
         self._next = cycle(range(len(self.models)))
 
@@ -132,9 +132,11 @@ class VitPytorch:
             image_size=config.image_size, patch_size=config.patch, num_classes=classes,
             dim=config.width, depth=config.depth, heads=config.heads,
             dim_head=config.width // config.heads, mlp_dim=config.mlp_width,
-        )  # fmt: skip
+        ).to(trunk.position.device)  # fmt: skip
         self.adapters = [
-            library.Adapter(vit=self.vit, num_memories_per_layer=cells, num_classes=classes).eval()
+            library.Adapter(vit=self.vit, num_memories_per_layer=cells, num_classes=classes)
+            .to(trunk.position.device)
+            .eval()
             for _ in range(tasks)
         ]
         self._next = cycle(self.adapters)
@@ -161,7 +163,7 @@ def transformers_vit(trunk: ViT, classes: int) -> Any:
         num_hidden_layers=config.depth, num_attention_heads=config.heads,
         intermediate_size=config.mlp_width, num_labels=classes, attn_implementation="sdpa",
     )  # fmt: skip
-    return transformers.ViTForImageClassification(settings).eval()
+    return transformers.ViTForImageClassification(settings).to(trunk.position.device).eval()
 
 
 class Lora:
@@ -183,7 +185,7 @@ class Lora:
             for i in range(1, tasks):
                 self.model.add_adapter(f"task{i}", lora)
         self.model.set_adapter("task0")
-        self.model.eval()
+        self.model.to(trunk.position.device).eval()
         self._next = cycle(range(tasks)) if tasks > 1 else None
 
     def one_pass(self, pixels: Tensor) -> Tensor:

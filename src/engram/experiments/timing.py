@@ -52,12 +52,13 @@ def compare(
     most: int = 25,
     rest: float = 0,
     say: Say = lambda text: None,
+    wait: Callable[[], object] = lambda: None,
 ) -> dict[Key, Timing]:
     """Time the cases in turn, round after round; ratios are to the first case.
 
     It takes about `seconds`, but at least `least` and at most `most` rounds. The threads of a
     library may spin for a while after its turn: a pause of `rest` seconds before each case keeps
-    them from disturbing the next.
+    them from disturbing the next. `wait` returns once the device is done, where it works by itself.
     """
     for case in cases.values():
         case.run()  # warm up
@@ -67,9 +68,11 @@ def compare(
     while rounds < least or (rounds < most and time.perf_counter() - began < seconds):
         for name, case in cases.items():
             time.sleep(rest)
+            wait()
             start = time.perf_counter()
             for _ in range(case.runs):
                 case.run()
+            wait()
             times[name].append(case.scale * (time.perf_counter() - start))
         rounds += 1
         say(f"round {rounds}, {time.perf_counter() - began:.0f} s")

@@ -116,9 +116,11 @@ def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor
     """
     import torch  # here: a process that only decodes images starts ten times faster without it
 
+    from engram.util.devices import to_device
+
     if batch.is_floating_point():
         return batch
-    scale = 1 / (255 * torch.tensor(preprocessing.std, device=batch.device))
-    shift = torch.tensor(preprocessing.mean, device=batch.device) * 255 * scale
+    scale = 1 / (255 * to_device(torch.tensor(preprocessing.std), batch.device))
+    shift = to_device(torch.tensor(preprocessing.mean), batch.device) * 255 * scale
     pixels = batch.permute(0, 3, 1, 2).contiguous().float()
     return pixels.mul_(scale[:, None, None]).sub_(shift[:, None, None])

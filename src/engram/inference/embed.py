@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engram.data.datasets import Dataset, Splits, load
 from engram.data.folders import SUFFIXES, images_below
@@ -18,7 +17,9 @@ from engram.data.source import SPLITS, Files
 from engram.errors import EngramError
 from engram.images.heic import HEIC_SUFFIXES
 from engram.images.preprocessing import normalise
+from engram.inference.engine import TorchEngine, on_cpu
 from engram.model import MemoryViT
+from engram.util.devices import to_device
 from engram.util.processes import Team
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Splits | Dataset
@@ -54,6 +55,8 @@ def embed(
     batch: int = 64,
     workers: int = 2,
     exact: bool = False,
+    device: str = "auto",
+    precision: str = "fp32",
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Embeddings:
     """Turn images into vectors, one of the trunk and one of every task per image.
@@ -68,6 +71,8 @@ def embed(
         batch: Images in a batch.
         workers: Processes that decode images.
         exact: Make every vector bit for bit what it would be without the other tasks.
+        device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        precision: `fp32`, or `bf16` or `fp16`, whose vectors differ a little.
         progress: Called with the number of images done and of all.
 
     Returns:
@@ -82,12 +87,13 @@ def embed(
         >>> found.vectors["base"].shape, found.labels[0]
         ((16, 192), 'rose')
     """
+    engine = TorchEngine(model, exact, Team(device).device, precision)
+    datasets = datasets_of(data)
     parts = list(
         embed_batches(
-            model, datasets_of(data),
-            tasks=tasks, batch=batch, workers=workers, exact=exact, progress=progress,
+            engine, datasets, tasks=tasks, batch=batch, workers=workers, progress=progress
         )
-    )  # fmt: skip
+    )
     failed = {path: reason for part in parts for path, reason in part.failed.items()}
     good = [part for part in parts if part.images]
     if not good:
@@ -102,19 +108,16 @@ def embed(
 
 
 def embed_batches(
-    model: MemoryViT,
+    engine: TorchEngine,
     datasets: Sequence[Dataset],
     *,
     tasks: Sequence[str] | None = None,
     batch: int = 64,
     workers: int = 2,
-    exact: bool = False,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[Embeddings]:
     """The embeddings of one batch after the other; one without a readable image has none."""
-    device, preprocessing = Team().device, model.preprocessing
-    names = model.embedding_names(tasks)
-    model = model.to(device).eval()
+    preprocessing, names = engine.model.preprocessing, engine.model.embedding_names(tasks)
     loaders = [
         Loader(
             one, preprocessing, batch, workers=workers, only="images" if one.masks else ""
@@ -127,10 +130,9 @@ def embed_batches(
         for part in loader:
             vectors: dict[str, Vectors] = {}
             if len(part.indices):
-                with torch.inference_mode():
-                    pixels = normalise(part.images.to(device), preprocessing)
-                    found = model.embed(pixels, names, exact)
-                vectors = {name: rows.float().cpu().numpy() for name, rows in found.items()}
+                pixels = normalise(to_device(part.images, engine.device), preprocessing)
+                found = on_cpu(engine.embed(pixels, names))
+                vectors = {name: rows.numpy() for name, rows in found.items()}
             samples = part.indices.tolist()
             failed = [dataset.sample_name(i) for i in part.failed.tolist()]
             yield Embeddings(

@@ -6,32 +6,81 @@ each of them works with the model itself and with an exported graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engram.images.preprocessing import Preprocessing, normalise
 from engram.model import MemoryViT
+from engram.util.devices import to_device
+from engram.util.processes import dtype_for
 
 
 class Engine(Protocol):
     """The outputs of a model that does not change any more."""
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs by task ("base" is the trunk's own) for normalised pixels (b, 3, h, w)."""
+        """Outputs by task ("base" is the trunk's own) for normalised pixels (b, 3, h, w).
+
+        They are where they were computed; `on_cpu` fetches them.
+        """
 
 
 class TorchEngine:
-    """The model itself; with `exact`, every answer is bit for bit what it would be alone."""
+    """The model itself; with `exact`, every answer is bit for bit what it would be alone.
 
-    def __init__(self, model: MemoryViT, exact: bool = False) -> None:
-        self.model, self.exact = model.eval(), exact
+    It moves the model to `device`, if one is given. `precision` is that of the products: `bf16`
+    and `fp16` are autocast, and make answers that differ from those that were measured.
+    """
+
+    def __init__(
+        self,
+        model: MemoryViT,
+        exact: bool = False,
+        device: torch.device | None = None,
+        precision: str = "fp32",
+    ) -> None:
+        self.device = device or model.trunk.position.device
+        self.model, self.exact = model.to(self.device).eval(), exact
+        self.dtype = dtype_for(precision, self.device)
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        with torch.inference_mode():
-            outputs: dict[str, Tensor] = self.model(pixels, list(tasks), self.exact)
+        with self._inference():
+            outputs: dict[str, Tensor] = self.model(
+                to_device(pixels, self.device), list(tasks), self.exact
+            )
         return outputs
+
+    def embed(self, pixels: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """The vectors of `MemoryViT.embed`."""
+        with self._inference():
+            return self.model.embed(to_device(pixels, self.device), names, self.exact)
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        with torch.inference_mode():
+            if self.dtype == torch.float32:
+                yield
+            else:
+                with torch.autocast(self.device.type, self.dtype):
+                    yield
+
+
+def pixels_of(
+    views: Sequence[Tensor], preprocessing: Preprocessing, device: torch.device
+) -> Tensor:
+    """One batch of views: uint8 (h, w, 3), which are copied as such, or pixels (3, h, w)."""
+    alike = len({view.dtype for view in views}) == 1
+    batches = [torch.stack(list(views))] if alike else [view[None] for view in views]
+    return torch.cat([normalise(to_device(one, device), preprocessing) for one in batches])
+
+
+def on_cpu(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs, fetched once for the whole pass: to look at a GPU's tensor is to wait for it."""
+    return {name: output.float().cpu() for name, output in outputs.items()}
 
 
 class OneByOne:

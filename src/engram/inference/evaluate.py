@@ -19,6 +19,7 @@ from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
+from engram.util.devices import to_device
 from engram.util.processes import Team
 
 Data = str | os.PathLike[str] | Splits | Dataset | PythonData
@@ -34,6 +35,8 @@ def evaluate(
     workers: int = 2,
     transform: Transform | None = None,
     skip_bad: bool = False,
+    device: str = "auto",
+    precision: str = "fp32",
     team: Team | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
@@ -51,7 +54,9 @@ def evaluate(
         transform: Prepares an image in place of the model's preprocessing.
         skip_bad: Leave out images that cannot be read. Without it, each counts as a wrong answer
             in classification; other kinds of task always leave them out.
-        team: The processes that share the work. By default those of torchrun.
+        device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        precision: `fp32`, or `bf16` or `fp16`, whose answers differ a little.
+        team: The processes that share the work, and their device. By default those of torchrun.
         progress: Called with the number of batches done and of all.
 
     Returns:
@@ -70,8 +75,8 @@ def evaluate(
     """
     answered = answers(
         model, data, task,
-        split=split, batch=batch, workers=workers, transform=transform, team=team or Team(),
-        progress=progress,
+        split=split, batch=batch, workers=workers, transform=transform,
+        precision=precision, team=team or Team(device), progress=progress,
     )  # fmt: skip
     return answered.metrics(skip_bad)
 
@@ -111,6 +116,7 @@ def answers(
     batch: int = 64,
     workers: int = 2,
     transform: Transform | None = None,
+    precision: str = "fp32",
     team: Team | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
@@ -121,7 +127,7 @@ def answers(
     kind = model.task(task).kind
     dataset = _dataset(data, model.task(task).spec, split)
     device = model.trunk.position.device if team is None else team.device
-    engine = engine or TorchEngine(model.to(device))
+    engine = engine or TorchEngine(model, device=device, precision=precision)
     preprocessing = model.preprocessing
     loader = Loader(
         dataset,
@@ -138,7 +144,7 @@ def answers(
     progress(done, len(dataset))
     for part in loader:
         if len(part.labels):
-            outputs = engine.run(normalise(part.images.to(device), preprocessing), [task])
+            outputs = engine.run(normalise(to_device(part.images, device), preprocessing), [task])
             found.append((*kind.keep(outputs[task], part.labels), part.indices))
         failed += [dataset.sample_name(i) for i in part.failed.tolist()]
         done += (len(part.indices) + len(part.failed)) * (team.world if team else 1)

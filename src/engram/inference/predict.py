@@ -11,9 +11,8 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.given import GivenImage, decodable, image_name, is_one_image, list_images
-from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.inference.engine import TorchEngine
+from engram.inference.engine import TorchEngine, on_cpu, pixels_of
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
 from engram.util.processes import Team
@@ -29,6 +28,8 @@ def predict(
     top_k: int = 5,
     batch: int = 32,
     exact: bool = False,
+    device: str = "auto",
+    precision: str = "fp32",
     team: Team | None = None,
     progress: Progress = silent,
 ) -> Any:
@@ -47,7 +48,9 @@ def predict(
         top_k: Number of classes to return per task.
         batch: Images in a batch.
         exact: Make every answer bit for bit what it would be without the other tasks.
-        team: The processes that share the work. By default those of torchrun.
+        device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        precision: `fp32`, or `bf16` or `fp16`, whose answers differ a little.
+        team: The processes that share the work, and their device. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
 
     Returns:
@@ -74,27 +77,26 @@ def predict(
     else:
         listed = enumerate(list_images(images))
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
-    answers = _predict(model, named, tasks, top_k, batch, exact, team or Team(), progress)
+    team = team or Team(device)
+    engine = TorchEngine(model, exact, team.device, precision)
+    answers = _predict(engine, named, tasks, top_k, batch, team, progress)
     return answers[0] if is_one_image(images) else answers
 
 
 def _predict(
-    model: MemoryViT,
+    engine: TorchEngine,
     images: Sequence[tuple[str, GivenImage]],
     tasks: Sequence[str] | None,
     top_k: int,
     batch: int,
-    exact: bool,
     team: Team,
     progress: Progress,
 ) -> list[dict[str, Any]]:
     """The answers about images, each given with its name."""
     if top_k < 1:
         raise EngramError(f"{spell('top_k')} is {top_k}; ask for at least 1 class.")
+    model, preprocessing = engine.model, engine.model.preprocessing
     names = answered_names(model, tasks)
-    preprocessing = model.preprocessing
-    device = team.device
-    engine = TorchEngine(model.to(device), exact)
     results: list[dict[str, Any]] = []
     share = images[team.rank :: team.world]
     count = counter(progress, "predicting", len(share))
@@ -109,8 +111,7 @@ def _predict(
             except BadImage as error:
                 results[-1]["error"] = str(error)
         if views:
-            pixels = normalise(torch.stack(views).to(device), preprocessing)
-            outputs = engine.run(pixels, names)
+            outputs = on_cpu(engine.run(pixels_of(views, preprocessing, engine.device), names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
                 result["tasks"], problem = answers_about(model, own, top_k)

@@ -11,10 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from engram.images.preprocessing import normalise
+from engram.inference.engine import on_cpu, pixels_of
 from engram.serve.catalogue import Snapshot
 from engram.serve.clients import Shares
 from engram.serve.problems import Problem
@@ -171,11 +170,8 @@ class Batcher:
         names = [name for name in snapshot.embedding_names if name in wanted]
 
         def forward() -> Outputs:
-            each = [normalise(job.view[None], snapshot.preprocessing) for job in jobs]
-            if not embeds:
-                return snapshot.engine.run(torch.cat(each), names)
-            with torch.inference_mode():  # exported graphs have no vectors
-                return snapshot.model.embed(torch.cat(each), names)
+            views = [job.view for job in jobs]
+            return on_cpu(forward_views(snapshot, views, names, embeds))
 
         try:
             outputs = await self.in_engine_thread(forward)
@@ -187,6 +183,15 @@ class Batcher:
         for i, job in enumerate(jobs):
             if not job.outputs.done():
                 job.outputs.set_result({name: outputs[name][i] for name in job.tasks})
+
+
+def forward_views(
+    snapshot: Snapshot, views: Sequence[Tensor], names: Sequence[str], embeds: bool = False
+) -> Outputs:
+    """The outputs of these tasks for all views, or their vectors, where they are computed."""
+    own = snapshot.computing
+    pixels = pixels_of(views, snapshot.preprocessing, own.device)
+    return own.embed(pixels, names) if embeds else snapshot.engine.run(pixels, names)
 
 
 def _share_a_pass(one: _Job, other: _Job) -> bool:

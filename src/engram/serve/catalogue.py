@@ -14,7 +14,7 @@ import torch
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.inference.engine import Engine
+from engram.inference.engine import Engine, TorchEngine, on_cpu
 from engram.inference.load import load_model
 from engram.model import MemoryViT
 from engram.serve.engines import make_engine
@@ -49,6 +49,11 @@ class Snapshot:
     engine: Engine
     contents: Mapping[str, str]  # by task; hashing all tensors is too slow for the event loop
     shapes: Mapping[str, tuple[int, ...]]  # of the output for one image, by name
+
+    @cached_property
+    def computing(self) -> TorchEngine:
+        """What computes vectors, which exported graphs do not have."""
+        return self.engine if isinstance(self.engine, TorchEngine) else TorchEngine(self.model)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -234,12 +239,14 @@ def _parse(name: str, data: bytes) -> Engram:
 
 def _snapshot(bundle: Bundle, model: MemoryViT, settings: Settings) -> Snapshot:
     """A snapshot whose engine has run once, so that errors occur before any request uses it."""
-    engine = make_engine(model.eval(), settings.engine, settings.threads)
+    engine = make_engine(
+        model.eval(), settings.engine, settings.threads, settings.device, settings.precision
+    )
     contents = {engram.spec.name: engram.content for engram in bundle.engrams}
     base = ["base"] if model.trunk.class_names else []
     names = [*base, *model.tasks]
     grey = torch.zeros(1, 3, *model.preprocessing.size)
-    outputs = engine.run(grey, names)
+    outputs = on_cpu(engine.run(grey, names))
     for name in names:
         if not bool(outputs[name].isfinite().all()):
             raise EngramError(f"The output of {name!r} is not finite.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engram.errors import EngramError
 from engram.serve.hosts import host_name, is_network
 from engram.serve.log import LOGS
-from engram.util.settings import check, setting
+from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS, check, setting
 from engram.util.spelling import spell
 
 ENGINES = ("torch", "onnx", "onnx-int8")
@@ -51,6 +51,8 @@ class Settings:
         group=_MODEL,
     )
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
+    device: str = setting("auto", ABOUT_DEVICE, group=_ENGINE)
+    precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS, group=_ENGINE)
     threads: int = setting(0, "CPU threads of the engine; 0: its own default", group=_ENGINE)
     batch: int = setting(16, "maximum images per forward pass", least=1, group=_ENGINE)
     wait_ms: float = setting(

@@ -31,6 +31,7 @@ from engram.images.masks import mask_png
 from engram.tasks import metrics
 from engram.tasks.heads import MaskHead, NumberHead, Settled, TaskHead
 from engram.tasks.metrics import Pairs
+from engram.util.devices import to_device
 
 #: What the classes count for in the loss, as `Kind.class_weights` returns it; None: the same.
 Weights: TypeAlias = Tensor | None
@@ -200,7 +201,8 @@ class Multilabel(Kind):
         pairs = list(kept)
         if pairs:
             logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            head.settled["thresholds"].copy_(metrics.best_thresholds(logits, labels))
+            kept = head.settled["thresholds"]
+            kept.copy_(metrics.best_thresholds(logits, labels).to(kept.dtype))
 
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, settled["thresholds"].float().cpu())
@@ -242,8 +244,9 @@ class Regression(Kind):
     def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
         labels = labels.astype(np.float64)  # a million single ones do not add up
         std = np.where(labels.max(0) > labels.min(0), labels.std(0), 1.0)
-        head.settled["mean"].copy_(torch.from_numpy(labels.mean(0)))
-        head.settled["std"].copy_(torch.from_numpy(std))
+        for name, found in (("mean", labels.mean(0)), ("std", std)):
+            kept = head.settled[name]
+            kept.copy_(torch.from_numpy(found).to(kept.dtype))  # some devices have no float64
 
     def losses(
         self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
@@ -253,7 +256,7 @@ class Regression(Kind):
         return error.square().mean(1)
 
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
-        return metrics.regression_metrics(kept, settled["std"].double().cpu())
+        return metrics.regression_metrics(kept, settled["std"].cpu().double())
 
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
         """[{"name", "value"}, …], all of them, in the units of the labels."""
@@ -304,7 +307,7 @@ class Segmentation(Kind):
 
     def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """`metrics.pixel_counts` and the loss of each picture; the masks themselves are let go."""
-        labels = labels.to(outputs.device)
+        labels = to_device(labels, outputs.device)
         counts = metrics.pixel_counts(outputs.argmax(1), labels, outputs.shape[1], IGNORED)
         return counts, self._losses(outputs, labels).cpu()
 

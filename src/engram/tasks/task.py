@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from engram.adapters import Adapters
 from engram.errors import EngramError
 from engram.side import Side
+from engram.tasks.heads import Settled
 from engram.tasks.kinds import Kind
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.util.spelling import spell
+from engram.util.tensors import version
 from engram.vit import ViT
 
 
@@ -65,6 +67,7 @@ class Task(nn.Module):
         )
         device, dtype = trunk.position.device, trunk.position.dtype
         self.to(device, dtype)
+        self._settled: tuple[object, Settled] = (None, {})
 
     @property
     def kind(self) -> Kind:
@@ -76,7 +79,13 @@ class Task(nn.Module):
 
         The `answer` of each kind in `kinds.py` says what it contains.
         """
-        return self.kind.answer(output, self.spec.classes, self.head.settled, top_k)
+        settled = self.head.settled
+        if not output.is_cpu:
+            return self.kind.answer(output, self.spec.classes, settled, top_k)
+        state = tuple(map(version, settled.values()))
+        if self._settled[0] != state:  # fetched once: for every image, a GPU would be waited for
+            self._settled = state, {name: value.cpu() for name, value in settled.items()}
+        return self.kind.answer(output, self.spec.classes, self._settled[1], top_k)
 
     def tensors(self) -> dict[str, Tensor]:
         """What the task's file holds: all that was trained, and what the head found in the data."""

@@ -40,6 +40,7 @@ from engram.images.preprocessing import Preprocessing, normalise
 from engram.memory import Normed, TrunkPass
 from engram.readout import moments_of, moments_per_layer
 from engram.train.caches import INDEX_LINE, default_root
+from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.vit import ViT
 
@@ -313,7 +314,7 @@ class Cache:
     def compute(self, images: Tensor) -> Tensor:
         """Run the trunk on images (b, H, W, 3) as loaded: the rows that `read` returns."""
         device = self.trunk.position.device
-        pixels = normalise(images.to(device), self.preprocessing)
+        pixels = normalise(to_device(images, device), self.preprocessing)
         trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)
         layers = [view.tokens for view in trunk if isinstance(view, Normed)]
         final = self.trunk.norm(trunk.tokens)

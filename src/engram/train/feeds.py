@@ -23,6 +23,7 @@ from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.cache_plan import CachePlan
 from engram.train.caches import room
 from engram.train.recipe import Recipe
+from engram.util.devices import to_device
 from engram.util.processes import Team
 from engram.util.progress import Progress, counter, silent
 from engram.util.spelling import spell
@@ -169,12 +170,12 @@ class TrunkFeed:
             yield Share(found.images, found.labels, len(found.failed))
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        pixels = normalise(inputs.to(self.team.device), self.preprocessing)
+        pixels = normalise(to_device(inputs, self.team.device), self.preprocessing)
         outputs: dict[str, Tensor] = self.model(pixels, tasks=tasks)
         return outputs
 
     def moments(self, inputs: Tensor) -> Tensor:
-        pixels = normalise(inputs.to(self.team.device), self.preprocessing)
+        pixels = normalise(to_device(inputs, self.team.device), self.preprocessing)
         return self.model.moments(pixels)
 
 
@@ -327,7 +328,7 @@ class CacheFeed:
         return prefetched(read())
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        inputs = inputs.to(self.team.device)
+        inputs = to_device(inputs, self.team.device)
         if self._plain.keeps == "moments":
             return self.model.from_moments(self.moments(inputs), tasks)
         layers, pooled = self._plain.split(inputs)
@@ -335,7 +336,7 @@ class CacheFeed:
         return self.model.from_cache(layers, pooled, tasks, final, size)
 
     def moments(self, inputs: Tensor) -> Tensor:
-        return self._plain.moments_of(inputs.to(self.team.device))
+        return self._plain.moments_of(to_device(inputs, self.team.device))
 
 
 def open_feed(

@@ -100,7 +100,8 @@ class Learner:
             return True
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         torch._foreach_div_(gradients, self.scale)
-        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+        finite = [gradient.isfinite().all() for gradient in gradients]
+        if finite and not bool(torch.stack(finite).all()):  # asked of a GPU once a step
             self.scale, self.since_scaled = self.scale / 2, 0
             return False
         self.since_scaled += 1

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.train.feeds import Share
+from engram.util.devices import to_device
 
 #: Labels, each with what it counts for in the loss of every image; None: all of it.
 Targets: TypeAlias = Sequence[tuple[Tensor, Tensor | None]]
@@ -44,8 +45,9 @@ class Mixup:
 
     def targets(self, share: Share, part: slice, device: torch.device) -> Targets:
         labels = share.labels[part], share.labels[self.partners[part]]
-        own = self.shares[part].to(device)
-        return [(labels[0].to(device), own), (labels[1].to(device), 1 - own)]
+        own = to_device(self.shares[part], device)
+        first, second = (to_device(one, device) for one in labels)
+        return [(first, own), (second, 1 - own)]
 
 
 def parts(
@@ -55,6 +57,6 @@ def parts(
     for start in range(0, len(share.labels), size):
         part = slice(start, start + size)
         if mixup is None:
-            yield share.inputs[part], [(share.labels[part].to(device), None)]
+            yield share.inputs[part], [(to_device(share.labels[part], device), None)]
         else:
             yield mixup.inputs(share, part), mixup.targets(share, part, device)

@@ -24,6 +24,7 @@ from engram.tasks.task import Task
 from engram.train.choice import best_of
 from engram.train.feeds import Feed, Share
 from engram.train.recipe import Recipe
+from engram.util.devices import to_device
 from engram.util.processes import Team
 from engram.vit import ViT
 
@@ -215,7 +216,7 @@ class Solver:
             for moments, labels in batches:
                 seen = (moments[:, : weight.shape[1]].to(mean) - mean) * scale
                 outputs = head.finish(F.linear(seen, weight, bias))
-                labels = labels.to(mean.device)
+                labels = to_device(labels, mean.device)
                 loss = kind.losses(outputs, labels, head, smoothing, self.weights).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)

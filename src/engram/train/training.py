@@ -21,6 +21,7 @@ from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.trainable import train_only
+from engram.util.devices import to_device
 from engram.util.processes import Stop, Team, dtype_for, stoppable
 from engram.util.progress import Progress
 from engram.util.spelling import spell
@@ -191,7 +192,7 @@ class Training:
         """One update of every learner; returns whether some process was asked to stop."""
         learners, device = self.learners, self.team.device
         losses = torch.zeros(len(learners), device=device)
-        scales = torch.tensor([one.scale for one in learners], device=device)
+        scales = to_device(torch.tensor([one.scale for one in learners]), device)
         for inputs, targets in parts(share, self.recipe.micro_batch, self._mixup(share), device):
             outputs = self._outputs(inputs, self.names)
             each = torch.stack([one.loss(outputs[one.name], targets) for one in learners])

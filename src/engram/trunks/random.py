@@ -1,12 +1,16 @@
-"""Small random trunks, for first steps and tests."""
+"""Trunks with random weights: small ones for first steps and tests, common shapes for clocks."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
 
+from engram.errors import EngramError
 from engram.vit import HeadConfig, ViT, ViTConfig
+
+_SHAPES = {"ti": (192, 3, 12), "s": (384, 6, 12), "b": (768, 12, 12), "l": (1024, 16, 24)}
 
 
 def random_trunk(
@@ -52,3 +56,19 @@ def random_trunk(
         vit = ViT(replace(config, **options))  # type: ignore[arg-type]
     vit.source = f"random (seed {seed})"
     return vit.eval()
+
+
+def trunk_of_shape(name: str) -> ViT:
+    """A trunk of a common shape, such as ViT-B/32; random weights take as long as trained ones."""
+    found = re.fullmatch(r"(?:vit-)?(ti|s|b|l)/(8|14|16|32)", name.lower())
+    if not found:
+        raise EngramError(
+            f"There is no shape {name!r}; give ViT-Ti, -S, -B or -L and the patch size, such as "
+            "ViT-B/32."
+        )
+    width, heads, depth = _SHAPES[found[1]]
+    patch = int(found[2])
+    config = ViTConfig((224, 224), patch, width, depth, heads, 4 * width, head=HeadConfig(1000))
+    trunk = ViT(config).eval()
+    trunk.source = f"ViT-{found[1].title()}/{patch}, random weights"
+    return trunk

@@ -22,24 +22,30 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError, is_lost_worker
+from engram.util.devices import device_for
 from engram.util.spelling import spell
 
 
 class Team:
-    """This process's place among those that share the work; alone unless torchrun started it."""
+    """This process's place among those that share the work; alone unless torchrun started it.
 
-    def __init__(self) -> None:
+    `device` is what `device_for` takes. Under torchrun every process has an accelerator of its
+    own, so it cannot have a number there.
+    """
+
+    def __init__(self, device: str = "auto") -> None:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.accelerator: Any = None
+        chosen = device_for(device)
         if self.world > 1:
             from accelerate import Accelerator
 
-            self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+            self.accelerator = Accelerator(cpu=not _shared(chosen, device))
             atexit.register(_leave_group)
             self.device: torch.device = self.accelerator.device
             self.rank = int(self.accelerator.process_index)
         else:
-            self.device = best_device()
+            self.device = chosen
             self.rank = 0
 
     @property
@@ -94,10 +100,14 @@ def _leave_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def best_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+def _shared(device: torch.device, name: str) -> bool:
+    """Whether processes get an accelerator each; one that cannot be had so is an EngramError."""
+    if device.index is not None or name == "mps":
+        raise EngramError(
+            f"{spell('device')} is {name!r}, but torchrun started several processes, and each "
+            f"takes a device of its own; use {spell('device')} auto, cuda or cpu."
+        )
+    return device.type in ("cuda", "xpu")
 
 
 # Worker processes
@@ -143,7 +153,10 @@ def dtype_for(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         fit = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if fit else torch.float32
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision not in dtypes:
+        raise EngramError(f"{spell('precision')} is {precision!r}; it can be {', '.join(dtypes)}.")
+    dtype = dtypes[precision]
     if dtype != torch.float32 and device.type == "cpu":
         code = _try_on_cpu(sys.executable, str(dtype).removeprefix("torch."))
         if code:

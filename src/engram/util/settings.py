@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+#: Settings that several commands have: where to compute, and in which precision to answer.
+ABOUT_DEVICE = (
+    "where to compute: auto (an accelerator if there is one), cpu, cuda, cuda:1, mps, xpu"
+)
+ABOUT_PRECISION = "numeric precision of forward passes; the promises about answers are for fp32"
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
 def setting(
     default: Any,
     about: str,

@@ -21,9 +21,10 @@ from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.settings import BulkSettings
 from engram.inference.bulk.sources import Item, items_of
 from engram.inference.bulk.tables import Table, part_name, table_for
-from engram.inference.engine import TorchEngine
+from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answered_names, answers_about, kind_of
 from engram.model import MemoryViT
+from engram.util.devices import to_device
 from engram.util.files import replaced, write_atomically
 from engram.util.processes import Team, stoppable
 from engram.util.progress import Progress, silent
@@ -143,7 +144,7 @@ class _Parts:
 
     def _check_same(self, before: dict[str, Any], identity: dict[str, Any]) -> None:
         now = json.loads(json.dumps(identity))
-        different = [name for name in now if before.get(name) != now[name]]
+        different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if different:
             raise EngramError(
                 f"{self.folder} has answers of another job ({', '.join(different)} differ); "
@@ -178,10 +179,10 @@ class _Work:
     def __init__(
         self, model: MemoryViT, settings: BulkSettings, names: Sequence[str], masks: Path | None
     ) -> None:
-        self.device = Team().device
-        self.model, self.settings = model.to(self.device).eval(), settings
+        device = Team(settings.device).device
+        self.engine = TorchEngine(model, device=device, precision=settings.precision)
+        self.model, self.settings = model, settings
         self.names, self.masks = names, masks
-        self.engine = TorchEngine(self.model)
         self.kinds = {_column(name): kind_of(model, name).name for name in names}
         self.vectors = {f"{_column(name)}.logits": True for name in names if settings.logits}
         if settings.embed:
@@ -193,7 +194,9 @@ class _Work:
         """What has to be the same for parts to belong together."""
         contents = {n: self.model.engram(n).content for n in self.names if n != "base"}
         settings = self.settings
+        cast = {} if settings.precision == "fp32" else {"precision": settings.precision}
         return {
+            **cast,
             "trunk": self.model.trunk.fingerprint,
             "tasks": {name: contents.get(name, "") for name in self.names},
             "sources": list(sources),
@@ -230,12 +233,9 @@ class _Work:
         if not good:
             return rows
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
-        pixels = normalise(views.to(self.device, non_blocking=True), self.model.preprocessing)
-        outputs = {n: o.float().cpu() for n, o in self.engine.run(pixels, self.names).items()}
-        vectors = {}
-        if self.settings.embed:
-            with torch.inference_mode():
-                vectors = {n: v.float().cpu() for n, v in self.model.embed(pixels).items()}
+        pixels = normalise(to_device(views, self.engine.device), self.model.preprocessing)
+        outputs = on_cpu(self.engine.run(pixels, self.names))
+        vectors = on_cpu(self.engine.embed(pixels)) if self.settings.embed else {}
         for place, i in enumerate(good):
             row, number = numbered[i]
             own = {name: output[place] for name, output in outputs.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engram.util.settings import check, setting
+from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS, check, setting
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class BulkSettings:
     image_column: str = setting("", "column of a table that has the images or their paths")
     batch: int = setting(32, "images in a forward pass", least=1)
     decoders: int = setting(1, "processes that decode images; 0: none but this one")
+    device: str = setting("auto", ABOUT_DEVICE)
+    precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS)
     rows: int = setting(1024, "images in a part, which is written at once", least=1)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from engram.images.masks import palette
 from engram.inference import predict
 from engram.inference.predict import kind_of
 from engram.serve.catalogue import Snapshot
+from engram.util.devices import to_device
 
 
 def task_answers(
@@ -52,10 +53,11 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
 
     Of side patches there is one entry: what is pooled of them.
     """
-    maps = attention(snapshot.model, name, pixels)
-    if not all(bool(part.isfinite().all()) for part in (maps.shares, maps.contribution)):
+    device = snapshot.model.trunk.position.device
+    maps = attention(snapshot.model, name, to_device(pixels, device))
+    shared, patches = maps.shares.cpu(), maps.contribution[0].cpu()  # (l, rows, columns)
+    if not all(bool(part.isfinite().all()) for part in (shared, patches)):
         raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
-    patches = maps.contribution[0]  # (l, rows, columns)
     return {
         "task": name,
         "parts": list(PARTS),
@@ -65,7 +67,7 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
                 "shares": [round(share, 5) for share in shares.tolist()],
                 "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
             }
-            for shares, rows in zip(maps.shares, patches, strict=True)
+            for shares, rows in zip(shared, patches, strict=True)
         ],
     }
 
