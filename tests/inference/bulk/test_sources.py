@@ -13,7 +13,7 @@ import pytest
 from tests.support.images import encoded, gradient
 
 from engram import EngramError
-from engram.inference.bulk.sources import items_of
+from engram.inference.bulk.sources import count_of, items_of
 
 PNG = encoded(gradient(), "PNG")
 
@@ -35,6 +35,16 @@ def test_a_folder_is_read_by_name_at_any_depth(folder: Path) -> None:
     expected = [str(folder / name) for name in ("a.webp", "b/1.JPG", "b/2.png")]
     assert names(folder) == expected
     assert names(folder / "b", folder / "a.webp") == [*expected[1:], expected[0]]
+
+
+def test_images_are_counted_where_that_is_cheap(folder: Path) -> None:
+    (folder / "list.txt").write_text("a.webp\nb/2.png\n")
+    cells = pyarrow.table({"image": ["a.webp"] * 5})
+    pyarrow.parquet.write_table(cells, folder / "t.parquet")
+    given = [str(folder / "b"), str(folder / "list.txt"), str(folder / "t.parquet")]
+    assert count_of(given) == 2 + 2 + 5
+    assert count_of([*given, "-"]) == 0
+    assert count_of(["shards/0.tar"]) == 0
 
 
 def test_a_link_to_a_folder_above_ends_nowhere(folder: Path) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from engram.errors import EngramError, Interrupted
 from engram.images.preprocessing import normalise
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.settings import BulkSettings
-from engram.inference.bulk.sources import Item, items_of
+from engram.inference.bulk.sources import Item, count_of, items_of
 from engram.inference.bulk.tables import Table, part_name, table_for
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answered_names, answers_about, kind_of
@@ -28,6 +28,7 @@ from engram.util.devices import to_device
 from engram.util.files import replaced, write_atomically
 from engram.util.processes import Team, stoppable
 from engram.util.progress import Progress, silent
+from engram.util.text import counted
 
 _STATE = "_job.json"  # readers of a folder of parquet skip such names
 _RESERVED = ("image", "error")  # columns of every table
@@ -77,34 +78,41 @@ def predict_to(
 
     Raises:
         EngramError: A source cannot be read, or what is there belongs to another job.
-        Interrupted: The work was stopped by Ctrl-C or SIGTERM, after the part before was written.
+        Interrupted: The work was stopped by Ctrl-C or SIGTERM. The parts before are written.
     """
     settings = settings or BulkSettings()
     work = _Work(model, settings, answered_names(model, tasks), masks)
     table = table_for(out.suffix or ".parquet", work.kinds, work.vectors)
     parts = _Parts(out, table, work.identity(sources), overwrite)
     began = time.perf_counter()
+    total = count_of(sources, settings.image_column)
     items = items_of(sources, settings.image_column)
-    done = resumed = _skip_written(parts, items, progress)
+    done = resumed = _skip_written(parts, items, total, progress)
     errors = 0
     with stoppable() as stop:
-        for rows in work.parts(items, done):
+
+        def answered(images: int) -> None:
+            """After every batch: so many images have answers, though the last are not written."""
+            rate = (images - resumed) / (time.perf_counter() - began)
+            note = "" if total else f"{images:,} images, {rate:,.1f}/s"
+            progress("answering", images, total, note)
+            if stop.asked:
+                raise Interrupted(
+                    f"Stopped; the answers about {counted(done, 'image')} are kept. Run the same "
+                    "command again to continue."
+                )
+
+        for rows in work.parts(items, done, answered):
             parts.write(rows)
             done += len(rows)
             errors += sum(row.get("error") is not None for row in rows)
-            progress("answering", done, 0, "")
-            if stop.asked:
-                raise Interrupted(
-                    f"Stopped after {done:,} images, which are kept; run the same command again to "
-                    "continue."
-                )
     if not done:
         raise EngramError(f"There are no images in {', '.join(sources)}.")
     parts.finish()
     return BulkResult(out, done, errors, resumed, time.perf_counter() - began)
 
 
-def _skip_written(parts: _Parts, items: Iterator[Item], progress: Progress) -> int:
+def _skip_written(parts: _Parts, items: Iterator[Item], total: int, progress: Progress) -> int:
     """Take the images that have answers already, which have to be the first; gives their number."""
     done = 0
     for path in parts.existing():
@@ -115,7 +123,7 @@ def _skip_written(parts: _Parts, items: Iterator[Item], progress: Progress) -> i
                 "removed or renamed. Start anew with --overwrite."
             )
         done += len(images)
-        progress("answering", done, 0, "there already")
+        progress("answering", done, total, "there already")
     return done
 
 
@@ -207,29 +215,40 @@ class _Work:
             "masks": None if self.masks is None else str(self.masks),
         }
 
-    def parts(self, items: Iterable[Item], first: int) -> Iterator[list[dict[str, Any]]]:
-        """The rows of one part after another; `first` is the number of the first image."""
+    def parts(
+        self, items: Iterable[Item], first: int, answered: Callable[[int], None]
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The rows of one part after another; `first` is the number of the first image.
+
+        `answered` is called after every batch with the number of the next image.
+        """
         decoders = Decoders(self.model.preprocessing, self.settings.decoders)
         try:
-            decoded, numbers = decoders.decoded(items), count(first)
-            while part := self._part(islice(decoded, self.settings.rows), numbers):
+            decoded, number = decoders.decoded(items), first
+            while part := self._part(islice(decoded, self.settings.rows), number, answered):
                 yield part
+                number += len(part)
         finally:
             decoders.close()
 
-    def _part(self, decoded: Iterator[DecodedItem], numbers: Iterator[int]) -> list[dict[str, Any]]:
+    def _part(
+        self, decoded: Iterator[DecodedItem], number: int, answered: Callable[[int], None]
+    ) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         while batch := list(islice(decoded, self.settings.batch)):
-            rows += self._rows(batch, numbers)
+            rows += self._rows(batch, number + len(rows))
+            answered(number + len(rows))
         return rows
 
-    def _rows(self, batch: Sequence[DecodedItem], numbers: Iterator[int]) -> list[dict[str, Any]]:
-        """The rows about one batch; an image that cannot be read has an error."""
+    def _rows(self, batch: Sequence[DecodedItem], number: int) -> list[dict[str, Any]]:
+        """The rows about one batch, whose first image has this number.
+
+        An image that cannot be read has an error.
+        """
         rows: list[dict[str, Any]] = [
             {"image": one.name, "error": one.error or None} for one in batch
         ]
         good = [i for i, one in enumerate(batch) if one.view is not None]
-        numbered = list(zip(rows, numbers, strict=False))
         if not good:
             return rows
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
@@ -237,11 +256,11 @@ class _Work:
         outputs = on_cpu(self.engine.run(pixels, self.names))
         vectors = on_cpu(self.engine.embed(pixels)) if self.settings.embed else {}
         for place, i in enumerate(good):
-            row, number = numbered[i]
+            row = rows[i]
             own = {name: output[place] for name, output in outputs.items()}
             answers, problem = answers_about(self.model, own, self.settings.top_k)
             for name, answer in answers.items():
-                row[_column(name)] = self._answer(row["image"], name, answer, number)
+                row[_column(name)] = self._answer(row["image"], name, answer, number + i)
             if problem:
                 row["error"] = f"{row['image']}: {problem}"
             for name in self.names if self.settings.logits else ():

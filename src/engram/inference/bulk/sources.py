@@ -14,6 +14,7 @@ import os
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -50,13 +51,37 @@ def items_of(sources: Sequence[str], image_column: str = "") -> Iterator[Item]:
         yield from _items(source, image_column)
 
 
+def count_of(sources: Sequence[str], image_column: str = "") -> int:
+    """The number of images; 0 if only reading all of them would tell."""
+    total = 0
+    for source in sources:
+        suffix = os.path.splitext(source)[1].lower()
+        if source == STDIN or is_address(source) or _READERS.get(suffix) is _archive:
+            return 0
+        if suffix == ".parquet":
+            with _sentence(source):
+                total += _parquet(source).metadata.num_rows
+        else:
+            total += sum(1 for _ in _items(source, image_column))
+    return total
+
+
+@contextmanager
+def _sentence(source: str) -> Iterator[None]:
+    """What goes wrong while a source is read is an EngramError."""
+    try:
+        yield
+    except (OSError, ValueError, tarfile.TarError, csv.Error) as error:
+        raise EngramError(f"{source} cannot be read: {error}.") from error
+
+
 def _items(source: str, image_column: str) -> Iterator[Item]:
     if source == STDIN:
         yield from _listed(sys.stdin, "")
         return
     suffix = os.path.splitext(source)[1].lower()
     read = _READERS.get(suffix)
-    try:
+    with _sentence(source):
         if read is not None:
             yield from read(source, image_column)
         elif is_address(source):
@@ -65,8 +90,6 @@ def _items(source: str, image_column: str) -> Iterator[Item]:
             yield from _below(source)
         else:
             yield Item(source)  # an image, or a row that says that it is none
-    except (OSError, ValueError, tarfile.TarError, csv.Error) as error:
-        raise EngramError(f"{source} cannot be read: {error}.") from error
 
 
 def is_address(source: str) -> bool:
@@ -143,15 +166,19 @@ def _csv_file(source: str, image_column: str) -> Iterator[Item]:
 
 
 def _parquet_file(source: str, image_column: str) -> Iterator[Item]:
-    parquet = require("pyarrow.parquet", extra="hub-data", purpose="Reading parquet")
     with opened(source) as file:
-        table = parquet.ParquetFile(file)
+        table = _parquet(file)
         names = table.schema_arrow.names
         column = find_column(source, names, "image", image_column or None)
         number = itertools.count()
         for batch in table.iter_batches(_ROWS, columns=[column]):
             for value in batch.column(0).to_pylist():
                 yield _cell(source, next(number), value)
+
+
+def _parquet(source: str | IO[bytes]) -> Any:
+    parquet = require("pyarrow.parquet", extra="hub-data", purpose="Reading parquet")
+    return parquet.ParquetFile(source)
 
 
 def _cell(source: str, row: int, value: Any) -> Item:
