@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -41,8 +42,11 @@ def test_batches_are_one_file_in_their_order(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v.npz", "v.parquet"])
-def test_work_that_fails_leaves_the_old_file(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
+def test_work_that_fails_leaves_the_old_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, late = tmp_path / name, list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", late.append)
     path.write_bytes(b"old")
 
     def interrupted() -> None:
@@ -52,6 +56,8 @@ def test_work_that_fails_leaves_the_old_file(tmp_path: Path, name: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    gc.collect()
+    assert late == []
     assert path.read_bytes() == b"old"
     assert [one.name for one in tmp_path.iterdir()] == [name]
 

@@ -27,6 +27,9 @@ class VectorFile(Protocol):
 
     def finish(self) -> None: ...
 
+    def discard(self) -> None:
+        """Let go of everything, after work that failed."""
+
 
 def check_vector_file(path: Path) -> None:
     """Refuse, before the work, a file that cannot be written."""
@@ -51,8 +54,12 @@ def vector_file(path: Path) -> Iterator[VectorFile]:
     """A file of vectors, by its ending; it appears whole at the end, or not at all."""
     with replaced(path) as file:
         vectors = _FORMATS[path.suffix.lower()](file)
-        yield vectors
-        vectors.finish()
+        try:
+            yield vectors
+            vectors.finish()
+        except BaseException:
+            vectors.discard()
+            raise
 
 
 def _texts(part: Embeddings) -> dict[str, tuple[str, ...]]:
@@ -83,6 +90,9 @@ class _Parquet:
     def finish(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+    def discard(self) -> None:
+        self.finish()  # it would write to the closed file when it is collected
 
 
 class _Npz:
@@ -118,6 +128,10 @@ class _Npz:
                     np.lib.format.write_array_header_1_0(member, header)
                     waiting.seek(0)
                     shutil.copyfileobj(waiting, member)
+
+    def discard(self) -> None:
+        for waiting, _ in self._rows.values():
+            waiting.close()
 
 
 _FORMATS: dict[str, Any] = {".parquet": _Parquet, ".npz": _Npz}
