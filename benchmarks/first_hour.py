@@ -60,19 +60,28 @@ class Printed:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.first_hour", description=str(__doc__).splitlines()[0]
-    ).parse_args()
+    )
+    parser.add_argument("--only", action="append", help="pets, flowers or phone; repeatable")
+    only = parser.parse_args().only
     require_trunk()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         phone = phone_photographs(folder / "phone")
         real, nothing = hub_cache(folder / "hub"), folder / "no-hub"
+        pets, flowers = (ASSETS / "data" / name for name in ("pets", "flowers"))
         rows = [
-            first_result(folder / "1", "pets", ASSETS / "data" / "pets", real),
-            first_result(folder / "2", "flowers", ASSETS / "data" / "flowers", real),
-            first_result(folder / "3", "phone", phone, real),
-            first_result(folder / "4", "pets", ASSETS / "data" / "pets", nothing),
+            first_result(folder / str(i), name, data, hub)
+            for i, (name, data, hub) in enumerate(
+                [
+                    ("phone", phone, real),
+                    ("pets", pets, real),
+                    ("flowers", flowers, real),
+                    ("pets", pets, nothing),
+                ]
+            )
+            if not only or name in only
         ]
     write_report("first_hour", "The first hour, with nothing but defaults", [
         *markdown_table(COLUMNS, rows), "",
@@ -98,7 +107,7 @@ def first_result(folder: Path, name: str, data: Path, hub: Path) -> list[str]:
         f"{fit.longest_silence:.1f} s",
         str(len(fit.lines)),
         f"{fit.seconds:.0f} s",
-        described["regime"],
+        described["task"]["regime"],
         f"{described['metrics']['val']['accuracy']:.1%}",
         test,
     ]
