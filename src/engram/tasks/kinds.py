@@ -102,7 +102,10 @@ class Kind(ABC):
         """The loss of each image."""
 
     def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
-        """What each class counts for in the loss, so that all count the same in the end."""
+        """What each class counts for in the loss, so that all count the same in the end.
+
+        Only of kinds with `balances`: a recipe refuses it for the others.
+        """
         raise NotImplementedError(f"{self.name} has no balance")
 
     def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027

@@ -31,6 +31,7 @@ from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
+from engram.util.spelling import spell
 
 
 def fit(
@@ -90,8 +91,9 @@ def fit(
     recipe.check_for(task.kind)
     if recipe.mixup and task.spec.parts.moments:
         raise EngramError(
-            f"mixup is {recipe.mixup:g}, but {task.spec.regime} is solved from all images at once, "
-            "without batches whose images could be mixed; leave it out, or train another regime."
+            f"{spell('mixup')} is {recipe.mixup:g}, but {task.spec.regime} is solved from all "
+            "images at once, without batches whose images could be mixed; leave it out, or train "
+            "another regime."
         )
     if test:
         splits["test"]  # whether there is one should show now, not after an hour

@@ -124,16 +124,18 @@ class Recipe:
         """Refuse with an EngramError what makes no sense for a kind of task."""
         if self.balance != "none" and self.balance not in kind.balances:
             can = " or ".join(("none", *kind.balances))
-            raise EngramError(f"balance is {self.balance}, but {kind.name} can only have {can}.")
+            raise EngramError(
+                f"{spell('balance')} is {self.balance}, but {kind.name} can only have {can}."
+            )
         if self.label_smoothing and not kind.smooths:
             raise EngramError(
-                f"label_smoothing is {self.label_smoothing:g}, but {kind.name} learns from "
-                "numbers, which cannot be smoothed; leave it out."
+                f"{spell('label_smoothing')} is {self.label_smoothing:g}, but {kind.name} learns "
+                "from numbers, which cannot be smoothed; leave it out."
             )
         if self.mixup and not kind.mixes:
             raise EngramError(
-                f"mixup is {self.mixup:g}, but in {kind.name} every pixel has a label of its own, "
-                "and mixed pixels have none; leave it out."
+                f"{spell('mixup')} is {self.mixup:g}, but in {kind.name} every pixel has a label "
+                "of its own, and mixed pixels have none; leave it out."
             )
 
     def steps_between_evaluations(self, steps: int, per_epoch: int) -> int:
