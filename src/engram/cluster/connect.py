@@ -1,0 +1,181 @@
+"""Start Ray on this machine, or join a cluster that is there.
+
+    with connected("ray") as ray:            # or "ray://head:10001", "head:6379"
+        workers = room(ray, cpus=1, spare=1)
+        ray.get(ray.remote(work).remote())
+
+What is started here is reachable from this machine alone, and ends with the block.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engram import __version__
+from engram.errors import EngramError
+from engram.util.optional import require
+
+#: The value of --on that starts Ray on this machine.
+HERE = "ray"
+_CLIENT = "ray://"
+_CONNECTION_SECONDS = 5.0
+_HEAD_SECONDS = 20.0  # for what listens at the address to say that it is Ray
+_WORKER_SECONDS = 120.0  # for the first worker of a cluster, which may have to be started
+_STORE = 1 << 30  # bytes of shared memory that Ray takes on this machine, if it is started here
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+#: No statistics to the makers of Ray, no advice about its settings, no minute of retries.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5",
+}
+#: Ray listens at the loopback address alone where its clusters of several machines are off.
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+@contextmanager
+def connected(on: str, *, cpus: int | None = None) -> Iterator[Any]:
+    """Connect to Ray while the block runs; gives the module `ray`.
+
+    Args:
+        on: `ray` starts Ray on this machine and ends it after the block. `HOST:PORT` joins the
+            cluster with that head, from one of its machines; `ray://HOST:PORT` joins from any
+            other. In a job of Ray (where RAY_ADDRESS is set), `ray` is the cluster of the job; in
+            a process that is connected already, it is that connection, which stays open.
+        cpus: CPUs that Ray hands out to workers, if it is started here; by default those of this
+            machine, and at least two.
+
+    Raises:
+        EngramError: Ray is not installed, nothing answers at the address, what answers is no Ray
+            or another version of it, or the cluster has another version of this package.
+    """
+    address = _address(os.environ.get("RAY_ADDRESS", "") if on == HERE else on, on)
+    # Only the first import of Ray reads the environment.
+    os.environ.update(_QUIET | (_LOOPBACK_ONLY if _only_here(address) else {}))
+    ray = require("ray", extra="cluster", purpose=f"--on {on}")
+    if on == HERE and ray.is_initialized():
+        yield ray
+        return
+    if address:
+        _join(ray, address)
+    else:
+        cpus = cpus or max(2, os.cpu_count() or 2)
+        ray.init("local", num_cpus=cpus, object_store_memory=_STORE, **_quietly())
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def room(ray: Any, *, cpus: float = 1, gpus: float = 0, spare: float = 0) -> int:
+    """How many workers of so many CPUs (more than 0) and GPUs the living nodes can hold.
+
+    `spare` CPUs of the cluster are left for other work. What runs there now is not considered.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    total = sum(node.get("CPU", 0.0) for node in nodes)
+    held = 0
+    for node in nodes:
+        shares = [node.get("CPU", 0.0) / cpus] + ([node.get("GPU", 0.0) / gpus] if gpus else [])
+        held += int(min(shares) + 1e-9)
+    return max(0, min(held, int((total - spare) / cpus + 1e-9)))
+
+
+def _address(given: str, on: str) -> str:
+    """The address of a cluster, where something listens; "" if Ray is to be started here."""
+    if not given or given == "local":
+        return ""
+    host, colon, port = given.removeprefix(_CLIENT).rpartition(":")
+    if not colon or not port.isdigit():
+        raise EngramError(
+            f"--on is {on!r}; give ray to start Ray on this machine, or the address of a cluster: "
+            "HOST:PORT of its head (usually port 6379), or ray://HOST:PORT (usually 10001)."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECTION_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EngramError(
+            f"Nothing answers at {given} ({error}); check that the cluster runs and that this "
+            "machine reaches that port of its head."
+        ) from None
+    return given
+
+
+def _only_here(address: str) -> bool:
+    """Whether Ray is to be reached at the loopback address and at no other."""
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if not address or host not in _LOOPBACK:
+        return not address
+    try:
+        socket.create_connection((_own_address(), int(port)), _CONNECTION_SECONDS).close()
+    except OSError:
+        return True
+    return False
+
+
+def _own_address() -> str:
+    """The address of this machine in its network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: only the route to there is looked up
+        return str(probe.getsockname()[0])
+
+
+def _join(ray: Any, address: str) -> None:
+    if not address.startswith(_CLIENT):
+        _check_head(address)
+    try:
+        ray.init(address, **_quietly())
+        try:
+            version = ray.get(ray.remote(num_cpus=0)(_version).remote(), timeout=_WORKER_SECONDS)
+        except BaseException:
+            ray.shutdown()
+            raise
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EngramError(f"The cluster at {address} cannot be joined: {reason}.") from error
+    if version != __version__:
+        ray.shutdown()
+        found = f"engram-vit {version}" if version else "no engram-vit"
+        raise EngramError(
+            f"The cluster at {address} has {found}, and this machine {__version__}; install the "
+            "same version, with its extra cluster, on every node."
+        )
+
+
+def _check_head(address: str) -> None:
+    """Ask in another process: Ray waits for minutes for a head that is none, or ends the asker."""
+    code = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "health-check", "--address", address]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_HEAD_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise EngramError(
+            f"What answers at {address} is not the head of a Ray cluster; give the address that "
+            "ray start --head printed there, or ray://HOST:PORT for its client port."
+        ) from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise EngramError(f"The Ray cluster at {address} cannot be used: {lines[-1].strip()}")
+
+
+def _quietly() -> dict[str, Any]:
+    return {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+
+
+def _version() -> str:
+    """The version of this package on a node, or "" if there is none."""
+    import importlib
+
+    try:
+        return str(importlib.import_module("engram").__version__)
+    except ImportError:
+        return ""

@@ -1,0 +1,83 @@
+"""Ray is started or joined, quietly and on this machine alone; what cannot be is a sentence."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engram import EngramError
+from engram.cluster.connect import connected, room
+
+
+@pytest.mark.parametrize("on", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"])
+def test_an_address_without_a_cluster_fails_at_once(on: str) -> None:
+    with pytest.raises(EngramError, match=f"Nothing answers at {on}"), connected(on):
+        raise AssertionError("connected")
+
+
+@pytest.mark.parametrize("on", ["ray:", "spark", "head", "ray://head", "head:port"])
+def test_what_is_no_address_is_a_sentence(on: str) -> None:
+    with pytest.raises(EngramError, match="give ray to start Ray"), connected(on):
+        raise AssertionError("connected")
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EngramError, match=r"engram-vit\[cluster\]"), connected("ray"):
+        raise AssertionError("connected")
+
+
+def test_what_is_not_ray_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engram.cluster.connect._HEAD_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        on = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(EngramError, match="not the head of a Ray cluster"), connected(on):
+            raise AssertionError("connected")
+
+
+def nodes(*resources: dict[str, float]) -> Any:
+    return SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": one} for one in resources])
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        ({}, 7),
+        ({"spare": 1}, 6),
+        ({"cpus": 2}, 3),  # 1 CPU of the last node is left over
+        ({"cpus": 2, "spare": 2}, 2),
+        ({"gpus": 1}, 2),
+        ({"gpus": 0.25}, 4),  # the CPUs of that node are used up
+        ({"cpus": 5}, 0),
+    ],
+)
+def test_room_is_counted_node_by_node(each: dict[str, float], expected: int) -> None:
+    ray = nodes({"memory": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 3.0})
+    assert room(ray, **each) == expected
+
+
+_JOIN = """
+import sys
+from engram.cluster.connect import connected, room
+with connected(sys.argv[1]) as ray:
+    listening = ray.get_runtime_context().gcs_address
+    print(room(ray), ray.get(ray.remote(lambda: 6 * 7).remote()), listening)
+assert not ray.is_initialized()
+"""
+
+
+def test_a_cluster_is_joined_from_another_process_and_left_running(cluster: Any) -> None:
+    joined = subprocess.run(
+        [sys.executable, "-c", _JOIN, cluster.address], capture_output=True, text=True, check=False
+    )
+    assert joined.stderr == ""
+    assert joined.stdout.split() == ["2", "42", cluster.address]
+    assert cluster.address.startswith("127.0.0.1:")
+    with connected("ray") as ray:  # this process is connected already
+        assert ray.get(ray.remote(lambda: 1).remote()) == 1
+    assert ray.is_initialized()
