@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,13 +27,13 @@ from tests.support.strategies import (
     tiny_trunk,
     trunk_options,
 )
+from tests.support.training import sgd, steps
 from torch import Tensor, nn
 
 from engram import EngramError, MemoryViT, random_trunk
-from engram.side import Sides
 from engram.train.trainable import train_only
 from engram.util.tensors import tensors_hash
-from engram.vit import Block, HeadConfig
+from engram.vit import HeadConfig
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 
@@ -144,35 +143,6 @@ def test_a_task_that_diverged_spoils_only_those_that_read_it(
             assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
-def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor) -> None:
-    model = model_of(FAMILY)
-    for regime in ("head", "mlp-head"):
-        scatter(model.add_task(regime, 3, regime=regime))
-    lonely = MemoryViT(model.trunk)
-    scatter(lonely.add_task("head", 3, regime="head"))
-    with torch.no_grad():
-        for exact in (False, True):
-            logits = model(pixels, exact=exact)
-            wanted = model.task("head").head(model.trunk.tokens(pixels)[:, 0])
-            torch.testing.assert_close(logits["head"], wanted, **CLOSE)
-        assert torch.equal(logits["head"], lonely(pixels, exact=True)["head"])
-
-
-def test_tasks_stay_the_same_while_others_are_detached_and_attached_again(pixels: Tensor) -> None:
-    model = model_of(MIXED)
-    with torch.no_grad():
-        before = model(pixels, exact=True)
-        removed = {name: model.engram(name) for name in reversed(list(model.tasks))}
-        for name in removed:
-            model.detach(name)
-            after = model(pixels, exact=True)
-            assert all(torch.equal(after[left], before[left]) for left in ("base", *model.tasks))
-        for name in reversed(removed):
-            model.attach(removed[name])
-        again = model(pixels, exact=True)
-    assert all(torch.equal(again[name], before[name]) for name in before)
-
-
 @pytest.mark.parametrize("nodes", [FAMILY, SIDE_FAMILY, MIXED], ids=["masked", "side", "mixed"])
 def test_a_task_answers_the_same_under_another_name(nodes: list[Node], pixels: Tensor) -> None:
     model = model_of([node for node in nodes if not node.extends])
@@ -184,47 +154,7 @@ def test_a_task_answers_the_same_under_another_name(nodes: list[Node], pixels: T
     assert all(torch.equal(after[f"a-{name}"], before[name]) for name in model.tasks)
 
 
-def test_a_task_can_take_the_place_of_another(pixels: Tensor) -> None:
-    model = model_of(MIXED)
-    with torch.no_grad():
-        before, readout = model(pixels, exact=True), model.task("task5").spec
-        task = model.swap(replace(readout, layers=1))
-        assert list(model.tasks) == [name_of(i) for i in range(len(MIXED))]
-        assert task.head.weight.shape == (3, 3 * 8)
-        after = model(pixels, exact=True)
-    assert torch.equal(after["task5"], torch.zeros(3, 3))
-    assert all(torch.equal(after[name], before[name]) for name in before if name != "task5")
-
-
-def test_two_images_do_not_read_each_other(family: MemoryViT, pixels: Tensor) -> None:
-    with torch.no_grad():
-        together, first = family(pixels), family(pixels[:1])
-    for name in together:
-        torch.testing.assert_close(together[name][:1], first[name], **CLOSE)
-
-
 # Promise 3: training a task beside the trunk
-
-
-def steps(
-    model: MemoryViT,
-    name: str,
-    pixels: Tensor,
-    optimiser: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-    count: int = 3,
-) -> None:
-    model.train()
-    updates = optimiser([parameter for _, parameter in train_only(model, name)])
-    labels = torch.arange(len(pixels)) % len(model.task(name).spec.classes)
-    for _ in range(count):
-        updates.zero_grad()
-        nn.functional.cross_entropy(model(pixels, tasks=[name])[name], labels).backward()
-        updates.step()
-    model.eval()
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
 @pytest.mark.parametrize("position", range(len(FAMILY)))
@@ -297,225 +227,6 @@ def test_a_trunk_that_runs_for_a_masked_task_needs_no_gradient(pixels: Tensor) -
     assert not logits["base"].requires_grad
 
 
-# What is kept between passes
-
-
-@pytest.fixture
-def made_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for every time that a layer makes keys and values of cells."""
-    calls: list[int] = []
-    real = Block.keys_values
-
-    def counted(block: Block, normed: Tensor) -> tuple[Tensor, Tensor]:
-        calls.append(normed.shape[1])
-        return real(block, normed)
-
-    monkeypatch.setattr(Block, "keys_values", counted)
-    return calls
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_keys_and_values_of_cells_are_made_once_while_nothing_changes(
-    pixels: Tensor, made_calls: list[int], exact: bool
-) -> None:
-    model = model_of([Node() for _ in range(20)])
-    with torch.no_grad():
-        first = model(pixels, exact=exact)
-        once = len(made_calls)
-        assert once == len(model.trunk.layers) * (20 if exact else 1)
-        again = model(pixels, exact=exact)
-    assert len(made_calls) == once
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_maps_of_side_patches_are_stacked_once_while_nothing_changes(
-    pixels: Tensor, monkeypatch: pytest.MonkeyPatch, exact: bool
-) -> None:
-    model, made = model_of(MIXED), []
-    real = MemoryViT.sides
-
-    def counted(self: MemoryViT, names: Sequence[str]) -> Sides:
-        made.append(names)
-        return real(self, names)
-
-    monkeypatch.setattr(MemoryViT, "sides", counted)
-    with torch.no_grad():
-        first, again = model(pixels, exact=exact), model(pixels, exact=exact)
-    assert len(made) == (5 if exact else 1)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-def optimisers() -> dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]:
-    def unseen(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        class WritesData(torch.optim.Optimizer):
-            def step(self, closure: object = None) -> None:  # type: ignore[override]
-                for parameter in self.param_groups[0]["params"]:
-                    parameter.data.add_(parameter.grad, alpha=-0.1)
-
-        return WritesData(parameters, {})
-
-    return {
-        "SGD": sgd,
-        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
-        "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
-        "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
-        "SGD fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
-        "one that writes to .data": unseen,
-    }
-
-
-@pytest.mark.parametrize("optimiser", optimisers())
-def test_an_optimiser_step_is_seen_by_the_next_pass(
-    family: MemoryViT, pixels: Tensor, optimiser: str
-) -> None:
-    with torch.no_grad():
-        before = family(pixels)
-    steps(family, "task1", pixels, optimisers()[optimiser], count=1)
-    check_fresh(family, pixels, before, changed={"task1", "task3"})
-
-
-def new_values(task: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor + torch.randn_like(tensor) for name, tensor in task.state_dict().items()}
-
-
-def written_in_place(model: MemoryViT) -> None:
-    with torch.no_grad():
-        model.task("task1").cells.mul_(-3)
-
-
-def one_element(model: MemoryViT) -> None:
-    with torch.no_grad():
-        model.task("task1").cells[0, 0, 0] = 3
-
-
-def replaced(model: MemoryViT) -> None:
-    task = model.task("task1")
-    task.cells = nn.Parameter(task.cells.detach() * -3)
-
-
-def data_replaced(model: MemoryViT) -> None:
-    task = model.task("task1")
-    task.cells.data = task.cells.data * -3
-
-
-CHANGES = {
-    "load_state_dict": lambda m: m.task("task1").load_state_dict(new_values(m.task("task1"))),
-    "load_state_dict with assign": lambda m: m.task("task1").load_state_dict(
-        new_values(m.task("task1")), assign=True
-    ),
-    "in place": written_in_place,
-    "one element": one_element,
-    "another parameter": replaced,
-    "another .data": data_replaced,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_parameter_is_seen_by_the_next_pass(
-    family: MemoryViT, pixels: Tensor, change: str
-) -> None:
-    with torch.no_grad():
-        before = family(pixels)
-    CHANGES[change](family)
-    check_fresh(family, pixels, before, changed={"task1", "task3"})
-
-
-def test_a_cast_is_seen_by_the_next_pass(family: MemoryViT, pixels: Tensor) -> None:
-    with torch.no_grad():
-        before = family(pixels)
-        for dtype in (torch.float64, torch.bfloat16, torch.float32):
-            family.to(dtype)
-            assert {x.dtype for x in family(pixels.to(dtype)).values()} == {dtype}
-    # what is left of the values after bfloat16
-    check_fresh(family, pixels, before, changed=set(before))
-
-
-def test_a_change_of_the_trunk_is_seen_by_the_next_pass(family: MemoryViT, pixels: Tensor) -> None:
-    with torch.no_grad():
-        before = family(pixels)
-        family.trunk.layers[0].norm1.weight[::2].mul_(2)
-    check_fresh(family, pixels, before, changed=set(before))
-
-
-def test_another_task_of_the_same_name_is_seen_by_the_next_pass(pixels: Tensor) -> None:
-    model = model_of([Node(), Node()])
-    with torch.no_grad():
-        before = model(pixels)
-        model.detach("task1")
-        assert list(model(pixels)) == ["base", "task0"]
-        scatter(model.add_task("task1", 3, cells=2), by=0.5, seed=9)
-    check_fresh(model, pixels, before, changed={"task1"})
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_half_precision_of_autocast_does_not_outlive_it(
-    family: MemoryViT, pixels: Tensor, exact: bool
-) -> None:
-    with torch.no_grad():
-        before = family(pixels, exact=exact)
-        with torch.autocast("cpu", torch.bfloat16):
-            half = family(pixels, exact=exact)
-            again = rebuilt(family)(pixels.bfloat16(), exact=exact)
-        after = family(pixels, exact=exact)
-    for name in before:
-        assert torch.equal(before[name], after[name])
-        for logits in (half, again):
-            torch.testing.assert_close(logits[name].float(), before[name], rtol=0.1, atol=0.3)
-
-
-def test_every_task_trains_in_half_precision(family: MemoryViT, pixels: Tensor) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = family(pixels)
-    torch.cat([x.float() for x in logits.values()], dim=1).square().sum().backward()
-    for task in family.tasks.values():
-        for name, parameter in task.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
-
-
-def rebuilt(model: MemoryViT) -> MemoryViT:
-    """The same trunk and tasks in a model that has kept nothing yet."""
-    fresh = MemoryViT(model.trunk).eval()
-    for name in model.tasks:
-        fresh.attach(model.engram(name))
-    return fresh
-
-
-def check_fresh(
-    model: MemoryViT, pixels: Tensor, before: dict[str, Tensor], changed: set[str]
-) -> None:
-    """The next pass gives what a model that has kept nothing gives."""
-    with torch.no_grad():
-        after, fresh = model(pixels), rebuilt(model)(pixels)
-    for name in fresh:
-        assert torch.equal(after[name], fresh[name]), name
-        assert torch.allclose(before[name], fresh[name], rtol=0, atol=1e-6) == (
-            name not in changed
-        ), name
-
-
-def test_keys_kept_in_inference_mode_do_not_disturb_training(
-    family: MemoryViT, pixels: Tensor
-) -> None:
-    with torch.inference_mode():
-        family(pixels)
-    steps(family, "task1", pixels, sgd, count=1)
-    for task in family.tasks.values():
-        task.requires_grad_(False)
-    assert family(pixels)["task1"].isfinite().all()
-
-
-def test_a_copy_of_a_model_is_a_model_of_its_own(family: MemoryViT, pixels: Tensor) -> None:
-    with torch.no_grad():
-        before = family(pixels)
-        other = copy.deepcopy(family)
-        written_in_place(other)
-        after, others = family(pixels), other(pixels)
-    assert torch.equal(before["task1"], after["task1"])
-    assert not torch.allclose(before["task1"], others["task1"])
-
-
 # What is asked for
 
 
@@ -531,15 +242,6 @@ def test_a_trunk_without_a_head_gives_tasks_and_no_base(pixels: Tensor) -> None:
     assert list(model(pixels)) == list(model.tasks)
     with pytest.raises(EngramError, match=r"no head of its own, so there is no 'base'\.$"):
         model(pixels, tasks=["base"])
-
-
-def test_images_of_other_sizes_are_answered(family: MemoryViT) -> None:
-    larger = some_pixels(2, 16, torch.float32)
-    with torch.no_grad():
-        logits = family(larger, exact=True)
-        assert torch.equal(logits["base"], family.trunk(larger))
-        for name, fast in family(larger).items():
-            torch.testing.assert_close(fast, logits[name], **CLOSE)
 
 
 # Errors are sentences
@@ -560,11 +262,6 @@ def test_an_unknown_task_is_refused_with_those_there_are(pixels: Tensor) -> None
         MemoryViT(model.trunk).task("flowers")
 
 
-def test_extends_as_a_text_is_refused(family: MemoryViT) -> None:
-    with refuses("extends is the text 'task0'; give a list such as ['task0']."):
-        family.add_task("roses", 3, extends="task0")
-
-
 @pytest.mark.parametrize(
     ("pixels", "problem"),
     [
@@ -582,18 +279,3 @@ def test_wrong_pixels_are_refused(family: MemoryViT, pixels: Tensor, problem: st
     for tasks in (None, ["task0"], ["base"]):
         with refuses(problem):
             family(pixels, tasks=tasks)
-
-
-def test_a_task_may_be_made_in_inference_mode() -> None:
-    with torch.inference_mode():
-        model = MemoryViT(tiny_trunk()).eval()
-        model.add_task("a", 3)
-        assert model(torch.zeros(2, 3, 8, 8).double())["a"].shape == (2, 3)
-
-
-def test_a_line_describes_a_model() -> None:
-    model = MemoryViT(random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=0))
-    assert repr(model).endswith("8 x 8 pixels, 1,328 parameters; tasks: none)")
-    model.add_task("pets", 2)
-    model.add_task("tiny", 2, regime="head")
-    assert repr(model).endswith("; tasks: pets (masked), tiny (head))")

@@ -240,7 +240,7 @@ def test_many_tasks_are_computed_in_parts_and_groups(monkeypatch: pytest.MonkeyP
         wanted = model(pixels)
         monkeypatch.setattr("engram.side._TASKS", 5)
         monkeypatch.setattr("engram.side._NUMBERS", 1)
-        model._memories.clear()
+        model.prepared.clear()
         found = model(pixels)
     for name, logits in found.items():
         torch.testing.assert_close(logits, wanted[name], **TIGHT)

@@ -12,6 +12,9 @@ The map, from the top down. A module imports only what is below it, and import-l
     inference     evaluate, predict, embed
     model.py      MemoryViT: a trunk and the tasks attached to it
     attention.py  what a task reads of every patch
+    sights.py     the passes: what the head of each task is given of images
+    composition.py  the base of MemoryViT: add, attach, detach and save tasks
+    prepared.py   what tasks bring into a pass that depends on no image
     store         engrams on disk and on the Hub
     data          where labelled images come from
     tasks         what a task is: regime, kind, head, metrics, costs

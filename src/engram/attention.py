@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.memory import forward_fast
+from engram.sights import tokens_alone
 from engram.tasks.task import Task
 from engram.vit import Block, ViT, split_heads
 
@@ -159,5 +160,5 @@ def _plain(model: MemoryViT, trunk: ViT, task: Task | None, pixels: Tensor) -> _
             torch.stack([*(part.sum(1) for part in parts), weights.new_zeros(len(weights))], 1)
         )
 
-    model.tokens_alone(task, pixels, watch)
+    tokens_alone(model, task, pixels, watch)
     return torch.stack(patches, 1), torch.stack(contributions, 1), torch.stack(shares, 1)

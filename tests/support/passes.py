@@ -22,7 +22,7 @@ def without_gradients(exact: bool) -> Pass:
 
 
 def lean(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-    with mock.patch("engram.model.reads_lean", return_value=True):
+    with mock.patch("engram.sights.reads_lean", return_value=True):
         return model(pixels)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import engram
 from engram import MemoryViT, Recipe, load_trunk
 from engram.data.datasets import Splits, load
 from engram.train.cache import Cache, Keeps, contents_of
+from engram.train.trainable import train_only
 
 
 def start(trunk: Path, splits: Splits, name: str = "colours", **settings: Any) -> MemoryViT:
@@ -86,3 +88,25 @@ def fit_until(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **sett
     with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
         engram.fit(model, "t", splits, recipe, out=out, resume=resume, progress=steps)
     return len(steps.done)
+
+
+def steps(
+    model: MemoryViT,
+    name: str,
+    pixels: Tensor,
+    optimiser: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    count: int = 3,
+) -> None:
+    """Train one task beside the others for a few steps."""
+    model.train()
+    updates = optimiser([parameter for _, parameter in train_only(model, name)])
+    labels = torch.arange(len(pixels)) % len(model.task(name).spec.classes)
+    for _ in range(count):
+        updates.zero_grad()
+        nn.functional.cross_entropy(model(pixels, tasks=[name])[name], labels).backward()
+        updates.step()
+    model.eval()
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)

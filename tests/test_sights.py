@@ -1,0 +1,53 @@
+"""What heads are given, whichever tasks share the pass and whatever the images are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, scatter, some_pixels
+from torch import Tensor
+
+from engram import MemoryViT
+
+CLOSE = {"rtol": 1e-6, "atol": 1e-5}
+
+
+@pytest.fixture(params=["masked", "side"])
+def family(request: pytest.FixtureRequest) -> MemoryViT:
+    """A parent, two children, a grandchild of both, and two strangers."""
+    return model_of(SIDE_FAMILY if request.param == "side" else FAMILY)
+
+
+@pytest.fixture
+def pixels() -> Tensor:
+    return some_pixels(3, dtype=torch.float32)
+
+
+def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor) -> None:
+    model = model_of(FAMILY)
+    for regime in ("head", "mlp-head"):
+        scatter(model.add_task(regime, 3, regime=regime))
+    lonely = MemoryViT(model.trunk)
+    scatter(lonely.add_task("head", 3, regime="head"))
+    with torch.no_grad():
+        for exact in (False, True):
+            logits = model(pixels, exact=exact)
+            wanted = model.task("head").head(model.trunk.tokens(pixels)[:, 0])
+            torch.testing.assert_close(logits["head"], wanted, **CLOSE)
+        assert torch.equal(logits["head"], lonely(pixels, exact=True)["head"])
+
+
+def test_two_images_do_not_read_each_other(family: MemoryViT, pixels: Tensor) -> None:
+    with torch.no_grad():
+        together, first = family(pixels), family(pixels[:1])
+    for name in together:
+        torch.testing.assert_close(together[name][:1], first[name], **CLOSE)
+
+
+def test_images_of_other_sizes_are_answered(family: MemoryViT) -> None:
+    larger = some_pixels(2, 16, torch.float32)
+    with torch.no_grad():
+        logits = family(larger, exact=True)
+        assert torch.equal(logits["base"], family.trunk(larger))
+        for name, fast in family(larger).items():
+            torch.testing.assert_close(fast, logits[name], **CLOSE)
