@@ -15,8 +15,8 @@ import engram
 from engram.errors import EngramError
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
-from engram.report.contents import MAX_CLASSES
-from engram.report.page import MAX_IMAGES, answers_for_report, write_report
+from engram.report.contents import MAX_CLASSES, Links, Section
+from engram.report.page import MAX_IMAGES, answers_for_report, write_report, write_sections
 from engram.report.task_section import TaskPart
 
 SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "looks", "reads")
@@ -160,3 +160,11 @@ def test_the_page_prints(browser: Any, report: Path, tmp_path: Path) -> None:
     page.pdf(path=str(tmp_path / "page.pdf"), format="A4")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     page.close()
+
+
+def test_a_page_may_be_about_no_trunk_and_lead_to_others(tmp_path: Path) -> None:
+    links = Links([("flowers", "my flowers.run/report.html")])
+    sections = [Section("pages", "Pages", [links])]
+    html = write_sections(tmp_path / "r.html", title="All", lead="", sections=sections).read_text()
+    assert 'href="my%20flowers.run/report.html"' in html
+    assert "on the trunk" not in html

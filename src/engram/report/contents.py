@@ -64,6 +64,15 @@ class Table(Content):
 
 
 @dataclass(frozen=True)
+class Links(Content):
+    """Names with the addresses of other pages, relative to this one."""
+
+    macro = "links"
+    pages: Sequence[tuple[str, str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Bar:
     label: str
     share: float  # the length, from 0 to 1

@@ -22,6 +22,7 @@ from engram.util.charts import STYLE
 from engram.util.files import write_atomically
 from engram.util.templates import render
 from engram.util.text import utf8, without_folder
+from engram.vit import ViT
 
 MAX_IMAGES = 1000  # that a task answers for a report after training
 
@@ -38,16 +39,35 @@ def write_report(
     """Write the page about these tasks, after the sections `first`, and return its path."""
     specs = [model.task(part.answers.task).spec for part in parts]
     tasks = [task_section(model, part) for part in parts]
+    return write_sections(
+        path,
+        title=title,
+        lead=lead,
+        sections=[*first, *tasks, costs_section(model, specs)],
+        trunk=model.trunk,
+    )
+
+
+def write_sections(
+    path: str | Path,
+    *,
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    trunk: ViT | None = None,
+) -> Path:
+    """Write a page of these sections, about this trunk if it is about one; returns its path."""
     html = render(
         "engram.report",
         "page.html.j2",
         title=title,
         lead=lead,
-        sections=[*first, *tasks, costs_section(model, specs)],
+        sections=sections,
         chart_style=STYLE,
         version=__version__,
-        trunk=without_folder(model.trunk.source),  # the page may be sent to other people
-        fingerprint=model.trunk.fingerprint,
+        # without its folder: the page may be sent to other people
+        trunk=trunk and without_folder(trunk.source),
+        fingerprint=trunk and trunk.fingerprint,
     )
     write_atomically(path, utf8(html))
     return Path(path)

@@ -57,7 +57,7 @@ def write_run_report(
         page = write_report(
             folder / "report.html",
             model,
-            [TaskPart(answers, _history(folder / "history.csv"), settings, tried)],
+            [TaskPart(answers, read_history(folder / "history.csv"), settings, tried)],
             title=f"{result.task}: what it learned",
             lead=lead,
         )
@@ -81,7 +81,7 @@ def _sampled(shown: Dataset, dataset: Dataset) -> str:
     return f" The page is about {len(shown):,} of the {len(dataset):,} images, chosen at random."
 
 
-def _history(path: Path) -> list[dict[str, float]]:
+def read_history(path: Path) -> list[dict[str, float]]:
     """The learning curve that the run logged; empty where it logged none, or several in a row."""
     if not path.exists():
         return []
