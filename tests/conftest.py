@@ -22,7 +22,7 @@ from tests.support.hubs import HubClient
 from tests.support.nursery import Nursery
 from tests.support.strategies import FAMILY, model_of
 
-from engram import MemoryViT, random_trunk, save_trunk
+from engram import MemoryViT, load_trunk, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
 
 # Cases are derived from the test itself, so a failure here is a failure everywhere; a busy
@@ -146,3 +146,16 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     yield nursery
     nursery.process.send_signal(signal.SIGKILL)
     nursery.process.wait()
+
+
+@pytest.fixture
+def work(tmp_path: Path, small_trunk: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a trunk, data, a picture and an engram, as a user would have it."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(small_trunk, "vit")
+    os.symlink(colours, "colours.npz")
+    Image.new("RGB", (20, 16), (210, 50, 60)).save("red.png")
+    model = MemoryViT(load_trunk("vit"))
+    model.add_task("old", ["red", "green", "blue"], 2, seed=0)
+    model.save("old", "old.safetensors")
+    return tmp_path

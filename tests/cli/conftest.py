@@ -1,26 +1,11 @@
 """Folders in which commands run."""
 
-import os
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from engram import MemoryViT, load_trunk, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
-
-
-@pytest.fixture
-def work(tmp_path: Path, small_trunk: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a trunk, data, a picture and an engram, as a user would have it."""
-    monkeypatch.chdir(tmp_path)
-    os.symlink(small_trunk, "vit")
-    os.symlink(colours, "colours.npz")
-    Image.new("RGB", (20, 16), (210, 50, 60)).save("red.png")
-    model = MemoryViT(load_trunk("vit"))
-    model.add_task("old", ["red", "green", "blue"], 2, seed=0)
-    model.save("old", "old.safetensors")
-    return tmp_path
 
 
 @pytest.fixture

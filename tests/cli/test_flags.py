@@ -19,12 +19,10 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
-    Given,
     flags_of,
     numbers,
-    words,
 )
-from engram.util.settings import setting
+from engram.util.settings import Given, setting
 
 
 @dataclass(frozen=True)
@@ -152,10 +150,8 @@ def test_panels_come_in_one_order(
 # Lists with commas
 
 
-def test_numbers_and_words_are_split_at_commas() -> None:
+def test_numbers_are_split_at_commas() -> None:
     assert numbers("--lr", "0.1,1e-3, 2", float) == [0.1, 0.001, 2.0]
     assert numbers("--cells", "", int) == []
-    assert words("red, large") == ["red", "large"]
-    assert words("") == []
     with pytest.raises(EngramError, match=r"--cells is '1\.5'; give numbers with commas between"):
         numbers("--cells", "1.5", int)

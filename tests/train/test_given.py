@@ -9,8 +9,8 @@ import pytest
 from tests.support.commands import QUICK, Output, assert_refused, fit, run
 
 import engram
-from engram.cli.options import DataOptions
-from engram.cli.recipe_files import names_file
+from engram.train.given import names_file
+from engram.train.options import DataOptions
 from engram.train.recipe import read_settings
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from engram import EngramError
 from engram.cli import main as cli
-from engram.cli.options import DataOptions, named, recipe_from, split_data
+from engram.train.options import DataOptions, named, recipe_from, split_data
 from engram.train.recipe import RECIPES
 
 

@@ -12,6 +12,7 @@ from engram.util.text import (
     utf8,
     visible,
     without_folder,
+    words,
 )
 
 
@@ -62,3 +63,8 @@ def test_only_absolute_paths_lose_their_folder() -> None:
 def test_bytes_that_are_no_utf8_are_escaped() -> None:
     assert utf8("café") == "café".encode()
     assert utf8("caf\udce9") == b"caf\\udce9"
+
+
+def test_names_are_split_at_commas() -> None:
+    assert words("red, large") == ["red", "large"]
+    assert words("") == []

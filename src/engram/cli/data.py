@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from engram.cli.app import DataArgument, Json, app
-from engram.cli.flags import DATA, Given, flags_of
-from engram.cli.options import DataOptions
+from engram.cli.flags import DATA, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
+from engram.train.options import DataOptions
+from engram.util.settings import Given
 
 
 @app.command(name="data")

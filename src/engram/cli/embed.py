@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import Device, Json, Precision, Tasks, app
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
 from engram.cli.inference import Workers
-from engram.cli.options import DataOptions
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
+from engram.train.options import DataOptions
 from engram.util.description import Description
+from engram.util.settings import Given
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset

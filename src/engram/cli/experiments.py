@@ -17,14 +17,14 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
-    Given,
     flags_of,
     numbers,
 )
-from engram.cli.options import ColumnOptions, recipe_from
 from engram.cli.progress import bars
 from engram.cli.terminal import show, show_document
+from engram.train.options import ColumnOptions, recipe_from
 from engram.train.recipe import RECIPES, Recipe
+from engram.util.settings import Given
 
 
 @app.command()

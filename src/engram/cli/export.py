@@ -12,13 +12,14 @@ import typer
 
 from engram.cli.app import Backbone, Json, Overwrite, Tasks, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
 from engram.cli.inference import Split, Workers, data_for
-from engram.cli.options import ColumnOptions
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.errors import EngramError
+from engram.train.options import ColumnOptions
 from engram.util.description import Description
+from engram.util.settings import Given
 
 if TYPE_CHECKING:
     from engram.export.write import Export

@@ -24,8 +24,6 @@ PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
 )
 
 N = TypeVar("N", int, float)
-#: The values that were given at the command line, by settings class; no defaults.
-Given = Mapping[type, dict[str, Any]]
 
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -143,8 +141,3 @@ def numbers(flag: str, given: str | float | Sequence[float] | None, kind: type[N
         raise EngramError(
             f"{flag} is {given!r}; give numbers with commas between them, such as 1,5."
         ) from None
-
-
-def words(text: str) -> list[str]:
-    """The names of a flag, with commas between them."""
-    return [name.strip() for name in text.split(",")] if text else []

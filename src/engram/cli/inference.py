@@ -13,12 +13,13 @@ import typer
 
 from engram.cli.app import Backbone, Device, Engrams, Json, Precision, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, Given, flags_of
-from engram.cli.options import ColumnOptions, named, split_data
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.errors import EngramError, Notice
+from engram.train.options import ColumnOptions, named, split_data
 from engram.util.description import Description
+from engram.util.settings import Given
 from engram.util.text import counted
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import Backbone, Device, Json, Precision, Tasks, app
-from engram.cli.flags import OUTPUT, Given, flags_of
+from engram.cli.flags import OUTPUT, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.errors import EngramError
 from engram.inference.bulk.settings import BulkSettings
 from engram.util.description import Description
 from engram.util.progress import Progress
+from engram.util.settings import Given
 
 if TYPE_CHECKING:
     from engram.inference.bulk.job import BulkResult

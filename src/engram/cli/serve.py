@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from engram.cli.app import Backbone, Json, app
-from engram.cli.flags import Given, flags_of
+from engram.cli.flags import flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.serve.settings import Settings
 from engram.util.description import Description
+from engram.util.settings import Given
 
 
 @app.command(name="serve")

@@ -9,9 +9,10 @@ import typer
 
 from engram.cli.app import Backbone, Json, app
 from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, words
+from engram.cli.flags import HUB, MODEL, OUTPUT, TASK
 from engram.cli.progress import bars
 from engram.cli.terminal import show
+from engram.util.text import words
 
 _CARD = "Card"
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.", rich_help_panel=HUB)]

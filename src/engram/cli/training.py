@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,27 +9,23 @@ import typer
 
 from engram.cli.app import DataArgument, Json, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, Given, flags_of, numbers, words
-from engram.cli.options import DataOptions, RunOptions, named, recipe_from
+from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers
 from engram.cli.progress import bars
-from engram.cli.recipe_files import names_file, with_recipe_file
 from engram.cli.terminal import announce, show
-from engram.errors import EngramError
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
+from engram.train.given import with_recipe_file
+from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
 from engram.util.description import Description
+from engram.util.settings import Given
 from engram.util.text import counted
 
 if TYPE_CHECKING:
-    from engram.data.datasets import Splits
     from engram.model import MemoryViT
     from engram.train.auto import AutoResult
-    from engram.train.callbacks import Callback
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
-    from engram.util.processes import Team
-    from engram.util.progress import Progress
 
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
@@ -71,22 +65,14 @@ def fit_command(
     from engram.train.auto import AutoResult
 
     with bars(as_json) as progress:
+        progress("starting", 0, 0)
+        from engram.train.job import TrainingJob
+
         given, own = with_recipe_file(flags or {}, regime=regime, seeds=seeds)
-        job = _Job.start(data, out, given, progress)
-        seeds = 1 if own["seeds"] is None else own["seeds"]
-        one = job.options.recipe == "paper" or seeds != 1
-        chosen = own["regime"] or ("masked" if one else "auto")
-        result: AutoResult | Result | SweepResult
-        if chosen == "auto" and seeds != 1:
-            raise EngramError("--seeds needs one regime; give one, such as --regime side.")
+        job = TrainingJob.start(data, out, given, progress, announce)
+        chosen, seeds = job.choose(own["regime"], own["seeds"])
         progress.say(job.opening(task, chosen))
-        if chosen == "auto":
-            result = job.auto(task, out, progress)
-        elif seeds == 1:
-            result = job.of(chosen).fit(task, out, progress)
-        else:
-            job = job.of(chosen)
-            result = job.sweep(task, out, progress, cells=[job.settings.cells], seeds=seeds)
+        result = job.train(task, out, chosen, seeds, progress)
         progress("writing the report", 0, 0)
         report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
     kind = job.model.task(task).kind
@@ -143,7 +129,10 @@ def sweep_command(
     counts = [5] if own["cells"] is None else numbers("--cells", own["cells"], int)
     seeds, refit = 1 if own["seeds"] is None else own["seeds"], bool(own["refit"])
     with bars(as_json) as progress:
-        job = _Job.start(data, out, given, progress)
+        progress("starting", 0, 0)
+        from engram.train.job import TrainingJob
+
+        job = TrainingJob.start(data, out, given, progress, announce)
         progress.say(job.opening(task, job.settings.regime))
         result = job.sweep(
             task, out, progress,
@@ -154,143 +143,6 @@ def sweep_command(
         if job.main:
             report = write_run_report(job.model, result, job.splits, job.recipe, refit)
     show(_sweep_description(result, job.model, report), as_json)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What `fit` and `sweep` train: data, a trunk with the parents attached, and the settings."""
-
-    splits: Splits
-    model: MemoryViT
-    settings: TaskSettings
-    options: RunOptions
-    recipe: Recipe
-    callbacks: Sequence[Callback]
-    team: Team
-    why_trunk: str  # a sentence: why it is this trunk
-
-    @classmethod
-    def start(cls, data: str, out: Path, given: Given, progress: Progress) -> _Job:
-        progress("starting", 0, 0)
-        from engram.model import MemoryViT
-        from engram.train.recipe_file import RecipeFile
-        from engram.train.run import check_out
-        from engram.train.trackers import trackers_named
-        from engram.train.trunk import trunk_for
-        from engram.util.processes import Team
-
-        settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
-        name = "default" if names_file(options.recipe) else options.recipe
-        recipe = recipe_from(name, given[Recipe])
-        reading = DataOptions(**given[DataOptions])
-        more = {**asdict(reading), "image_size": options.image_size}
-        more |= {
-            "class_init": settings.class_init,
-            "extends": list(map(_portable, settings.extends)),
-        }
-        callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
-        check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
-        progress("reading the data", 0, 0)
-        team, splits = Team(options.device), reading.load(data)
-        progress("loading the trunk", 0, 0)
-        trunk, why = trunk_for(
-            options.backbone, splits, image_size=options.image_size,
-            parents=[named(text)[1] for text in settings.extends],
-            resumed=out if options.resume else None,
-            announce=announce if team.main else lambda sentence: None, progress=progress,
-        )  # fmt: skip
-        model = MemoryViT(trunk)
-        settings = settings.with_parents([_attach(model, text) for text in settings.extends])
-        return cls(splits, model, settings, options, recipe, callbacks, team, why)
-
-    def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
-        """What will be done, for people; `auto` tries several regimes."""
-        from engram.train.auto import trained_regimes
-        from engram.train.opening import opening
-
-        regimes = [regime]
-        if regime == "auto":
-            regimes = trained_regimes(self.model, self.splits, self.settings.extends)
-        specs = [self.splits.task_spec(task, self.of(one).settings) for one in regimes]
-        why = self.why_trunk if self.options.backbone == "auto" else ""
-        return opening(self.model, specs, self.splits, self.recipe, why)
-
-    def of(self, regime: str) -> _Job:
-        """The same with a task of this regime."""
-        return replace(self, settings=replace(self.settings, regime=regime))
-
-    def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
-        from engram.train.auto import auto
-
-        settings, options = self.settings, self.options
-        self.splits.task_spec(task, settings)  # refuses what auto would not use, such as --update
-        return auto(
-            self.model, task, self.splits, self.recipe,
-            cells=settings.cells, extends=settings.extends, rank=settings.rank,
-            adapter_width=settings.adapter_width, class_init=settings.class_init,
-            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks,
-        )  # fmt: skip
-
-    @property
-    def main(self) -> bool:
-        """Whether this process writes what all of them share."""
-        return self.team.main
-
-    def fit(self, task: str, out: Path, progress: Progress) -> Result:
-        from engram.train.fit import fit
-
-        spec, options = self.splits.task_spec(task, self.settings), self.options
-        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
-        return fit(
-            self.model, task, self.splits, self.recipe,
-            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks,
-        )  # fmt: skip
-
-    def sweep(
-        self,
-        task: str,
-        out: Path,
-        progress: Progress,
-        *,
-        cells: Sequence[int],
-        seeds: int,
-        lrs: Sequence[float] = (),
-        weight_decays: Sequence[float] = (),
-        refit: bool = False,
-    ) -> SweepResult:
-        from engram.train.sweep import sweep
-
-        settings, options = self.settings, self.options
-        return sweep(
-            self.model, task, self.splits, self.recipe,
-            lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
-            regime=settings.regime, extends=settings.extends, update=settings.update,
-            adapter_width=settings.adapter_width, class_init=settings.class_init,
-            rank=settings.rank,
-            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks,
-        )  # fmt: skip
-
-
-def _portable(text: str) -> str:
-    """An engram of --extends as it can be given from any folder."""
-    given, path = named(text)
-    path = str(Path(path).resolve()) if Path(path).exists() else path
-    return f"{given}={path}" if given else path
-
-
-def _attach(model: MemoryViT, text: str) -> str:
-    """Attach an engram of --extends (T=FILE, or FILE alone), and return its name."""
-    given, path = named(text)
-    task = model.attach(path)
-    if given and given != task.spec.name:
-        raise EngramError(
-            f"--extends {text}: the engram in {path} is called {task.spec.name!r}, not "
-            f"{given!r}; write --extends {task.spec.name}={path}."
-        )
-    return task.spec.name
 
 
 def _result_rows(

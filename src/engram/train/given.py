@@ -1,4 +1,4 @@
-"""`--recipe FILE`: what a recipe file says, and above it what flags say."""
+"""What was given for a run: what a recipe file says (`--recipe FILE`), and above it the flags."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from engram.cli.flags import Given
-from engram.cli.options import RunOptions
 from engram.errors import EngramError
+from engram.train.options import RunOptions
 from engram.train.recipe import RECIPES, Recipe, read_settings
-from engram.util.settings import check, setting
+from engram.util.settings import Given, check, setting
 from engram.util.spelling import spelled_as_flags
 
 

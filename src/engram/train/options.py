@@ -1,4 +1,4 @@
-"""What flags say about data, tasks and recipes."""
+"""What flags and files of jobs say about data, tasks and recipes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, TASK, TRAINING, words
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe
 from engram.util.settings import ABOUT_DEVICE, setting
+from engram.util.text import words
 
 if TYPE_CHECKING:
     from engram.data.datasets import Splits
@@ -106,26 +106,26 @@ class RunOptions:
         "auto",
         "the backbone (trunk): a path, a Hub id, a name that `engram trunks` lists, pico, or auto: "
         "pico for images of up to 48 pixels, else a recommended ViT",
-        group=TASK,
+        group="Task",
         metavar="TRUNK",
     )
     image_size: int | None = setting(
-        None, "height and width of images in pixels, if not the trunk's own", group=TASK
+        None, "height and width of images in pixels, if not the trunk's own", group="Task"
     )
     recipe: str = setting(
         "default",
         "settings to start from: default, paper, or a .toml file",
         offers=tuple(RECIPES),
-        group=TRAINING,
+        group="Training",
     )
-    device: str = setting("auto", ABOUT_DEVICE, group=RESOURCES, metavar="NAME")
-    resume: bool = setting(False, "continue an interrupted run", group=TRAINING)
-    test: bool = setting(False, "evaluate the test split once, at the end", group=DATA)
-    overwrite: bool = setting(False, "replace the engram if it exists", group=OUTPUT)
+    device: str = setting("auto", ABOUT_DEVICE, group="Resources", metavar="NAME")
+    resume: bool = setting(False, "continue an interrupted run", group="Training")
+    test: bool = setting(False, "evaluate the test split once, at the end", group="Data")
+    overwrite: bool = setting(False, "replace the engram if it exists", group="Output")
     log: str = setting(
         "",
         "where to log the run, besides its folder: csv, tensorboard, mlflow, wandb",
-        group=OUTPUT,
+        group="Output",
         metavar="A,B",
     )
 

@@ -7,6 +7,7 @@ wrong value with a sentence that names the setting.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import Field, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from engram.util.spelling import spell
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+
+#: The values that were given for a run, by settings class; no defaults.
+Given = Mapping[type, dict[str, Any]]
 
 #: Settings that several commands have: where to compute, and in which precision to answer.
 ABOUT_DEVICE = (

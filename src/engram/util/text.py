@@ -27,6 +27,11 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"the nearest is {best}"
 
 
+def words(text: str) -> list[str]:
+    """The names of a flag, with commas between them."""
+    return [name.strip() for name in text.split(",")] if text else []
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun: `1 image`, `2 images`; `many` where it does not end in an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

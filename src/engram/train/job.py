@@ -1,0 +1,198 @@
+"""One training as the command line and files of jobs describe it: data, a trunk, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from engram.data.datasets import Splits
+from engram.errors import EngramError
+from engram.model import MemoryViT
+from engram.tasks.settings import TaskSettings
+from engram.tasks.spec import TaskSpec
+from engram.train.auto import AutoResult, auto, trained_regimes
+from engram.train.callbacks import Callback
+from engram.train.fit import fit
+from engram.train.given import names_file
+from engram.train.opening import opening
+from engram.train.options import DataOptions, RunOptions, named, recipe_from
+from engram.train.recipe import Recipe
+from engram.train.recipe_file import RecipeFile
+from engram.train.result import Result
+from engram.train.run import check_out
+from engram.train.sweep import SweepResult, sweep
+from engram.train.trackers import trackers_named
+from engram.train.trunk import trunk_for
+from engram.util.processes import Team
+from engram.util.progress import Progress
+from engram.util.settings import Given
+from engram.util.spelling import spell
+from engram.util.text import words
+from engram.vit import ViT
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What `fit` and `sweep` train: data, a trunk with the parents attached, and the settings."""
+
+    splits: Splits
+    model: MemoryViT
+    settings: TaskSettings
+    options: RunOptions
+    recipe: Recipe
+    callbacks: Sequence[Callback]
+    team: Team
+    why_trunk: str  # a sentence: why it is this trunk
+
+    @classmethod
+    def start(
+        cls,
+        data: str,
+        out: Path,
+        given: Given,
+        progress: Progress,
+        announce: Callable[[str], object],
+        *,
+        read: Callable[[DataOptions, str], Splits] = DataOptions.load,
+        find_trunk: Callable[..., tuple[ViT, str]] = trunk_for,
+    ) -> TrainingJob:
+        """Read the data and load the trunk; what does not fit is an EngramError.
+
+        Args:
+            data: The data, as the command line takes it.
+            out: The engram that will be written.
+            given: The settings.
+            progress: Told what goes on.
+            announce: Called with a sentence that the user should see.
+            read: Reads the data.
+            find_trunk: Loads the trunk, with the arguments of `trunk_for`.
+        """
+        settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
+        name = "default" if names_file(options.recipe) else options.recipe
+        recipe = recipe_from(name, given[Recipe])
+        reading = DataOptions(**given[DataOptions])
+        more = {**asdict(reading), "image_size": options.image_size}
+        more |= {
+            "class_init": settings.class_init,
+            "extends": list(map(_portable, settings.extends)),
+        }
+        callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
+        check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
+        progress("reading the data", 0, 0)
+        team, splits = Team(options.device), read(reading, data)
+        progress("loading the trunk", 0, 0)
+        trunk, why = find_trunk(
+            options.backbone, splits, image_size=options.image_size,
+            parents=[named(text)[1] for text in settings.extends],
+            resumed=out if options.resume else None,
+            announce=announce if team.main else lambda sentence: None, progress=progress,
+        )  # fmt: skip
+        model = MemoryViT(trunk)
+        settings = settings.with_parents([_attach(model, text) for text in settings.extends])
+        return cls(splits, model, settings, options, recipe, callbacks, team, why)
+
+    def choose(self, regime: str | None, seeds: int | None) -> tuple[str, int]:
+        """The regime and the number of seeds of `fit`, where they may not have been given."""
+        seeds = 1 if seeds is None else seeds
+        one = self.options.recipe == "paper" or seeds != 1
+        chosen = regime or ("masked" if one else "auto")
+        if chosen == "auto" and seeds != 1:
+            raise EngramError(
+                f"{spell('seeds')} needs one regime; give one, such as {spell('regime', 'side')}."
+            )
+        return chosen, seeds
+
+    def specs(self, task: str, regime: str) -> list[TaskSpec]:
+        """The tasks that will train: `auto` tries several regimes."""
+        regimes = [regime]
+        if regime == "auto":
+            regimes = trained_regimes(self.model, self.splits, self.settings.extends)
+        return [self.splits.task_spec(task, self.of(one).settings) for one in regimes]
+
+    def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
+        """What will be done, for people."""
+        why = self.why_trunk if self.options.backbone == "auto" else ""
+        return opening(self.model, self.specs(task, regime), self.splits, self.recipe, why)
+
+    def train(
+        self, task: str, out: Path, regime: str, seeds: int, progress: Progress
+    ) -> AutoResult | Result | SweepResult:
+        """What `engram fit` does, with what `choose` chose."""
+        if regime == "auto":
+            return self.auto(task, out, progress)
+        job = self.of(regime)
+        if seeds == 1:
+            return job.fit(task, out, progress)
+        return job.sweep(task, out, progress, cells=[job.settings.cells], seeds=seeds)
+
+    def of(self, regime: str) -> TrainingJob:
+        """The same with a task of this regime."""
+        return replace(self, settings=replace(self.settings, regime=regime))
+
+    def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
+        settings, options = self.settings, self.options
+        self.splits.task_spec(task, settings)  # refuses what auto would not use, such as --update
+        return auto(
+            self.model, task, self.splits, self.recipe,
+            cells=settings.cells, extends=settings.extends, rank=settings.rank,
+            adapter_width=settings.adapter_width, class_init=settings.class_init,
+            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
+            team=self.team, progress=progress, callbacks=self.callbacks,
+        )  # fmt: skip
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes what all of them share."""
+        return self.team.main
+
+    def fit(self, task: str, out: Path, progress: Progress) -> Result:
+        spec, options = self.splits.task_spec(task, self.settings), self.options
+        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
+        return fit(
+            self.model, task, self.splits, self.recipe,
+            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
+            team=self.team, progress=progress, callbacks=self.callbacks,
+        )  # fmt: skip
+
+    def sweep(
+        self,
+        task: str,
+        out: Path,
+        progress: Progress,
+        *,
+        cells: Sequence[int],
+        seeds: int,
+        lrs: Sequence[float] = (),
+        weight_decays: Sequence[float] = (),
+        refit: bool = False,
+    ) -> SweepResult:
+        settings, options = self.settings, self.options
+        return sweep(
+            self.model, task, self.splits, self.recipe,
+            lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
+            regime=settings.regime, extends=settings.extends, update=settings.update,
+            adapter_width=settings.adapter_width, class_init=settings.class_init,
+            rank=settings.rank,
+            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
+            team=self.team, progress=progress, callbacks=self.callbacks,
+        )  # fmt: skip
+
+
+def _portable(text: str) -> str:
+    """An engram of --extends as it can be given from any folder."""
+    given, path = named(text)
+    path = str(Path(path).resolve()) if Path(path).exists() else path
+    return f"{given}={path}" if given else path
+
+
+def _attach(model: MemoryViT, text: str) -> str:
+    """Attach an engram of --extends (T=FILE, or FILE alone), and return its name."""
+    given, path = named(text)
+    task = model.attach(path)
+    if given and given != task.spec.name:
+        raise EngramError(
+            f"--extends {text}: the engram in {path} is called {task.spec.name!r}, not "
+            f"{given!r}; write --extends {task.spec.name}={path}."
+        )
+    return task.spec.name
