@@ -1,4 +1,4 @@
-"""The tables and the plot of docs/results.md, from the records.
+"""The tables of docs/results.md, from the records.
 
 A table stands between <!-- table: NAME --> and <!-- end -->; the text around it is written by hand.
 """
@@ -6,11 +6,10 @@ A table stands between <!-- table: NAME --> and <!-- end -->; the text around it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-from benchmarks.paper.experiments import EXPERIMENTS, poster_settings, table2_settings
-from benchmarks.paper.formatting import accuracies
+from benchmarks.paper.experiments import EXPERIMENTS
+from benchmarks.paper.figures import draw
 from benchmarks.paper.queue import all_jobs
 from benchmarks.paper.records import RATES
 from benchmarks.paper.runs.settings import Setting, best_rate
@@ -18,11 +17,7 @@ from benchmarks.paths import ROOT
 from benchmarks.report import markdown_table
 from engram.util.files import write_atomically
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 PAGE = ROOT / "docs" / "results.md"
-PLOT = ROOT / "docs" / "images" / "results-order.svg"
 
 
 def up_to_date() -> bool:
@@ -70,48 +65,3 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "rates": rates,
     "state": state,
 }
-
-
-# The plot
-
-
-def draw() -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    mpl.rcParams["svg.hashsalt"] = "engram"  # the same numbers give the same file
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    names = ("fashion", "pets")
-    for axes, name in zip(figure.subplots(1, len(names)), names, strict=True):
-        found = {label: accuracies(setting) for label, setting in _plotted(name).items()}
-        _draw_points(axes, name, {label: values for label, values in found.items() if values})
-    PLOT.parent.mkdir(exist_ok=True)
-    figure.savefig(PLOT, metadata={"Date": None})
-
-
-def _plotted(dataset: str) -> dict[str, Setting]:
-    table2, poster = table2_settings(dataset), poster_settings(dataset)
-    return {
-        "head": table2[1],
-        "masked 5": poster[2],
-        "masked + adapter 32": poster[4],
-        "masked + adapter 128": poster[5],
-        "head + class": table2[2],
-        "memory 5": table2[4],
-        "memory 20": table2[6],
-        "full": table2[0],
-    }
-
-
-def _draw_points(axes: Axes, title: str, found: Mapping[str, Sequence[float]]) -> None:
-    means = [100 * sum(values) / len(values) for values in found.values()]
-    colours = ["#4063d8" if "masked" in label or label == "head" else "#9aa3ad" for label in found]
-    axes.scatter(means, list(found), color=colours, s=46, zorder=2)
-    axes.grid(axis="y", color="#e3e6ea", zorder=0)
-    for at, (values, mean) in enumerate(zip(found.values(), means, strict=True)):
-        axes.plot([100 * v for v in values], [at] * len(values), "|", color="black", zorder=3)
-        axes.annotate(f"   {mean:.1f}", (100 * max(values), at), va="center", size=9)
-    low = min(means, default=0)
-    axes.set(title=title, xlim=(low - 3, max(means, default=100) + 4), xlabel="test accuracy, %")
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
