@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.store.bundles import compose
     from engram.store.format import read_engram as inspect
+    from engram.store.merging import merge
     from engram.store.remote import list_engrams as list  # noqa: F401
     from engram.store.sharing import pull, push
     from engram.train.auto import auto
@@ -83,6 +84,7 @@ __all__ = [
     "inspect",
     "load_model",
     "load_trunk",
+    "merge",
     "predict",
     "pull",
     "push",
@@ -114,6 +116,7 @@ _HOMES = {
     "list": "store.remote:list_engrams",
     "load_model": "inference.load:load_model",
     "load_trunk": "trunks.load:load_trunk",
+    "merge": "store.merging:merge",
     "predict": "inference.predict:predict",
     "pull": "store.sharing:pull",
     "push": "store.sharing:push",

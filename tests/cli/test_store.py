@@ -1,4 +1,4 @@
-"""inspect, compose and convert at the command line."""
+"""inspect, compose, merge and convert at the command line."""
 
 import json
 import os
@@ -36,6 +36,21 @@ def test_inspect_says_what_an_engram_is(folder: Path, capsys: Output) -> None:
         header.content,
     ):
         assert expected in said
+
+
+def test_merge_writes_the_average_and_shows_what_it_is_of(folder: Path, capsys: Output) -> None:
+    model = MemoryViT(load_trunk(folder / "trunk"))
+    model.add_task("flowers", classes=["rose", "tulip"], cells=3)
+    model.save("flowers", "again.safetensors")
+    files = ("flowers.safetensors", "again.safetensors")
+    assert run("merge", *files, "--weights", "0.4,0.6", "-o", "both.safetensors", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [source["weight"] for source in document["recipe"]["merged"]] == [0.4, 0.6]
+    assert document["content"] == engram.inspect("both.safetensors").content
+    assert run("merge", *files, "-o", "both.safetensors") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert run("merge", *files, "--weights", "1,1", "-o", "more.safetensors") == 2
+    assert "--weights is 1, 1, which is 2 together" in " ".join(capsys.readouterr().err.split())
 
 
 def test_inspect_needs_no_trunk(folder: Path, capsys: Output) -> None:

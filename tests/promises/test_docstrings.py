@@ -76,7 +76,7 @@ def test_a_docstring_describes_every_parameter(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the examples name: photos, an engram, a bundle."""
+    """The files that the examples name: photos, two engrams of a task, a bundle."""
     folder = tmp_path_factory.mktemp("garden")
     rng = np.random.default_rng(0)
     for split, count in (("train", 6), ("test", 2)):
@@ -85,7 +85,8 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for i in range(count):
                 pixels = np.clip(rng.normal(colour, 30, (32, 32, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / "photos" / split / flower / f"{i}.png")
-    model_of_flowers().save("flowers", folder / "flowers.safetensors")
+    for trained in ("flowers", "again"):
+        model_of_flowers().save("flowers", folder / f"{trained}.safetensors")
     engram.compose([folder / "flowers.safetensors"], folder / "garden")
     return folder
 

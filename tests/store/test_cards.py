@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.repocard import metadata_load
 
-from engram import MemoryViT, random_trunk
+from engram import MemoryViT, merge, random_trunk
 from engram.store.format import read_engram, write_engram
 from engram.store.sharing import push
 from engram.tasks.regimes import REGIMES
@@ -47,6 +47,18 @@ def test_the_card_tells_what_others_need(folder: Path) -> None:
         planned.engrams[1].content,
     ):
         assert expected in planned.card
+
+
+def test_a_card_names_the_engrams_of_an_average(folder: Path) -> None:
+    again = replace(read_engram("flowers.safetensors"), preprocessing=None)
+    tensors = {name: tensor + 1 for name, tensor in again.tensors.items()}
+    sources = [replace(again, tensors=given) for given in (again.tensors, tensors)]
+    for i, source in enumerate(sources):
+        write_engram(f"{i}.safetensors", source)
+    merge(["0.safetensors", "1.safetensors"], "both.safetensors", task="both")
+    card = push("both.safetensors", "ann/both", dry_run=True).card
+    named = [f"flowers (content {one.content[:12]}, weight 0.5)" for one in sources]
+    assert f"`both` is the average of 2 engrams: {', '.join(named)}." in card
 
 
 def test_a_card_survives_odd_names(folder: Path) -> None:

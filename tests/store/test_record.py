@@ -7,7 +7,7 @@ import pytest
 
 from engram import MemoryViT, Recipe, random_trunk
 from engram.store.engram import Engram
-from engram.store.record import score, score_rows, summarise_recipe, used_recipe
+from engram.store.record import merged_from, score, score_rows, summarise_recipe, used_recipe
 
 
 def engram_with(regime: str = "masked", **about: Any) -> Engram:
@@ -55,3 +55,10 @@ def test_old_files_show_the_rate_of_their_regime_or_none() -> None:
     assert "lr" not in used_recipe(engram_with(recipe={"lr": 0, "optimizer": "lion"}))
     assert used_recipe(engram_with(recipe={"epochs": 3})) == {"epochs": 3}
     assert summarise_recipe(engram_with(recipe={"lr": 0, "a": [1], "b": "c"})) == "b c"
+
+
+@pytest.mark.parametrize(
+    "odd", [None, "both", 3, {"task": "a"}, ["a", {"weight": "much"}, {"weight": 10**400}, {}]]
+)
+def test_a_lineage_of_any_other_form_is_none(odd: object) -> None:
+    assert merged_from(engram_with(recipe={"merged": odd})) == []

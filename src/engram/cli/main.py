@@ -40,7 +40,7 @@ _GROUPS = {
     "Begin": ("demo", "data", "trunks"),
     "Train": ("fit", "sweep", "cache"),
     "Use": ("predict", "eval", "embed", "serve", "export"),
-    "Engrams": ("inspect", "list", "compose", "bundle", "push", "pull", "convert"),
+    "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),
     "Measure": ("bench", "reproduce"),
 }
 

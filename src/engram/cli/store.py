@@ -1,4 +1,4 @@
-"""Commands about engrams as files: inspect, compose, bundle, convert, push, pull, list."""
+"""Commands about engrams as files: inspect, compose, merge, bundle, convert, push, pull, list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from engram.cli.app import Backbone, Json, app
 from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK
+from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.util.text import words
@@ -50,6 +50,43 @@ def compose(
     from engram.store.describe import describe_bundle
 
     show(describe_bundle(compose(sources, out, backbone=backbone)), as_json)
+
+
+@app.command(name="merge")
+def merge_command(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Two or more engrams of one task.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
+    ],
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Share of each in the average, together 1 (default: all the same).",
+            rich_help_panel=TASK,
+        ),
+    ] = "",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the task (default: that of the first file).", rich_help_panel=TASK
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace an existing file.", rich_help_panel=OUTPUT),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Average engrams of one task, such as those of several trainings, into one."""
+    from engram.store.describe import describe_engram
+    from engram.store.merging import merge
+
+    shares = numbers("--weights", weights, float)
+    merged = merge(sources, out, weights=shares, task=task, overwrite=overwrite)
+    show(describe_engram(merged, out.stat().st_size), as_json)
 
 
 bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)

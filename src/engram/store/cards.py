@@ -16,7 +16,7 @@ from engram.store.engram import (
     summarise_regime,
     summarise_shape,
 )
-from engram.store.record import is_number, numbers_by_split, used_recipe
+from engram.store.record import is_number, merged_from, numbers_by_split, used_recipe
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
 from engram.util.text import printable, summarise_names
@@ -193,7 +193,17 @@ def _tasks(engrams: Sequence[Engram]) -> str:
         if parent not in names
     ]
     table = _table(("task", "kind", "classes", "regime", "parameters"), rows)
-    return "\n\n".join(["## Tasks", table, *absent])
+    return "\n\n".join(["## Tasks", table, *absent, *map(_merged, engrams)]).rstrip()
+
+
+def _merged(engram: Engram) -> str:
+    """Of which engrams it is the average, if it is one."""
+    sources = [
+        f"{_cell(name)} (content {_cell(content[:12])}, weight {weight:.4g})"
+        for name, content, weight in merged_from(engram)
+    ]
+    about = f"`{engram.spec.name}` is the average of {len(sources)} engrams: "
+    return f"{about}{', '.join(sources)}." if sources else ""
 
 
 def _trunk(engram: Engram) -> str:

@@ -14,7 +14,7 @@ from engram.errors import EngramError
 from engram.store.bundles import Bundle, is_bundle, read_bundle
 from engram.store.engram import Engram, summarise_preprocessing, summarise_regime, summarise_shape
 from engram.store.format import is_engram, read_engram
-from engram.store.record import score, score_rows, summarise_recipe
+from engram.store.record import lineage_rows, score, score_rows, summarise_recipe
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.store.sharing import Pulled, Push
 from engram.tasks.costs import Costs, task_costs, trunk_macs
@@ -75,7 +75,7 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         (spec.does.nouns[1], summarise_names(spec.classes, nouns=spec.does.nouns)),
         *_computed_values(engram),
         ("regime", f"{summarise_regime(spec)} ({spec.parts.about})"),
-        *[("extends", f"{name}, content {content}") for name, content in engram.parents.items()],
+        *lineage_rows(engram),
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
         ("costs", _summarise_costs(costs)),
         ("trunk", trunk.source),

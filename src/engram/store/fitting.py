@@ -26,7 +26,7 @@ def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
             )
     (first_place, first), *rest = by_name.values()
     for where, engram in rest:
-        _check_same_trunk(first_place, first, where, engram)
+        check_same_trunk(first_place, first, where, engram, "share a pass")
         alone = next((e for e in (first, engram) if e.spec.parts.changes_trunk), None)
         if alone is not None:
             raise EngramError(
@@ -39,19 +39,22 @@ def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
     return _parents_first([engram for _, engram in by_name.values()])
 
 
-def _check_same_trunk(where: str, engram: Engram, other_place: str, other: Engram) -> None:
+def check_same_trunk(
+    where: str, engram: Engram, other_place: str, other: Engram, purpose: str
+) -> None:
+    """Refuse two engrams of different trunks or preprocessings; `purpose` is what they are for."""
     if engram.trunk.fingerprint != other.trunk.fingerprint:
         raise EngramError(
             f"{where} was trained on {printable(engram.trunk.source)} (fingerprint "
             f"{engram.trunk.fingerprint[:12]}), but {other_place} on "
-            f"{printable(other.trunk.source)} ({other.trunk.fingerprint[:12]}); engrams share a "
-            "pass only on the same trunk."
+            f"{printable(other.trunk.source)} ({other.trunk.fingerprint[:12]}); engrams {purpose} "
+            "only on the same trunk."
         )
     if engram.preprocessing != other.preprocessing:
         both = [e.preprocessing and e.preprocessing.to_dict() for e in (engram, other)]
         raise EngramError(
             f"{where} was trained with the preprocessing {json.dumps(both[0])}, but {other_place} "
-            f"with {json.dumps(both[1])}; tasks that share a pass see the same pixels."
+            f"with {json.dumps(both[1])}; engrams {purpose} only if they see the same pixels."
         )
     other.check_trunk(engram.trunk, engram.preprocessing)
 

@@ -78,6 +78,28 @@ def score(engram: Engram) -> str:
     return ""
 
 
+def merged_from(engram: Engram) -> list[tuple[str, str, float]]:
+    """The engrams that it is the average of, if it is one: name, content and weight of each."""
+    recorded = engram.recipe.get("merged")
+    sources = recorded if isinstance(recorded, (list, tuple)) else []
+    return [
+        (str(one.get("task", "")), str(one.get("content", "")), float(one["weight"]))
+        for one in islice(sources, _MOST)
+        if isinstance(one, Mapping) and is_number(one.get("weight"))
+    ]
+
+
+def lineage_rows(engram: Engram) -> list[tuple[str, str]]:
+    """The engrams that it extends, and those that it is the average of."""
+    extends = [
+        ("extends", f"{name}, content {content}") for name, content in engram.parents.items()
+    ]
+    return extends + [
+        ("merged from", f"{name}, content {content}, weight {weight:.4g}")
+        for name, content, weight in merged_from(engram)
+    ]
+
+
 def used_recipe(engram: Engram) -> dict[str, Any]:
     """The recipe with the learning rate that was really used, and without one if it is not known.
 

@@ -1,0 +1,214 @@
+"""Average engrams of one spec into one: model soups of learning rates, orders of images, seeds.
+
+Every tensor of the result is the weighted mean of those of its sources. What it was made from is
+in its recipe, under `merged`: the name, the content and the weight of every source.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram.errors import EngramError
+from engram.store.engram import Engram, shape_mismatch
+from engram.store.fitting import Located, check_same_trunk
+from engram.store.format import read_engram, write_engram
+from engram.store.remote import local_path
+from engram.util.spelling import spell
+from engram.util.text import join_names, printable
+
+_SLACK = 0.015  # by which the sum of the weights may differ from 1: 0.33,0.33,0.33
+
+
+def merge(
+    sources: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    weights: Sequence[float] = (),
+    task: str | None = None,
+    overwrite: bool = False,
+) -> Engram:
+    """Average engrams of one task and write the result as an engram.
+
+    They have to be of one trunk and one spec: the same kind, regime and sizes, the same classes in
+    the same order, and the same parents if they extend any. Averages are good where trainings
+    began with the same weights: other learning rates or another order of the images.
+
+    Args:
+        sources: Two or more engrams: paths, or `hf:` ids.
+        out: The engram to write.
+        weights: The share of each, together 1; all the same if not given.
+        task: Name of the task in the new engram; that of the first source if not given.
+        overwrite: Replace an existing file.
+
+    Returns:
+        The new engram. Its `recipe["merged"]` has the content and weight of every source, and its
+        `metrics` are empty, because nothing was measured.
+
+    Raises:
+        EngramError: The engrams differ in more than their values, a weight makes no sense, or the
+            file exists.
+
+    Examples:
+        >>> files = ["flowers.safetensors", "again.safetensors"]
+        >>> both = engram.merge(files, "both.safetensors", weights=[0.7, 0.3])
+        >>> [source["weight"] for source in both.recipe["merged"]]
+        [0.7, 0.3]
+    """
+    if isinstance(sources, (str, os.PathLike)) or len(sources) < 2:
+        raise EngramError("A merge needs at least two engrams; give two or more files.")
+    path = Path(out)
+    if path.is_dir():
+        raise EngramError(f"{path} is a folder; {spell('out')} names the engram's file.")
+    if path.exists() and not overwrite:
+        raise EngramError(
+            f"{path} exists already; choose another {spell('out')}, or replace it with "
+            f"{spell('overwrite', True)}."
+        )
+    shares = shares_of(weights, len(sources))
+    found = [(str(source), read_engram(local_path(source))) for source in sources]
+    merged = average(found, shares)
+    if task is not None:
+        merged = merged.renamed(task)
+    write_engram(path, merged)
+    return merged
+
+
+def shares_of(weights: Sequence[float], count: int) -> list[float]:
+    """The weights of so many engrams, which sum to 1; none given: all the same."""
+    if not weights:
+        return [1 / count] * count
+    given = ", ".join(f"{weight:g}" for weight in weights)
+    if len(weights) != count:
+        raise EngramError(
+            f"{spell('weights')} has {len(weights)} numbers ({given}) for {count} engrams; give "
+            "one for each."
+        )
+    if not all(0 < weight < math.inf for weight in weights):
+        raise EngramError(
+            f"{spell('weights')} is {given}; every weight is a number above 0. Leave out an "
+            "engram that should count for nothing."
+        )
+    total = math.fsum(weights)
+    if abs(total - 1) > _SLACK:
+        raise EngramError(
+            f"{spell('weights')} is {given}, which is {total:g} together; weights are shares of "
+            f"the average and have to sum to 1, such as {_normalised(weights, total)}."
+        )
+    return [weight / total for weight in weights]
+
+
+def _normalised(weights: Sequence[float], total: float) -> str:
+    return ",".join(f"{weight / total:.3g}" for weight in weights)
+
+
+def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
+    """The weighted mean of engrams that differ in nothing but name and values."""
+    place, first = found[0]
+    contents: dict[str, str] = {}
+    for where, engram in found:
+        _check_alike(place, first, where, engram)
+        twin = contents.setdefault(engram.content, where)
+        if twin != where:
+            raise EngramError(
+                f"{twin} and {where} are the same engram (content {engram.content[:12]}); give "
+                "one of them, with the weight of both."
+            )
+    tensors = {
+        name: torch.stack(
+            [share * e.tensors[name].double() for (_, e), share in zip(found, shares, strict=True)]
+        )
+        .sum(0)
+        .float()
+        for name in first.tensors
+    }
+    from engram import __version__
+
+    return replace(
+        first,
+        tensors=tensors,
+        metrics={},
+        recipe={**_common([e.recipe for _, e in found]), "merged": lineage(found, shares)},
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        library=f"engram-vit {__version__}",
+    )
+
+
+def lineage(found: Sequence[Located], shares: Sequence[float]) -> list[dict[str, Any]]:
+    """What a merged engram records of its sources."""
+    return [
+        {"task": engram.spec.name, "content": engram.content, "weight": round(share, 6)}
+        for (_, engram), share in zip(found, shares, strict=True)
+    ]
+
+
+def _common(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The plain settings that all recipes share."""
+    first, *others = recipes
+    return {
+        key: value
+        for key, value in first.items()
+        if isinstance(value, (str, int, float))
+        and all(key in other and other[key] == value for other in others)
+    }
+
+
+def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
+    """Refuse an engram whose tensors do not mean what those of the first one mean."""
+    check_same_trunk(place, first, where, other, "can be merged")
+    ours, theirs = first.spec.recorded(), other.spec.recorded()
+    for name in ("kind", "regime", *sorted(ours.keys() | theirs.keys())):
+        if name not in ("name", "classes", "extends") and ours.get(name) != theirs.get(name):
+            raise EngramError(
+                f"{place} has the {name.replace('_', ' ')} {_value(ours.get(name))}, but {where} "
+                f"has {_value(theirs.get(name))}; only tasks of one spec can be merged."
+            )
+    _check_classes(place, first, where, other)
+    if dict(first.parents) != dict(other.parents) or first.spec.extends != other.spec.extends:
+        raise EngramError(
+            f"{place} extends {_parents(first)}, but {where} extends {_parents(other)}; only tasks "
+            "that extend the same engrams in the same order can be merged."
+        )
+    mismatch = shape_mismatch(
+        other.tensors, {name: tuple(tensor.shape) for name, tensor in first.tensors.items()}
+    )
+    if mismatch:
+        raise EngramError(f"{where} does not fit {place}: {mismatch}.")
+
+
+def _check_classes(place: str, first: Engram, where: str, other: Engram) -> None:
+    ours, theirs = first.spec.classes, other.spec.classes
+    noun, nouns = first.spec.does.nouns
+    if ours == theirs:
+        return
+    if set(ours) == set(theirs):
+        at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        raise EngramError(
+            f"{place} and {where} have the same {nouns} in another order ({noun} {at + 1} is "
+            f"{_value(ours[at])} in the one and {_value(theirs[at])} in the other); train both "
+            f"with the same {nouns} in the same order."
+        )
+    only = [name for name in ours if name not in set(theirs)]
+    more = [name for name in theirs if name not in set(ours)]
+    alone = [f"only {place} has {join_names(list(map(_value, only)))}"] if only else []
+    alone += [f"only {where} has {join_names(list(map(_value, more)))}"] if more else []
+    raise EngramError(
+        f"{place} and {where} have different {nouns}: {', and '.join(alone)}; only tasks with the "
+        f"same {nouns} can be merged. To have both in one pass, use compose."
+    )
+
+
+def _parents(engram: Engram) -> str:
+    named = [f"{name!r} (content {content[:12]})" for name, content in engram.parents.items()]
+    return ", ".join(named) or "nothing"
+
+
+def _value(value: object) -> str:
+    return printable(repr(value) if isinstance(value, str) else str(value), 100)
