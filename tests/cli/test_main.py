@@ -15,10 +15,39 @@ from tests.support.nursery import Nursery
 # What goes wrong
 
 
-@pytest.mark.parametrize("arguments", [("grow",), ("inspect",), ("compose", "x"), ("--wrong",)])
-def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], capsys: Output) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("grow",), "No such command 'grow'; `engram --help` lists what it takes."),
+        (("inspect",), "Missing argument 'FILE|BUNDLE|TRUNK'; `engram inspect --help` lists"),
+        (("compose", "x"), "Missing option '-o' / '--out'; `engram compose --help` lists what"),
+        (("--wrong",), "No such option: --wrong (Possible options: --version); `engram --help`"),
+        (
+            ("predict", "x", "--top", "2"),
+            "No such option: --top (Possible options: --out",
+        ),
+        (("predict", "x", "--top-k", "two"), "Invalid value for '--top-k': "),
+    ],
+)
+def test_wrong_usage_is_a_sentence_and_exits_with_2(
+    arguments: tuple[str, ...], sentence: str, capsys: Output
+) -> None:
     assert run(*arguments) == 2
-    assert "Usage: engram" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert said.err.startswith(sentence)
+    assert run(*arguments, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["error"].startswith(sentence)
+
+
+@pytest.mark.parametrize("arguments", [(), ("bundle",)])
+def test_a_group_without_a_command_shows_its_help(
+    arguments: tuple[str, ...], capsys: Output
+) -> None:
+    assert run(*arguments) == 2
+    said = capsys.readouterr()
+    assert "Usage: engram" in said.out
+    assert said.err == ""
 
 
 def test_our_own_mistake_asks_for_a_report(

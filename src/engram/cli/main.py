@@ -45,6 +45,9 @@ _GROUPS = {
 }
 
 
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # typer has this class, and no public name for it
+
+
 @cache
 def _commands() -> Callable[..., Any]:
     """What typer makes of `app`, once a process: many a command takes less time than making it."""
@@ -73,12 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:
         with spelled_as_flags():
-            _commands()(args=given, prog_name="engram")
-    except SystemExit as stop:  # how typer ends, after help and usage errors too
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if code == 130:
+            code = _commands()(args=given, prog_name="engram", standalone_mode=False) or 0
+        if code == 130:  # how typer ends after Ctrl-C
             print("Stopped.", file=sys.stderr)
-        return code
+        return int(code)
+    except SystemExit as stop:  # after shell completion, and where nobody reads the output
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except _USAGE_ERROR as error:
+        if message := error.format_message():  # none where help was printed instead
+            complain(_usage_sentence(message, error.ctx), "--json" in given)
+        return 2
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
@@ -104,4 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--json" in given,
         )
         return 1
-    return 0
+
+
+def _usage_sentence(message: str, context: Any) -> str:
+    """What is wrong with the flags or arguments of a command, and where to read about them."""
+    path = context.command_path if context else "engram"
+    return f"{message.rstrip('.')}; `{path} --help` lists what it takes."
