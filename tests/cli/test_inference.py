@@ -38,6 +38,8 @@ def test_eval_measures_tasks_together_as_alone(work: Path, capsys: Output) -> No
     assert set(together["new"]) == keys
     assert run("eval", "old.safetensors", "--data", "colours.npz", "--split", "train") == 0
     assert "60" in capsys.readouterr().out
+    assert run("eval", "new.safetensors", "--data", "colours.npz", "--workers", 0) == 0
+    assert f"{together['new']['accuracy']:.2%}" in capsys.readouterr().out  # as `fit` prints it
 
 
 def test_every_task_is_measured_on_its_own_split(work: Path, capsys: Output) -> None:

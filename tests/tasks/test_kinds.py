@@ -149,3 +149,13 @@ def test_numbers_of_any_size_are_learned_alike() -> None:
     nothing = torch.zeros(1, 2)
     first, second = (task.kind.losses(x, nothing, task.head, 0.0, None) for x in (small, large))
     assert first.item() == second.item() == 0.5
+
+
+def test_scores_are_probabilities_or_the_numbers_themselves() -> None:
+    output = torch.tensor([2.0, -1.0, 0.5])
+    assert torch.equal(KINDS["classification"].scores(output), output.softmax(0))
+    assert torch.equal(KINDS["multilabel"].scores(output), output.sigmoid())
+    assert torch.equal(KINDS["regression"].scores(output), output)
+    assert not KINDS["regression"].ranked
+    pixels = torch.rand(3, 2, 2)
+    assert torch.allclose(KINDS["segmentation"].scores(pixels).sum(0), torch.ones(2, 2))

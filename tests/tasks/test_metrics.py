@@ -26,6 +26,7 @@ from engram.tasks.metrics import (
     r_squared,
     regression_metrics,
     segmentation_metrics,
+    shown,
 )
 
 # One class per image
@@ -206,3 +207,8 @@ def test_a_class_that_is_nowhere_is_no_part_of_the_mean_iou() -> None:
     counts = pixel_counts(labels, labels, 3, 255)
     assert segmentation_metrics([(counts, torch.zeros(1))])["miou"] == 1.0
     assert segmentation_metrics([]) == {"miou": 0.0, "images": 0}
+
+
+def test_shares_are_percentages_for_people() -> None:
+    assert shown("accuracy", 0.98) == "98.00%"
+    assert shown("loss", 0.98) == "0.9800"

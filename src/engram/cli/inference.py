@@ -171,6 +171,8 @@ def _write_report(
 def _metrics_description(
     model: MemoryViT, metrics: Mapping[str, Mapping[str, Any]], rows: list[tuple[str, str]]
 ) -> Description:
+    from engram.tasks.metrics import shown
+
     wanted = [key for name in metrics for key in model.task(name).kind.columns]
     columns = tuple(dict.fromkeys([key for key in wanted if key != "loss"] + ["loss"]))
     table = tuple(
@@ -178,7 +180,7 @@ def _metrics_description(
             name,
             values["split"],
             f"{values['images']:,}",
-            *(f"{values[key]:.4f}" if key in values else "" for key in columns),
+            *(shown(key, values[key]) if key in values else "" for key in columns),
             str(len(values["unreadable"])),
         )
         for name, values in metrics.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 from engram.store.engram import Engram
 from engram.tasks.kinds import Kind
-from engram.tasks.metrics import TITLES
+from engram.tasks.metrics import SHARES, TITLES, shown
 from engram.tasks.rates import RATES, default_rate
 from engram.util.text import counted
 
@@ -54,9 +54,10 @@ def score_rows(engram: Engram) -> list[tuple[str, str]]:
 
 
 def _shown(name: str, value: float, kind: Kind) -> str:
-    """A metric as `fit` prints it: what may choose the weights, as the metric that does."""
-    chooses = name in {kind.score_with(balance) for balance in ("none", *kind.balances)}
-    return kind.shown(value) if chooses else f"{value:.4g}"
+    """A metric as `fit` and `eval` print it; what is no share, in brief."""
+    if name in ("mean", "deviation"):  # of the metric that chooses, over the seeds of a sweep
+        return kind.shown(value)
+    return shown(name, value) if name in SHARES else f"{value:.4g}"
 
 
 def _where(split: str, values: Mapping[str, float]) -> list[str]:

@@ -52,6 +52,7 @@ class Kind(ABC):
     balances: tuple[str, ...] = ()  # how classes of unequal size can be balanced
     smooths = True  # whether labels can be smoothed
     mixes = True  # whether two images, and the losses of their labels, can be mixed
+    ranked = True  # whether `scores` are listed with the highest first
 
     def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
         return TaskHead(width, classes, mlp, self.settled)
@@ -88,7 +89,7 @@ class Kind(ABC):
 
     def shown(self, score: float) -> str:
         """The score for people."""
-        return f"{score:.4f}"
+        return metrics.shown(self.score, score)
 
     # Learning
 
@@ -127,6 +128,10 @@ class Kind(ABC):
 
     # Answering
 
+    def scores(self, output: Tensor) -> Tensor:
+        """Of the output of one image, what each class (of each pixel) has: its probability."""
+        return output.float().softmax(0)
+
     @abstractmethod
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
         """The answer for one image, from its output: values that JSON can hold.
@@ -151,9 +156,6 @@ class Classification(Kind):
     def score_with(self, balance: str) -> str:
         return self.score if balance == "none" else "balanced_accuracy"
 
-    def shown(self, score: float) -> str:
-        return f"{score:.2%}"
-
     def losses(
         self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
     ) -> Tensor:
@@ -170,7 +172,7 @@ class Classification(Kind):
 
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
         """The `top_k` likeliest: [{"class", "probability"}, …]."""
-        best = output.float().softmax(-1).topk(min(top_k, len(names)))
+        best = self.scores(output).topk(min(top_k, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [{"class": names[i], "probability": round(p, 6)} for i, p in pairs]
 
@@ -210,12 +212,15 @@ class Multilabel(Kind):
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, settled["thresholds"].float().cpu())
 
+    def scores(self, output: Tensor) -> Tensor:
+        return output.float().sigmoid()
+
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
         """[{"class", "probability", "threshold", "present"}, …], the likeliest first.
 
         All that are present, that is reach their threshold; and others up to `top_k` in all.
         """
-        probability = output.float().sigmoid()
+        probability = self.scores(output)
         thresholds = settled["thresholds"].to(probability)
         rows = [
             {
@@ -240,6 +245,7 @@ class Regression(Kind):
     title = "R²"
     settled = ("mean", "std")
     smooths = False
+    ranked = False
 
     def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
         return NumberHead(width, classes, mlp, self.settled)
@@ -261,9 +267,13 @@ class Regression(Kind):
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.regression_metrics(kept, settled["std"].cpu().double())
 
+    def scores(self, output: Tensor) -> Tensor:
+        """The numbers themselves, in the units of the labels."""
+        return output.float()
+
     def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
         """[{"name", "value"}, …], all of them, in the units of the labels."""
-        values = output.float().tolist()
+        values = self.scores(output).tolist()
         return [{"name": n, "value": float(f"{v:.6g}")} for n, v in zip(names, values, strict=True)]
 
     def words(self, answer: Any) -> str:

@@ -26,6 +26,14 @@ TITLES = {
     "pixel_accuracy": "pixel accuracy",
 }
 
+#: Metrics that are shares of images or pixels: for people they are percentages.
+SHARES = frozenset({"accuracy", "balanced_accuracy", "top5", "pixel_accuracy"})
+
+
+def shown(name: str, value: float) -> str:
+    """A metric for people."""
+    return f"{value:.2%}" if name in SHARES else f"{value:.4f}"
+
 
 def _joined(pairs: Pairs) -> tuple[Tensor, Tensor] | None:
     found = list(pairs)
