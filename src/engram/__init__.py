@@ -13,6 +13,7 @@ The map, from the top down. A module imports only what is below it, and import-l
     model.py      MemoryViT: a trunk and the tasks attached to it
     attention.py  what a task reads of every patch
     sights.py     the passes: what the head of each task is given of images
+    pretrained.py  from_pretrained, save_pretrained, push_to_hub
     composition.py  the base of MemoryViT: add, attach, detach and save tasks
     prepared.py   what tasks bring into a pass that depends on no image
     store         engrams on disk and on the Hub
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from engram.inference.embed import embed
     from engram.inference.evaluate import evaluate
     from engram.inference.load import load_model
+    from engram.inference.pipeline import pipeline
     from engram.inference.predict import predict
     from engram.model import MemoryViT
     from engram.store.bundles import compose
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from engram.train.auto import auto
     from engram.train.callbacks import Callback
     from engram.train.fit import fit
+    from engram.train.for_trainer import ForTrainer
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
     from engram.train.trainable import train_only
@@ -71,6 +74,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "EngramError",
+    "ForTrainer",
     "MemoryViT",
     "Recipe",
     "ViT",
@@ -85,6 +89,7 @@ __all__ = [
     "load_model",
     "load_trunk",
     "merge",
+    "pipeline",
     "predict",
     "pull",
     "push",
@@ -98,6 +103,7 @@ __all__ = [
 _HOMES = {
     "Callback": "train.callbacks:Callback",
     "EngramError": "errors:EngramError",
+    "ForTrainer": "train.for_trainer:ForTrainer",
     "MemoryViT": "model:MemoryViT",
     "Recipe": "train.recipe:Recipe",
     "ViT": "vit:ViT",
@@ -117,6 +123,7 @@ _HOMES = {
     "load_model": "inference.load:load_model",
     "load_trunk": "trunks.load:load_trunk",
     "merge": "store.merging:merge",
+    "pipeline": "inference.pipeline:pipeline",
     "predict": "inference.predict:predict",
     "pull": "store.sharing:pull",
     "push": "store.sharing:push",

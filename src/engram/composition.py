@@ -14,6 +14,7 @@ from engram.images.preprocessing import Preprocessing
 from engram.prepared import Prepared
 from engram.store.engram import Engram, TrunkInfo, new_engram
 from engram.store.format import read_engram, write_engram
+from engram.store.records import Records
 from engram.store.remote import single_engram_path
 from engram.tasks.keys import check_tasks, module_name, name_tasks, task_name
 from engram.tasks.kinds import IGNORED
@@ -35,6 +36,7 @@ class Composition(nn.Module):
         self.trunk = trunk.requires_grad_(False)
         self.registry = TaskRegistry(unmasked)
         self.prepared = Prepared()
+        self._records = Records()
 
     def __repr__(self) -> str:
         height, width = self.trunk.config.image_size
@@ -202,7 +204,10 @@ class Composition(nn.Module):
             >>> model.save("flowers", "flowers.safetensors")
             PosixPath('flowers.safetensors')
         """
-        return write_engram(path, self.engram(name, metrics=metrics, recipe=recipe))
+        engram = self.engram(name, metrics=metrics, recipe=recipe)
+        written = write_engram(path, engram)
+        self._records.remember(engram)
+        return written
 
     def engram(
         self,
@@ -216,7 +221,8 @@ class Composition(nn.Module):
         Args:
             name: The task's name.
             metrics: Results to record in the header.
-            recipe: Training settings to record in the header.
+            recipe: Training settings to record in the header. Without both, the header says what it
+                said when these weights were attached or saved.
 
         Returns:
             The engram.
@@ -227,7 +233,7 @@ class Composition(nn.Module):
         """
         task = self.task(name)
         parents = {parent: self.engram(parent).content for parent in task.spec.extends}
-        return new_engram(
+        engram = new_engram(
             task.spec,
             task.tensors(),
             trunk=self.trunk,
@@ -235,6 +241,7 @@ class Composition(nn.Module):
             metrics=metrics,
             recipe=recipe,
         )
+        return self._records.restore(engram) if metrics is None and recipe is None else engram
 
     def attach(self, source: str | Path | Engram) -> Task:
         """Attach an engram, after checking that it belongs to this trunk.
@@ -270,6 +277,7 @@ class Composition(nn.Module):
         with torch.random.fork_rng(devices=[]):  # the draws are overwritten
             task = Task(engram.spec, self.trunk)
         engram.fill(task)
+        self._records.remember(engram)
         return self._put(task)
 
     def _put(self, task: Task) -> Task:

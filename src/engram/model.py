@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from engram.attention import attention
-from engram.composition import Composition
 from engram.errors import EngramError
 from engram.memory import Memory
 from engram.prepared import memory_of, sides_of
+from engram.pretrained import Pretrained
 from engram.readout import Moments
 from engram.side import Sides
 from engram.sights import BaseSight, Sight, sights, sights_from_cache
 
 
-class MemoryViT(Composition):
+class MemoryViT(Pretrained):
     """A frozen trunk and the tasks attached to it, which share one forward pass.
 
     Args:
@@ -30,6 +30,7 @@ class MemoryViT(Composition):
         trunk: The ViT.
         tasks: The attached tasks by name, parents before children.
         preprocessing: How images become pixels.
+        config: What the model is, as JSON can hold it: its trunk and the spec of every task.
 
     Examples:
         >>> model = engram.MemoryViT(engram.load_trunk("pico"))

@@ -33,7 +33,7 @@ METHODS = {
     "MemoryViT": (
         *("task", "add_task", "attach", "detach", "engram", "save", "forward", "embed"),
         "attention",
-        "load_state_dict",
+        *("from_pretrained", "save_pretrained", "push_to_hub", "load_state_dict"),
     ),
     "ViT": ("tokens", "forward", "fingerprint"),
 }
@@ -45,7 +45,11 @@ def public() -> Iterator[tuple[str, Any]]:
         thing = operator.attrgetter(name)(engram)
         yield name, thing
         for method in METHODS.get(name, ()):
-            yield f"{name}.{method}", inspect.getattr_static(thing, method)
+            found = inspect.getattr_static(thing, method)
+            yield (
+                f"{name}.{method}",
+                found if isinstance(found, property) else getattr(thing, method),
+            )
 
 
 PUBLIC = dict(public())

@@ -196,6 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def read(self, path: str) -> None:
         store = self.store
+        if path == "/api/whoami-v2":
+            known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+            return self.answer(200 if known else 401, {"name": "ann"} if known else {"error": "no"})
         match = re.fullmatch(
             r"(?:/api/models)?/([^/]+/[^/]+?)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path
         )

@@ -55,3 +55,7 @@ def test_what_the_hub_refuses_is_a_sentence(
     with pytest.raises(EngramError, match=expected) as refused:
         hub.fetch("owner/name", ["config.json"], "v9")
     assert "\n" not in str(refused.value)
+
+
+def test_a_name_with_an_owner_is_whole() -> None:
+    assert hub.own_repo("ann/garden") == "ann/garden"

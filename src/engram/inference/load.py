@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from engram.model import MemoryViT
-from engram.store.bundles import load_trunk_of, read_engrams
+from engram.store.bundles import read_engrams
 from engram.util.hub import PathOrHubId
 
 
@@ -33,7 +33,4 @@ def load_model(
         ['flowers']
     """
     engrams = read_engrams([sources] if isinstance(sources, (str, os.PathLike)) else sources)
-    model = MemoryViT(load_trunk_of(engrams[0], backbone))
-    for engram in engrams:
-        model.attach(engram)
-    return model.eval()
+    return MemoryViT.of(engrams, backbone)

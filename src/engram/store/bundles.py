@@ -153,20 +153,25 @@ def compose(
         >>> [what.spec.name for what in bundle.engrams]
         ['flowers']
     """
-    folder = Path(os.path.realpath(out))
     engrams = read_engrams(paths)
     if backbone is not None:
         trunk = load_trunk_of(engrams[0], backbone)
         for engram in engrams:
             engram.check_trunk(TrunkInfo.from_trunk(trunk), trunk.preprocessing)
+    return write_bundle(engrams, out)
+
+
+def write_bundle(engrams: Sequence[Engram], out: str | os.PathLike[str]) -> Bundle:
+    """Write engrams that fit together, parents first, as a bundle: whole or not at all."""
+    folder = Path(os.path.realpath(out))
     _check_replaceable(folder)
-    bundle = Bundle(Path(out), engrams)
+    bundle = Bundle(Path(out), tuple(engrams))
     building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
         building.mkdir(parents=True)
         for engram in engrams:
             write_engram(building / engram.file_name, engram)
-        _write_manifest(Bundle(building, engrams))
+        _write_manifest(Bundle(building, bundle.engrams))
         replace_folder(building, folder)
     except OSError as error:
         raise EngramError(

@@ -51,14 +51,14 @@ class ListedEngram:
         return f"{self.source}\n{self.engram}"
 
 
-def local_path(source: PathOrHubId) -> Path:
+def local_path(source: PathOrHubId, revision: str | None = None) -> Path:
     """The path of an engram or a bundle; what is on the Hub is downloaded and verified first.
 
     A repository without the name of a file is its bundle, or its only engram.
     """
     if not hub.is_hub_address(source):
         return Path(source)
-    address = hub.parse_hub_address(source)
+    address = hub.parse_hub_address(source, revision)
     folder, names = fetch_engrams(address)
     if address.file is None and (folder / MANIFEST).is_file():
         return folder
@@ -147,7 +147,7 @@ def fetch_engrams(address: HubAddress) -> tuple[Path, list[str]]:
         raise EngramError(
             f"The Hub repository {address.repo} has no {', '.join(missing) or 'engrams'} at "
             f"{address.revision or 'main'} ({folder.name[:12]}), or it is not in the cache; there "
-            f"is {printable(available)}."
+            f"is {printable(available)}. A ViT itself is loaded with engram.load_trunk."
         )
     if address.content is not None and len(names) != 1:
         raise EngramError(

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -90,6 +91,53 @@ def parse_hub_address(source: PathOrHubId, revision: str | None = None) -> HubAd
     return replace(address, revision=revision or address.revision)
 
 
+# Access
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the Hub is asked, in the words of huggingface_hub and with their meaning there."""
+
+    token: str | bool | None = None  # by default that of `hf auth login` or HF_TOKEN
+    cache_dir: PathOrHubId | None = None  # by default HF_HUB_CACHE
+    local_files_only: bool = False
+    force_download: bool = False
+
+
+_ACCESS: ContextVar[Access] = ContextVar("access", default=Access())  # noqa: B039 (it is frozen)
+
+
+@contextmanager
+def access(how: Access) -> Iterator[None]:
+    """Ask the Hub like this inside: for engrams, and for the trunk that they name."""
+    before = _ACCESS.set(how)
+    try:
+        yield
+    finally:
+        _ACCESS.reset(before)
+
+
+def own_repo(name: str) -> str:
+    """`owner/name` for a name without an owner: the user whom the token belongs to."""
+    if "/" in name:
+        return name
+    with _explain_upload_errors(name, None):
+        owner: str = HfApi(token=_token_to_write(name)).whoami()["name"]
+    return f"{owner}/{name}"
+
+
+def _token_to_write(repo: str) -> str:
+    given = _ACCESS.get().token
+    token = get_token() if given is None or given is True else given
+    if not token:
+        raise EngramError(
+            f"No token for {constants.ENDPOINT} was found, so nothing can be sent to {repo}; log "
+            "in with `hf auth login`, or set HF_TOKEN to a token with write access. "
+            f"{spell('dry_run', True)} needs no token."
+        )
+    return token
+
+
 # Download
 
 
@@ -122,6 +170,7 @@ def fetch(
             snapshot_download(
                 repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(ignore),
                 tqdm_class=None if progress is None else _reporting_bar(progress, repo),
+                **vars(_ACCESS.get()),
             )
         )  # fmt: skip
 
@@ -187,11 +236,13 @@ def _explain_fetch_errors(repo: str, revision: str | None, may_be_path: bool) ->
     except RevisionNotFoundError as error:
         raise _no_revision(repo, revision) from error
     except LocalEntryNotFoundError as error:
+        how = _ACCESS.get()
         why = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "no network"
+        why = spell("local_files_only", True) if how.local_files_only else why
         what = f"There is no file or folder {repo!r}, and as a Hub id it" if may_be_path else at
         raise EngramError(
-            f"{what} is not completely in the cache ({constants.HF_HUB_CACHE}), and "
-            f"{constants.ENDPOINT} could not be reached: {why}. Connect once, or {by_hand}."
+            f"{what} is not completely in the cache ({how.cache_dir or constants.HF_HUB_CACHE}), "
+            f"and {constants.ENDPOINT} could not be reached: {why}. Connect once, or {by_hand}."
         ) from error
     except Exception as error:  # whatever else the network or the disk raises
         raise EngramError(
@@ -232,13 +283,7 @@ def upload(
     Other engrams in the repository are an error, because the new card would not describe them.
     With `replace` they are deleted in the same commit.
     """
-    if get_token() is None:
-        raise EngramError(
-            f"No token for {constants.ENDPOINT} was found, so nothing can be sent to {repo}; log "
-            "in with `hf auth login`, or set HF_TOKEN to a token with write access. "
-            f"{spell('dry_run', True)} needs no token."
-        )
-    api = HfApi()
+    api = HfApi(token=_token_to_write(repo))
     with _explain_upload_errors(repo, revision):
         api.create_repo(repo, private=private, exist_ok=True)
         if revision is not None:

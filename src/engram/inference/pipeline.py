@@ -1,0 +1,232 @@
+"""Answers in the form of transformers' pipelines: lists of `{"label", "score"}`, or of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.images.decode import BadImage, ImageSource, image_size
+from engram.images.given import GivenImage, as_array, decodable, image_name, is_one_image
+from engram.images.preprocessing import Preprocessing
+from engram.images.views import evaluation_box, evaluation_view
+from engram.inference.engine import TorchEngine, on_cpu, pixels_of
+from engram.inference.predict import answered_names, kind_of
+from engram.model import MemoryViT
+from engram.util.hub import PathOrHubId
+from engram.util.processes import Team
+from engram.vit import ViT
+
+_MAX_DOWNLOAD = 2**28  # bytes of an image that is given by its URL
+_SECONDS = 60  # without an answer
+
+
+def pipeline(
+    model: MemoryViT | PathOrHubId,
+    *,
+    task: str | Sequence[str] | None = None,
+    top_k: int | None = 5,
+    batch_size: int = 1,
+    device: str = "auto",
+    trunk: ViT | PathOrHubId | None = None,
+) -> Pipeline:
+    """A bundle as a function of images, which answers in the form of transformers' pipelines.
+
+    Args:
+        model: A bundle or an engram, as `MemoryViT.from_pretrained` takes it, or a model.
+        task: The task to answer, or several; `"base"` is the trunk's own head. By default all tasks
+            that are attached, or `"base"` if there are none.
+        top_k: Number of classes to return. None returns all.
+        batch_size: Images in a batch. The first answer comes when its batch is full.
+        device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        trunk: The trunk, or its path or Hub id, if it is not where the bundle says.
+
+    Returns:
+        A function. It takes a path, an `http://` or `https://` URL, an image of Pillow, an array
+        or a tensor, and gives the answer for it: `[{"label", "score"}, …]`, the highest score
+        first. The scores of a multilabel task are independent of each other; those of a regression
+        are its numbers, in their order. Segmentation gives `[{"score": None, "label", "mask"}, …]`
+        for each class that occurs: the mask is an image of Pillow, 255 where the class is, of the
+        size of the image. What the preprocessing cuts off at the border is in no mask. Several
+        tasks are answered by name: `{"flowers": […], "roses": […]}`. A list of images gives a list
+        of answers, and a generator or dataset an iterator that reads on as it is asked. `task`,
+        `top_k` and `batch_size` can also be given to the call.
+
+    Raises:
+        EngramError: There is no such bundle or task; when it is called, an image cannot be read.
+
+    Examples:
+        >>> classify = engram.pipeline("flowers.safetensors")
+        >>> answer = classify("photos/test/rose/0.png")
+        >>> sorted(answer[0])
+        ['label', 'score']
+        >>> len(classify(["photos/test/rose/0.png", torch.rand(3, 48, 64)], top_k=1))
+        2
+    """
+    if not isinstance(model, MemoryViT):
+        model = MemoryViT.from_pretrained(model, trunk=trunk)
+    elif trunk is not None:
+        raise EngramError("trunk is given together with a model, which has its own; leave it out.")
+    engine = TorchEngine(model, device=Team(device).device)
+    return Pipeline(engine, _Settings(task, top_k, batch_size).checked(model))
+
+
+@dataclass(frozen=True)
+class _Settings:
+    task: str | Sequence[str] | None
+    top_k: int | None
+    batch_size: int
+
+    def checked(self, model: MemoryViT) -> _Settings:
+        for name in ("top_k", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EngramError(f"{name} is {value}; give at least 1.")
+        self.names(model)
+        return self
+
+    def names(self, model: MemoryViT) -> list[str]:
+        if isinstance(self.task, str):
+            return answered_names(model, [self.task])
+        return answered_names(model, self.task or list(model.tasks) or ["base"])
+
+    def by_name(self, names: Sequence[str]) -> bool:
+        """Whether answers have the names of their tasks: not of one alone."""
+        return len(names) > 1 or not (self.task is None or isinstance(self.task, str))
+
+
+class Pipeline:
+    """What `pipeline` returns; `model` is the model that answers."""
+
+    def __init__(self, engine: TorchEngine, settings: _Settings) -> None:
+        self.model, self._engine, self._settings = engine.model, engine, settings
+
+    def __call__(self, images: GivenImage | Iterable[GivenImage], **options: Any) -> Any:
+        """The answer for an image, a list of answers for a list, an iterator for an iterable."""
+        if wrong := options.keys() - vars(self._settings):
+            known = ", ".join(vars(self._settings))
+            raise EngramError(f"A pipeline does not take {min(wrong)}; it takes {known}.")
+        settings = replace(self._settings, **options).checked(self.model)
+        if is_one_image(images):
+            return next(self._answers(iter([images]), settings))
+        answers = self._answers(_each(images), settings)
+        is_list = isinstance(images, (list, tuple)) or as_array(images) is not None
+        return list(answers) if is_list else answers
+
+    def _answers(self, images: Iterator[GivenImage], settings: _Settings) -> Iterator[Any]:
+        numbered = enumerate(images)
+        while some := list(islice(numbered, settings.batch_size)):
+            yield from self._answer_batch(some, settings)
+
+    def _answer_batch(
+        self, images: Sequence[tuple[int, GivenImage]], settings: _Settings
+    ) -> Iterator[Any]:
+        model, preprocessing = self.model, self.model.preprocessing
+        names = settings.names(model)
+        sources = [_source(image, i) for i, image in images]
+        views = [
+            torch.from_numpy(evaluation_view(source, preprocessing, name=name))
+            for name, source in sources
+        ]
+        outputs = on_cpu(
+            self._engine.run(pixels_of(views, preprocessing, self._engine.device), names)
+        )
+        for row, (image, source) in enumerate(sources):
+            answers = {}
+            for name in names:
+                output = outputs[name][row]
+                if not output.isfinite().all():
+                    raise EngramError(
+                        f"{image}: the output of {name!r} is not finite; train the task again."
+                    )
+                answers[name] = self._answer(name, output, source, settings.top_k)
+            yield answers if settings.by_name(names) else answers[names[0]]
+
+    def _answer(
+        self, name: str, output: Tensor, source: ImageSource, top_k: int | None
+    ) -> list[dict[str, Any]]:
+        """What a task says about one image, from its row of the outputs."""
+        model, kind = self.model, kind_of(self.model, name)
+        labels = model.trunk.class_names if name == "base" else model.task(name).spec.classes
+        if kind.per_pixel:
+            classes = _on_image(output, image_size(source), model.preprocessing)
+            found = [int(c) for c in np.unique(classes) if c >= 0]
+            return [
+                {
+                    "score": None,
+                    "label": labels[c],
+                    "mask": Image.fromarray(np.where(classes == c, 255, 0).astype(np.uint8)),
+                }
+                for c in found
+            ]
+        scores = kind.scores(output)
+        order: Sequence[int] = range(len(labels))
+        if kind.ranked:
+            order = scores.argsort(descending=True, stable=True)[:top_k].tolist()
+        return [{"label": labels[i], "score": scores[i].item()} for i in order]
+
+
+def _each(images: Any) -> Iterator[GivenImage]:
+    """Images one after the other: of an iterable, or of a dataset that has only numbered items."""
+    if isinstance(images, dict):
+        raise EngramError("Images were given as a dict; give its images, one by one or as a list.")
+    if isinstance(images, Sized) and hasattr(images, "__getitem__"):
+        return (images[i] for i in range(len(images)))
+    if not isinstance(images, Iterable):
+        raise EngramError(
+            f"Images were given as {type(images).__name__}; give a path, a URL, an image of "
+            "Pillow, an array, a tensor, or an iterable of these."
+        )
+    return iter(images)
+
+
+def _source(image: GivenImage, i: int) -> tuple[str, ImageSource]:
+    """The name of an image for errors, and what to decode."""
+    name = image_name(image, f"images[{i}]")
+    if isinstance(image, str) and image.startswith(("http://", "https://")):
+        return name, _download(image)
+    return name, decodable(image, name)
+
+
+def _download(url: str) -> bytes:
+    try:
+        with urlopen(url, timeout=_SECONDS) as response:
+            data: bytes = response.read(_MAX_DOWNLOAD + 1)
+    except (OSError, ValueError) as error:
+        raise BadImage(f"{url}: it cannot be downloaded ({error})") from error
+    if len(data) > _MAX_DOWNLOAD:
+        raise BadImage(f"{url}: more than the limit of {_MAX_DOWNLOAD // 2**20} MB")
+    return data
+
+
+def _on_image(
+    output: Tensor, size: tuple[int, int], preprocessing: Preprocessing
+) -> npt.NDArray[np.int64]:
+    """The class of every pixel of an image of this (width, height); -1 where it was cut off.
+
+    Logits are resized as transformers does, but class by class: there may be hundreds of them.
+    """
+    width, height = size
+    left, top, right, bottom = map(round, evaluation_box(width, height, preprocessing))
+    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+    best, classes = None, torch.zeros(bottom - top, right - left, dtype=torch.long)
+    for c, logits in enumerate(output):
+        resized = F.interpolate(logits[None, None], classes.shape, mode="bilinear")[0, 0]
+        if best is None:
+            best = resized
+            continue
+        classes[resized > best] = c
+        best = torch.maximum(best, resized)
+    whole = np.full((height, width), -1, dtype=np.int64)
+    whole[top:bottom, left:right] = classes.numpy()
+    return whole
