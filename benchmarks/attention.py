@@ -93,13 +93,14 @@ def measure(model: engram.MemoryViT) -> tuple[Mapping[tuple[str, str], Tensor], 
 def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
     """Attention rollout (Abnar and Zuidema, 2020) of a class token: (images, rows, columns)."""
     trunk, x = model.trunk, model.trunk.embed(pixels)
+    rotation = trunk.rotation(pixels.shape[-2:], x.shape[1])
     layers: list[Tensor] = []
 
     def see(layer: int, normed: Tensor) -> None:
-        q, k, _ = trunk.layers[layer].project(normed)
+        q, k, _ = trunk.layers[layer].project(normed, rotation)
         layers.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1))
 
-    trunk.encode(x, see)
+    trunk.encode(x, pixels.shape[-2:], see)
     reads: list[tuple[Tensor, Tensor]] = []
 
     def watch(layer: int, to_trunk: Tensor, to_tokens: Tensor, *others: object) -> None:
@@ -108,7 +109,7 @@ def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
         reads.append((of_trunk / total, itself / total))
 
     if who != "base":
-        forward_fast(trunk, x, model.memory([who]), 0, watch)
+        forward_fast(trunk, x, model.memory([who]), 0, watch, rotation=rotation)
     flow = torch.eye(x.shape[1]).expand(len(x), -1, -1)
     own = x.new_zeros(len(x), x.shape[1])
     for layer, weights in enumerate(layers):

@@ -233,7 +233,7 @@ def logits_of(pico: ViT, batch: Batch) -> Tensor:
     if batch.seen.shape[1] < x.shape[1] - 1:
         patches = x[:, 1:].gather(1, batch.seen[:, :, None].expand(-1, -1, x.shape[2]))
         x = torch.cat([x[:, :1], patches], dim=1)
-    raw = pico.encode(x)
+    raw = pico.encode(x, batch.pixels.shape[-2:])
     assert pico.head is not None
     logits: Tensor = pico.head(raw, pico.norm(raw))
     return logits

@@ -144,7 +144,7 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
     assert seen.weights.shape == (2, 1, *(side // trunk.config.patch for side in (32, 32)))
     climb = model.sides(["b"]).begin()
     with torch.no_grad():
-        final = trunk.norm(trunk.encode(trunk.embed(pixels), climb.see))
+        final = trunk.norm(trunk.encode(trunk.embed(pixels), pixels.shape[-2:], climb.see))
         climb.see(trunk.config.depth, final)
         patches = climb.of("b")[:, trunk.config.prefix :]
         read = torch.einsum("bp,bpr->br", seen.weights.flatten(1), patches)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.support import passes, reference
 from tests.support.passes import Pass, loss, normed_of_every_layer
 from tests.support.strategies import (
+    FAMILY_OPTIONS,
     Node,
     as_reference,
     attach_graph,
+    every_family,
     expected,
     graphs,
     name_of,
@@ -46,8 +48,10 @@ def from_cache(tokens: bool) -> Pass:
         with torch.no_grad():
             layers = normed_of_every_layer(model.trunk, pixels)
         streams = model.memory(list(model.tasks))
-        with mock.patch.object(memory, "reads_tokens", return_value=tokens):
-            y = memory.from_normed(model.trunk, layers, streams)
+        rotation = model.trunk.rotation(pixels.shape[-2:], layers[0].shape[1])
+        can = tokens and rotation is None
+        with mock.patch.object(memory, "reads_tokens", return_value=can):
+            y = memory.from_normed(model.trunk, layers, streams, rotation)
         own = streams.split(model.trunk.norm(y))
         return {name: model.task(name).head(own[name].mean(1)) for name in model.tasks}
 
@@ -67,6 +71,7 @@ PATHS = {
 @example(options={}, nodes=DIAMOND)
 @example(options={}, nodes=[Node(cells=0)])
 @example(options={}, nodes=[Node(), Node()])
+@every_family(nodes=DIAMOND)
 def test_every_path_gives_the_logits_of_the_reference(
     path: str, options: dict[str, Any], nodes: list[Node]
 ) -> None:
@@ -82,6 +87,7 @@ def test_every_path_gives_the_logits_of_the_reference(
 @settings(max_examples=20)
 @given(options=trunk_options(), nodes=graphs())
 @example(options={}, nodes=DIAMOND)
+@example(options=FAMILY_OPTIONS["dinov3"], nodes=DIAMOND)
 def test_every_path_gives_the_gradients_of_the_reference(
     path: str, options: dict[str, Any], nodes: list[Node]
 ) -> None:
@@ -98,6 +104,7 @@ def test_every_path_gives_the_gradients_of_the_reference(
 @settings(max_examples=5)
 @given(options=trunk_options(), nodes=graphs())
 @example(options={}, nodes=DIAMOND)
+@example(options=FAMILY_OPTIONS["dinov3"], nodes=DIAMOND)
 def test_single_precision_stays_within_a_hundred_thousandth(
     path: str, options: dict[str, Any], nodes: list[Node]
 ) -> None:
@@ -200,7 +207,9 @@ def test_full_attention_is_the_reference(
     values = torch.randn(layers, cells, width, dtype=torch.float64, requires_grad=True)
     adapters = scatter(Adapters(depth, width, adapter).double()) if adapter else None
     bank = Bank([(range(1), adapters)], 1) if adapters else None
-    x = memory.full_attention(vit, vit.embed(pixels), values, update, bank)
+    embedded = vit.embed(pixels)
+    rotation = vit.rotation(pixels.shape[-2:], embedded.shape[1])
+    x = memory.full_attention(vit, embedded, values, update, bank, rotation=rotation)
     down, up = (adapters.down, adapters.up) if adapters else (None, None)
     wanted = torch.stack(
         [reference.unmasked(vit, p, None, values, update, down, up) for p in pixels]
@@ -222,9 +231,9 @@ def test_keys_and_values_of_cells_are_made_once_a_pass_not_once_an_image(
     rows: list[int] = []
     real = Block.keys_values
 
-    def counted(block: Block, normed: Tensor) -> tuple[Tensor, Tensor]:
+    def counted(block: Block, normed: Tensor, *rotation: Any) -> tuple[Tensor, Tensor]:
         rows.append(normed.shape[0] * normed.shape[1])
-        return real(block, normed)
+        return real(block, normed, *rotation)
 
     monkeypatch.setattr(Block, "keys_values", counted)
     with torch.no_grad():

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from tests.support.errors import refuses
 from tests.support.strategies import (
     FAMILY,
+    FAMILY_OPTIONS,
     MIXED,
     SHARING,
     SIDE_FAMILY,
     Node,
     ancestors,
+    every_family,
     graphs,
     model_of,
     name_of,
@@ -60,6 +62,7 @@ def pixels() -> Tensor:
 @example(options={"registers": 1, "head": HeadConfig(3, "distilled")}, nodes=FAMILY)
 @example(options={"head": HeadConfig(3, hidden=True, raw=True)}, nodes=FAMILY)
 @example(options={"class_token": False, "head": HeadConfig(3, "attention")}, nodes=FAMILY)
+@every_family(nodes=MIXED)
 def test_base_is_the_plain_trunk_with_any_tasks_attached(
     options: dict[str, Any], nodes: list[Node]
 ) -> None:
@@ -85,16 +88,21 @@ def test_base_is_the_plain_trunk_beside_a_task_that_changes_the_trunk(pixels: Te
 
 
 @settings(max_examples=25)
-@given(nodes=graphs(least=2, most=6, families=SHARING), data=st.data())
+@given(
+    family=st.sampled_from(["plain", *FAMILY_OPTIONS]),
+    nodes=graphs(least=2, most=6, families=SHARING),
+    data=st.data(),
+)
 def test_a_task_does_not_depend_on_unrelated_tasks_or_the_order_of_attachment(
-    nodes: list[Node], data: st.DataObject
+    family: str, nodes: list[Node], data: st.DataObject
 ) -> None:
-    everybody, pixels = model_of(nodes), some_pixels(dtype=torch.float32)
+    options = FAMILY_OPTIONS.get(family, {})
+    everybody, pixels = model_of(nodes, **options), some_pixels(dtype=torch.float32)
     chosen = data.draw(st.permutations(range(len(nodes))))[: data.draw(st.integers(1, 3))]
     order: list[int] = []
     for position in chosen:  # with all that it needs, in an order of its own
         order += [i for i in lineage(nodes, position, data) if i not in order]
-    few = model_of(nodes, order)
+    few = model_of(nodes, order, **options)
     with torch.no_grad():
         for exact in (False, True):
             many_logits, few_logits = everybody(pixels, exact=exact), few(pixels, exact=exact)

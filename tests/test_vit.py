@@ -176,7 +176,7 @@ def test_heads() -> None:
 
     def head(**options: Any) -> tuple[ViT, Tensor, Tensor]:
         trunk = random_trunk(registers=1, head=HeadConfig(**options))
-        raw = trunk.encode(trunk.embed(pixels))
+        raw = trunk.encode(trunk.embed(pixels), pixels.shape[-2:])
         return trunk, raw, trunk.norm(raw)
 
     trunk, _, tokens = head(classes=0)

@@ -25,6 +25,7 @@ The map, from the top down. A module imports only what is below it, and import-l
     adapters.py   the bottleneck adapters of the paper's comparison
     trunks        other people's ViT files become a trunk
     vit.py        the ViT itself
+    positions.py  rotary positions, and waves
     images        decode, preprocess, augment
     util          files, text, processes, the Hub
     errors.py     what users see when something is wrong

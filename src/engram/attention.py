@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from engram.errors import EngramError
 from engram.memory import forward_fast
@@ -83,7 +83,7 @@ def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
 def _pooled(model: MemoryViT, name: str, pixels: Tensor) -> _Maps:
     """Each row of a side is of one trunk token; l is 1."""
     trunk, climb = model.trunk, model.sides([name]).begin()
-    tokens = trunk.norm(trunk.encode(trunk.embed(pixels), climb.see))
+    tokens = trunk.norm(trunk.encode(trunk.embed(pixels), pixels.shape[-2:], climb.see))
     climb.see(trunk.config.depth, tokens)
     by_query, rows = climb.weights(name), climb.of(name)  # (b, queries, n), (b, n, r)
     towards = F.normalize((by_query @ rows).flatten(1)).view(len(rows), -1, rows.shape[2])
@@ -103,8 +103,12 @@ def _contribution(block: Block, weights: Tensor, values: Tensor, read: Tensor) -
     By the weights (b, h, s, n); averaged over the class tokens.
     """
     scale = 1 if block.scale1 is None else block.scale1
-    towards = F.normalize(block.proj(read) * scale, dim=2) * scale
-    towards = split_heads(towards @ block.proj.weight, block.heads)  # (b, h, s, d)
+    towards = F.normalize(block.add_up(read) * scale, dim=2) * scale @ block.proj.weight
+    if isinstance(block.read_norm, nn.LayerNorm):  # as far as it is linear: at what was read
+        spread = read.var(2, correction=0, keepdim=True).add(block.read_norm.eps).sqrt()
+        towards = towards * block.read_norm.weight / spread
+        towards = towards - towards.mean(2, keepdim=True)
+    towards = split_heads(towards, block.heads)  # (b, h, s, d)
     return (weights * (towards @ values.mT)).sum(1).clamp(min=0).mean(1)
 
 
@@ -135,7 +139,9 @@ def _masked(model: MemoryViT, task: Task, pixels: Tensor) -> _Maps:
         extended = old_tokens.sum(1) + old_cells.sum(1)
         shares.append(torch.stack([*(part.sum(1) for part in parts), extended], dim=1))
 
-    forward_fast(model.trunk, model.trunk.embed(pixels), memory, 0, watch)
+    x = model.trunk.embed(pixels)
+    rotation = model.trunk.rotation(pixels.shape[-2:], x.shape[1])
+    forward_fast(model.trunk, x, memory, 0, watch, rotation=rotation)
     return torch.stack(patches, 1), torch.stack(contributions, 1), torch.stack(shares, 1)
 
 

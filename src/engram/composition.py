@@ -281,7 +281,7 @@ class Composition(nn.Module):
         return self._put(task)
 
     def _put(self, task: Task) -> Task:
-        self.registry.put(task.to(self.trunk.position.device))
+        self.registry.put(task.to(self.trunk.device))
         self._refresh()
         return task.train(self.training)
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from engram.adapters import Adapters, Bank
+from engram.positions import Rotation
 from engram.util.devices import to_device
 from engram.vit import Attend, Block, See, ViT, merge_heads
 
@@ -293,11 +294,13 @@ def forward_fast(
     keep: int,
     watch: Watch | None = None,
     see: See | None = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All streams share each layer's matrix products: the fast path, for inference.
 
     Only the first `keep` trunk tokens are wanted at the end, so the last layer computes no others.
     `watch` is called with every layer's attention weights, `see` with the trunk's normed tokens.
+    The `rotation` is the trunk's, for these n tokens; class tokens and cells are not turned.
     """
     n = x.shape[1]
     x = torch.cat([x, memory.start(x.shape[0])], dim=1)
@@ -310,7 +313,7 @@ def forward_fast(
         ) -> Tensor:
             if see is not None:
                 see(layer, normed[:, :n])
-            q, k, v = block.project(normed)
+            q, k, v = block.project(normed, rotation)
             trunk = KeysValues(k[:, :, :n], v[:, :, :n])
             own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
             read = memory.attend_keys(layer, block, *own, trunk, watch)
@@ -333,9 +336,16 @@ class TrunkPass:
     """
 
     def __init__(
-        self, vit: ViT, x: Tensor, keep: int, lean: bool = False, see: See | None = None
+        self,
+        vit: ViT,
+        x: Tensor,
+        keep: int,
+        lean: bool = False,
+        see: See | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
         self.vit, self.tokens, self.keep, self.lean, self.see = vit, x, keep, lean, see
+        self.rotation = rotation
 
     def __iter__(self) -> Iterator[TrunkView]:
         x = self.tokens
@@ -347,7 +357,7 @@ class TrunkPass:
             ) -> Tensor:
                 if self.see is not None:
                     self.see(layer, normed)
-                q, k, v = block.project(normed)
+                q, k, v = block.project(normed, self.rotation)
                 taken.append(Normed(normed, lean=True) if self.lean else KeysValues(k, v))
                 return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
@@ -357,7 +367,10 @@ class TrunkPass:
         if not self.keep:
             block = self.vit.layers[-1]
             last = block.norm1(x)
-            yield Normed(last, lean=True) if self.lean else KeysValues(*block.keys_values(last))
+            if self.lean:
+                yield Normed(last, lean=True)
+            else:
+                yield KeysValues(*block.keys_values(last, self.rotation))
 
 
 def forward_tasks(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
@@ -381,8 +394,11 @@ def reads_lean(vit: ViT, n: int, memory: Memory) -> bool:
     """Whether tasks that train beside a running trunk of n tokens should read it `lean`.
 
     Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
-    this halves the memory of a step; it is done while it adds less than a twentieth of work.
+    this halves the memory of a step; it is done while it adds less than a twentieth of work. Keys
+    that are turned cannot be left out: each has a query of its own.
     """
+    if vit.config.rotary is not None:
+        return False
     work = 3 * _in_width(vit, n, len(memory.token))  # forward, once more, and back
     return work < 12 * n * vit.config.width**2 / 20
 
@@ -390,8 +406,11 @@ def reads_lean(vit: ViT, n: int, memory: Memory) -> bool:
 def reads_tokens(vit: ViT, n: int, s: int, passes: int) -> bool:
     """Whether it is cheaper that s class tokens read n cached tokens as they are.
 
-    With many class tokens it is cheaper to make keys and values of the trunk, once for all.
+    With many class tokens it is cheaper to make keys and values of the trunk, once for all. Keys
+    that are turned have to be made.
     """
+    if vit.config.rotary is not None:
+        return False
     width = vit.config.width
     keys = 2 * n * width**2 + passes * s * 2 * n * width
     return passes * _in_width(vit, n, s) < keys
@@ -406,7 +425,9 @@ def _in_width(vit: ViT, n: int, s: int) -> int:
     return s * (2 * width**2 + 2 * vit.config.heads * n * width)
 
 
-def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
+def from_normed(
+    vit: ViT, layers: Sequence[Tensor], memory: Memory, rotation: Rotation | None = None
+) -> Tensor:
     """`forward_tasks` for a trunk that was cached: its normed tokens (b, n, D) of every layer."""
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
     views: Iterable[TrunkView]
@@ -414,7 +435,7 @@ def from_normed(vit: ViT, layers: Sequence[Tensor], memory: Memory) -> Tensor:
         views = map(Normed, layers)
     else:
         pairs = zip(layers, vit.layers, strict=True)
-        views = (KeysValues(*block.keys_values(normed)) for normed, block in pairs)
+        views = (KeysValues(*block.keys_values(normed, rotation)) for normed, block in pairs)
     return forward_tasks(vit, views, memory, len(layers[0]))
 
 
@@ -425,6 +446,7 @@ def full_attention(
     update: str = "fresh",
     bank: Bank | None = None,
     watch: WatchFirst | None = None,
+    rotation: Rotation | None = None,
 ) -> Tensor:
     """Every token reads the cells (l, m, D): best for one task, and the old outputs change.
 
@@ -440,13 +462,15 @@ def full_attention(
         elif update == "add":
             x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
         fresh = cells[layer] if update == "fresh" else None
-        x = block(x, _reads_cells(fresh, watch), bank.at(layer) if bank else None)
+        x = block(x, _reads_cells(fresh, watch, rotation), bank.at(layer) if bank else None)
     return x[:, :n]
 
 
-def _reads_cells(cells: Tensor | None, watch: WatchFirst | None) -> Attend:
+def _reads_cells(
+    cells: Tensor | None, watch: WatchFirst | None, rotation: Rotation | None
+) -> Attend:
     def attend(block: Block, normed: Tensor) -> Tensor:
-        q, k, v = block.project(normed)
+        q, k, v = block.project(normed, rotation)
         if cells is not None and len(cells):
             cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
             k = torch.cat([k, cell_k.expand(k.shape[0], -1, -1, -1)], dim=2)

@@ -179,7 +179,8 @@ class MemoryViT(Pretrained):
 
         `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last.
         Tasks that read all of the last tokens need the `final` normed ones (b, n, D), too, and
-        those that answer for every pixel the (height, width) of the images.
+        those that answer for every pixel the (height, width) of the images. So does a trunk with
+        rotary positions, unless they have the size of the preprocessing.
         """
         seen = sights_from_cache(self, layers, pooled, tasks, final, size)
         return {name: self._head(name, sight) for name, sight in seen.items()}
@@ -192,7 +193,7 @@ class MemoryViT(Pretrained):
     def moments(self, pixels: Tensor) -> Tensor:
         """What a `readout` of all layers sees of these images: (b, features)."""
         moments = Moments(self.trunk)
-        raw = self.trunk.encode(self.trunk.embed(pixels), moments.see)
+        raw = self.trunk.encode(self.trunk.embed(pixels), pixels.shape[-2:], moments.see)
         moments.see(self.trunk.config.depth, self.trunk.norm(raw))
         return moments.last(len(moments.layers))
 
@@ -218,6 +219,9 @@ class MemoryViT(Pretrained):
         masked = [n for n in tasks if n != "base" and fixed.task(n).spec.parts.masked]
         side = [n for n in tasks if n != "base" and fixed.task(n).spec.parts.side]
         with torch.no_grad():
+            for trunk in (fixed.trunk, *(task.trunk for task in fixed.tasks.values())):
+                if trunk is not None:
+                    trunk.keep_positions()
             if masked:
                 memory = fixed.prepared.constant = fixed.memory(masked)
                 for layer, block in enumerate(fixed.trunk.layers):

@@ -122,5 +122,5 @@ def _versions(trunk: ViT, tasks: TaskRegistry, closure: Sequence[str]) -> object
         parameters += trunk.pre_norm.parameters()
     for name in closure:
         parameters += tasks[name].parameters()
-    cast = autocast_dtype(trunk.position.device)
+    cast = autocast_dtype(trunk.device)
     return cast, tuple(map(version, parameters))

@@ -71,14 +71,15 @@ def _sights_together(
     see = readers.see if readers else None
     whole = exact or per_pixel or see is not None
     keep = x.shape[1] if whole else _trunk_tokens_needed(model.trunk, others, x.shape[1])
+    rotation = model.trunk.rotation(size, x.shape[1])
     streams: dict[str, Tensor] = {}  # (b, k, D)
     if not masked:
-        raw = model.trunk.encode(x, see)
+        raw = model.trunk.encode(x, size, see)
     elif exact or builds_graph(model.registry, masked, x):
         groups = [[name] for name in masked] if exact else [masked]
         memories = [_memory(model, group, x) for group in groups]
         lean = not exact and reads_lean(model.trunk, x.shape[1], memories[0])
-        trunk = TrunkPass(model.trunk, x, keep, lean, see)
+        trunk = TrunkPass(model.trunk, x, keep, lean, see, rotation)
         views = list(trunk) if len(groups) > 1 else trunk
         for group, memory in zip(groups, memories, strict=True):
             computed = memory.split(forward_tasks(model.trunk, views, memory, len(x)))
@@ -86,7 +87,7 @@ def _sights_together(
         raw = trunk.tokens
     else:
         memory = _memory(model, masked, x)
-        raw, y = forward_fast(model.trunk, x, memory, keep, see=see)
+        raw, y = forward_fast(model.trunk, x, memory, keep, None, see, rotation)
         streams = memory.split(y)
     tokens = model.trunk.norm(raw) if others or per_pixel else raw
     if readers:
@@ -116,7 +117,9 @@ def sights_from_cache(
     streams: dict[str, Tensor] = {}
     if masked:
         memory = _memory(model, masked, pooled)
-        streams = memory.split(model.trunk.norm(from_normed(model.trunk, layers, memory)))
+        rotation = model.trunk.rotation(size or model.preprocessing.size, layers[0].shape[1])
+        own = from_normed(model.trunk, layers, memory, rotation)
+        streams = memory.split(model.trunk.norm(own))
     readers = _readers(model, tasks, pooled)
     if readers:
         assert final is not None
@@ -187,17 +190,17 @@ def tokens_alone(
 
     `watch` is called as by `full_attention`.
     """
-    config = model.trunk.config
-    cells = model.trunk.position.new_empty(config.depth, 0, config.width)
+    trunk = model.trunk if task is None or task.trunk is None else task.trunk
+    x = trunk.embed(pixels, None if task is None else task.class_token)
+    rotation = trunk.rotation(pixels.shape[-2:], x.shape[1])
+    cells = x.new_empty(trunk.config.depth, 0, trunk.config.width)
     if task is None:
-        return full_attention(model.trunk, model.trunk.embed(pixels), cells, watch=watch)
-    trunk = model.trunk if task.trunk is None else task.trunk
-    x = trunk.embed(pixels, task.class_token)
+        return full_attention(trunk, x, cells, watch=watch, rotation=rotation)
     bank = Bank([(range(1), task.adapters)], 1) if task.adapters is not None else None
     if task.cells is not None:
         others = [t.cells for t in model.registry.values() if t is not task]
         cells = torch.cat([task.cells, *(o for o in others if o is not None)], 1)
-    return full_attention(trunk, x, cells, task.spec.update, bank, watch)
+    return full_attention(trunk, x, cells, task.spec.update, bank, watch, rotation)
 
 
 def _trunk_tokens_needed(trunk: ViT, names: Sequence[str], n: int) -> int:

@@ -1,7 +1,7 @@
 """One plain pre-norm Vision Transformer, the *trunk*.
 
-Options cover what the weights that `trunks` reads need (ViT, DeiT, DINO, DINOv2, CLIP,
-SigLIP, MAE); none of them is a different architecture. Axes, everywhere in the package:
+Options cover what the weights that `trunks` reads need (ViT, DeiT, DINO to DINOv3, CLIP, SigLIP,
+MAE, AIMv2, EVA-02, PE); none of them is a different architecture. Axes, everywhere in the package:
 
     b images   n tokens of the trunk   D width   h heads   d width of a head   l layers
 
@@ -14,8 +14,8 @@ Long because the whole model stands in this one file, to be read in one sitting.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
+from engram.positions import RotaryConfig, Rotation, rotation, waves
 from engram.util.devices import autocast_dtype
 from engram.util.tensors import tensors_hash, version
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "swiglu"]
 Pooling = Literal["class", "distilled", "class+mean", "mean", "attention"]
+Positions = Literal["learned", "waves", "none"]
+Norm = Literal["layer", "rms"]
+_KEPT = 8  # sizes of images whose rotary positions are kept
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,9 @@ class HeadConfig:
     hidden: bool = False  # tanh(Linear) before the classifier: Google's "pre_logits"
     norm: bool = False  # a LayerNorm after pooling: timm's "fc_norm"
     raw: bool = False  # pools the tokens before the final norm: transformers' CLIP classifier
+    pool_heads: int | None = None  # of attention pooling; None: as many as the layers
+    pool_mlp_width: int | None = None  # of attention pooling; None: as in the layers, 0: no MLP
+    pool_query: bool = True  # attention pooling projects its query, too
 
 
 @dataclass(frozen=True)
@@ -61,9 +68,17 @@ class ViTConfig:
     prefix_positions: int = 1  # how many of [class, registers…] carry a position embedding
     patch_bias: bool = True
     qkv_bias: bool = True
+    proj_bias: bool = True
+    mlp_bias: bool = True
+    norm: Norm = "layer"  # AIMv2: RMSNorm
+    patch_norm: bool = False  # AIMv2: a norm of the patches, before their positions are added
     pre_norm: bool = False  # CLIP: a LayerNorm before the first block
+    read_norm: bool = False  # EVA-02's CLIP: a norm of what attention read, before its projection
+    mlp_norm: bool = False  # EVA-02: a norm inside of the MLP, before its second projection
     layer_scale: bool = False  # DINOv2
     final_norm: bool = True
+    positions: Positions = "learned"  # what is added to the patches
+    rotary: RotaryConfig | None = None  # turns queries and keys of patches in every layer
     antialias: bool = True  # when positions are resized: timm does, transformers mostly not
     head: HeadConfig | None = None
 
@@ -106,20 +121,26 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def self_attention(block: Block, normed: Tensor) -> Tensor:
+def self_attention(block: Block, normed: Tensor, rotation: Rotation | None = None) -> Tensor:
     """Every token reads every token."""
-    q, k, v = block.project(normed)
+    q, k, v = block.project(normed, rotation)
     return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
 
-def seen_by(see: Callable[[Tensor], object]) -> Attend:
+def seen_by(see: Callable[[Tensor], object], rotation: Rotation | None = None) -> Attend:
     """`self_attention` that first shows the normed tokens."""
 
     def attend(block: Block, normed: Tensor) -> Tensor:
         see(normed)
-        return self_attention(block, normed)
+        return self_attention(block, normed, rotation)
 
     return attend
+
+
+def make_norm(config: ViTConfig, width: int | None = None) -> nn.Module:
+    """A norm of the kind that the trunk has, of tokens unless another width is given."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(width or config.width, eps=config.eps)
 
 
 class Mlp(nn.Module):
@@ -127,8 +148,9 @@ class Mlp(nn.Module):
         super().__init__()
         self.activation: Activation = config.activation
         gates = 2 if config.activation == "swiglu" else 1
-        self.fc1 = nn.Linear(config.width, gates * config.mlp_width)
-        self.fc2 = nn.Linear(config.mlp_width, config.width)
+        self.fc1 = nn.Linear(config.width, gates * config.mlp_width, bias=config.mlp_bias)
+        self.norm = make_norm(config, config.mlp_width) if config.mlp_norm else None
+        self.fc2 = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
@@ -143,6 +165,8 @@ class Mlp(nn.Module):
                 x = F.gelu(x, approximate=approximate)
             else:  # the widest tensor of a layer: no second one beside it
                 x = torch.ops.aten.gelu_(x, approximate=approximate)
+        if self.norm is not None:
+            x = self.norm(x)
         out: Tensor = self.fc2(x)
         return out
 
@@ -154,25 +178,41 @@ class Block(nn.Module):
         super().__init__()
         width = config.width
         self.heads = config.heads
-        self.norm1 = nn.LayerNorm(width, eps=config.eps)
+        self.norm1 = make_norm(config)
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
-        self.proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width, eps=config.eps)
+        self.read_norm = make_norm(config) if config.read_norm else None
+        self.proj = nn.Linear(width, width, bias=config.proj_bias)
+        self.norm2 = make_norm(config)
         self.mlp = Mlp(config)
         self.scale1 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
         self.scale2 = nn.Parameter(torch.ones(width)) if config.layer_scale else None
 
-    def project(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (b, h, n, d) of normed tokens (b, n, D)."""
-        q, k, v = self.qkv(normed).chunk(3, dim=-1)
-        return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads)
+    def project(
+        self, normed: Tensor, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, h, n, d) of normed tokens (b, n, D).
 
-    def keys_values(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values only, for tokens that ask nothing: memory cells."""
+        The `rotation` is the trunk's, if it has one and the first of these tokens are its own.
+        """
+        q, k, v = (split_heads(x, self.heads) for x in self.qkv(normed).chunk(3, dim=-1))
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
+        return q, k, v
+
+    def keys_values(
+        self, normed: Tensor, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values only: of memory cells, which ask nothing, or of the trunk's tokens."""
         width = normed.shape[-1]
         bias = None if self.qkv.bias is None else self.qkv.bias[width:]
         k, v = F.linear(normed, self.qkv.weight[width:], bias).chunk(2, dim=-1)
-        return split_heads(k, self.heads), split_heads(v, self.heads)
+        k, v = split_heads(k, self.heads), split_heads(v, self.heads)
+        return k if rotation is None else rotation(k), v
+
+    def add_up(self, read: Tensor) -> Tensor:
+        """What was read (b, n, D), as it is added to the tokens but for LayerScale."""
+        out: Tensor = self.proj(read if self.read_norm is None else self.read_norm(read))
+        return out
 
     def forward(
         self,
@@ -183,7 +223,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Tokens of `dropped` can be read and go no further (`attend` gives only the others)."""
         normed = self.norm1(x)
-        read = self.proj(attend(self, normed))
+        read = self.add_up(attend(self, normed))
         if dropped is not None:  # no list as an index: a GPU would be waited for
             ends = slice(None, dropped.start), slice(dropped.stop, None)
             x, normed = (torch.cat([y[:, end] for end in ends], 1) for y in (x, normed))
@@ -199,25 +239,28 @@ class Block(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """SigLIP's pooling: one learned query reads all tokens, then an MLP."""
+    """SigLIP's pooling: one learned query reads all tokens, then an MLP (which AIMv2 has not)."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, head: HeadConfig) -> None:
         super().__init__()
         width = config.width
-        self.heads = config.heads
+        hidden = config.mlp_width if head.pool_mlp_width is None else head.pool_mlp_width
+        self.heads = head.pool_heads or config.heads
         self.probe = nn.Parameter(torch.zeros(1, 1, width))
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
+        self.q = nn.Linear(width, width) if head.pool_query else None
+        self.kv = nn.Linear(width, 2 * width, bias=config.qkv_bias)
         self.proj = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=config.eps)
-        self.mlp = Mlp(config)
+        self.norm = make_norm(config) if hidden else None
+        self.mlp = Mlp(replace(config, mlp_width=hidden)) if hidden else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         kv = self.kv(tokens).chunk(2, dim=-1)
-        q = self.q(self.probe.expand(tokens.shape[0], -1, -1))
+        q = self.probe.expand(tokens.shape[0], -1, -1)
+        q = q if self.q is None else self.q(q)
         q, k, v = (split_heads(x, self.heads) for x in (q, *kv))
         x: Tensor = self.proj(merge_heads(F.scaled_dot_product_attention(q, k, v)))
-        x = x + self.mlp(self.norm(x))
+        if self.norm is not None and self.mlp is not None:
+            x = x + self.mlp(self.norm(x))
         return x[:, 0]
 
 
@@ -229,8 +272,8 @@ class Head(nn.Module):
         self.config, self.prefix = head, config.prefix
         width = config.width
         features = 2 * width if head.pooling == "class+mean" else width
-        self.pool = AttentionPooling(config) if head.pooling == "attention" else None
-        self.norm = nn.LayerNorm(width, eps=config.eps) if head.norm else None
+        self.pool = AttentionPooling(config, head) if head.pooling == "attention" else None
+        self.norm = make_norm(config) if head.norm else None
         self.hidden = nn.Linear(features, features) if head.hidden else None
         self.linear = nn.Linear(features, head.classes, head.bias) if head.classes else None
         self.distilled = nn.Linear(width, head.classes) if head.pooling == "distilled" else None
@@ -279,7 +322,7 @@ class ViT(nn.Module):
         >>> logits = trunk(torch.rand(4, 3, 32, 32))  # (4, 10)
     """
 
-    position: nn.Parameter
+    position: nn.Parameter | None
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -287,6 +330,11 @@ class ViT(nn.Module):
             raise EngramError(
                 f"A width of {config.width} cannot be divided into {config.heads} heads; "
                 "check the number of heads in the configuration."
+            )
+        if config.rotary is not None and (config.width // config.heads) % 4:
+            raise EngramError(
+                f"Heads of width {config.width // config.heads} cannot have rotary positions, "
+                "which need a multiple of 4; check the number of heads in the configuration."
             )
         self.config = config
         self.source: str = "random"
@@ -307,17 +355,30 @@ class ViT(nn.Module):
         self.class_token = tokens(int(config.class_token))  # (1, D)
         self.registers = tokens(config.registers)  # (registers, D)
         self.prefix_position = tokens(config.prefix_positions)  # (prefix positions, D)
-        self.position = nn.Parameter(drawn(config.grid[0] * config.grid[1]))
-        self.pre_norm = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else None
+        learned = config.positions == "learned"
+        self.position = tokens(config.grid[0] * config.grid[1] if learned else 0)
+        self.patch_norm = make_norm(config) if config.patch_norm else None
+        self.pre_norm = make_norm(config) if config.pre_norm else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(width, eps=config.eps) if config.final_norm else nn.Identity()
+        self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.head = Head(config, config.head) if config.head else None
         self._resized: tuple[object, Tensor] | None = None
+        self._rotations: dict[object, Rotation] = {}  # by the size of images
         self._fingerprint: tuple[object, str] | None = None
 
     @property
     def layers(self) -> list[Block]:
         return cast("list[Block]", list(self.blocks))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.patch.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return self.patch.weight.dtype
 
     # The forward pass
 
@@ -344,7 +405,7 @@ class ViT(nn.Module):
                 f"The trunk {self.source} has no head of its own, so it gives no logits; "
                 "use trunk.tokens(pixels), or add a task."
             )
-        raw = self.encode(self.embed(pixels))
+        raw = self.encode(self.embed(pixels), pixels.shape[-2:])
         out: Tensor = self.head(raw, self.norm(raw))
         return out
 
@@ -363,14 +424,42 @@ class ViT(nn.Module):
             >>> trunk.tokens(torch.rand(4, 3, 32, 32)).shape
             torch.Size([4, 65, 192])
         """
-        out: Tensor = self.norm(self.encode(self.embed(pixels)))
+        out: Tensor = self.norm(self.encode(self.embed(pixels), pixels.shape[-2:]))
         return out
 
-    def encode(self, x: Tensor, see: See | None = None) -> Tensor:
-        """The last layer's tokens, before the final norm; `see` gets every layer's normed ones."""
+    def encode(self, x: Tensor, size: Sequence[int], see: See | None = None) -> Tensor:
+        """The last layer's tokens, before the final norm, of images of this height and width.
+
+        `see` gets every layer's normed tokens.
+        """
+        rotation = self.rotation(size, x.shape[1])
+        plain = partial(self_attention, rotation=rotation)
         for layer, block in enumerate(self.layers):
-            x = block(x) if see is None else block(x, seen_by(partial(see, layer)))
+            x = block(x, plain if see is None else seen_by(partial(see, layer), rotation))
         return x
+
+    def rotation(self, size: Sequence[int], n: int) -> Rotation | None:
+        """What turns the queries and keys of n tokens of images of this height and width.
+
+        None if the trunk has no rotary positions. All tokens but the patches, which are the last,
+        stay as they are.
+        """
+        config = self.config
+        if config.rotary is None:
+            return None
+        key = (*size, n, self.device, self.dtype)
+        kept = self._rotations.get(key)
+        if kept is not None:
+            return kept
+        grid, d = (size[0] // config.patch, size[1] // config.patch), config.width // config.heads
+        if torch.compiler.is_compiling():
+            return rotation(config.rotary, grid, n, d, self.patch.weight)
+        with torch.inference_mode(False):  # it may be kept for a pass that learns
+            made = rotation(config.rotary, grid, n, d, self.patch.weight)
+        if len(self._rotations) >= _KEPT:
+            self._rotations.clear()
+        self._rotations[key] = made
+        return made
 
     def embed(self, pixels: Tensor, class_token: Tensor | None = None) -> Tensor:
         """Pixels (b, 3, height, width) to the first layer's input (b, n, D).
@@ -381,7 +470,11 @@ class ViT(nn.Module):
         self._check(pixels)
         x: Tensor = self.patch(pixels)  # (b, D, rows, columns)
         grid = (x.shape[2], x.shape[3])
-        x = x.flatten(2).transpose(1, 2) + self._position(grid)
+        x = x.flatten(2).transpose(1, 2)
+        if self.patch_norm is not None:
+            x = self.patch_norm(x)
+        position = self._position(grid)
+        x = x if position is None else x + position
         prefix = self._prefix(self.class_token if class_token is None else class_token)
         if prefix is not None:
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
@@ -414,26 +507,37 @@ class ViT(nn.Module):
             prefix = prefix + F.pad(self.prefix_position, (0, 0, 0, missing))
         return prefix
 
-    def _position(self, grid: tuple[int, int]) -> Tensor:
+    def _position(self, grid: tuple[int, int]) -> Tensor | None:
         """Position embeddings of the patches (rows * columns, D), resized when not native."""
+        if self.position is None:
+            return self._waves(grid) if self.config.positions == "waves" else None
         if grid == self.config.grid:
             return self.position
         if torch.compiler.is_compiling() or (
             torch.is_grad_enabled() and self.position.requires_grad
         ):
             self._resized = None
-            return self._resize_position(grid)
+            return self._resize_position(self.position, grid)
         key = (grid, version(self.position))
         if self._resized is None or self._resized[0] != key:
-            self._resized = (key, self._resize_position(grid))
+            self._resized = (key, self._resize_position(self.position, grid))
         return self._resized[1]
 
-    def _resize_position(self, grid: tuple[int, int]) -> Tensor:
-        field = self.position.float().T.reshape(1, -1, *self.config.grid)  # (1, D, rows, columns)
+    def _waves(self, grid: tuple[int, int]) -> Tensor:
+        key = (grid, self.device, self.dtype)
+        if self._resized is None or self._resized[0] != key:
+            if torch.compiler.is_compiling():
+                return waves(grid, self.config.width, self.patch.weight)
+            with torch.inference_mode(False):
+                self._resized = (key, waves(grid, self.config.width, self.patch.weight))
+        return self._resized[1]
+
+    def _resize_position(self, position: Tensor, grid: tuple[int, int]) -> Tensor:
+        field = position.float().T.reshape(1, -1, *self.config.grid)  # (1, D, rows, columns)
         field = F.interpolate(
             field, size=grid, mode="bicubic", align_corners=False, antialias=self.config.antialias
         )
-        return field.flatten(2)[0].T.to(self.position.dtype)
+        return field.flatten(2)[0].T.to(position.dtype)
 
     def _check(self, pixels: Tensor) -> None:
         patch = self.config.patch
@@ -448,11 +552,11 @@ class ViT(nn.Module):
                 f"The trunk {self.source} got pixels of shape {shape} and type {pixels.dtype}; it "
                 "expects floating-point numbers of shape (images, 3, height, width)."
             )
-        own = self.patch.weight.dtype
+        own = self.dtype
         if pixels.dtype != own and autocast_dtype(pixels.device) is None:
             raise EngramError(
                 f"The trunk {self.source} is in {own} and got pixels in {pixels.dtype}; cast one "
-                "of the two, as in pixels.to(trunk.position.dtype)."
+                "of the two, as in pixels.to(trunk.dtype)."
             )
         if shape[2] % patch or shape[3] % patch or not (shape[2] and shape[3]):
             raise EngramError(
@@ -465,11 +569,24 @@ class ViT(nn.Module):
         """A copy whose own image size is this one, so that no position is resized in a pass."""
         trunk = copy.deepcopy(self)
         patch = self.config.patch
-        with torch.no_grad():
-            position = self._position((size[0] // patch, size[1] // patch)).clone()
-        trunk.position = nn.Parameter(position, requires_grad=False)
+        if self.position is not None:
+            with torch.no_grad():
+                position = self._position((size[0] // patch, size[1] // patch))
+            assert position is not None
+            trunk.position = nn.Parameter(position.clone(), requires_grad=False)
         trunk.config = replace(self.config, image_size=size)
         return trunk
+
+    def keep_positions(self) -> None:
+        """Compute now what positions of its own image size are computed, not learned.
+
+        A graph that is traced afterwards has them as constants.
+        """
+        config = self.config
+        self._position(config.grid)
+        n = config.prefix + config.grid[0] * config.grid[1]
+        for more in (0, 1):  # a task may add a class token where the trunk has none
+            self.rotation(config.image_size, n + more)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -497,5 +614,9 @@ class ViT(nn.Module):
         parts = [(n, p) for n, p in self.named_parameters() if not n.startswith("head.")]
         state = tuple(version(p) for _, p in parts)
         if self._fingerprint is None or self._fingerprint[0] != state:
-            self._fingerprint = (state, tensors_hash(dict(parts)))
+            tensors: dict[str, Tensor] = dict(parts)
+            if self.config.rotary is not None:  # no tensor shows how far it turns
+                numbers = [float(number) for number in astuple(self.config.rotary)]
+                tensors["rotary"] = torch.tensor(numbers)
+            self._fingerprint = (state, tensors_hash(tensors))
         return self._fingerprint[1]

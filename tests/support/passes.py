@@ -22,7 +22,8 @@ def without_gradients(exact: bool) -> Pass:
 
 
 def lean(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-    with mock.patch("engram.sights.reads_lean", return_value=True):
+    can = model.trunk.config.rotary is None
+    with mock.patch("engram.sights.reads_lean", return_value=can):
         return model(pixels)
 
 
@@ -39,10 +40,8 @@ TRAINING = [name for name in PATHS if name.startswith("training")]
 
 def normed_of_every_layer(vit: ViT, pixels: Tensor) -> list[Tensor]:
     """What a cache holds: each layer's normed tokens of the plain trunk."""
-    x, layers = vit.embed(pixels), []
-    for block in vit.layers:
-        layers.append(block.norm1(x))
-        x = block(x)
+    layers: list[Tensor] = []
+    vit.encode(vit.embed(pixels), pixels.shape[-2:], lambda _, normed: layers.append(normed))
     return layers
 
 

@@ -78,6 +78,9 @@ def may_read(query: str, key: str, tasks: Sequence[RefTask]) -> bool:
 def layer_norm(vit: ViT, name: str, x: Tensor) -> Tensor:
     if not has(vit, f"{name}.weight"):
         return x
+    if vit.config.norm == "rms":
+        mean_square = (x**2).mean(-1, keepdim=True)
+        return x / torch.sqrt(mean_square + vit.config.eps) * weight(vit, f"{name}.weight")
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
     normed = (x - mean) / torch.sqrt(variance + vit.config.eps)
@@ -141,8 +144,51 @@ def embed(vit: ViT, image: Tensor, class_token: Tensor | None = None) -> Tensor:
             patch = (weight(vit, "patch.weight") * square).sum((1, 2, 3))
             if has(vit, "patch.bias"):
                 patch = patch + weight(vit, "patch.bias")
-            patches.append(patch + weight(vit, "position")[len(patches)])
+            patch = layer_norm(vit, "patch_norm", patch)
+            patches.append(patch + position(vit, top // size, left // size))
     return layer_norm(vit, "pre_norm", torch.stack([*prefix, *patches]))
+
+
+def position(vit: ViT, y: int, x: int) -> Tensor:
+    """What is added to the patch in a row and a column."""
+    columns, quarter = vit.config.grid[1], vit.config.width // 4
+    if vit.config.positions == "none":
+        return torch.zeros(())
+    if vit.config.positions == "learned":
+        return weight(vit, "position")[y * columns + x]
+    speeds = [10_000 ** (-i / quarter) for i in range(quarter)]
+    waves = [wave(at * speed) for at in (x, y) for wave in (math.sin, math.cos) for speed in speeds]
+    return torch.tensor(waves, dtype=torch.float64)
+
+
+def turned(vit: ViT, rows: Tensor, first: int) -> Tensor:
+    """Queries or keys (n, D) with those of the patches, from the `first`, turned by their place.
+
+    As complex numbers: pair i of a head is multiplied by e to the power of its angle times i.
+    """
+    rotary = vit.config.rotary
+    if rotary is None:
+        return rows
+    d, out = vit.config.width // vit.config.heads, list(rows)
+    firsts = list(range(d // 2)) if rotary.halves else list(range(0, d, 2))
+    seconds = [i + d // 2 if rotary.halves else i + 1 for i in firsts]
+    for y in range(vit.config.grid[0]):
+        for x in range(vit.config.grid[1]):
+            places = [
+                (at + rotary.offset) / of * rotary.span + rotary.start
+                for at, of in zip((y, x), vit.config.grid, strict=True)
+            ]
+            places = places[::-1] if rotary.columns_first else places
+            angles = [at * rotary.base ** (-4 * i / d) for at in places for i in range(d // 4)]
+            angle = torch.tensor(angles, dtype=rows.dtype)
+            token = first + y * vit.config.grid[1] + x
+            by_head = rows[token].view(-1, d)
+            pairs = torch.complex(by_head[:, firsts], by_head[:, seconds])
+            pairs = pairs * torch.complex(torch.cos(angle), torch.sin(angle))
+            new = torch.zeros_like(by_head)
+            new[:, firsts], new[:, seconds] = pairs.real, pairs.imag
+            out[token] = new.flatten()
+    return torch.stack(out)
 
 
 def enter(vit: ViT, token: Tensor) -> Tensor:
@@ -152,11 +198,14 @@ def enter(vit: ViT, token: Tensor) -> Tensor:
     return layer_norm(vit, "pre_norm", token)
 
 
-def attention(vit: ViT, layer: int, keys: Tensor, queries: int, allowed: Tensor) -> Tensor:
+def attention(
+    vit: ViT, layer: int, keys: Tensor, queries: int, allowed: Tensor, first: int
+) -> Tensor:
     """What the first `queries` of the normed tokens (n, D) read, head by head."""
     D = vit.config.width
     d = D // vit.config.heads
     q, k, v = linear(vit, f"blocks.{layer}.qkv", keys).split(D, dim=1)
+    q, k = turned(vit, q, first), turned(vit, k, first)
     heads = []
     for head in range(vit.config.heads):
         part = slice(head * d, (head + 1) * d)
@@ -164,7 +213,8 @@ def attention(vit: ViT, layer: int, keys: Tensor, queries: int, allowed: Tensor)
         scores = torch.where(allowed, scores, -math.inf)
         shares = torch.exp(scores - scores.detach().amax(1, keepdim=True))
         heads.append(shares / shares.sum(1, keepdim=True) @ v[:, part])
-    return linear(vit, f"blocks.{layer}.proj", torch.cat(heads, dim=1))
+    read = layer_norm(vit, f"blocks.{layer}.read_norm", torch.cat(heads, dim=1))
+    return linear(vit, f"blocks.{layer}.proj", read)
 
 
 def scaled(vit: ViT, name: str, x: Tensor) -> Tensor:
@@ -179,23 +229,24 @@ def layer_pass(
     cells_after: Tensor,
     allowed: Tensor,
     adapters: Sequence[tuple[range, Tensor, Tensor]],
+    first: int | None = None,
 ) -> Tensor:
     """One layer: cells join before (or, in foreign files, after) its first norm, and are dropped.
 
-    `adapters` say which tokens pass through which (down, up), beside attention and beside the MLP.
+    `adapters` say which tokens pass through which (down, up), beside attention and beside the MLP;
+    `first`, which token is the first patch.
     """
+    first = vit.config.prefix if first is None else first
     n = len(x)
     normed = layer_norm(vit, f"blocks.{layer}.norm1", torch.cat([x, cells_before]))
     keys = torch.cat([normed, cells_after])
-    read = attention(vit, layer, keys, n, allowed)
+    read = attention(vit, layer, keys, n, allowed, first)
     x = x + scaled(vit, f"blocks.{layer}.scale1", read)
     x = _adapt(x, normed, layer, 0, adapters)
     normed = layer_norm(vit, f"blocks.{layer}.norm2", x)
-    thought = linear(
-        vit,
-        f"blocks.{layer}.mlp.fc2",
-        activate(vit, linear(vit, f"blocks.{layer}.mlp.fc1", normed)),
-    )
+    inner = activate(vit, linear(vit, f"blocks.{layer}.mlp.fc1", normed))
+    inner = layer_norm(vit, f"blocks.{layer}.mlp.norm", inner)
+    thought = linear(vit, f"blocks.{layer}.mlp.fc2", inner)
     x = x + scaled(vit, f"blocks.{layer}.scale2", thought)
     return _adapt(x, normed, layer, 1, adapters)
 
@@ -270,6 +321,7 @@ def unmasked(
     """
     x = embed(vit, image, token)
     n = len(x)
+    patches = vit.config.grid[0] * vit.config.grid[1]
     nothing = x.new_zeros(0, x.shape[1])
     for layer in range(vit.config.depth):
         fresh = nothing
@@ -282,5 +334,5 @@ def unmasked(
                 x = torch.cat([x[:n], x[n:] + cells[layer]])
         allowed = torch.ones(len(x), len(x) + len(fresh), dtype=torch.bool)
         everyone = [] if down is None or up is None else [(range(len(x)), down, up)]
-        x = layer_pass(vit, layer, x, fresh, nothing, allowed, everyone)
+        x = layer_pass(vit, layer, x, fresh, nothing, allowed, everyone, n - patches)
     return layer_norm(vit, "norm", x[:n])

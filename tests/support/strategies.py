@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from hypothesis import example
 from hypothesis import strategies as st
 from tests.support import reference, side_reference
 from tests.support.reference import RefTask
@@ -15,6 +17,7 @@ from tests.support.side_reference import RefSide
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, random_trunk
+from engram.positions import RotaryConfig
 from engram.tasks.regimes import REGIMES
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
@@ -63,8 +66,72 @@ def trunk_options(draw: Callable[..., Any]) -> dict[str, Any]:
         "final_norm": draw(st.booleans()),
         "qkv_bias": draw(st.booleans()),
         "activation": draw(st.sampled_from(["gelu", "quick_gelu", "gelu_tanh", "swiglu"])),
+        "positions": draw(st.sampled_from(["learned", "learned", "waves", "none"])),
+        "rotary": draw(st.sampled_from([None, None, *ROTARY.values()])),
+        "norm": draw(st.sampled_from(["layer", "layer", "rms"])),
+        **{name: draw(st.booleans()) for name in ("patch_norm", "read_norm", "mlp_norm")},
+        **{name: draw(st.booleans()) for name in ("proj_bias", "mlp_bias")},
         "head": HeadConfig(3, pooling),
     }
+
+
+#: Rotary positions of DINOv3, EVA-02 and PE.
+ROTARY = {
+    "dinov3": RotaryConfig(100.0, 4 * math.pi, -2 * math.pi, 0.5, halves=True),
+    "eva02": RotaryConfig(10_000.0, 16.0),
+    "pe": RotaryConfig(10_000.0, 4.0, offset=1.0, columns_first=True),
+}
+#: Trunks with the options of a family each.
+FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
+    "dinov2": {"registers": 2, "prefix_positions": 0, "layer_scale": True},
+    "dinov3": {
+        "registers": 2,
+        "prefix_positions": 0,
+        "positions": "none",
+        "layer_scale": True,
+        "activation": "swiglu",
+        "rotary": ROTARY["dinov3"],
+    },
+    "siglip": {
+        "class_token": False,
+        "prefix_positions": 0,
+        "activation": "gelu_tanh",
+        "head": HeadConfig(3, "attention"),
+    },
+    "aimv2": {
+        "class_token": False,
+        "prefix_positions": 0,
+        "activation": "swiglu",
+        "norm": "rms",
+        "patch_norm": True,
+        **dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), False),
+        "head": HeadConfig(0, "attention", pool_mlp_width=0, pool_query=False),
+    },
+    "aimv2-native": {"class_token": False, "prefix_positions": 0, "positions": "waves"},
+    "eva02": {
+        "activation": "swiglu",
+        "mlp_norm": True,
+        "read_norm": True,
+        "rotary": ROTARY["eva02"],
+    },
+    "pe": {
+        "pre_norm": True,
+        "patch_bias": False,
+        "rotary": ROTARY["pe"],
+        "head": HeadConfig(3, "attention", pool_heads=4, pool_mlp_width=12),
+    },
+}
+
+
+def every_family(**given: Any) -> Callable[[Any], Any]:
+    """An example of a property-based test for each family, besides what hypothesis draws."""
+
+    def decorated(test: Any) -> Any:
+        for options in FAMILY_OPTIONS.values():
+            test = example(options=options, **given)(test)
+        return test
+
+    return decorated
 
 
 #: The regimes whose tasks share a pass, as `Node.family` has them; `side` is twice as likely.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engram import EngramError, ViT, load_trunk
@@ -19,6 +22,7 @@ SIZE = {"image_size": 32, "patch_size": 8}
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SIZE}
 VIT = {**COMMON, "intermediate_size": 48}
 DINO = {**COMMON, "mlp_ratio": 2}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 TEXT = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -76,6 +80,15 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "dinov2-registers-classes": lambda: transformers.Dinov2WithRegistersForImageClassification(
         transformers.Dinov2WithRegistersConfig(**DINO, num_labels=5, use_swiglu_ffn=True)
     ),
+    "dinov3": lambda: transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(**VIT, num_register_tokens=3)
+    ),
+    "dinov3-gated": lambda: transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(**VIT, **GATED, num_register_tokens=2)
+    ),
+    "dinov3-no-bias": lambda: transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(**VIT, query_bias=False, value_bias=False, rope_theta=50.0)
+    ),
     "clip-vision": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VIT)),
     "clip-gelu": lambda: transformers.CLIPVisionModel(
         transformers.CLIPVisionConfig(**VIT, hidden_act="gelu")
@@ -97,7 +110,27 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "siglip-classes": lambda: transformers.SiglipForImageClassification(
         transformers.SiglipConfig(**two_towers(), num_labels=5)
     ),
+    # SigLIP 2 of fixed resolution: the Hub has it as a SigLIP with another text tower.
+    "siglip2": lambda: transformers.SiglipModel(
+        transformers.SiglipConfig(
+            text_config={**TEXT, "vocab_size": 256, "projection_size": 32}, vision_config=VIT
+        )
+    ),
+    "aimv2": lambda: transformers.Aimv2VisionModel(
+        transformers.Aimv2VisionConfig(**VIT, use_head=False)
+    ),
+    "aimv2-head": lambda: transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**VIT)),
+    "aimv2-native": lambda: transformers.Aimv2VisionModel(
+        transformers.Aimv2VisionConfig(**VIT, is_native=True)
+    ),
+    "aimv2-full": lambda: transformers.Aimv2Model(
+        transformers.Aimv2Config(
+            text_config={**TEXT, "eos_token_id": 2}, vision_config=VIT, projection_dim=7
+        )
+    ),
 }
+#: Of these, transformers does not resize the position embeddings.
+ONE_SIZE = ("aimv2", "aimv2-head", "aimv2-full")
 
 
 def mae() -> nn.Module:
@@ -126,16 +159,17 @@ def tower(model: nn.Module) -> nn.Module:
 def reference(model: nn.Module, pixels: Tensor, native: bool) -> tuple[Tensor, Tensor | None]:
     """What transformers computes: the last normed tokens, and the answer if there is a head."""
     resize: dict[str, Any] = {} if native else {"interpolate_pos_encoding": True}
-    if "Dinov2" in type(model).__name__:
-        resize = {}  # always does
+    if type(model).__name__.startswith(("Dinov2", "DINOv3", "Aimv2")):
+        resize = {}  # always does, or never
     with torch.no_grad():
         out = tower(model)(pixels, **resize)
         tokens = out.last_hidden_state
         if "CLIP" in type(model).__name__:
             tokens = tower(model).post_layernorm(tokens)
-        if isinstance(model, transformers.CLIPModel | transformers.SiglipModel):
+        both = transformers.CLIPModel | transformers.SiglipModel | transformers.Aimv2Model
+        if isinstance(model, both):
             return tokens, model.get_image_features(pixels, **resize).pooler_output
-        if isinstance(model, transformers.SiglipVisionModel):
+        if isinstance(model, transformers.SiglipVisionModel | transformers.Aimv2VisionModel):
             return tokens, out.pooler_output
         if "ForImageClassification" in type(model).__name__:
             return tokens, model(pixels, **resize).logits
@@ -154,6 +188,7 @@ def timm_names(trunk: ViT) -> dict[str, Tensor]:
         renamed = name
         for ours, theirs in (
             ("patch.", "patch_embed.proj."),
+            ("patch_norm.", "patch_embed.norm."),
             (".qkv.", ".attn.qkv."),
             (".scale1", ".ls1.gamma"),
             (".scale2", ".ls2.gamma"),
@@ -174,7 +209,39 @@ def timm_names(trunk: ViT) -> dict[str, Tensor]:
         distilled = trunk.config.prefix_positions == 2
         out["dist_token" if distilled else "reg_token"] = out.pop("registers")[None]
     position = [out.pop("prefix_position")] if "prefix_position" in out else []
-    out["pos_embed"] = torch.cat([*position, out.pop("position")])[None]
+    if "position" in out:
+        out["pos_embed"] = torch.cat([*position, out.pop("position")])[None]
+    return _as_eva(out) if trunk.config.rotary is not None else out
+
+
+def _as_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As timm's Eva calls what its VisionTransformer calls otherwise; its keys have no bias."""
+    out = {}
+    for name, tensor in tensors.items():
+        name = name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2")
+        if name.endswith("attn.qkv.bias"):
+            q, k, v = tensor.clone().chunk(3)
+            assert not k.any()
+            out |= {
+                name.replace("qkv.bias", f"{n}_bias"): t.clone()
+                for n, t in zip("qv", (q, v), strict=True)
+            }
+        else:
+            out[name] = tensor
+    return _split_gates(out)
+
+
+def _split_gates(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A gated MLP as timm's SwiGLU has it: the gate and the rest are two layers."""
+    out = {}
+    for name, tensor in tensors.items():
+        second = tensors[name.replace(".fc1.", ".fc2.").replace("bias", "weight")]
+        if ".mlp.fc1." in name and len(tensor) == 2 * second.shape[1]:
+            gate, value = tensor.clone().chunk(2)
+            out[name.replace(".fc1.", ".fc1_g.")] = gate.clone()
+            out[name.replace(".fc1.", ".fc1_x.")] = value.clone()
+        else:
+            out[name] = tensor
     return out
 
 
@@ -186,6 +253,9 @@ TIMM = {
     "dinov2": {"architecture": "vit_small_patch14_dinov2"},
     "dinov2-swiglu": {"architecture": "vit_giant_patch14_dinov2"},
     "dinov2-registers": {"architecture": "vit_small_patch14_reg4_dinov2"},
+    "dinov3": {"architecture": "vit_small_patch16_dinov3_qkvb"},
+    "dinov3-gated": {"architecture": "vit_small_plus_patch16_dinov3_qkvb"},
+    "aimv2": {"architecture": "aimv2_large_patch14_224"},
     "clip-vision": {"architecture": "vit_base_patch32_clip_quickgelu_224"},
     "clip-projection": {
         "architecture": "vit_base_patch32_clip_224",
@@ -204,7 +274,37 @@ def timm_tensors(family: str, trunk: ViT) -> dict[str, Tensor]:
         names["head.bias"] = torch.zeros(len(names["head.weight"]))
     if family == "dinov2-swiglu":  # timm has none with a head over class and mean
         names = {name: tensor for name, tensor in names.items() if not name.startswith("head.")}
-    return names
+    return _split_gates(names) if family == "aimv2" else names
+
+
+# What timm computed: scripts/record_timm.py
+
+RECORDS = {path.stem: path for path in sorted((Path(__file__).parent / "timm").iterdir())}
+
+
+@dataclass(frozen=True)
+class TimmRecord:
+    """A tiny model of timm, and what it computed."""
+
+    weights: dict[str, Tensor]
+    config: dict[str, Any]  # as of config.json
+    cases: list[tuple[Tensor, Tensor, Tensor]]  # pixels, tokens, answer
+
+    def save(self, folder: Path) -> Path:
+        """Write it as a folder of timm."""
+        save_file(self.weights, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(self.config))
+        return folder
+
+
+def timm_record(name: str) -> TimmRecord:
+    with safe_open(RECORDS[name], "pt") as file:
+        found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        config = json.loads(file.metadata()["config"])
+    weights = {n.removeprefix("weights."): t for n, t in found.items() if n.startswith("weights.")}
+    sizes = [n.removeprefix("pixels.") for n in found if n.startswith("pixels.")]
+    cases = [(found[f"pixels.{s}"], found[f"tokens.{s}"], found[f"answer.{s}"]) for s in sizes]
+    return TimmRecord(weights, config, cases)
 
 
 def google_names(trunk: ViT) -> dict[str, np.ndarray[Any, Any]]:

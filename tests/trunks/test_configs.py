@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -108,11 +110,15 @@ def test_models_that_are_no_plain_vit_by_name(kind: str, folder: Path) -> None:
     assert f"'{kind}'" in refusal(folder)
 
 
-@pytest.mark.parametrize(
-    "kind", ["swin_tiny_patch4_window7_224", "convnext_tiny", "beit_base_patch16_224", "eva02_base",
-             "vit_base_patch16_rpn_224", "vit_base_resnet50_384", "vit_relpos_base_patch16_224"]
-)  # fmt: skip
-def test_timm_models_that_are_no_plain_vit_by_name(kind: str, tmp_path: Path) -> None:
-    save_file(timm_names(random_trunk()), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": kind}))
-    assert f"'{kind}'" in refusal(tmp_path)
+def test_naflex_is_refused_with_what_to_take_instead(folder: Path) -> None:
+    update(folder / "config.json", model_type="siglip2")
+    assert "google/siglip2-base-patch16-224" in refusal(folder)
+
+
+def test_a_gated_mlp_with_another_activation_is_refused(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for family, activation in (("dinov3-gated", "gelu"), ("dinov3", "silu"), ("aimv2", "gelu")):
+        copytree(saved(family), tmp_path / family)
+        update(tmp_path / family / "config.json", hidden_act=activation)
+        assert "MLP" in refusal(tmp_path / family)

@@ -70,7 +70,7 @@ class Workload:
 
     @property
     def device(self) -> torch.device:
-        return self.trunk.position.device
+        return self.trunk.device
 
     def task_costs(self, regime: str = "masked") -> Costs:
         """What one task adds to the pass, by the formulas."""

@@ -112,7 +112,8 @@ def _unmasked_logits(
     """
     trunk, task = model.trunk, model.task(first)
     x = trunk.embed(pixels)
-    alone = TrunkPass(trunk, x, keep=x.shape[1])
+    rotation = trunk.rotation(pixels.shape[-2:], x.shape[1])
+    alone = TrunkPass(trunk, x, keep=x.shape[1], rotation=rotation)
     views = list(alone)
     logits = {"base": _base_logits(trunk, alone.tokens)}
     for names in neighbours:
@@ -122,7 +123,7 @@ def _unmasked_logits(
             tokens = forward_tasks(trunk, views, memory, len(x))
             logits[f"{what} {len(names)}"] = task.head(trunk.norm(tokens[:, -1]))
     cells = [task.cells.detach() for task in model.tasks.values() if task.cells is not None]
-    tokens = full_attention(trunk, x, torch.cat(cells, dim=1))
+    tokens = full_attention(trunk, x, torch.cat(cells, dim=1), rotation=rotation)
     logits["base unmasked"] = _base_logits(trunk, tokens)
     return logits
 

@@ -48,13 +48,15 @@ class Straightforward(nn.Module):
         self.tasks: Mapping[str, Any] = dict(model.tasks)
         self.parameters_of_tasks = nn.ModuleList(self.tasks.values())
         n = self.trunk.config.prefix + self.trunk.config.grid[0] * self.trunk.config.grid[1]
-        self.mask = self._table_1(n).to(self.trunk.position)
+        self.mask = self._table_1(n).to(self.trunk.patch.weight)
 
     def _table_1(self, n: int) -> Tensor:
         """0 where a token may read, -inf elsewhere: (n + s, n + s + all cells)."""
         specs = [task.spec for task in self.tasks.values()]
         if any(not s.parts.masked or s.parts.adapters or s.extends or s.tokens > 1 for s in specs):
             raise EngramError("Only masked tasks with one class token and no parents are compared.")
+        if self.trunk.config.rotary is not None:
+            raise EngramError("Trunks with rotary positions are not compared.")
         s, m = len(specs), sum(spec.cells for spec in specs)
         allowed = torch.zeros(n + s, n + s + m, dtype=torch.bool)
         allowed[:, :n] = True
@@ -80,7 +82,7 @@ class Straightforward(nn.Module):
             read = F.scaled_dot_product_attention(
                 split_heads(q, block.heads), k, v, attn_mask=self.mask
             )
-            read = block.proj(merge_heads(read))
+            read = block.add_up(merge_heads(read))
             x = x + (read if block.scale1 is None else read * block.scale1)
             update = block.mlp(block.norm2(x))
             x = x + (update if block.scale2 is None else update * block.scale2)
@@ -108,7 +110,7 @@ class Separate:
         for _ in range(min(tasks, _DISTINCT)):
             own = copy.deepcopy(trunk)
             own.head = None
-            head = nn.Linear(trunk.config.width, classes).to(trunk.position.device)
+            head = nn.Linear(trunk.config.width, classes).to(trunk.device)
             self.models.append((own.requires_grad_(True), head))
         self._next = cycle(range(len(self.models)))
 
@@ -132,10 +134,10 @@ class VitPytorch:
             image_size=config.image_size, patch_size=config.patch, num_classes=classes,
             dim=config.width, depth=config.depth, heads=config.heads,
             dim_head=config.width // config.heads, mlp_dim=config.mlp_width,
-        ).to(trunk.position.device)  # fmt: skip
+        ).to(trunk.device)  # fmt: skip
         self.adapters = [
             library.Adapter(vit=self.vit, num_memories_per_layer=cells, num_classes=classes)
-            .to(trunk.position.device)
+            .to(trunk.device)
             .eval()
             for _ in range(tasks)
         ]
@@ -163,7 +165,7 @@ def transformers_vit(trunk: ViT, classes: int) -> Any:
         num_hidden_layers=config.depth, num_attention_heads=config.heads,
         intermediate_size=config.mlp_width, num_labels=classes, attn_implementation="sdpa",
     )  # fmt: skip
-    return transformers.ViTForImageClassification(settings).to(trunk.position.device).eval()
+    return transformers.ViTForImageClassification(settings).to(trunk.device).eval()
 
 
 class Lora:
@@ -185,7 +187,7 @@ class Lora:
             for i in range(1, tasks):
                 self.model.add_adapter(f"task{i}", lora)
         self.model.set_adapter("task0")
-        self.model.to(trunk.position.device).eval()
+        self.model.to(trunk.device).eval()
         self._next = cycle(range(tasks)) if tasks > 1 else None
 
     def one_pass(self, pixels: Tensor) -> Tensor:

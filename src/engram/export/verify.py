@@ -50,7 +50,7 @@ def expected_logits(model: MemoryViT, names: Sequence[str]) -> tuple[Tensor, dic
     """Generated images, and the model's logits for them."""
     pixels = generated_pixels(model.preprocessing, sum(BATCHES))
     with torch.inference_mode():
-        logits = model(pixels.to(model.trunk.position.device), names)
+        logits = model(pixels.to(model.trunk.device), names)
     return pixels, {name: values.cpu() for name, values in logits.items()}
 
 

@@ -205,7 +205,7 @@ def _exportable_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str
             f"A task is called {graphs.INPUT!r}, which is the name of the exported file's input; "
             "save the task under another name (engram.inspect(FILE).renamed(NAME))."
         )
-    dtype = model.trunk.position.dtype
+    dtype = model.trunk.dtype
     if dtype != torch.float32:
         raise EngramError(
             f"The model is in {dtype}, and exported files are in torch.float32; cast it with "

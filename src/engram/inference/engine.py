@@ -43,7 +43,7 @@ class TorchEngine:
         device: torch.device | None = None,
         precision: str = "fp32",
     ) -> None:
-        self.device = device or model.trunk.position.device
+        self.device = device or model.trunk.device
         self.model, self.exact = model.to(self.device).eval(), exact
         self.dtype = dtype_for(precision, self.device)
 

@@ -126,7 +126,7 @@ def answers(
     """
     kind = model.task(task).kind
     dataset = _dataset(data, model.task(task).spec, split)
-    device = model.trunk.position.device if team is None else team.device
+    device = model.trunk.device if team is None else team.device
     engine = engine or TorchEngine(model, device=device, precision=precision)
     preprocessing = model.preprocessing
     loader = Loader(

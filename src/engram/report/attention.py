@@ -38,7 +38,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
     views = [trunk_view(model, answers.dataset, int(answers.samples[i])) for i, _ in examples]
     pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
     try:
-        found = attention(model, answers.task, pixels.to(model.trunk.position.device))
+        found = attention(model, answers.task, pixels.to(model.trunk.device))
     except EngramError as error:
         return [Subsection(f"looks-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)

@@ -135,7 +135,7 @@ class Service:
             "bundle": str(snapshot.bundle.folder),
             "tasks": list(snapshot.names),
             "engine": self.settings.engine,
-            "device": str(snapshot.model.trunk.position.device),
+            "device": str(snapshot.model.trunk.device),
             "workers": self.settings.workers,
             "attaching": self.token is not None,
             "asking": "token" if self.ask_token else "open",
@@ -148,7 +148,7 @@ class Service:
             ("tasks", ", ".join(snapshot.names)),
             ("trunk", snapshot.model.trunk.source),
             ("engine", self.settings.engine),
-            ("device", str(snapshot.model.trunk.position.device)),
+            ("device", str(snapshot.model.trunk.device)),
             ("workers", str(self.settings.workers)),
             ("attaching", attaching),
         ]

@@ -47,7 +47,7 @@ class Task(nn.Module):
         if parts.cells:
             self.cells = nn.Parameter(torch.randn(shapes["cells"]) * (1 if parts.side else 0.02))
         if parts.token:
-            token = (torch.randn(shapes["class_token"]) * 0.02).to(trunk.position)
+            token = (torch.randn(shapes["class_token"]) * 0.02).to(trunk.patch.weight)
             if class_init == "trunk" and trunk.class_token is not None:
                 token[:1] = trunk.class_token.detach()
                 token[1:] += trunk.class_token.detach()  # apart from each other, so they differ
@@ -65,8 +65,7 @@ class Task(nn.Module):
         self.head = spec.does.head(
             spec.features(shape), len(spec.classes), mlp=parts.mlp, masked=parts.masked
         )
-        device, dtype = trunk.position.device, trunk.position.dtype
-        self.to(device, dtype)
+        self.to(trunk.device, trunk.dtype)
         self._settled: tuple[object, Settled] = (None, {})
 
     @property

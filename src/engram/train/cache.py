@@ -313,9 +313,10 @@ class Cache:
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
         """Run the trunk on images (b, H, W, 3) as loaded: the rows that `read` returns."""
-        device = self.trunk.position.device
-        pixels = normalise(to_device(images, device), self.preprocessing)
-        trunk = TrunkPass(self.trunk, self.trunk.embed(pixels), self.tokens, lean=True)
+        pixels = normalise(to_device(images, self.trunk.device), self.preprocessing)
+        rotation = self.trunk.rotation(pixels.shape[-2:], self.tokens)
+        embedded = self.trunk.embed(pixels)
+        trunk = TrunkPass(self.trunk, embedded, self.tokens, lean=True, rotation=rotation)
         layers = [view.tokens for view in trunk if isinstance(view, Normed)]
         final = self.trunk.norm(trunk.tokens)
         kept = [*layers, final] if self.keeps == "all" else layers

@@ -20,13 +20,19 @@ from engram.trunks.configs import (
     ModelSettings,
     default_preprocessing,
     explain_bad_settings,
-    settings_of_timm,
     settings_of_transformers,
 )
 from engram.trunks.imagenet import imagenet_names
 from engram.trunks.infer import infer_config, split_positions
-from engram.trunks.layouts import Layout, split_in_proj, timm_layout, transformers_layout
+from engram.trunks.layouts import (
+    Layout,
+    join_biases,
+    split_in_proj,
+    timm_layout,
+    transformers_layout,
+)
 from engram.trunks.schemas import CONFIG, MAX_PATCHES, can_be_cut
+from engram.trunks.timm_configs import settings_of_timm
 from engram.trunks.translate import Translated, check_complete, their_names, translate
 from engram.util.schema import Invalid
 from engram.vit import Activation, ViT, ViTConfig
@@ -62,7 +68,7 @@ def parse_timm(
 ) -> ParsedModel:
     """A model under timm's tensor names. With `share`, tensors keep their storage if they can."""
     layout = timm_layout(tensors)
-    found = translate(tensors, layout, name, share)
+    found = translate(join_biases(tensors), layout, name, share)
     with explain_bad_settings(name):
         settings = settings_of_timm(config, found, name)
     return parse_translated(found, layout, settings, name, share)
@@ -90,7 +96,7 @@ def parse_translated(
     """A model whose tensors have our names already, with what its configuration says."""
     config = infer_config(found, layout, settings, name)
     found = replace(found, tensors=split_positions(found.tensors, config, share))
-    default = default_preprocessing(settings.defaults, config.image_size)
+    default = default_preprocessing(settings.defaults, settings.image_size or config.image_size)
     return ParsedModel(
         found, layout, config, lambda: settings.adjust_preprocessing(default), settings.labels
     )

@@ -1,4 +1,7 @@
-"""What other libraries write next to their tensors: configurations -> `ModelSettings`."""
+"""What transformers writes next to its tensors: configurations -> `ModelSettings`.
+
+`timm_configs.py` reads those of timm.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,18 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
+from engram.positions import RotaryConfig
 from engram.trunks.layouts import FAMILIES, Layout
-from engram.trunks.schemas import PROCESSOR, TIMM, TIMM_ARGUMENTS, TRANSFORMERS
-from engram.trunks.translate import Translated
+from engram.trunks.schemas import PROCESSOR, TRANSFORMERS
 from engram.util.schema import Invalid
-from engram.vit import Activation, Pooling
+from engram.vit import Activation, Norm, Pooling, Positions
 
-READABLE = "ViT, DeiT, DINO, DINOv2, CLIP, SigLIP and MAE"
+READABLE = "ViT, DeiT, DINO, DINOv2, DINOv3, CLIP, SigLIP, MAE, AIMv2, EVA-02 and PE-Core"
 
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -30,11 +33,14 @@ _DEFAULT_PREPROCESSING = {
     "vit_mae": (_IMAGENET, "bicubic", 0.875),
     "deit": (_IMAGENET, "bicubic", 0.875),
     "dinov2": (_IMAGENET, "bicubic", 0.875),
+    "dinov3": (_IMAGENET, "bilinear", None),
     "clip": (_OPENAI, "bicubic", 1.0),
     "siglip": ((_HALF, _HALF), "bicubic", None),
     "timm": ((_HALF, _HALF), "bicubic", 0.9),
     "timm deit": (_IMAGENET, "bicubic", 0.9),
     "timm dinov2": (_IMAGENET, "bicubic", 1.0),
+    "timm eva02": (_OPENAI, "bicubic", 0.9),
+    "timm pe": ((_HALF, _HALF), "bicubic", 1.0),
 }
 
 
@@ -50,6 +56,11 @@ class ModelSettings:
     pooling: Pooling = "class"
     raw: bool = False
     head_bias: bool = True
+    norm: Norm = "layer"
+    positions: Positions = "learned"
+    rotary: RotaryConfig | None = None
+    pool_heads: int | None = None  # of attention pooling; None: as many as the layers
+    plain_pool: bool = False  # attention pooling without an MLP, whose query is the probe itself
     image_size: tuple[int, int] | None = None  # None: the position embeddings are a square
     declared: Mapping[str, int] = field(default_factory=dict)  # sizes; the tensors must agree
     adjust_preprocessing: Callable[[Preprocessing], Preprocessing] = lambda default: default
@@ -67,25 +78,6 @@ def explain_bad_settings(name: str) -> Iterator[None]:
         raise EngramError(f"The settings of {name} cannot be understood: {error!r}.") from error
 
 
-# Plain ViTs by timm's names, and those among them whose layers differ or are in another order.
-_TIMM_VIT = re.compile(r"(vit|deit|deit3|flexivit|eva_large)_.*")
-_TIMM_OTHER = re.compile(r".*(_rpn_|_rope_|_relpos_|_xp_|resnet|_r26_|_r50_|_18x2_).*")
-
-
-def check_architecture(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a model that its configuration calls something other than a plain ViT."""
-    architecture = str(config.get("architecture", config.get("model_type")))
-    if "architecture" in config:
-        plain = _TIMM_VIT.fullmatch(architecture) and not _TIMM_OTHER.fullmatch(architecture)
-    else:
-        plain = architecture in FAMILIES
-    if not plain:
-        raise EngramError(
-            f"{name} is a {architecture!r} model, not a plain ViT that can be a trunk; {READABLE} "
-            "can."
-        )
-
-
 # transformers
 
 # It leaves out of config.json what equals its defaults: epsilon and activation of each family.
@@ -95,14 +87,21 @@ _DEFAULTS = {
     "dinov2": (1e-6, "gelu"),
     "clip": (1e-5, "quick_gelu"),
     "siglip": (1e-6, "gelu_pytorch_tanh"),
+    "dinov3": (1e-5, "gelu"),
+    "aimv2": (1e-5, "silu"),
 }
-_ACTIVATIONS: dict[object, Activation] = {
+ACTIVATIONS: dict[object, Activation] = {
     "gelu": "gelu",
     "quick_gelu": "quick_gelu",
     "gelu_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "silu": "swiglu",
 }
+#: DINOv3: the centres of the patches of an image are between -1 and 1, times 2 pi.
+DINOV3_ROTARY = RotaryConfig(
+    base=100.0, span=4 * math.pi, start=-2 * math.pi, offset=0.5, halves=True
+)
 
 
 def settings_of_transformers(
@@ -112,14 +111,19 @@ def settings_of_transformers(
     model_type = config["model_type"]
     family = FAMILIES[model_type]
     vision = config
-    if model_type in ("clip", "siglip"):  # of two towers
+    if model_type in ("clip", "siglip", "aimv2") and (
+        model_type != "aimv2" or "vision_config" in config
+    ):  # of two towers
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
     TRANSFORMERS.check(vision, "config")
     eps, activation = _DEFAULTS[family]
     activation = vision.get("hidden_act", activation)
-    if activation not in _ACTIVATIONS:
+    gated = isinstance(layout.names["blocks.{i}.mlp.fc1"], tuple) and family != "dinov2"
+    if activation not in ACTIVATIONS or (activation == "silu") != gated:
         raise EngramError(
-            f"{name} uses the activation {activation!r}; {list(_ACTIVATIONS)} are known."
+            f"{name} uses the activation {activation!r} in {'a gated' if gated else 'an'} MLP; "
+            "silu is known in gated MLPs, and in others "
+            f"{[known for known in ACTIVATIONS if known != 'silu']}."
         )
     classifier = layout.names.get("head.linear") == "classifier"
     declared = {"hidden_size": "width", "num_hidden_layers": "depth", "patch_size": "patch"}
@@ -127,19 +131,34 @@ def settings_of_transformers(
         declared["intermediate_size"] = "mlp_width"
     return ModelSettings(
         model_type if model_type in _DEFAULT_PREPROCESSING else family,
-        float(vision.get("layer_norm_eps", eps)),
-        # Of all families, transformers antialiases resized position embeddings of this one alone.
-        antialias=model_type == "dinov2_with_registers",
-        heads=_pair(vision.get("num_attention_heads", 12), name)[0],
-        activation=_ACTIVATIONS[activation],
+        float(vision.get("rms_norm_eps" if family == "aimv2" else "layer_norm_eps", eps)),
+        # transformers antialiases resized position embeddings of the first of these. It has none
+        # to resize in the others, which are as in timm then.
+        antialias=model_type == "dinov2_with_registers" or family in ("dinov3", "aimv2"),
+        heads=pair_of(vision.get("num_attention_heads", 12), name)[0],
+        activation=ACTIVATIONS[activation],
         pooling=_transformers_pooling(family, layout, classifier),
         raw=family == "clip" and classifier,
-        head_bias=family != "clip" or classifier,
-        image_size=_pair(vision["image_size"], name) if "image_size" in vision else None,
-        declared={o: _pair(vision[t], name)[0] for t, o in declared.items() if t in vision},
+        head_bias=family not in ("clip", "aimv2") or classifier,
+        norm="rms" if family == "aimv2" else "layer",
+        positions=_transformers_positions(family, vision),
+        rotary=_transformers_rotary(vision) if family == "dinov3" else None,
+        plain_pool=family == "aimv2",
+        image_size=pair_of(vision["image_size"], name) if "image_size" in vision else None,
+        declared={o: pair_of(vision[t], name)[0] for t, o in declared.items() if t in vision},
         adjust_preprocessing=lambda default: _adjust_to_processor(default, processor, name),
         labels=None if family == "clip" and not classifier else _transformers_labels(config),
     )
+
+
+def _transformers_positions(family: str, vision: Mapping[str, Any]) -> Positions:
+    if family == "dinov3":
+        return "none"
+    return "waves" if family == "aimv2" and vision.get("is_native") else "learned"
+
+
+def _transformers_rotary(vision: Mapping[str, Any]) -> RotaryConfig:
+    return replace(DINOV3_ROTARY, base=float(vision.get("rope_theta", DINOV3_ROTARY.base)))
 
 
 def _transformers_pooling(family: str, layout: Layout, classifier: bool) -> Pooling:
@@ -149,7 +168,7 @@ def _transformers_pooling(family: str, layout: Layout, classifier: bool) -> Pool
         return "class+mean"
     if family in ("clip", "siglip") and classifier:
         return "mean"
-    return "attention" if family == "siglip" else "class"
+    return "attention" if family in ("siglip", "aimv2") else "class"
 
 
 def _transformers_labels(config: Mapping[str, Any]) -> list[object] | None:
@@ -161,68 +180,7 @@ def _transformers_labels(config: Mapping[str, Any]) -> list[object] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels) else labels
 
 
-# timm
-
-
-def settings_of_timm(config: Mapping[str, Any], found: Translated, name: str) -> ModelSettings:
-    """The settings in timm's config.json; where it is missing, the tensors have to do.
-
-    What they cannot show: QuickGELU (assumed: no) and the number of heads (see `usual_heads`).
-    """
-    cfg = {**config, **(config.get("pretrained_cfg") or {})}
-    arguments = config.get("model_args") or {}
-    TIMM.check(cfg, "pretrained_cfg")
-    TIMM_ARGUMENTS.check(arguments, "model_args")
-    activation = _timm_activation(config, cfg, found)
-    pooling = _timm_pooling(cfg.get("global_pool") or arguments.get("global_pool"), found, name)
-    clip = found.has("pre_norm")
-    defaults = "timm"
-    if clip:
-        defaults = "clip"
-    elif found.has("blocks.0.scale1"):
-        defaults = "timm dinov2"
-    elif pooling == "distilled":
-        defaults = "timm deit"
-    size = tuple(cfg.get("input_size") or ())[1:]
-    return ModelSettings(
-        defaults,
-        1e-5 if clip else 1e-6,
-        antialias=True,
-        heads=arguments.get("num_heads"),
-        activation=_ACTIVATIONS.get(arguments.get("act_layer"), activation),
-        pooling=pooling,
-        image_size=_pair(size, name) if len(set(size)) == 2 else None,
-        adjust_preprocessing=lambda default: _adjust_to_timm(default, cfg, name),
-        labels=config.get("label_names"),
-    )
-
-
-def _timm_activation(
-    config: Mapping[str, Any], cfg: Mapping[str, Any], found: Translated
-) -> Activation:
-    model = f"{config.get('architecture', '')}.{cfg.get('tag', '')}"
-    if found.has("head.pool") or "siglip" in model:
-        return "gelu_tanh"  # SigLIP was trained with it, but timm does not use it for all of them
-    if found.has("pre_norm") and (
-        "quickgelu" in model or model.endswith(".openai") or "QuickGELU" in str(cfg.get("notes"))
-    ):
-        return "quick_gelu"
-    return "gelu"
-
-
-def _timm_pooling(pool: object, found: Translated, name: str) -> Pooling:
-    if pool not in (None, "", "token", "avg", "map"):
-        raise EngramError(f"{name} pools its tokens by {pool!r}; token, avg and map can be read.")
-    if found.has("head.pool"):
-        return "attention"
-    if found.has("head.distilled"):
-        return "distilled"
-    if pool == "avg" or found.has("head.norm") or not found.has("class_token"):
-        return "mean"
-    return "class"
-
-
-def _pair(value: object, name: str) -> tuple[int, int]:
+def pair_of(value: object, name: str) -> tuple[int, int]:
     """A size that is given as one number or as two."""
     pair: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value, value]
     if len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair):
@@ -238,28 +196,6 @@ def default_preprocessing(family: str, size: tuple[int, int]) -> Preprocessing:
     (mean, std), interpolation, crop = _DEFAULT_PREPROCESSING[family]
     resize = None if crop is None else math.floor(max(size) / crop)
     return Preprocessing(size, resize, interpolation, mean, std)
-
-
-def _adjust_to_timm(default: Preprocessing, cfg: Mapping[str, Any], name: str) -> Preprocessing:
-    """The preprocessing of pretrained_cfg; what it leaves out is the default."""
-    size = tuple(cfg.get("input_size") or (3, *default.size))[1:]
-    mode = cfg.get("crop_mode") or "center"
-    if mode not in ("center", "squash"):
-        raise EngramError(
-            f"{name} has the crop mode {mode!r}, which is not supported; give `preprocessing`."
-        )
-    resize = None if default.resize is None else default.with_size(_pair(size, name)).resize
-    if cfg.get("crop_pct"):
-        resize = math.floor(max(size) / cfg["crop_pct"])
-    if mode == "squash":
-        resize = None
-    return Preprocessing(
-        _pair(size, name),
-        resize,
-        cfg.get("interpolation") or default.interpolation,
-        tuple(cfg.get("mean") or default.mean),
-        tuple(cfg.get("std") or default.std),
-    )
 
 
 # Pillow's numbers of its interpolations.
@@ -305,7 +241,7 @@ def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int],
         short, resized = (given if crop else None), (given, given)
     if isinstance(crop, dict):
         crop = (crop.get("height"), crop.get("width"))
-    size = _pair(crop or resized, name)
+    size = pair_of(crop or resized, name)
     if not crop and not short:
         return size, None
-    return size, max(*_pair(resized, name), *size)
+    return size, max(*pair_of(resized, name), *size)

@@ -22,12 +22,13 @@ from engram.vit import HeadConfig, ViTConfig
 # Every ViT has these tensors. Number of axes of each.
 _AXES = {
     "patch.weight": 4,
-    "position": 2,
     "blocks.0.qkv.weight": 2,
     "blocks.0.mlp.fc1.weight": 2,
     "blocks.0.mlp.fc2.weight": 2,
 }
-_OPTIONAL_AXES = {"class_token": 2, "registers": 2}
+_OPTIONAL_AXES = {"class_token": 2, "registers": 2, "position": 2}
+#: Height and width of a trunk without position embeddings: its tensors fit images of any size.
+_ANY_SIZE = 224
 
 
 def infer_config(
@@ -35,16 +36,24 @@ def infer_config(
 ) -> ViTConfig:
     """The architecture of a model. Tensors that no plain ViT has are an EngramError."""
     tensors = found.tensors
-    _check_present(found, layout, name)
+    _check_present(found, layout, settings, name)
     _check_shapes(tensors, layout, name)
     width, _, patch, _ = tensors["patch.weight"].shape
     mlp_width = tensors["blocks.0.mlp.fc2.weight"].shape[1]
     swiglu = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_width
     class_token = "class_token" in tensors
     registers = len(tensors["registers"]) if "registers" in tensors else 0
-    prefix, positions = int(class_token) + registers, len(tensors["position"])
-    grid = _infer_grid(positions, patch, (prefix, int(class_token), 0), settings, name)
-    prefix_positions = positions - grid[0] * grid[1]
+    prefix = int(class_token) + registers
+    grid, prefix_positions = (_ANY_SIZE // patch, _ANY_SIZE // patch), 0
+    if settings.positions == "learned":
+        positions = len(tensors["position"])
+        grid = _infer_grid(positions, patch, (prefix, int(class_token), 0), settings, name)
+        prefix_positions = positions - grid[0] * grid[1]
+    bare = settings.norm == "rms"  # AIMv2, which has few biases
+
+    def has_bias(module: str) -> bool:
+        return not bare or any(n.endswith(f"{module}.bias") for n in tensors if n[:5] != "head.")
+
     config = ViTConfig(
         image_size=(grid[0] * patch, grid[1] * patch),
         patch=patch,
@@ -59,9 +68,17 @@ def infer_config(
         prefix_positions=prefix_positions if prefix_positions == prefix else 0,
         patch_bias=not found.has("pre_norm"),
         qkv_bias=any(n.endswith("qkv.bias") for n in tensors),
+        proj_bias=has_bias(".proj"),
+        mlp_bias=has_bias(".fc1"),
+        norm=settings.norm,
+        patch_norm=found.has("patch_norm"),
         pre_norm=found.has("pre_norm"),
+        read_norm=found.has("blocks.0.read_norm"),
+        mlp_norm=found.has("blocks.0.mlp.norm"),
         layer_scale=any(n.endswith(("scale1", "scale2")) for n in tensors),
         final_norm=not found.has("head.norm"),
+        positions=settings.positions,
+        rotary=settings.rotary,
         antialias=settings.antialias,
         head=_infer_head(found, settings),
     )
@@ -78,6 +95,8 @@ def split_positions(
     (DINOv2 in transformers) gets it added, as timm does, so that the same weights are the same
     trunk in both layouts. With `share`, both parts keep the storage of the original.
     """
+    if config.positions != "learned":
+        return dict(tensors)
     positions = tensors["position"]
     count = len(positions) - config.grid[0] * config.grid[1]
     if not count:
@@ -91,7 +110,10 @@ def split_positions(
 
 
 def usual_heads(width: int, swiglu: bool) -> int:
-    """The number of heads of a published ViT of this width: 64 wide each, but 16 in large ones."""
+    """The number of heads of a published ViT of this width: 64 wide each, but 16 in large ones.
+
+    DINOv3 and AIMv2 have others, which `configs` knows.
+    """
     if width in (1152, 1280, 1408, 1664) or (width == 1536 and not swiglu):
         return 16
     return max(width // 64, 1)
@@ -125,7 +147,12 @@ def _infer_head(found: Translated, settings: ModelSettings) -> HeadConfig | None
     """The head that the file has tensors for."""
     if not found.has("head"):
         return None
-    rows = [t.shape[0] for n, t in found.tensors.items() if n.startswith("head.linear.") and t.ndim]
+    tensors = found.tensors
+    rows = [t.shape[0] for n, t in tensors.items() if n.startswith("head.linear.") and t.ndim]
+    hidden = 0 if settings.plain_pool else None  # None: as in the layers
+    if "head.pool.mlp.fc1.weight" in tensors:
+        own = tensors["head.pool.mlp.fc1.weight"].shape[0]
+        hidden = own if own != tensors["blocks.0.mlp.fc2.weight"].shape[1] else None
     return HeadConfig(
         classes=max(rows, default=0),
         pooling=settings.pooling,
@@ -133,14 +160,18 @@ def _infer_head(found: Translated, settings: ModelSettings) -> HeadConfig | None
         hidden=found.has("head.hidden"),
         norm=found.has("head.norm"),
         raw=settings.raw,
+        pool_heads=settings.pool_heads,
+        pool_mlp_width=hidden,
+        pool_query=not settings.plain_pool,
     )
 
 
 # What does not fit
 
 
-def _check_present(found: Translated, layout: Layout, name: str) -> None:
-    needed = (*_AXES, *layout.required)
+def _check_present(found: Translated, layout: Layout, settings: ModelSettings, name: str) -> None:
+    positions = ("position",) if settings.positions == "learned" else ()
+    needed = (*_AXES, *positions, *layout.required)
     missing = [
         theirs for n in needed if n not in found.tensors for theirs in their_names(n, layout)
     ]

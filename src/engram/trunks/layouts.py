@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Names = dict[str, str | tuple[str, ...]]
@@ -23,9 +24,11 @@ class Layout:
     prefixes: tuple[str, ...] = ()  # removed where a file has them
     ignored: tuple[str, ...] = ()  # patterns of tensors that are not part of the trunk
     required: tuple[str, ...] = ()  # optional in a ViT, but not in this family
+    zero_biases: bool = False  # queries, keys or values without a bias have one of zeros
 
 
-# transformers: ViT (and MAE's encoder), DeiT, DINOv2 with and without registers, CLIP, SigLIP
+# transformers: ViT (and MAE's encoder), DeiT, DINOv2 with and without registers, DINOv3, CLIP,
+# SigLIP, AIMv2
 
 _ATTENTION = "encoder.layer.{i}.attention.attention."
 _VIT: Names = {
@@ -66,6 +69,27 @@ _DINOV2_GATED: Names = _DINOV2 | {  # the same, as models of transformers 5 have
     ),
     "blocks.{i}.mlp.fc2": "encoder.layer.{i}.mlp.down_proj",
 }
+_DINOV3: Names = {
+    "patch": "embeddings.patch_embeddings",
+    "class_token": "embeddings.cls_token",
+    "registers": "embeddings.register_tokens",
+    "blocks.{i}.norm1": "layer.{i}.norm1",
+    "blocks.{i}.qkv": (
+        "layer.{i}.attention.q_proj",
+        "layer.{i}.attention.k_proj",
+        "layer.{i}.attention.v_proj",
+    ),
+    "blocks.{i}.proj": "layer.{i}.attention.o_proj",
+    "blocks.{i}.scale1": "layer.{i}.layer_scale1.lambda1",
+    "blocks.{i}.norm2": "layer.{i}.norm2",
+    "blocks.{i}.mlp.fc1": "layer.{i}.mlp.up_proj",
+    "blocks.{i}.mlp.fc2": "layer.{i}.mlp.down_proj",
+    "blocks.{i}.scale2": "layer.{i}.layer_scale2.lambda1",
+    "norm": "norm",
+}
+_DINOV3_GATED: Names = _DINOV3 | {
+    "blocks.{i}.mlp.fc1": ("layer.{i}.mlp.gate_proj", "layer.{i}.mlp.up_proj")
+}
 _TOWER: Names = {
     "patch": "embeddings.patch_embedding",
     "position": "embeddings.position_embedding.weight",
@@ -95,6 +119,41 @@ _SIGLIP: Names = _TOWER | {
     "head.pool.mlp.fc1": "head.mlp.fc1",
     "head.pool.mlp.fc2": "head.mlp.fc2",
 }
+_AIMV2: Names = {
+    "patch": "embeddings.patch_embed",
+    "patch_norm": "embeddings.rms_norm",
+    "position": "embeddings.position_embedding.weight",
+    "blocks.{i}.norm1": "encoder.layers.{i}.rms_norm1",
+    "blocks.{i}.qkv": (
+        "encoder.layers.{i}.attention.q_proj",
+        "encoder.layers.{i}.attention.k_proj",
+        "encoder.layers.{i}.attention.v_proj",
+    ),
+    "blocks.{i}.proj": "encoder.layers.{i}.attention.out_proj",
+    "blocks.{i}.norm2": "encoder.layers.{i}.rms_norm2",
+    "blocks.{i}.mlp.fc1": (
+        "encoder.layers.{i}.ffn.gate_proj",
+        "encoder.layers.{i}.ffn.up_proj",
+    ),
+    "blocks.{i}.mlp.fc2": "encoder.layers.{i}.ffn.down_proj",
+    "norm": "rms_norm",
+    "head.pool.probe": "head.cls_token",
+    "head.pool.kv": ("head.k_proj", "head.v_proj"),
+    "head.pool.proj": "head.output_proj",
+    "head.linear": "visual_projection",
+}
+_AIMV2_APPLE: Names = {  # the files that Apple published first
+    "patch": "preprocessor.patchifier.proj",
+    "patch_norm": "preprocessor.patchifier.norm",
+    "position": "preprocessor.pos_embed",
+    "blocks.{i}.norm1": "trunk.blocks.{i}.norm_1",
+    "blocks.{i}.qkv": "trunk.blocks.{i}.attn.qkv",
+    "blocks.{i}.proj": "trunk.blocks.{i}.attn.proj",
+    "blocks.{i}.norm2": "trunk.blocks.{i}.norm_2",
+    "blocks.{i}.mlp.fc1": ("trunk.blocks.{i}.mlp.fc1", "trunk.blocks.{i}.mlp.fc3"),
+    "blocks.{i}.mlp.fc2": "trunk.blocks.{i}.mlp.fc2",
+    "norm": "trunk.post_trunk_norm",
+}
 _CLASSIFIER: Names = {"head.linear": "classifier"}  # replaces a projection or a pooling
 
 _NOT_IN_TRUNK = (
@@ -113,10 +172,13 @@ FAMILIES = {
     "deit": "deit",
     "dinov2": "dinov2",
     "dinov2_with_registers": "dinov2",
+    "dinov3_vit": "dinov3",
     "clip": "clip",
     "clip_vision_model": "clip",
     "siglip": "siglip",
     "siglip_vision_model": "siglip",
+    "aimv2": "aimv2",
+    "aimv2_vision_model": "aimv2",
 }
 
 
@@ -140,6 +202,13 @@ def transformers_layout(kind: str, names: Iterable[str]) -> Layout:
             table = _DINOV2_GATED
         required += ("blocks.0.scale1", "blocks.0.scale2")
         required += ("registers",) if kind == "dinov2_with_registers" else ()
+    elif family == "dinov3":
+        table = _DINOV3_GATED if any(".mlp.gate_proj." in name for name in names) else _DINOV3
+        required += ("blocks.0.scale1", "blocks.0.scale2")
+    elif family == "aimv2":
+        apple = any(name.startswith("preprocessor.patchifier.") for name in names)
+        table = _AIMV2_APPLE if apple else _AIMV2
+        required = ("patch_norm.weight",)
     elif family == "clip":
         table = _CLIP | _CLASSIFIER if classifier else _CLIP
         required += ("pre_norm.weight",)
@@ -148,7 +217,7 @@ def transformers_layout(kind: str, names: Iterable[str]) -> Layout:
         table = _TOWER | _CLASSIFIER if classifier else _SIGLIP
         ignored += (r"head\..+",) if classifier else ()
         required = ()
-    return Layout(table, _PREFIXES, ignored, required)
+    return Layout(table, _PREFIXES, ignored, required, zero_biases=family == "dinov3")
 
 
 # Where models of transformers 5 have other names in memory than in their files.
@@ -165,7 +234,10 @@ _RENAMED = (
 
 def as_on_disk(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state_dict of a transformers model, of any version, under the names of its files."""
-    renamed = _RENAMED if FAMILIES[kind] in ("vit", "deit", "dinov2") else ()
+    family = FAMILIES[kind]
+    renamed = _RENAMED if family in ("vit", "deit", "dinov2") else ()
+    if family == "dinov3":
+        renamed = ((r"^model\.layer\.", "layer."),)
     out = {}
     for name, tensor in tensors.items():
         for pattern, instead in renamed:
@@ -188,20 +260,23 @@ def split_in_proj(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-# timm: its one VisionTransformer, whatever the weights
+# timm: its VisionTransformer, and its Eva, which has rotary positions
 
 _TIMM: Names = {
     "patch": "patch_embed.proj",
     "class_token": "cls_token",
     "registers": "reg_token",
     "position": "pos_embed",
+    "patch_norm": "patch_embed.norm",
     "pre_norm": "norm_pre",
     "blocks.{i}.norm1": "blocks.{i}.norm1",
     "blocks.{i}.qkv": "blocks.{i}.attn.qkv",
+    "blocks.{i}.read_norm": "blocks.{i}.attn.norm",
     "blocks.{i}.proj": "blocks.{i}.attn.proj",
     "blocks.{i}.scale1": "blocks.{i}.ls1.gamma",
     "blocks.{i}.norm2": "blocks.{i}.norm2",
     "blocks.{i}.mlp.fc1": "blocks.{i}.mlp.fc1",
+    "blocks.{i}.mlp.norm": "blocks.{i}.mlp.norm",
     "blocks.{i}.mlp.fc2": "blocks.{i}.mlp.fc2",
     "blocks.{i}.scale2": "blocks.{i}.ls2.gamma",
     "norm": "norm",
@@ -216,15 +291,64 @@ _TIMM: Names = {
     "head.hidden": "pre_logits.fc",
     "head.linear": "head",
 }
-_TIMM_DISTILLED: Names = _TIMM | {"registers": "dist_token", "head.distilled": "head_dist"}
+# What some of its files have instead, by a part of a name that only these have.
+_TIMM_INSTEAD: dict[str, Names] = {
+    "dist_token": {"registers": "dist_token", "head.distilled": "head_dist"},
+    ".gamma_1": {
+        "blocks.{i}.scale1": "blocks.{i}.gamma_1",
+        "blocks.{i}.scale2": "blocks.{i}.gamma_2",
+    },
+    ".attn.q_proj.": {
+        "blocks.{i}.qkv": (
+            "blocks.{i}.attn.q_proj",
+            "blocks.{i}.attn.k_proj",
+            "blocks.{i}.attn.v_proj",
+        )
+    },
+    ".mlp.fc1_g.": {"blocks.{i}.mlp.fc1": ("blocks.{i}.mlp.fc1_g", "blocks.{i}.mlp.fc1_x")},
+    # Meta's own names of DINOv3
+    "storage_tokens": {"registers": "storage_tokens"},
+    ".mlp.w3.": {
+        "blocks.{i}.mlp.fc1": ("blocks.{i}.mlp.w1", "blocks.{i}.mlp.w2"),
+        "blocks.{i}.mlp.fc2": "blocks.{i}.mlp.w3",
+    },
+}
+_TIMM_IGNORED = (
+    r"mask_token",
+    r"decoder_.+",
+    r"rope_embed\.periods|.+\.bias_mask|local_cls_norm\..+",  # of Meta's DINOv3
+)
 
 
 def timm_layout(names: Iterable[str]) -> Layout:
-    """The layout of timm's VisionTransformer, with or without a distillation token."""
-    distilled = any(name.endswith("dist_token") for name in names)
-    return Layout(
-        _TIMM_DISTILLED if distilled else _TIMM, ("timm_model.",), (r"mask_token", r"decoder_.+")
-    )
+    """The layout of timm's ViTs. The tensor names tell its variants apart."""
+    names, table = list(names), dict(_TIMM)
+    for part, instead in _TIMM_INSTEAD.items():
+        if any(part in name for name in names):
+            table |= instead
+    rotary = no_positions(names) or any(".attn.q_proj." in name for name in names)
+    return Layout(table, ("timm_model.",), _TIMM_IGNORED, zero_biases=rotary)
+
+
+def no_positions(names: Iterable[str]) -> bool:
+    """Whether no position embedding is among the names of timm."""
+    return not any(name.endswith("pos_embed") for name in names)
+
+
+def join_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One bias for queries, keys and values; keys, which have none in timm's Eva, get zeros.
+
+    Meta's own files of DINOv3 have numbers there, and a mask that sets them to zero.
+    """
+    out = dict(tensors)
+    for name in tensors:
+        if name.endswith(".attn.q_bias") and f"{name[:-6]}v_bias" in tensors:
+            q, v = out.pop(name), out.pop(f"{name[:-6]}v_bias")
+            out[f"{name[:-6]}qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
+        elif name.endswith(".attn.qkv.bias") and "storage_tokens" in tensors:
+            q, k, v = tensors[name].chunk(3)
+            out[name] = torch.cat([q, torch.zeros_like(k), v])
+    return out
 
 
 # Google's JAX weights: kernels are transposed, and the heads are an axis of their own

@@ -15,6 +15,7 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
+from engram.positions import RotaryConfig
 from engram.trunks.build import (
     Overrides,
     ParsedModel,
@@ -25,7 +26,6 @@ from engram.trunks.build import (
 )
 from engram.trunks.configs import (
     ModelSettings,
-    check_architecture,
     default_preprocessing,
     explain_bad_settings,
 )
@@ -40,6 +40,7 @@ from engram.trunks.read import (
 )
 from engram.trunks.recommended import recommended
 from engram.trunks.schemas import CONFIG
+from engram.trunks.timm_configs import check_architecture
 from engram.trunks.translate import Translated, checked, translate
 from engram.util import hub
 from engram.util.files import write_atomically
@@ -178,8 +179,13 @@ def _parse_own(folder: Path, config: dict[str, Any], name: str) -> ParsedModel:
         CONFIG.check(config.get("config"), "config")
         settings = dict(config["config"])
         head = settings.pop("head", None)
+        rotary = settings.pop("rotary", None)
         settings["image_size"] = tuple(settings["image_size"])
-        vit = ViTConfig(**settings, head=HeadConfig(**head) if head else None)
+        vit = ViTConfig(
+            **settings,
+            rotary=RotaryConfig(**rotary) if rotary else None,
+            head=HeadConfig(**head) if head else None,
+        )
     tensors = {n: checked(n, t, name) for n, t in read_folder(folder, name).items()}
     saved = config.get("preprocessing")
 

@@ -14,8 +14,9 @@ from torch import nn
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.trunks.build import Overrides, build_trunk, parse_timm, parse_transformers
-from engram.trunks.configs import READABLE, check_architecture
+from engram.trunks.configs import READABLE
 from engram.trunks.layouts import as_on_disk
+from engram.trunks.timm_configs import check_architecture
 from engram.vit import Activation, ViT
 
 
@@ -124,7 +125,7 @@ def from_timm(
     pool = getattr(model, "global_pool", None)
     if isinstance(pool, str):
         config["global_pool"] = cfg["global_pool"] = pool
-    heads = _heads(model) if heads is None else heads
+    config["model_args"] = _arguments(model)
     return build_trunk(
         parse_timm(tensors, config, name, share=True),
         name,
@@ -166,8 +167,16 @@ def _timm_source(cfg: Mapping[str, Any]) -> str:
     return (hub_id + model if hub_id.endswith("/") else hub_id) or model
 
 
-def _heads(model: nn.Module) -> int | None:
-    """The number of heads of the first layer, which the tensors do not show."""
-    attention = dict(model.named_modules()).get("blocks.0.attn")
-    heads = getattr(attention, "num_heads", None)
-    return heads if isinstance(heads, int) else None
+def _arguments(model: nn.Module) -> dict[str, Any]:
+    """Arguments that the model was made with, which the tensors do not show."""
+    found = {}
+    for argument, module, attribute in (
+        ("num_heads", "blocks.0.attn", "num_heads"),
+        ("attn_pool_num_heads", "attn_pool", "num_heads"),
+        ("ref_feat_shape", "rope", "ref_feat_shape"),
+    ):
+        part = dict(model.named_modules()).get(module)
+        value = getattr(part, attribute, None)
+        if isinstance(value, (int, list, tuple)):
+            found[argument] = value if isinstance(value, int) else list(value)
+    return found

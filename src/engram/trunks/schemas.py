@@ -19,7 +19,7 @@ from engram.util.schema import (
     Rule,
     String,
 )
-from engram.vit import Activation, Pooling
+from engram.vit import Activation, Norm, Pooling, Positions
 
 #: The most patches, each of them a token, that an image may be cut into, such as 64 x 128. A token
 #: reads all others, so images of twice the side take 16 times as long.
@@ -46,12 +46,22 @@ _HEAD = Object(
     {"classes": Integer(0, 10_000_000)},
     {
         "pooling": String(choices=get_args(Pooling)),
-        **dict.fromkeys(("bias", "hidden", "norm", "raw"), Boolean()),
+        **dict.fromkeys(("bias", "hidden", "norm", "raw", "pool_query"), Boolean()),
+        "pool_heads": Nullable(HEADS),
+        "pool_mlp_width": Nullable(Integer(0, 1_000_000)),
+    },
+)
+_ANGLE = Number(-1e6, 1e6)
+_ROTARY = Object(
+    {"base": Number(1, 1e9), "span": _ANGLE},
+    {
+        **dict.fromkeys(("start", "offset"), _ANGLE),
+        **dict.fromkeys(("halves", "columns_first"), Boolean()),
     },
 )
 _SWITCHES = (
-    *("patch_bias", "qkv_bias", "pre_norm", "layer_scale", "final_norm", "antialias"),
-    "class_token",
+    *("patch_bias", "qkv_bias", "proj_bias", "mlp_bias", "patch_norm", "pre_norm", "read_norm"),
+    *("mlp_norm", "layer_scale", "final_norm", "antialias", "class_token"),
 )
 #: The fields of `ViTConfig`, as `save_trunk` writes them.
 CONFIG = Object(
@@ -62,6 +72,9 @@ CONFIG = Object(
         "activation": SHAPE["activation"],
         "registers": PREFIX,
         "prefix_positions": PREFIX,
+        "norm": String(choices=get_args(Norm)),
+        "positions": String(choices=get_args(Positions)),
+        "rotary": Nullable(_ROTARY),
         "head": Nullable(_HEAD),
         **dict.fromkeys(_SWITCHES, Boolean()),
     },
@@ -85,6 +98,7 @@ def can_be_cut(size: Sequence[int], patch: int) -> bool:
 _FLAG = Nullable(Boolean())
 _TEXT = Nullable(String())
 _COUNT = Integer(1, 1_000_000)
+_COUNTS = AnyOf((_COUNT, Array(_COUNT, 2, 2)), "one or two whole numbers")
 _SIDES = Nullable(AnyOf((SIZE.item, SIZE), f"one or two whole numbers from 1 to {MAX_SIDE:,}"))
 _SIZES = Object({}, dict.fromkeys(("height", "width", "shortest_edge"), Nullable(SIZE.item)), True)
 _PROCESSOR_SIZE = AnyOf(
@@ -97,9 +111,12 @@ TRANSFORMERS = Object(
     {
         "hidden_act": String(),
         "layer_norm_eps": EPS,
+        "rms_norm_eps": EPS,
+        "rope_theta": Number(1, 1e9),
+        "is_native": Boolean(),
         "num_attention_heads": HEADS,
         "image_size": AnyOf((SIZE.item, SIZE), f"whole numbers from 1 to {MAX_SIDE:,}"),
-        "patch_size": AnyOf((_COUNT, Array(_COUNT, 2, 2)), "one or two whole numbers"),
+        "patch_size": _COUNTS,
         **dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size"), _COUNT),
     },
     others=True,
@@ -132,6 +149,11 @@ TIMM = Object(
 )
 TIMM_ARGUMENTS = Object(
     {},
-    {"num_heads": Nullable(HEADS), "act_layer": _TEXT, "global_pool": _TEXT},
+    {
+        **dict.fromkeys(("num_heads", "attn_pool_num_heads"), Nullable(HEADS)),
+        "ref_feat_shape": Nullable(_COUNTS),
+        "act_layer": _TEXT,
+        "global_pool": _TEXT,
+    },
     others=True,
 )

@@ -60,6 +60,12 @@ def translate(
             surplus.append(full)
         else:
             found.setdefault(match[0], {})[match[1]] = checked(full, tensor, source, share)
+    if not any(piece.numel() for piece in found.get("registers", {}).values()):
+        found.pop("registers", None)  # DINOv3 without registers has a tensor for none
+    for ours in [name for name in found if layout.zero_biases and name.endswith(".qkv.weight")]:
+        biases = found.setdefault(f"{ours.removesuffix('weight')}bias", {})
+        for part, weight in found[ours].items():
+            biases.setdefault(part, weight.new_zeros(weight.shape[:1]))
     joined = {}
     missing = []
     for ours, pieces in found.items():

@@ -69,7 +69,7 @@ def _choose(ious: Tensor) -> tuple[list[int], list[int]]:
 
 @torch.inference_mode()
 def _predict(model: MemoryViT, task: str, views: Sequence[Pixels]) -> list[Pixels]:
-    device = model.trunk.position.device
+    device = model.trunk.device
     pixels = normalise(torch.from_numpy(np.stack(views)).to(device), model.preprocessing)
     classes = model(pixels, tasks=[task])[task].argmax(1).cpu()
     return [mask.numpy().astype(np.uint8) for mask in classes]

@@ -53,7 +53,7 @@ def attention_maps(snapshot: Snapshot, name: str, pixels: Tensor) -> dict[str, A
 
     Of side patches there is one entry: what is pooled of them.
     """
-    device = snapshot.model.trunk.position.device
+    device = snapshot.model.trunk.device
     maps = attention(snapshot.model, name, to_device(pixels, device))
     shared, patches = maps.shares.cpu(), maps.contribution[0].cpu()  # (l, rows, columns)
     if not all(bool(part.isfinite().all()) for part in (shared, patches)):
