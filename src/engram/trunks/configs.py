@@ -15,12 +15,14 @@ from typing import Any
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.positions import RotaryConfig
+from engram.trunks.families import TRUNK_FAMILIES
 from engram.trunks.layouts import FAMILIES, Layout
 from engram.trunks.schemas import PROCESSOR, TRANSFORMERS
 from engram.util.schema import Invalid
 from engram.vit import Activation, Norm, Pooling, Positions
 
-READABLE = "ViT, DeiT, DINO, DINOv2, DINOv3, CLIP, SigLIP, MAE, AIMv2, EVA-02 and PE-Core"
+#: The families, as errors list them.
+READABLE = f"{', '.join(f.name for f in TRUNK_FAMILIES[:-1])} and {TRUNK_FAMILIES[-1].name}"
 
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -29,7 +29,7 @@ def from_transformers(
     preprocessing: Preprocessing | None = None,
     antialias: bool | None = None,
 ) -> ViT:
-    """The trunk inside a transformers model in memory: ViT, MAE, DeiT, DINOv2, CLIP or SigLIP.
+    """The trunk inside a transformers model in memory, of a family that `load_trunk` reads.
 
     Tensors in fp32 keep their storage, so they are in memory once. Copies are made only of what is
     several tensors there and one here: queries, keys and values (a quarter of a layer), the first
