@@ -11,7 +11,7 @@ from pathlib import Path
 from engram.trunks.families import families_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "trunks.md"
-PLACE = re.compile(r"(?<=<!-- families -->\n).*?(?=\n<!-- end of families -->)", re.DOTALL)
+PLACE = re.compile(r"(?<=<!-- families -->\n\n).*?(?=\n\n<!-- end of families -->)", re.DOTALL)
 
 
 def written(page: str) -> str:

@@ -235,8 +235,8 @@ def _split_gates(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """A gated MLP as timm's SwiGLU has it: the gate and the rest are two layers."""
     out = {}
     for name, tensor in tensors.items():
-        second = tensors[name.replace(".fc1.", ".fc2.").replace("bias", "weight")]
-        if ".mlp.fc1." in name and len(tensor) == 2 * second.shape[1]:
+        second = tensors.get(name.replace(".fc1.", ".fc2.").replace("bias", "weight"))
+        if ".mlp.fc1." in name and second is not None and len(tensor) == 2 * second.shape[1]:
             gate, value = tensor.clone().chunk(2)
             out[name.replace(".fc1.", ".fc1_g.")] = gate.clone()
             out[name.replace(".fc1.", ".fc1_x.")] = value.clone()

@@ -108,9 +108,11 @@ def test_dinov3_has_heads_of_its_own(width: int, heads: int, tmp_path: Path) -> 
     for key, tensor in record.weights.items():
         if key.startswith("blocks.1."):
             continue
-        shape = [width * (side // 16) if side % 16 == 0 else side for side in tensor.shape]
+        shape = [width if side % 16 == 0 else side for side in tensor.shape]
+        if "qkv" in key:
+            shape = [3 * width, width]
         if key.startswith("patch_embed") and tensor.ndim == 4:
-            shape = [width, 3, 1, 1]
+            shape = [width, 3, 16, 16]
         wide[key] = torch.zeros(shape, dtype=torch.float16)
     save_file(wide, tmp_path / "wide.safetensors")
     assert load_trunk(tmp_path / "wide.safetensors").config.heads == heads

@@ -38,6 +38,7 @@ _DEFAULT_PREPROCESSING = {
     "dinov3": (_IMAGENET, "bilinear", None),
     "clip": (_OPENAI, "bicubic", 1.0),
     "siglip": ((_HALF, _HALF), "bicubic", None),
+    "aimv2": (_OPENAI, "bicubic", 1.0),
     "timm": ((_HALF, _HALF), "bicubic", 0.9),
     "timm deit": (_IMAGENET, "bicubic", 0.9),
     "timm dinov2": (_IMAGENET, "bicubic", 1.0),
