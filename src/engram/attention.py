@@ -68,13 +68,15 @@ def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
         raise EngramError(
             f"{name!r} has no class token on this trunk, so there is no attention to show."
         )
-    if pooled:
-        weights, contribution, shares = _pooled(model, name, pixels)
-    elif task is not None and masked:
-        weights, contribution, shares = _masked(model, task, pixels)
-    else:
-        changing = task if task is not None and task.spec.parts.changes_trunk else None
-        weights, contribution, shares = _plain(model, trunk, changing, pixels)
+    with trunk.products():
+        if pooled:
+            found = _pooled(model, name, pixels)
+        elif task is not None and masked:
+            found = _masked(model, task, pixels)
+        else:
+            changing = task if task is not None and task.spec.parts.changes_trunk else None
+            found = _plain(model, trunk, changing, pixels)
+    weights, contribution, shares = map(trunk.unrounded, found)
     rows, columns = (side // trunk.config.patch for side in pixels.shape[-2:])
     shape = (*weights.shape[:2], rows, columns)
     return Attention(weights.view(shape), contribution.view(shape), shares.mean(0), pooled)

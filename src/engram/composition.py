@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
 from engram.images.preprocessing import Preprocessing
 from engram.prepared import Prepared
 from engram.store.engram import Engram, TrunkInfo, new_engram
@@ -264,7 +265,11 @@ class Composition(nn.Module):
         if not isinstance(source, Engram):
             source = read_engram(single_engram_path(source))
         engram = source
-        engram.check_trunk(TrunkInfo.from_trunk(self.trunk), self.trunk.preprocessing)
+        own = TrunkInfo.from_trunk(self.trunk)
+        engram.check_trunk(own, self.trunk.preprocessing)
+        notice = engram.other_dtype(own)
+        if notice is not None:
+            warnings.warn(notice, Notice, stacklevel=2)
         self.check(engram.spec)
         for parent, content in engram.parents.items():
             attached = self.engram(parent).content

@@ -193,9 +193,10 @@ class MemoryViT(Pretrained):
     def moments(self, pixels: Tensor) -> Tensor:
         """What a `readout` of all layers sees of these images: (b, features)."""
         moments = Moments(self.trunk)
-        raw = self.trunk.encode(self.trunk.embed(pixels), pixels.shape[-2:], moments.see)
-        moments.see(self.trunk.config.depth, self.trunk.norm(raw))
-        return moments.last(len(moments.layers))
+        with self.trunk.products():
+            raw = self.trunk.encode(self.trunk.embed(pixels), pixels.shape[-2:], moments.see)
+            moments.see(self.trunk.config.depth, self.trunk.norm(raw))
+            return self.trunk.unrounded(moments.last(len(moments.layers)))
 
     def sides(self, names: Sequence[str]) -> Sides:
         """The side patches of these tasks and of all they extend, parents first."""

@@ -61,10 +61,16 @@ class Pretrained(Composition):
         }
 
     @classmethod
-    def of(cls, engrams: Sequence[Engram], trunk: ViT | PathOrHubId | None = None) -> Self:
+    def of(
+        cls,
+        engrams: Sequence[Engram],
+        trunk: ViT | PathOrHubId | None = None,
+        *,
+        trunk_dtype: str = "fp32",
+    ) -> Self:
         """The trunk that engrams name, or this one, with all of them attached, to be asked."""
         if not isinstance(trunk, ViT):
-            trunk = load_trunk_of(engrams[0], trunk)
+            trunk = load_trunk_of(engrams[0], trunk, trunk_dtype)
         model = cls(trunk)
         for engram in engrams:
             model.attach(engram)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -52,12 +53,28 @@ def sights(
 ) -> dict[str, Sight | BaseSight]:
     """What the head of each of these tasks, and of "base", is given of the images."""
     alone = [n for n in names if n != "base" and model.task(n).spec.parts.changes_trunk]
-    seen: dict[str, Sight | BaseSight] = {name: _sight_alone(model, name, pixels) for name in alone}
-    shared = [name for name in names if name not in seen]
-    if shared:
-        size = (pixels.shape[-2], pixels.shape[-1])
-        seen.update(_sights_together(model, shared, model.trunk.embed(pixels), size, exact))
-    return {name: seen[name] for name in names}
+    with model.trunk.products():
+        seen: dict[str, Sight | BaseSight] = {n: _sight_alone(model, n, pixels) for n in alone}
+        shared = [name for name in names if name not in seen]
+        if shared:
+            size = (pixels.shape[-2], pixels.shape[-1])
+            seen.update(_sights_together(model, shared, model.trunk.embed(pixels), size, exact))
+    return {name: _unrounded(model.trunk, seen[name]) for name in names}
+
+
+_Seen = TypeVar("_Seen", Sight, BaseSight)
+
+
+def _unrounded(trunk: ViT, seen: _Seen) -> _Seen:
+    """The same as heads take it, which are in fp32 where a trunk's weights are not."""
+    if trunk.stored == "fp32":
+        return seen
+    if isinstance(seen, BaseSight):
+        return replace(seen, raw=trunk.unrounded(seen.raw), tokens=trunk.unrounded(seen.tokens))
+    patches = seen.patches
+    if patches is not None:
+        patches = replace(patches, tokens=trunk.unrounded(patches.tokens))
+    return replace(seen, own=trunk.unrounded(seen.own), patches=patches)
 
 
 def _sights_together(
@@ -113,6 +130,19 @@ def sights_from_cache(
     size: tuple[int, int] | None,
 ) -> dict[str, Sight]:
     """The same of tasks that leave the trunk alone; `MemoryViT.from_cache` says from what."""
+    with model.trunk.products():
+        seen = _sights_from_cache(model, layers, pooled, tasks, final, size)
+    return {name: _unrounded(model.trunk, sight) for name, sight in seen.items()}
+
+
+def _sights_from_cache(
+    model: Composition,
+    layers: Sequence[Tensor],
+    pooled: Tensor,
+    tasks: Sequence[str],
+    final: Tensor | None,
+    size: tuple[int, int] | None,
+) -> dict[str, Sight]:
     masked = [name for name in tasks if model.task(name).spec.parts.masked]
     streams: dict[str, Tensor] = {}
     if masked:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from engram.errors import EngramError
 from engram.positions import RotaryConfig, Rotation, rotation, waves
 from engram.util.devices import autocast_dtype
+from engram.util.processes import dtype_for
 from engram.util.tensors import tensors_hash, version
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ Activation = Literal["gelu", "quick_gelu", "gelu_tanh", "swiglu"]
 Pooling = Literal["class", "distilled", "class+mean", "mean", "attention"]
 Positions = Literal["learned", "waves", "none"]
 Norm = Literal["layer", "rms"]
+Stored = Literal["fp32", "bf16"]
 _KEPT = 8  # sizes of images whose rotary positions are kept
 
 
@@ -365,6 +368,7 @@ class ViT(nn.Module):
         self._resized: tuple[object, Tensor] | None = None
         self._rotations: dict[object, Rotation] = {}  # by the size of images
         self._fingerprint: tuple[object, str] | None = None
+        self._rounded: tuple[str, str] | None = None  # hashes of the rounded weights, and before
 
     @property
     def layers(self) -> list[Block]:
@@ -377,8 +381,17 @@ class ViT(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
-        return self.patch.weight.dtype
+        """The type of pixels, of tokens and of all weights but those that were rounded."""
+        return self._like.dtype
+
+    @property
+    def _like(self) -> Tensor:
+        return cast("Tensor", self.layers[0].norm1.weight)
+
+    @property
+    def stored(self) -> Stored:
+        """The type that the weights of the layers have, or had before they were cast again."""
+        return "fp32" if self._rounded is None else "bf16"
 
     # The forward pass
 
@@ -405,7 +418,7 @@ class ViT(nn.Module):
                 f"The trunk {self.source} has no head of its own, so it gives no logits; "
                 "use trunk.tokens(pixels), or add a task."
             )
-        raw = self.encode(self.embed(pixels), pixels.shape[-2:])
+        raw = self._raw(pixels)
         out: Tensor = self.head(raw, self.norm(raw))
         return out
 
@@ -424,8 +437,12 @@ class ViT(nn.Module):
             >>> trunk.tokens(torch.rand(4, 3, 32, 32)).shape
             torch.Size([4, 65, 192])
         """
-        out: Tensor = self.norm(self.encode(self.embed(pixels), pixels.shape[-2:]))
+        out: Tensor = self.norm(self._raw(pixels))
         return out
+
+    def _raw(self, pixels: Tensor) -> Tensor:
+        with self.products():
+            return self.unrounded(self.encode(self.embed(pixels), pixels.shape[-2:]))
 
     def encode(self, x: Tensor, size: Sequence[int], see: See | None = None) -> Tensor:
         """The last layer's tokens, before the final norm, of images of this height and width.
@@ -447,15 +464,16 @@ class ViT(nn.Module):
         config = self.config
         if config.rotary is None:
             return None
-        key = (*size, n, self.device, self.dtype)
+        like = self._like
+        key = (*size, n, like.device, like.dtype)
         kept = self._rotations.get(key)
         if kept is not None:
             return kept
         grid, d = (size[0] // config.patch, size[1] // config.patch), config.width // config.heads
         if torch.compiler.is_compiling():
-            return rotation(config.rotary, grid, n, d, self.patch.weight)
+            return rotation(config.rotary, grid, n, d, like)
         with torch.inference_mode(False):  # it may be kept for a pass that learns
-            made = rotation(config.rotary, grid, n, d, self.patch.weight)
+            made = rotation(config.rotary, grid, n, d, like)
         if len(self._rotations) >= _KEPT:
             self._rotations.clear()
         self._rotations[key] = made
@@ -527,9 +545,9 @@ class ViT(nn.Module):
         key = (grid, self.device, self.dtype)
         if self._resized is None or self._resized[0] != key:
             if torch.compiler.is_compiling():
-                return waves(grid, self.config.width, self.patch.weight)
+                return waves(grid, self.config.width, self._like)
             with torch.inference_mode(False):
-                self._resized = (key, waves(grid, self.config.width, self.patch.weight))
+                self._resized = (key, waves(grid, self.config.width, self._like))
         return self._resized[1]
 
     def _resize_position(self, position: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -595,6 +613,32 @@ class ViT(nn.Module):
             return ()
         return self.labels or tuple(str(i) for i in range(self.config.head.classes))
 
+    # Half precision
+
+    def round_weights(self) -> ViT:
+        """Keep the weights of the layers and of the patch embedding in bf16: half the memory.
+
+        Norms, tokens, positions and the head stay in fp32, and so do tasks. Products are computed
+        in bf16 then. The fingerprint stays that of the weights before they were rounded.
+        """
+        before = self.fingerprint
+        for module in (self.patch, *self.blocks.modules()):
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                module.to(torch.bfloat16)
+        self._rounded = (self._hash(), before)
+        return self
+
+    def products(self) -> AbstractContextManager[object]:
+        """Where products with the weights are computed: autocast, if they are rounded."""
+        half = self.patch.weight.dtype
+        if half == self.dtype or autocast_dtype(self.device) is not None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype_for(self.stored, self.device))
+
+    def unrounded(self, tokens: Tensor) -> Tensor:
+        """Tokens that came out of `products`, as the final norm, heads and tasks take them."""
+        return tokens if self._rounded is None else tokens.to(self.dtype)
+
     # Identity
 
     @property
@@ -611,12 +655,20 @@ class ViT(nn.Module):
             >>> engram.load_trunk("pico").fingerprint == engram.load_trunk("pico").fingerprint
             True
         """
-        parts = [(n, p) for n, p in self.named_parameters() if not n.startswith("head.")]
-        state = tuple(version(p) for _, p in parts)
+        state = tuple(map(version, self._identity().values()))
         if self._fingerprint is None or self._fingerprint[0] != state:
-            tensors: dict[str, Tensor] = dict(parts)
-            if self.config.rotary is not None:  # no tensor shows how far it turns
-                numbers = [float(number) for number in astuple(self.config.rotary)]
-                tensors["rotary"] = torch.tensor(numbers)
-            self._fingerprint = (state, tensors_hash(tensors))
+            found = self._hash()
+            if self._rounded is not None and self._rounded[0] == found:
+                found = self._rounded[1]
+            self._fingerprint = (state, found)
         return self._fingerprint[1]
+
+    def _identity(self) -> dict[str, Tensor]:
+        return {n: p for n, p in self.named_parameters() if not n.startswith("head.")}
+
+    def _hash(self) -> str:
+        tensors = self._identity()
+        if self.config.rotary is not None:  # no tensor shows how far it turns
+            numbers = [float(number) for number in astuple(self.config.rotary)]
+            tensors["rotary"] = torch.tensor(numbers)
+        return tensors_hash(tensors)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.exports import Made, largest, new_model, refuse_to_trace, small, trace_once
-from tests.support.strategies import scatter
+from tests.support.strategies import FAMILY_OPTIONS, ROTARY, scatter, tiny_trunk
 
 import engram
 from engram import EngramError, MemoryViT, random_trunk
@@ -26,6 +26,27 @@ def test_the_model_is_left_as_it_was(made: Made) -> None:
         assert made.model.engram(name).content == model.engram(name).content
     assert made.model.trunk.fingerprint == model.trunk.fingerprint
     assert any(p.requires_grad for p in made.model.parameters())
+
+
+def test_what_families_of_trunks_differ_in_is_exported(tmp_path: Path) -> None:
+    """Rotary positions and waves are constants of the graph: of another size than the trunk's."""
+    options = {
+        **FAMILY_OPTIONS["aimv2"],
+        "activation": "swiglu",
+        "positions": "waves",
+        "rotary": ROTARY["pe"],
+        "mlp_norm": True,
+        "read_norm": True,
+    }
+    trunk = tiny_trunk(torch.float32, depth=1, **options)
+    trunk.preprocessing = Preprocessing((8, 12), None)
+    model = MemoryViT(trunk)
+    scatter(model.add_task("one", 2, 1))
+    pixels = generated_pixels(trunk.preprocessing, 2, 9)
+    with torch.inference_mode():
+        expected = model.eval()(pixels)
+    exported = OnnxModel(export_onnx(model, tmp_path / "model.onnx").path, threads=1)
+    assert largest(exported.run(pixels), expected) < 1e-4
 
 
 def test_every_kind_is_exported_with_what_its_answers_need(

@@ -13,12 +13,14 @@ from safetensors.torch import load_file
 from tests.support.trunks import (
     FAMILIES,
     ONE_SIZE,
+    RECORDS,
     TIMM,
     mae,
     mae_reference,
     near,
     reference,
     timm_names,
+    timm_record,
     timm_tensors,
 )
 from torch import Tensor, nn
@@ -221,6 +223,26 @@ def test_an_object_with_timms_names_is_read_by_family(
     if family in ("aimv2", "dinov3-gated"):
         joined += [n for n in timm.state_dict() if ".fc1." in n]
     assert set(copied(timm, model)) == set(joined)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_an_object_of_timms_eva_is_the_trunk_of_its_file(name: str, tmp_path: Path) -> None:
+    """The modules of the object say what its tensors do not show."""
+    record = timm_record(name)
+    arguments = record.config["model_args"]
+    pool = record.config["global_pool"]
+    architecture = record.config["architecture"]
+    model = LikeTimm(record.weights, 2, architecture=architecture, global_pool=pool)
+    for module, attribute in (("attn_pool", "num_heads"), ("rope", "ref_feat_shape")):
+        argument = {"attn_pool": "attn_pool_num_heads", "rope": "ref_feat_shape"}[module]
+        if argument in arguments:
+            if module not in model._modules:
+                model.add_module(module, nn.Module())
+            setattr(model.get_submodule(module), attribute, arguments[argument])
+    ours, read = from_timm(model), load_trunk(record.save(tmp_path))
+    assert (ours.fingerprint, ours.config) == (read.fingerprint, read.config)
+    pixels, tokens, _ = record.cases[1]
+    near(ours.tokens(pixels), tokens)
 
 
 def test_timms_file_and_an_object_built_from_it_are_the_same_trunk(assets: Path) -> None:

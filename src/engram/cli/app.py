@@ -10,7 +10,13 @@ import typer
 from engram import __version__
 from engram.cli.complete import among, task_names
 from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK
-from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS
+from engram.util.settings import (
+    ABOUT_DEVICE,
+    ABOUT_PRECISION,
+    ABOUT_TRUNK_DTYPE,
+    PRECISIONS,
+    TRUNK_DTYPES,
+)
 
 app = typer.Typer(
     name="engram",
@@ -68,6 +74,14 @@ Precision = Annotated[
     typer.Option(
         help=f"{ABOUT_PRECISION[0].upper()}{ABOUT_PRECISION[1:]} ({', '.join(PRECISIONS)}).",
         autocompletion=among(PRECISIONS),
+        rich_help_panel=RESOURCES,
+    ),
+]
+TrunkDtype = Annotated[
+    str,
+    typer.Option(
+        help=f"{ABOUT_TRUNK_DTYPE[0].upper()}{ABOUT_TRUNK_DTYPE[1:]} ({', '.join(TRUNK_DTYPES)}).",
+        autocompletion=among(TRUNK_DTYPES),
         rich_help_panel=RESOURCES,
     ),
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Device, Json, Precision, Tasks, app
+from engram.cli.app import Device, Json, Precision, Tasks, TrunkDtype, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
 from engram.cli.inference import Workers
 from engram.cli.progress import bars
@@ -61,6 +61,7 @@ def embed_command(
     workers: Workers = 2,
     device: Device = "auto",
     precision: Precision = "fp32",
+    trunk_dtype: TrunkDtype = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -79,7 +80,7 @@ def embed_command(
     images = 0
     with bars(as_json) as progress:
         datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
-        model = _model(engrams or [], backbone, datasets[0], progress)
+        model = _model(engrams or [], backbone, trunk_dtype, datasets[0], progress)
         names = model.embedding_names(tasks or None)
         check_names(names)
         engine = TorchEngine(model, device=Team(device).device, precision=precision)
@@ -100,7 +101,11 @@ def embed_command(
 
 
 def _model(
-    engrams: list[Path], backbone: str | None, dataset: Dataset, progress: Progress
+    engrams: list[Path],
+    backbone: str | None,
+    trunk_dtype: str,
+    dataset: Dataset,
+    progress: Progress,
 ) -> MemoryViT:
     """Of the engrams, or a trunk alone: the one that is named, or what suits the images."""
     from engram.data.datasets import Splits
@@ -111,11 +116,12 @@ def _model(
     from engram.trunks.load import load_trunk
 
     if engrams:
-        return load_model(engrams, None if backbone == AUTO else backbone)
+        named = None if backbone == AUTO else backbone
+        return load_model(engrams, named, trunk_dtype=trunk_dtype)
     if backbone is None or backbone == AUTO:
         side = typical_side(Splits(dataset.name, dataset.classes, train=dataset))
         backbone = choose_trunk(side, announce=announce, progress=progress).source
-    return MemoryViT(load_trunk(backbone))
+    return MemoryViT(load_trunk(backbone, dtype=trunk_dtype))
 
 
 def _description(

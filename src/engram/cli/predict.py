@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Device, Json, Precision, Tasks, app
+from engram.cli.app import Backbone, Device, Json, Precision, Tasks, TrunkDtype, app
 from engram.cli.flags import OUTPUT, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
@@ -65,6 +65,7 @@ def predict_command(
     ] = False,
     device: Device = "auto",
     precision: Precision = "fp32",
+    trunk_dtype: TrunkDtype = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -74,7 +75,7 @@ def predict_command(
     if out is not None:
         with bars(as_json) as progress:
             result = _write_answers(
-                sources, backbone, tasks, out, settings, masks, overwrite, progress
+                sources, backbone, trunk_dtype, tasks, out, settings, masks, overwrite, progress
             )
         show(_description(result), as_json)
         return
@@ -82,12 +83,13 @@ def predict_command(
         if wanted:
             name = flag.replace("_", "-")
             raise EngramError(f"--{name} needs --out, the file or folder to write answers to.")
-    _show_answers(sources, backbone, tasks, settings, masks, as_json)
+    _show_answers(sources, backbone, trunk_dtype, tasks, settings, masks, as_json)
 
 
 def _show_answers(
     sources: Sequence[str],
     backbone: str | None,
+    trunk_dtype: str,
     tasks: list[str] | None,
     settings: BulkSettings,
     masks: Path | None,
@@ -98,7 +100,7 @@ def _show_answers(
         progress("loading the tasks", 0, 0)
         from engram.inference.predict import kind_of, predict
 
-        model, others = _model_and_sources(sources, backbone)
+        model, others = _model_and_sources(sources, backbone, trunk_dtype)
         results: list[dict[str, Any]] = predict(
             model, _images(others),
             tasks=tasks or None, top_k=settings.top_k, device=settings.device,
@@ -132,6 +134,7 @@ def _images(sources: Sequence[str]) -> list[str]:
 def _write_answers(
     sources: Sequence[str],
     backbone: str | None,
+    trunk_dtype: str,
     tasks: list[str] | None,
     out: Path,
     settings: BulkSettings,
@@ -143,7 +146,7 @@ def _write_answers(
     progress("loading the tasks", 0, 0)
     from engram.inference.bulk.job import predict_to
 
-    model, others = _model_and_sources(sources, backbone)
+    model, others = _model_and_sources(sources, backbone, trunk_dtype)
     if not others:
         raise EngramError(
             "No image was given; add a folder, a table, an archive, a list of paths, or - for "
@@ -173,7 +176,9 @@ def _description(result: BulkResult) -> Description:
     return Description(document, rows)
 
 
-def _model_and_sources(sources: Sequence[str], backbone: str | None) -> tuple[MemoryViT, list[str]]:
+def _model_and_sources(
+    sources: Sequence[str], backbone: str | None, trunk_dtype: str
+) -> tuple[MemoryViT, list[str]]:
     """Engrams and bundles among the arguments make the model; all the others are images."""
     from engram.inference.load import load_model
     from engram.model import MemoryViT
@@ -192,7 +197,10 @@ def _model_and_sources(sources: Sequence[str], backbone: str | None) -> tuple[Me
             "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
             "bundle), or --backbone to ask the trunk alone."
         )
-    model = load_model(engrams, backbone) if engrams else MemoryViT(load_trunk(str(backbone)))
+    if engrams:
+        model = load_model(engrams, backbone, trunk_dtype=trunk_dtype)
+    else:
+        model = MemoryViT(load_trunk(str(backbone), dtype=trunk_dtype))
     return model, [path for path in sources if path not in engrams]
 
 

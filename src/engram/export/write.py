@@ -205,6 +205,11 @@ def _exportable_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str
             f"A task is called {graphs.INPUT!r}, which is the name of the exported file's input; "
             "save the task under another name (engram.inspect(FILE).renamed(NAME))."
         )
+    if model.trunk.stored != "fp32":
+        raise EngramError(
+            f"The trunk is in {model.trunk.stored}, and exported files are in fp32; load it in "
+            "fp32 to export it."
+        )
     dtype = model.trunk.dtype
     if dtype != torch.float32:
         raise EngramError(

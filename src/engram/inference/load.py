@@ -11,7 +11,10 @@ from engram.util.hub import PathOrHubId
 
 
 def load_model(
-    sources: PathOrHubId | Sequence[PathOrHubId], backbone: PathOrHubId | None = None
+    sources: PathOrHubId | Sequence[PathOrHubId],
+    backbone: PathOrHubId | None = None,
+    *,
+    trunk_dtype: str = "fp32",
 ) -> MemoryViT:
     """A model from engrams or bundles: the trunk that they name, with all of them attached.
 
@@ -20,6 +23,7 @@ def load_model(
     Args:
         sources: Files of engrams, bundles, or either on the Hub (`hf:owner/name`).
         backbone: Path or Hub id of the trunk, if it is not where the engrams say.
+        trunk_dtype: `bf16` keeps the weights of the trunk in half precision: half the memory.
 
     Returns:
         The model, in evaluation mode.
@@ -33,4 +37,4 @@ def load_model(
         ['flowers']
     """
     engrams = read_engrams([sources] if isinstance(sources, (str, os.PathLike)) else sources)
-    return MemoryViT.of(engrams, backbone)
+    return MemoryViT.of(engrams, backbone, trunk_dtype=trunk_dtype)

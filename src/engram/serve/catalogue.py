@@ -105,7 +105,8 @@ class Catalogue:
         """Read a bundle and its trunk, and try the engine once."""
         state = _state(folder)  # before the bundle: what is written meanwhile is followed later
         bundle = read_bundle(folder)
-        return cls(_snapshot(bundle, load_model(folder, backbone), settings), settings, state)
+        model = load_model(folder, backbone, trunk_dtype=settings.trunk_dtype)
+        return cls(_snapshot(bundle, model, settings), settings, state)
 
     def attach(self, name: str, data: bytes) -> tuple[Snapshot, bool]:
         """Add the engram in these bytes; gives the new snapshot and whether anything changed."""

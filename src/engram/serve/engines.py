@@ -32,6 +32,7 @@ def make_engine(
     for name, given, own in (
         ("device", device, ("auto", "cpu")),
         ("precision", precision, ("fp32",)),
+        ("trunk_dtype", model.trunk.stored, ("fp32",)),
     ):
         if given not in own:
             raise EngramError(

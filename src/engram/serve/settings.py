@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from engram.errors import EngramError
 from engram.serve.hosts import host_name, is_network
 from engram.serve.log import LOGS
-from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS, check, setting
+from engram.util.settings import (
+    ABOUT_DEVICE,
+    ABOUT_PRECISION,
+    ABOUT_TRUNK_DTYPE,
+    PRECISIONS,
+    TRUNK_DTYPES,
+    check,
+    setting,
+)
 from engram.util.spelling import spell
 
 ENGINES = ("torch", "onnx", "onnx-int8")
@@ -53,6 +61,7 @@ class Settings:
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
     device: str = setting("auto", ABOUT_DEVICE, group=_ENGINE)
     precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS, group=_ENGINE)
+    trunk_dtype: str = setting("fp32", ABOUT_TRUNK_DTYPE, choices=TRUNK_DTYPES, group=_ENGINE)
     threads: int = setting(0, "CPU threads of the engine; 0: its own default", group=_ENGINE)
     batch: int = setting(16, "maximum images per forward pass", least=1, group=_ENGINE)
     wait_ms: float = setting(

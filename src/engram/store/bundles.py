@@ -343,7 +343,7 @@ def _check_entries(entries: Sequence[Mapping[str, Any]]) -> None:
             raise Invalid(f"the file {entry['file']!r} for the task {entry['task']!r}")
 
 
-def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:
+def load_trunk_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:
     """Load the trunk of an engram, with the settings that it was trained with.
 
     `backbone` is the path or Hub id of the trunk, if it is not where the engram says.
@@ -356,6 +356,7 @@ def load_trunk_of(engram: Engram, backbone: PathOrHubId | None) -> ViT:
             antialias=info.antialias,
             heads=info.heads,
             activation=cast("Activation", info.activation),
+            dtype=dtype,
         )
     except EngramError as error:
         if backbone is not None:

@@ -78,7 +78,7 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         *lineage_rows(engram),
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
         ("costs", _summarise_costs(costs)),
-        ("trunk", trunk.source),
+        ("trunk", trunk.source + (f", in {trunk.dtype}" if trunk.dtype != "fp32" else "")),
         ("fingerprint", trunk.fingerprint),
         ("trunk shape", f"{summarise_shape(trunk)}, {trunk.heads} heads"),
         ("preprocessing", summarise_preprocessing(engram.preprocessing)),

@@ -22,6 +22,7 @@ from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.trunks.schemas import MAX_PATCHES, can_be_cut
 from engram.util.documents import jsonable
+from engram.util.spelling import spell
 from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT
@@ -43,6 +44,7 @@ class TrunkInfo(TrunkShape):
     source: str
     fingerprint: str
     antialias: bool  # of position embeddings, when they are resized
+    dtype: str = "fp32"  # of its weights, while the task was trained
 
     @classmethod
     def from_trunk(cls, trunk: ViT) -> TrunkInfo:
@@ -52,6 +54,7 @@ class TrunkInfo(TrunkShape):
             source=trunk.source,
             fingerprint=trunk.fingerprint,
             antialias=trunk.config.antialias,
+            dtype=trunk.stored,
         )
 
 
@@ -90,10 +93,13 @@ class Engram:
         """The JSON header of the file, without `content`."""
         known = self._identity()
         preprocessing = known.pop("preprocessing")
+        trunk = asdict(self.trunk)
+        if trunk["dtype"] == "fp32":
+            del trunk["dtype"]  # as files of earlier versions have it
         return {
             **known,
             "trunk": {
-                **asdict(self.trunk),
+                **trunk,
                 "image_size": list(self.trunk.image_size),
                 "source": utf8(self.trunk.source).decode(),
             },
@@ -128,7 +134,8 @@ class Engram:
             for line in (
                 f"engram {spec.name}: {spec.kind}, {classes}",
                 f"  regime   {summarise_regime(spec)}, {self.parameters:,} parameters",
-                f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}",
+                f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}"
+                + (f", in {trunk.dtype}" if trunk.dtype != "fp32" else ""),
                 f"  content  {self.content[:12]}" + (f", {origin}" if origin else ""),
             )
         )
@@ -158,7 +165,7 @@ class Engram:
             )
         for item in fields(TrunkInfo):  # the same tensors can be read in more than one way
             ours, theirs = getattr(self.trunk, item.name), getattr(trunk, item.name)
-            if item.name not in ("source", "antialias") and ours != theirs:
+            if item.name not in ("source", "antialias", "dtype") and ours != theirs:
                 raise EngramError(
                     f"The engram {name!r} was trained on a trunk with {item.name} "
                     f"{printable(str(ours))}, but {trunk.source} has {item.name} {theirs}; load "
@@ -177,6 +184,17 @@ class Engram:
                 f"position embeddings are resized, but this trunk has {trunk.antialias}; load the "
                 f"trunk with antialias={self.trunk.antialias}."
             )
+
+    def other_dtype(self, trunk: TrunkInfo) -> str | None:
+        """A sentence if the weights of the trunk have another type than in training; or None."""
+        if trunk.dtype == self.trunk.dtype:
+            return None
+        flag = spell("trunk_dtype", self.trunk.dtype)
+        return (
+            f"The engram {self.spec.name!r} was trained on a trunk in {self.trunk.dtype}, and here "
+            f"the trunk is in {trunk.dtype}: its answers differ a little from those that were "
+            f"measured. With {flag} the trunk is loaded as it was."
+        )
 
     def fill(self, task: Task) -> None:
         """Copy the tensors into a task of the same spec."""

@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 import safetensors.torch
 import torch
@@ -38,6 +38,7 @@ from engram.util.schema import (
 )
 from engram.util.spelling import spell
 from engram.util.text import printable
+from engram.vit import Stored
 
 _HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
 _TASK = Object(
@@ -61,7 +62,8 @@ _TRUNK = Object(
         "source": String(4_096),
         "fingerprint": _HASH,
         "antialias": Boolean(),
-    }
+    },
+    {"dtype": String(choices=get_args(Stored))},
 )
 _VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
 #: What the header of an engram must be. `TaskSpec` and `TrunkInfo` check what belongs together.

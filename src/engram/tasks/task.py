@@ -47,7 +47,7 @@ class Task(nn.Module):
         if parts.cells:
             self.cells = nn.Parameter(torch.randn(shapes["cells"]) * (1 if parts.side else 0.02))
         if parts.token:
-            token = (torch.randn(shapes["class_token"]) * 0.02).to(trunk.patch.weight)
+            token = (torch.randn(shapes["class_token"]) * 0.02).to(trunk.device, trunk.dtype)
             if class_init == "trunk" and trunk.class_token is not None:
                 token[:1] = trunk.class_token.detach()
                 token[1:] += trunk.class_token.detach()  # apart from each other, so they differ
@@ -59,6 +59,11 @@ class Task(nn.Module):
             steps, width, rank = shapes["side.project"]
             self.side = Side(steps, width, rank, len(spec.extends), spec.queries)
         if parts.trunk:
+            if trunk.stored != "fp32":
+                raise EngramError(
+                    f"The regime {spec.regime} trains the trunk itself, whose weights are in "
+                    f"{trunk.stored}; load it in fp32 ({spell('trunk_dtype', 'fp32')})."
+                )
             self.trunk = copy.deepcopy(trunk)
             self.trunk.head = None
             self.trunk.requires_grad_(True)

@@ -124,6 +124,8 @@ class Cache:
         }
         if keeps != "layers":
             meta["keeps"] = keeps
+        if trunk.stored != "fp32":
+            meta["dtype"] = trunk.stored
         identity = {k: v for k, v in meta.items() if k != "trunk"}
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
         self.folder = Path(root or default_root()) / key
@@ -315,10 +317,11 @@ class Cache:
         """Run the trunk on images (b, H, W, 3) as loaded: the rows that `read` returns."""
         pixels = normalise(to_device(images, self.trunk.device), self.preprocessing)
         rotation = self.trunk.rotation(pixels.shape[-2:], self.tokens)
-        embedded = self.trunk.embed(pixels)
-        trunk = TrunkPass(self.trunk, embedded, self.tokens, lean=True, rotation=rotation)
-        layers = [view.tokens for view in trunk if isinstance(view, Normed)]
-        final = self.trunk.norm(trunk.tokens)
+        with self.trunk.products():
+            embedded = self.trunk.embed(pixels)
+            trunk = TrunkPass(self.trunk, embedded, self.tokens, lean=True, rotation=rotation)
+            layers = [view.tokens for view in trunk if isinstance(view, Normed)]
+            final = self.trunk.norm(trunk.tokens)
         kept = [*layers, final] if self.keeps == "all" else layers
         if self.keeps == "moments":
             moments = moments_of([*layers, final], self.trunk)

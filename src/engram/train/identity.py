@@ -43,6 +43,8 @@ def identity_of(
         "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
         "data": [samples_of(splits["train"]), samples_of(splits["val"])],
     }
+    if model.trunk.stored != "fp32":
+        decides["trunk"].append(model.trunk.stored)
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()

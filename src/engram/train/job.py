@@ -73,6 +73,8 @@ class TrainingJob:
         recipe = recipe_from(name, given[Recipe])
         reading = DataOptions(**given[DataOptions])
         more = {**asdict(reading), "image_size": options.image_size}
+        if options.trunk_dtype != "fp32":
+            more["trunk_dtype"] = options.trunk_dtype
         more |= {
             "class_init": settings.class_init,
             "extends": list(map(_portable, settings.extends)),
@@ -85,7 +87,7 @@ class TrainingJob:
         trunk, why = find_trunk(
             options.backbone, splits, image_size=options.image_size,
             parents=[named(text)[1] for text in settings.extends],
-            resumed=out if options.resume else None,
+            resumed=out if options.resume else None, dtype=options.trunk_dtype,
             announce=announce if team.main else lambda sentence: None, progress=progress,
         )  # fmt: skip
         model = MemoryViT(trunk)

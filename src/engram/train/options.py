@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe
-from engram.util.settings import ABOUT_DEVICE, setting
+from engram.util.settings import ABOUT_DEVICE, ABOUT_TRUNK_DTYPE, TRUNK_DTYPES, setting
 from engram.util.text import words
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class RunOptions:
     image_size: int | None = setting(
         None, "height and width of images in pixels, if not the trunk's own", group="Task"
     )
+    trunk_dtype: str = setting("fp32", ABOUT_TRUNK_DTYPE, choices=TRUNK_DTYPES, group="Resources")
     recipe: str = setting(
         "default",
         "settings to start from: default, paper, or a .toml file",

@@ -178,7 +178,7 @@ _EVALUATIONS = 10, 30  # in a run, where no number is given
 #: What a recipe file may say besides: about the task, the trunk, the data, and a sweep.
 _OTHERS = (
     *(item.name for item in fields(TaskSettings)),
-    *("backbone", "image_size", "kind", "classes", "ignore"),
+    *("backbone", "image_size", "trunk_dtype", "kind", "classes", "ignore"),
     *("image_column", "label", "split_column", "seeds", "refit"),
 )
 

@@ -24,6 +24,7 @@ def trunk_for(
     image_size: int | None = None,
     parents: Sequence[str] = (),
     resumed: Path | None = None,
+    dtype: str = "fp32",
     announce: Callable[[str], object] = lambda sentence: None,
     progress: Progress = silent,
 ) -> tuple[ViT, str]:
@@ -38,6 +39,7 @@ def trunk_for(
         image_size: Height and width of the images, if not the trunk's own.
         parents: Paths of the engrams that the task extends.
         resumed: The engram of the run that continues.
+        dtype: The type of the trunk's weights.
         announce: Called with a sentence before a download, and where a trunk is only a makeshift.
         progress: Told how far a download is.
     """
@@ -45,13 +47,13 @@ def trunk_for(
         engram = read_engram(single_engram_path(parents[0]))
         reason = f"The task extends {engram.spec.name}, which was trained on it."
         if image_size is None:
-            return load_trunk_of(engram, None), reason
+            return load_trunk_of(engram, None, dtype), reason
         choice = TrunkChoice(engram.trunk.source, reason)
     elif backbone == AUTO:
         choice = _by_run_or_size(splits, image_size, resumed, announce, progress)
     else:
         choice = TrunkChoice(backbone, "It was given with --backbone.")
-    return load_trunk(choice.source, image_size=image_size), choice.reason
+    return load_trunk(choice.source, image_size=image_size, dtype=dtype), choice.reason
 
 
 def _by_run_or_size(

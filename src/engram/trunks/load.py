@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save
@@ -44,7 +44,7 @@ from engram.trunks.timm_configs import check_architecture
 from engram.trunks.translate import Translated, checked, translate
 from engram.util import hub
 from engram.util.files import write_atomically
-from engram.vit import Activation, HeadConfig, ViT, ViTConfig
+from engram.vit import Activation, HeadConfig, Stored, ViT, ViTConfig
 
 
 def load_trunk(
@@ -56,8 +56,9 @@ def load_trunk(
     heads: int | None = None,
     activation: Activation | None = None,
     revision: str | None = None,
+    dtype: str = "fp32",
 ) -> ViT:
-    """Load a ViT to be the trunk (or backbone) of tasks, in fp32, frozen and in evaluation mode.
+    """Load a ViT to be the trunk (or backbone) of tasks, frozen and in evaluation mode.
 
     A safetensors file has no checksum: a damaged header, a wrong length, NaN and infinity are
     noticed, a number that was changed to another one is not.
@@ -73,6 +74,8 @@ def load_trunk(
         heads: Number of attention heads, if what was read or inferred is wrong.
         activation: Activation of the MLPs, if what was read or inferred is wrong.
         revision: Branch, tag or commit on the Hub.
+        dtype: `bf16` keeps the weights of the layers in half precision: half the memory. Its
+            answers, and tasks that are trained on it, differ a little from those in fp32.
 
     Returns:
         The trunk.
@@ -90,12 +93,21 @@ def load_trunk(
     if known and isinstance(source, str) and not Path(name).exists():
         name = known.repo
     path = locate(name if isinstance(source, str) else source, revision)
-    return build_trunk(
+    trunk = build_trunk(
         _parse(path, name),
         name,
         f"{name}@{revision}" if revision else name,
         Overrides(image_size, preprocessing, antialias, heads, activation),
     )
+    return in_dtype(trunk, dtype)
+
+
+def in_dtype(trunk: ViT, dtype: str) -> ViT:
+    """The trunk with the weights of its layers in this type; any other text is an EngramError."""
+    if dtype not in get_args(Stored):
+        known = " or ".join(get_args(Stored))
+        raise EngramError(f"The weights of a trunk can be in {known}, not in {dtype!r}.")
+    return trunk.round_weights() if dtype == "bf16" else trunk
 
 
 def save_trunk(

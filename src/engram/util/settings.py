@@ -27,6 +27,8 @@ ABOUT_DEVICE = (
 )
 ABOUT_PRECISION = "numeric precision of forward passes; the promises about answers are for fp32"
 PRECISIONS = ("fp32", "bf16", "fp16")
+ABOUT_TRUNK_DTYPE = "type of the trunk's weights; bf16 takes half the memory and computes in bf16"
+TRUNK_DTYPES = ("fp32", "bf16")
 
 
 def setting(

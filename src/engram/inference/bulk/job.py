@@ -203,6 +203,8 @@ class _Work:
         contents = {n: self.model.engram(n).content for n in self.names if n != "base"}
         settings = self.settings
         cast = {} if settings.precision == "fp32" else {"precision": settings.precision}
+        if self.model.trunk.stored != "fp32":
+            cast["trunk_dtype"] = self.model.trunk.stored
         return {
             **cast,
             "trunk": self.model.trunk.fingerprint,
