@@ -418,8 +418,7 @@ class ViT(nn.Module):
                 f"The trunk {self.source} has no head of its own, so it gives no logits; "
                 "use trunk.tokens(pixels), or add a task."
             )
-        raw = self._raw(pixels)
-        out: Tensor = self.head(raw, self.norm(raw))
+        out: Tensor = self.head(*self._last(pixels))
         return out
 
     def tokens(self, pixels: Tensor) -> Tensor:
@@ -437,12 +436,13 @@ class ViT(nn.Module):
             >>> trunk.tokens(torch.rand(4, 3, 32, 32)).shape
             torch.Size([4, 65, 192])
         """
-        out: Tensor = self.norm(self._raw(pixels))
-        return out
+        return self._last(pixels)[1]
 
-    def _raw(self, pixels: Tensor) -> Tensor:
+    def _last(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """The last layer's tokens before and after the final norm."""
         with self.products():
-            return self.unrounded(self.encode(self.embed(pixels), pixels.shape[-2:]))
+            raw = self.encode(self.embed(pixels), pixels.shape[-2:])
+            return self.unrounded(raw), self.unrounded(self.norm(raw))
 
     def encode(self, x: Tensor, size: Sequence[int], see: See | None = None) -> Tensor:
         """The last layer's tokens, before the final norm, of images of this height and width.
