@@ -130,26 +130,14 @@ def sights_from_cache(
     size: tuple[int, int] | None,
 ) -> dict[str, Sight]:
     """The same of tasks that leave the trunk alone; `MemoryViT.from_cache` says from what."""
-    with model.trunk.products():
-        seen = _sights_from_cache(model, layers, pooled, tasks, final, size)
-    return {name: _unrounded(model.trunk, sight) for name, sight in seen.items()}
-
-
-def _sights_from_cache(
-    model: Composition,
-    layers: Sequence[Tensor],
-    pooled: Tensor,
-    tasks: Sequence[str],
-    final: Tensor | None,
-    size: tuple[int, int] | None,
-) -> dict[str, Sight]:
     masked = [name for name in tasks if model.task(name).spec.parts.masked]
     streams: dict[str, Tensor] = {}
     if masked:
-        memory = _memory(model, masked, pooled)
         rotation = model.trunk.rotation(size or model.preprocessing.size, layers[0].shape[1])
-        own = from_normed(model.trunk, layers, memory, rotation)
-        streams = memory.split(model.trunk.norm(own))
+        with model.trunk.products():
+            memory = _memory(model, masked, pooled)
+            own = model.trunk.norm(from_normed(model.trunk, layers, memory, rotation))
+        streams = memory.split(model.trunk.unrounded(own))
     readers = _readers(model, tasks, pooled)
     if readers:
         assert final is not None

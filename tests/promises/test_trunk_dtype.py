@@ -11,9 +11,9 @@ from tests.support.passes import PATHS
 from tests.support.strategies import FAMILY_OPTIONS, MIXED, model_of, some_pixels, tiny_trunk
 from torch import Tensor, nn
 
-import engram
 from engram import EngramError, MemoryViT, load_model, load_trunk, random_trunk, save_trunk
 from engram.errors import Notice
+from engram.export import export_onnx
 from engram.store.engram import TrunkInfo
 from engram.store.format import read_engram
 from engram.train.cache import Cache
@@ -114,7 +114,7 @@ def test_what_needs_other_weights_is_refused(tmp_path: Path) -> None:
     with refuses("whose weights are in bf16"):
         model.add_task("t", 3, regime="full")
     with refuses("load it in fp32"):
-        engram.export_onnx(model, tmp_path / "a.onnx")
+        export_onnx(model, tmp_path / "a.onnx")
 
 
 def test_attention_and_the_cache_work_and_are_kept_apart(tmp_path: Path) -> None:

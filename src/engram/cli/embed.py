@@ -59,9 +59,9 @@ def embed_command(
     tasks: Tasks = None,
     batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
     workers: Workers = 2,
+    trunk_dtype: TrunkDtype = "fp32",
     device: Device = "auto",
     precision: Precision = "fp32",
-    trunk_dtype: TrunkDtype = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
