@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import timm
+import timm  # type: ignore[import-not-found, unused-ignore]
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ def record(name: str) -> None:
     save_file(tensors, FOLDER / f"{name}.safetensors", metadata)
 
 
-def computed(model: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
+def computed(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """timm's tokens after its final norm, if it has one, and its answer."""
     if not getattr(model, "dynamic_img_size", False):
         model = copy.deepcopy(model)

@@ -46,7 +46,7 @@ class Rotation:
         if x.shape[2] > n:
             return torch.cat([self(x[:, :, :n]), x[:, :, n:]], dim=2)
         shape, pair = ((2, -1), -2) if self.halves else ((-1, 2), -1)
-        partners = x.unflatten(-1, shape).flip(pair).flatten(-2)
+        partners = x.reshape(*x.shape[:-1], *shape).flip(pair).flatten(-2)
         return x * self.cos + partners * self.sin
 
 
@@ -68,8 +68,9 @@ def rotation(config: RotaryConfig, grid: Sequence[int], n: int, d: int, like: Te
     angles = torch.cat([angles.new_zeros(n - len(angles), d // 2), angles])
     cos, sin = angles.cos(), angles.sin()
     dim = -2 if config.halves else -1  # where the two of a pair lie
-    tables = torch.stack([cos, cos], dim), torch.stack([-sin, sin], dim)
-    return Rotation(*(_like(table.flatten(-2), like) for table in tables), config.halves)
+    cos = torch.stack([cos, cos], dim).flatten(-2)
+    sin = torch.stack([-sin, sin], dim).flatten(-2)
+    return Rotation(_like(cos, like), _like(sin, like), config.halves)
 
 
 def waves(grid: Sequence[int], width: int, like: Tensor) -> Tensor:

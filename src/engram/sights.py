@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -62,10 +61,7 @@ def sights(
     return {name: _unrounded(model.trunk, seen[name]) for name in names}
 
 
-_Seen = TypeVar("_Seen", Sight, BaseSight)
-
-
-def _unrounded(trunk: ViT, seen: _Seen) -> _Seen:
+def _unrounded(trunk: ViT, seen: Sight | BaseSight) -> Sight | BaseSight:
     """The same as heads take it, which are in fp32 where a trunk's weights are not."""
     if trunk.stored == "fp32":
         return seen

@@ -7,7 +7,7 @@ rows (three projections become one `qkv`), and `weight` and `bias` follow their 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -235,7 +235,9 @@ _RENAMED = (
 def as_on_disk(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state_dict of a transformers model, of any version, under the names of its files."""
     family = FAMILIES[kind]
-    renamed = _RENAMED if family in ("vit", "deit", "dinov2") else ()
+    renamed: Sequence[tuple[str, str]] = ()
+    if family in ("vit", "deit", "dinov2"):
+        renamed = _RENAMED
     if family == "dinov3":
         renamed = ((r"^model\.layer\.", "layer."),)
     out = {}
