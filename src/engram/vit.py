@@ -140,9 +140,16 @@ def seen_by(see: Callable[[Tensor], object], rotation: Rotation | None = None) -
     return attend
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, in the type of its weight: autocast does that for a LayerNorm alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def make_norm(config: ViTConfig, width: int | None = None) -> nn.Module:
     """A norm of the kind that the trunk has, of tokens unless another width is given."""
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(width or config.width, eps=config.eps)
 
 
