@@ -168,6 +168,10 @@ def _result_rows(
             rows.append(
                 (f"{split} balanced accuracy", f"{kind.shown(even)}, the mean over classes")
             )
+        if "uncalibrated_ece" in metrics:
+            at = result.metrics["val"]["temperature"]
+            before = f"{metrics['uncalibrated_ece']:.4f} before, temperature {at:.3g}"
+            rows.append((f"{split} calibration error", f"{metrics['ece']:.4f} ({before})"))
         if metrics.get("deviation"):
             spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))

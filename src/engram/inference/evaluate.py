@@ -61,8 +61,8 @@ def evaluate(
 
     Returns:
         The metrics of the task's kind, the `loss`, and the `unreadable` images. Classification has
-        `accuracy`, `balanced_accuracy`, `top5`, `macro_f1` and `ece`; multilabel `map`, `macro_f1`
-        and `micro_f1`; regression `mae`, `r2` and `rmse`; segmentation `miou` and
+        `accuracy`, `balanced_accuracy`, `top5`, `macro_f1` and `ece`; multilabel `map`, `macro_f1`,
+        `micro_f1` and `ece`; regression `mae`, `r2` and `rmse`; segmentation `miou` and
         `pixel_accuracy`.
 
     Raises:

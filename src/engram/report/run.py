@@ -46,6 +46,7 @@ def write_run_report(
     lead = f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}."
     if result.ending is not None:
         lead += f" Training: {result.ending}."
+    lead += _calibrated(result, split)
     if refit and split == "val":
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += _after_refit(result, splits)
@@ -72,6 +73,17 @@ def _after_refit(result: AutoResult | Result | SweepResult, splits: Splits) -> s
     return (
         " It was trained once more with the validation images, so what follows is about images "
         f"that it has learned; before that, its validation {kind.title} was {before}."
+    )
+
+
+def _calibrated(result: AutoResult | Result | SweepResult, split: str) -> str:
+    metrics = result.metrics[split]
+    if "uncalibrated_ece" not in metrics:
+        return ""
+    return (
+        f" Its probabilities were calibrated on the validation images, at the temperature "
+        f"{result.metrics['val']['temperature']:.3g}: the {split} calibration error was "
+        f"{metrics['uncalibrated_ece']:.4f} before and is {metrics['ece']:.4f}."
     )
 
 

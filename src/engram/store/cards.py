@@ -30,6 +30,7 @@ _PIPELINES = {
     "segmentation": "image-segmentation",
 }
 _MOST = 100  # settings on a card
+_NO_RESULTS = ("loss", "mean", "deviation", "temperature", "uncalibrated_ece")
 _METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
 
@@ -121,7 +122,7 @@ def _results(engram: Engram) -> list[EvalResult]:
             metric_value=round(value, 6),
         )
         for name, value in splits[split].items()
-        if isinstance(value, float) and name not in ("loss", "mean", "deviation")
+        if isinstance(value, float) and name not in _NO_RESULTS
     ]
 
 

@@ -48,6 +48,12 @@ class TaskHead(nn.Linear):
         """The output, from that of the linear layer."""
         return linear
 
+    def divide(self, temperature: float) -> None:
+        """Divide all outputs that this head will give by a number: calibration."""
+        with torch.no_grad():
+            self.weight.div_(temperature)
+            self.bias.div_(temperature)
+
     def read(self, own: Tensor, patches: Patches | None) -> Tensor:
         """The output, from the task's own tokens (b, k, D) or the pooled one (b, D)."""
         output: Tensor = self(self.embed(own, patches))

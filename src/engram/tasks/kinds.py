@@ -29,6 +29,7 @@ from torch import Tensor
 
 from engram.images.masks import mask_png
 from engram.tasks import metrics
+from engram.tasks.calibration import as_pairs, best_temperature
 from engram.tasks.heads import MaskHead, NumberHead, Settled, TaskHead
 from engram.tasks.metrics import Pairs
 from engram.util.devices import to_device
@@ -53,6 +54,7 @@ class Kind(ABC):
     smooths = True  # whether labels can be smoothed
     mixes = True  # whether two images, and the losses of their labels, can be mixed
     ranked = True  # whether `scores` are listed with the highest first
+    calibrates = False  # whether answers have probabilities, which a temperature can calibrate
 
     def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
         return TaskHead(width, classes, mlp, self.settled)
@@ -112,6 +114,10 @@ class Kind(ABC):
     def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
         """After training: take from the answers on the validation split what is found there."""
 
+    def temperature(self, logits: Tensor, labels: Tensor) -> float:
+        """What logits are to be divided by, from what `keep` kept. Of kinds with `calibrates`."""
+        raise NotImplementedError(f"{self.name} has no probabilities")
+
     # Judging
 
     def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,6 +158,7 @@ class Classification(Kind):
     columns = ("accuracy", "balanced_accuracy", "top5", "macro_f1", "ece", "loss")
     title = "accuracy"
     balances = ("weights", "sampler")
+    calibrates = True
 
     def score_with(self, balance: str) -> str:
         return self.score if balance == "none" else "balanced_accuracy"
@@ -166,6 +173,9 @@ class Classification(Kind):
         """The mean over the images is 1, and every class that occurs has the same sum."""
         counts = torch.from_numpy(np.bincount(labels, minlength=classes)).float()
         return torch.where(counts > 0, len(labels) / (counts > 0).sum() / counts, 0.0)
+
+    def temperature(self, logits: Tensor, labels: Tensor) -> float:
+        return best_temperature(logits, labels)
 
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
@@ -182,10 +192,11 @@ class Classification(Kind):
 
 class Multilabel(Kind):
     name = "multilabel"
-    columns = ("map", "macro_f1", "micro_f1", "loss")
+    columns = ("map", "macro_f1", "micro_f1", "ece", "loss")
     title = "mean average precision"
     settled = ("thresholds",)
     balances = ("weights",)
+    calibrates = True
 
     def losses(
         self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
@@ -208,6 +219,10 @@ class Multilabel(Kind):
             logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             kept = head.settled["thresholds"]
             kept.copy_(metrics.best_thresholds(logits, labels).to(kept.dtype))
+
+    def temperature(self, logits: Tensor, labels: Tensor) -> float:
+        """One for the sigmoids of all classes: a rare class has too few images for its own."""
+        return best_temperature(*as_pairs(logits, labels))
 
     def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, settled["thresholds"].float().cpu())

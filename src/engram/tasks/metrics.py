@@ -21,6 +21,7 @@ TITLES = {
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
     "ece": "calibration error",
+    "uncalibrated_ece": "calibration error before",
     "mae": "mean absolute error",
     "rmse": "RMSE",
     "pixel_accuracy": "pixel accuracy",
@@ -72,10 +73,15 @@ def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any
     metrics["balanced_accuracy"] = (hits / true)[true > 0].mean().item()
     seen = (predicted + true) > 0
     metrics["macro_f1"] = (2 * hits[seen] / (predicted + true)[seen]).mean().item()
+    metrics["ece"] = calibration_error(probability, right)
+    return metrics
+
+
+def calibration_error(probability: Tensor, right: Tensor) -> float:
+    """How far probabilities are from how often they come true, over 15 bins of equal width."""
     bins = (probability * 15).long().clamp(max=14)
     gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
-    metrics["ece"] = (gap.abs().sum() / len(labels)).item()
-    return metrics
+    return (gap.abs().sum() / len(probability)).item()
 
 
 # Several labels per image
@@ -86,13 +92,15 @@ def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
 
     map: the mean over classes that occur of the average precision, which needs no threshold. A
     class is predicted where its probability reaches its threshold: macro_f1 is the mean over
-    classes (0 for one that is neither predicted nor there), micro_f1 is over all answers. loss.
+    classes (0 for one that is neither predicted nor there), micro_f1 is over all answers. ece: the
+    expected calibration error of the probabilities of all classes, over 15 bins. loss.
     """
     pair = _joined(answers)
     if pair is None:
         return {"map": 0.0, "images": 0}
     logits, labels = pair[0], pair[1].bool()
-    predicted = logits.sigmoid() >= thresholds
+    probability = logits.sigmoid()
+    predicted = probability >= thresholds
     hits = (predicted & labels).sum(0).double()
     both = predicted.sum(0).double() + labels.sum(0)
     precision = average_precision(logits, labels)
@@ -103,6 +111,7 @@ def multilabel_metrics(answers: Pairs, thresholds: Tensor) -> dict[str, Any]:
         "loss": F.binary_cross_entropy_with_logits(logits, labels.to(logits)).item(),
         "macro_f1": (2 * hits / both.clamp(min=1)).mean().item(),
         "micro_f1": (2 * hits.sum() / both.sum().clamp(min=1)).item(),
+        "ece": calibration_error(probability.flatten(), labels.flatten()),
     }
 
 

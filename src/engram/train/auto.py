@@ -26,12 +26,12 @@ import torch
 
 from engram.data.datasets import Splits, load
 from engram.data.objects import PythonData
-from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
+from engram.train.calibrate import calibrate, metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, smallest_of
 from engram.train.fit import ending_of, training_record
@@ -181,9 +181,9 @@ def auto(
         model.attach(engram)
         found = {"val": chosen.metrics}
         if test:
-            found["test"] = evaluate(
-                model, splits, name, workers=recipe.workers, team=team,
-                progress=lambda done, total: progress("testing", done, total),
+            found["test"] = metrics_on_test(
+                model, name, splits, found["val"],
+                workers=recipe.workers, team=team, progress=progress,
             )  # fmt: skip
         result = {
             "seconds": time.perf_counter() - began,
@@ -237,7 +237,7 @@ class Candidate:
     """A task of the portfolio's model, as it was last measured."""
 
     name: str
-    metrics: Mapping[str, Any]
+    metrics: dict[str, Any]
     how: str
     lr: float = 0.0
     epochs: float = 0.0
@@ -334,6 +334,10 @@ class Portfolio:
             )
             for one in (*trained, *others)
         ]
+        learner = Learner(self.model, chosen.name, self.recipe)
+        learner.metrics = chosen.metrics
+        calibrate(training, [learner])
+        chosen = replace(chosen, metrics=learner.metrics)
         return self.model.engram(chosen.name).renamed(self.name), chosen, tried, training
 
     def _size(self, one: Candidate) -> int:

@@ -15,10 +15,10 @@ from engram.data.fits import check_fits
 from engram.data.loader import Transform
 from engram.data.objects import PythonData
 from engram.errors import EngramError
-from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.store.format import read_engram
 from engram.tasks.settings import TaskSettings
+from engram.train.calibrate import calibrate, metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
@@ -122,12 +122,13 @@ def fit(
         else:
             training.go()
             training.end()
+        calibrate(training, [learner])
         history, unreadable = training.history, training.unreadable
         metrics = {"val": learner.metrics}
         if test:
-            metrics["test"] = evaluate(
-                model, splits, name, workers=recipe.workers, transform=transform, team=team,
-                progress=lambda done, total: progress("testing", done, total),
+            metrics["test"] = metrics_on_test(
+                model, name, splits, learner.metrics,
+                workers=recipe.workers, transform=transform, team=team, progress=progress,
             )  # fmt: skip
         result = {
             "seconds": time.perf_counter() - began,

@@ -31,8 +31,9 @@ def identity_of(
     free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
-    later = {"balance": "none", "mixup": 0.0}  # absent from runs of earlier versions, if off
-    free |= {name for name, off in later.items() if getattr(recipe, name) == off}
+    # Absent from runs of earlier versions, which are resumed as if they had the default.
+    later = {"balance": "none", "mixup": 0.0, "calibrate": "on"}
+    free |= {name for name, value in later.items() if getattr(recipe, name) == value}
     config, preprocessing = model.trunk.config, model.preprocessing
     parents = {parent for spec, _, _ in tasks for parent in spec.extends}
     decides: dict[str, Any] = {

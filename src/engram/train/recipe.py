@@ -75,6 +75,11 @@ class Recipe:
     )
     views: int = setting(0, "augmented views per image, computed once and cached; 0: new ones")
     min_area: float = setting(0.08, "smallest share of an image that a random crop shows", most=1)
+    calibrate: str = setting(
+        "on",
+        "divide logits by a temperature that fits the probabilities to the validation images",
+        choices=("on", "off"),
+    )
     seed: int = setting(0, "random seed for initialisation")
     data_seed: int = setting(0, "random seed for order, augmentation and the validation split")
     val_share: float = setting(

@@ -15,10 +15,10 @@ from typing import Any
 from engram.data.datasets import Splits, load
 from engram.data.objects import PythonData
 from engram.errors import EngramError
-from engram.inference.evaluate import evaluate
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.settings import TaskSettings
+from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.fit import ending_of, training_record
 from engram.train.plots import draw_sweep
@@ -152,11 +152,14 @@ def sweep(
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
-            chosen = workshop.train_again(variant, chosen.ending, learned, progress)
+            chosen = workshop.train_again(variant, chosen, learned, progress)
         engram, ending = chosen.engram, chosen.ending
         model.attach(engram)
         if test:
-            metrics["test"] = evaluate(model, splits, name, workers=recipe.workers, team=team)
+            metrics["test"] = metrics_on_test(
+                model, name, splits, metrics["val"],
+                workers=recipe.workers, team=team, progress=progress,
+            )  # fmt: skip
         result = {
             "seconds": time.perf_counter() - began,
             "metrics": metrics,

@@ -14,6 +14,7 @@ from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.errors import EngramError, Interrupted
 from engram.model import MemoryViT
+from engram.train.calibrate import calibrate
 from engram.train.callbacks import Callbacks, nobody
 from engram.train.feeds import Feed, Share, open_feed
 from engram.train.learner import Learner
@@ -52,6 +53,7 @@ def train(
     training.begin(identity)
     training.go()
     training.end()
+    calibrate(training, learners)
     return training.history, training.unreadable
 
 
@@ -262,6 +264,17 @@ class Training:
 
     def measure(self, learners: Sequence[Learner], batches: int | None = None) -> None:
         """Set the metrics of these learners, which need not be those in training."""
+        answers, failed = self.validate(learners, batches)
+        for learner in learners:
+            kept = answers[learner.name]
+            if batches is None:
+                learner.task.kind.settle(learner.task.head, kept)
+            learner.metrics = learner.measure(kept, failed)
+
+    def validate(
+        self, learners: Sequence[Learner], batches: int | None = None
+    ) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
+        """By task, what its kind keeps of all answers; and how many images cannot be read."""
         self.model.eval()
         names = [learner.name for learner in learners]
         answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
@@ -279,12 +292,8 @@ class Training:
         failed = sum(self.team.gather([failed]))
         if failed:
             self._refuse_bad()
-        for learner in learners:
-            kept = self.team.gather(answers[learner.name])
-            if batches is None:
-                learner.task.kind.settle(learner.task.head, kept)
-            learner.metrics = learner.measure(kept, failed)
         self.model.train()
+        return {name: self.team.gather(answers[name]) for name in names}, failed
 
     def _line(self) -> dict[str, float]:
         """One row of the history; of several learners, the best."""

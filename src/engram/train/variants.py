@@ -270,18 +270,21 @@ class Workshop:
             run.write(known.name, identity)
 
     def train_again(
-        self, variant: Variant, ending: Ending | None, splits: Splits, progress: Progress
+        self, variant: Variant, before: Trained, splits: Splits, progress: Progress
     ) -> Trained:
         """One variant once more, on other splits, for as many epochs as before.
 
-        Its validation images may be among those it learns from, so that they decide nothing.
+        Its validation images may be among those it learns from, so that they decide nothing: it
+        gets the temperature that was found before.
         """
-        scratch, recipe = self._fresh(), self.recipe_of(variant).but(patience=0)
+        scratch = self._fresh()
+        recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending
         self._add(scratch, self.name, variant)
         if ending is not None and ending.early:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
         result = fit(scratch, self.name, splits, recipe, team=self.team, progress=progress)
+        scratch.task(self.name).head.divide(before.metrics.get("temperature", 1.0))
         return self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
 
     def _trained(

@@ -1,0 +1,108 @@
+"""Training ends with calibrated probabilities, unless that is turned off."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.training import start
+
+import engram
+from engram import MemoryViT, Recipe, load_trunk
+from engram.data.datasets import Splits, load
+from engram.inference.evaluate import answers
+
+SHORT = Recipe(steps=12, batch=16, evaluations=1, workers=0, val_share=0.4)
+
+
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two colours that are hard to tell apart, with labels of which some are wrong."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 2
+    pixels = 100 + 40 * labels[:, None, None, None] + rng.integers(-60, 60, (120, 16, 16, 3))
+    wrong = rng.random(120) < 0.25
+    path = tmp_path_factory.mktemp("hard") / "hard.npz"
+    said = np.where(wrong, 1 - labels, labels)
+    names = np.array(["dark", "light"])
+    np.savez(
+        path, x_train=pixels[:80].astype(np.uint8), y_train=said[:80],
+        x_test=pixels[80:].astype(np.uint8), y_test=said[80:], class_names=names,
+    )  # fmt: skip
+    return path
+
+
+def fitted(trunk: Path, splits: Splits, recipe: Recipe, **settings: object) -> tuple[object, ...]:
+    model = start(trunk, splits, **settings)
+    result = engram.fit(model, "colours", splits, recipe, test=True)
+    kept = answers(model, splits, "colours", workers=0)
+    return result.metrics, kept.logits, model
+
+
+@pytest.mark.parametrize("regime", ["masked", "readout"])
+def test_logits_are_divided_by_the_temperature(regime: str, small_trunk: Path, hard: Path) -> None:
+    splits = load(hard)
+    metrics, logits, _ = fitted(small_trunk, splits, SHORT, regime=regime)
+    raw, raw_logits, _ = fitted(small_trunk, splits, SHORT.but(calibrate="off"), regime=regime)
+    temperature = metrics["val"]["temperature"]
+    assert abs(temperature - 1) > 0.01
+    assert torch.allclose(logits * temperature, raw_logits, atol=1e-4)
+    for split in ("val", "test"):
+        assert metrics[split]["accuracy"] == raw[split]["accuracy"]
+        assert metrics[split]["uncalibrated_ece"] == pytest.approx(raw[split]["ece"], abs=1e-4)
+        assert not {"temperature", "uncalibrated_ece"} & raw[split].keys()
+    assert metrics["val"]["loss"] <= raw["val"]["loss"]
+
+
+def test_the_engram_has_it_and_says_so(small_trunk: Path, hard: Path, tmp_path: Path) -> None:
+    splits = load(hard)
+    model = start(small_trunk, splits, regime="head")
+    out = tmp_path / "colours.safetensors"
+    result = engram.fit(model, "colours", splits, SHORT, out=out)
+    written = engram.inspect(out)
+    assert written.metrics["val"]["temperature"] == result.metrics["val"]["temperature"]
+    assert written.recipe["calibrate"] == "on"
+    pixels, other = torch.rand(2, 3, 16, 16), MemoryViT(load_trunk(small_trunk)).eval()
+    other.attach(out)
+    model.eval()
+    assert torch.equal(other(pixels)["colours"], model(pixels)["colours"])
+
+
+def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_trunk: Path) -> None:
+    images = [(torch.rand(3, 16, 16) * (0.3 + 0.7 * (i % 2))).clamp(0, 1) for i in range(60)]
+    table = [{"image": one, "label": [["dark"], ["light", "any"]][i % 2]} for i, one in
+             enumerate(images)]  # fmt: skip
+    splits = load(table, kind="multilabel")
+    model = MemoryViT(load_trunk(small_trunk))
+    model.add_task("colours", **splits.task, regime="head", seed=0)
+    result = engram.fit(model, "colours", splits, SHORT)
+    val = result.metrics["val"]
+    whole = splits.with_validation(SHORT.val_share, 0)
+    again = engram.evaluate(model, whole, "colours", split="val", workers=0)
+    for name in ("macro_f1", "micro_f1", "ece", "loss"):
+        assert again[name] == pytest.approx(val[name], abs=1e-3)  # the cache is in half precision
+    assert "temperature" in val
+
+
+def test_a_sweep_and_auto_calibrate_what_they_keep(small_trunk: Path, hard: Path) -> None:
+    splits, model = load(hard), MemoryViT(load_trunk(small_trunk))
+    swept = engram.sweep(model, "a", splits, SHORT, lrs=[0.003, 0.01], regime="head")
+    chosen = engram.auto(model, "b", splits, SHORT.but(steps=4))
+    again = engram.sweep(model, "c", splits, SHORT, lrs=[0.01], regime="head", refit=True)
+    whole = splits.with_validation(SHORT.val_share, 0)
+    for name, result in (("a", swept), ("b", chosen)):
+        measured = engram.evaluate(model, whole, name, split="val", workers=0)
+        assert result.metrics["val"]["temperature"] > 0
+        assert measured["ece"] == pytest.approx(result.metrics["val"]["ece"], abs=1e-4)
+    assert (
+        again.metrics["val"]["temperature"] > 0
+    )  # found before the validation images were learned
+
+
+def test_numbers_have_no_temperature(small_trunk: Path) -> None:
+    table = [{"image": torch.rand(3, 16, 16), "label": float(i)} for i in range(20)]
+    splits = load(table, kind="regression")
+    model = MemoryViT(load_trunk(small_trunk))
+    model.add_task("colours", **splits.task, regime="head", seed=0)
+    result = engram.fit(model, "colours", splits, SHORT.but(steps=2))
+    assert "temperature" not in result.metrics["val"]
