@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from engram.store.merging import merge
     from engram.store.remote import list_engrams as list  # noqa: F401
     from engram.store.sharing import pull, push
+    from engram.train.add_classes import add_classes
     from engram.train.auto import auto
     from engram.train.callbacks import Callback
     from engram.train.fit import fit
@@ -79,6 +80,7 @@ __all__ = [
     "MemoryViT",
     "Recipe",
     "ViT",
+    "add_classes",
     "auto",
     "compose",
     "embed",
@@ -108,6 +110,7 @@ _HOMES = {
     "MemoryViT": "model:MemoryViT",
     "Recipe": "train.recipe:Recipe",
     "ViT": "vit:ViT",
+    "add_classes": "train.add_classes:add_classes",
     "auto": "train.auto:auto",
     "compose": "store.bundles:compose",
     "data": "data",

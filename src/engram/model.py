@@ -108,6 +108,36 @@ class MemoryViT(Pretrained):
             for name, sight in seen.items()
         }
 
+    def scored(
+        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Answer tasks as a call of the model does, and say how familiar the images look to each.
+
+        Args:
+            pixels: Normalised pixels (images, 3, height, width).
+            tasks: The tasks to answer, as in a call of the model.
+            exact: As in a call of the model.
+
+        Returns:
+            The outputs by task name, and the scores (images) of the tasks that keep statistics of
+            their training images. Higher is more like those: a score of 1 is as usual for
+            validation images, and 5 % of them are below 0.
+
+        Raises:
+            EngramError: A task is not attached, or the pixels have the wrong shape or type.
+
+        Examples:
+            >>> outputs, scores = model.scored(torch.rand(4, 3, 32, 32), tasks=["flowers"])
+            >>> outputs["flowers"].shape
+            torch.Size([4, 2])
+        """
+        seen = sights(self, self.output_names(tasks), pixels, exact)
+        scores = {}
+        for name, sight in seen.items():
+            if isinstance(sight, Sight) and (kept := self.task(name).statistics) is not None:
+                scores[name] = kept.score(self.task(name).head.embed(sight.own, sight.patches))
+        return {name: self._head(name, sight) for name, sight in seen.items()}, scores
+
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
         """What a task reads of every patch of images, layer by layer.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.support.engrams import familiar
 from tests.support.strategies import FAMILY, model_of, some_pixels
 from torch import Tensor
 
@@ -84,3 +85,14 @@ def test_views_and_pixels_of_a_client_make_one_batch(family: MemoryViT) -> None:
     cpu = torch.device("cpu")
     assert torch.equal(pixels_of(views, family.preprocessing, cpu), pixels)
     assert torch.equal(pixels_of([views[0], pixels[1]], family.preprocessing, cpu), pixels)
+
+
+def test_scores_come_with_the_outputs_of_the_same_pass(family: MemoryViT, pixels: Tensor) -> None:
+    engine, names = TorchEngine(family), ["base", *family.tasks]
+    outputs, scores = engine.scored(pixels, names)
+    assert (outputs.keys(), scores) == (set(names), {})
+    familiar(family.task("task3"))
+    again, scores = engine.scored(pixels, names)
+    assert scores.keys() == {"task3"}
+    assert all(torch.equal(again[name], outputs[name]) for name in names)
+    assert engine.scored(pixels, ["base", "task1"])[1] == {}

@@ -68,7 +68,8 @@ def agree(one: Path, two: Path, tolerance: float) -> None:
     assert engram.inspect(one).spec == engram.inspect(two).spec
     alone, shared = load_file(one), load_file(two)
     for name in alone:
-        assert (alone[name] - shared[name]).abs().max().item() <= tolerance, name
+        most = 0.01 if name.startswith("statistics.") else tolerance  # they are in half precision
+        assert (alone[name] - shared[name]).abs().max().item() <= most, name
 
 
 #: The second batch of an epoch has one image (of 54), so one process has none of it.

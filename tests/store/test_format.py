@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import resource
 import signal
@@ -27,14 +28,20 @@ from tests.support.damage import (
     split,
     with_content,
 )
-from tests.support.engrams import small_trunk
+from tests.support.engrams import familiar, randomised, small_trunk
 from tests.support.errors import refuses
 
 from engram import EngramError, MemoryViT, random_trunk
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
-from engram.store.engram import Engram, TrunkInfo
-from engram.store.format import HEADER, read_engram, serialise_engram, write_engram
+from engram.store.engram import Engram, TrunkInfo, dtype_of
+from engram.store.format import (
+    HEADER,
+    parse_engram,
+    read_engram,
+    serialise_engram,
+    write_engram,
+)
 from engram.tasks.regimes import REGIMES
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
@@ -186,6 +193,64 @@ def test_five_cells_and_ten_classes_for_b32_are_under_250_kb(tmp_path: Path) -> 
     )
     assert saved.stat().st_size < 250_000
     assert read_engram(saved).parameters == 46_848 + 7_690
+
+
+# Statistics of the training images
+
+
+def saved_with_statistics(folder: Path, **settings: Any) -> tuple[Path, MemoryViT]:
+    model = MemoryViT(small_trunk())
+    familiar(randomised(model.add_task("t", 3, **settings)))
+    return model.save("t", folder / "t.safetensors"), model
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"regime": "readout"}, {"kind": "multilabel"}, {"regime": "full"}], ids=str
+)
+def test_statistics_are_read_as_they_were_written(settings: dict[str, Any], tmp_path: Path) -> None:
+    path, model = saved_with_statistics(tmp_path, **settings)
+    other = MemoryViT(model.trunk)
+    other.attach(path)
+    pixels = torch.rand(2, 3, 16, 16)
+    ours, theirs = (one.eval().scored(pixels)[1]["t"] for one in (model, other))
+    assert torch.equal(ours, theirs)
+    assert other.engram("t").content == read_engram(path).content == model.engram("t").content
+    assert read_engram(path).header()["format"] == 2
+    assert read_engram(path).parameters == sum(p.numel() for p in model.task("t").parameters())
+    assert {str(t.dtype) for n, t in read_engram(path).tensors.items() if "means" in n} == {
+        "torch.float16"
+    }
+
+
+def test_statistics_for_b32_take_less_than_50_kb() -> None:
+    spec = TaskSpec("t", tuple(f"class {i}" for i in range(10)))
+    config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
+    shapes = spec.statistics(TrunkShape.of(config))
+    sizes = [math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items()]
+    assert sum(sizes) < 50_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("deviation", torch.zeros(16), "the tensor statistics.deviation has values"),
+        ("counts", torch.zeros(3), "the tensor statistics.counts has values"),
+        ("quantiles", torch.tensor([0.0, -1.0]), "the tensor statistics.quantiles has values"),
+        ("means", torch.zeros(4, 16).half(), "the tensor statistics.means has the shape (4, 16)"),
+        ("means", torch.zeros(3, 16), "the tensor statistics.means is torch.float32"),
+        ("basis", None, "the tensor statistics.basis has the shape none"),
+        ("more", torch.zeros(1), "the tensor statistics.more has the shape (1,)"),
+    ],
+)
+def test_statistics_that_no_images_have_are_refused(
+    name: str, value: torch.Tensor | None, reason: str, tmp_path: Path
+) -> None:
+    engram = read_engram(saved_with_statistics(tmp_path)[0])
+    tensors = {**engram.tensors, f"statistics.{name}": value}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    bad = serialise_engram(replace(engram, tensors=tensors))
+    with refuses(reason):
+        parse_engram(bad, "t.safetensors")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.engrams import randomised, small_trunk
+from tests.support.engrams import familiar, randomised, small_trunk
 
 import engram
 from engram import EngramError, MemoryViT, ViT, merge
@@ -40,6 +40,16 @@ def test_every_tensor_is_the_weighted_mean(regime: str, tmp_path: Path) -> None:
     for name, tensor in merged.tensors.items():
         mean = 0.75 * one.tensors[name] + 0.25 * two.tensors[name]
         torch.testing.assert_close(tensor, mean, rtol=0, atol=1e-6)
+
+
+def test_statistics_of_images_are_not_averaged(tmp_path: Path) -> None:
+    """Those of the sources are of other features than the average has."""
+    model, known = MemoryViT(TRUNK), MemoryViT(TRUNK)
+    randomised(model.add_task("a", classes=["rose", "tulip"], cells=2))
+    familiar(randomised(known.add_task("a", classes=["rose", "tulip"], cells=2)))
+    files = [one.save("a", tmp_path / f"{id(one)}.safetensors") for one in (model, known)]
+    merge(files, tmp_path / "merged.safetensors")
+    assert not engram.inspect(tmp_path / "merged.safetensors").has_statistics
 
 
 def test_a_mean_of_linear_heads_answers_the_mean(tmp_path: Path) -> None:

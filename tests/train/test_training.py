@@ -101,7 +101,7 @@ def learned_after(trunk: Path, splits: Splits, steps: int) -> dict[str, Tensor]:
 def test_patience_stops_and_keeps_the_best(small_trunk: Path, colours: Path) -> None:
     splits = load(colours)
     model = start(small_trunk, splits)
-    recipe = QUICK.but(steps=400, evaluations=100, patience=2)
+    recipe = QUICK.but(steps=400, evaluations=100, patience=2, calibrate="off")
     result = engram.fit(model, "colours", splits, recipe)
     best = max(row["val_accuracy"] for row in result.history)
     good = [row for row in result.history if row["val_accuracy"] > best - 1.5 / 6]  # of 6 images

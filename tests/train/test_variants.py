@@ -60,6 +60,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
         for decay in (0.0, 0.1)
         for seed in (0, 1)
     ]
+    recipe = recipe.but(calibrate="off", statistics="off")
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
     workshop = Workshop(model, "t", whole, recipe, TaskSettings(**task), Team())
     scores, _ = workshop.train(variants, None, silent, nobody(Team()))

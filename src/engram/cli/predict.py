@@ -108,13 +108,17 @@ def _show_answers(
         )  # fmt: skip
     if masks is not None:
         _write_masks(results, masks)
-    table = []
+    scored = any("scores" in result for result in results)
+    table: list[tuple[str, ...]] = []
     for result in results:
         if "error" in result:
-            table.append((result["image"], "", result["error"]))
+            table.append((result["image"], "", result["error"], *([""] if scored else [])))
         for name, answer in result.get("tasks", {}).items():
-            table.append((result["image"], name, kind_of(model, name).words(answer)))
-    show(Description(results, [], ("image", "task", "answer"), tuple(table)), as_json)
+            score = result.get("scores", {}).get(name)
+            shown = [("" if score is None else f"{score:.2f}")] if scored else []
+            table.append((result["image"], name, kind_of(model, name).words(answer), *shown))
+    columns = ("image", "task", "answer", *(["score"] if scored else []))
+    show(Description(results, [], columns, tuple(table)), as_json)
     if any("error" in result for result in results):
         raise typer.Exit(2)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli.add_classes import add_classes_to, check_flags
 from engram.cli.app import DataArgument, Json, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers
@@ -57,6 +58,23 @@ def fit_command(
             help="Train this many seeds and keep the best (default: 1).", rich_help_panel=TRAINING
         ),
     ] = None,
+    more: Annotated[
+        bool,
+        typer.Option(
+            "--add-classes",
+            help="Teach the task in --from more classes, from images of these alone.",
+            rich_help_panel=TASK,
+        ),
+    ] = False,
+    old: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="The engram that gets more classes, with --add-classes.",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -69,10 +87,16 @@ def fit_command(
         from engram.train.job import TrainingJob
 
         given, own = with_recipe_file(flags or {}, regime=regime, seeds=seeds)
-        job = TrainingJob.start(data, out, given, progress, announce)
-        chosen, seeds = job.choose(own["regime"], own["seeds"])
-        progress.say(job.opening(task, chosen))
-        result = job.train(task, out, chosen, seeds, progress)
+        fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
+        check_flags(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
+        result: AutoResult | Result | SweepResult
+        if old is not None:
+            job, result = add_classes_to(old, data, task, out, given, progress)
+        else:
+            job = TrainingJob.start(data, out, given, progress, announce)
+            chosen, seeds = job.choose(own["regime"], own["seeds"])
+            progress.say(job.opening(task, chosen))
+            result = job.train(task, out, chosen, seeds, progress)
         progress("writing the report", 0, 0)
         report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
     kind = job.model.task(task).kind

@@ -203,6 +203,7 @@ def load(
     splits: Mapping[str, str] | None = None,
     values: Sequence[int] | None = None,
     ignore: int = IGNORED,
+    one_class: bool = False,
 ) -> Splits:
     """Load a dataset as train, val and test splits.
 
@@ -224,6 +225,7 @@ def load(
         splits: Maps train, val and test to the names that the source uses.
         values: The value of each class in masks. By default every value that occurs is a class.
         ignore: The value of pixels in masks that are neither trained on nor evaluated.
+        one_class: Accept data of a single class, which `add_classes` can learn.
 
     Returns:
         The splits that were found. Images are read when they are needed.
@@ -255,7 +257,7 @@ def load(
     if request.has_masks:
         legend = find_legend(name, found, values, ignore, classes)
         found.classes = [str(value) for value in legend.values]
-    names = classes or _classes(name, found, kind)
+    names = classes or _classes(name, found, kind, one_class)
     if split is not None:
         _keep_only(name, found, split)
     return _numbered(name, found, names, kind, legend)
@@ -326,12 +328,15 @@ def _refuse_unused_columns(name: str, given: Sequence[str], found: FoundData) ->
             )
 
 
-def _classes(name: str, found: FoundData, kind: str) -> Sequence[str]:
+def _classes(name: str, found: FoundData, kind: str, one_class: bool) -> Sequence[str]:
     """The classes of the training data, or of all data where there is none."""
     train = found.splits.get("train")
     splits = [train] if train else found.splits.values()
     labels = [label for split in splits for label in split.labels]
-    return LABELS[kind].classes(name, found.label_columns, labels, found.classes)
+    classes = LABELS[kind].classes(name, found.label_columns, labels, found.classes)
+    if not one_class:
+        LABELS[kind].check(name, classes)
+    return classes
 
 
 def _keep_only(name: str, found: FoundData, split: str) -> None:

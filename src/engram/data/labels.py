@@ -96,6 +96,9 @@ class LabelReader(ABC):
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         """The names of all classes: as the source lists them, or those that occur, sorted."""
 
+    def check(self, source: str, classes: Names) -> None:  # noqa: B027
+        """Refuse classes that are too few for a task of this kind."""
+
     @abstractmethod
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         """All labels as an array of class indices, or of whatever the kind trains on.
@@ -125,7 +128,10 @@ class ClassLabels(LabelReader):
         return _class_name(location, cell, listed)
 
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
-        return _at_least_two(source, listed or sorted(set(labels), key=class_order))
+        return listed or sorted(set(labels), key=class_order)
+
+    def check(self, source: str, classes: Names) -> None:
+        _at_least_two(source, classes)
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         index = {label: i for i, label in enumerate(classes)}
@@ -214,7 +220,10 @@ class MaskLabels(LabelReader):
         return None
 
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
-        return _at_least_two(source, listed or ())
+        return listed or ()
+
+    def check(self, source: str, classes: Names) -> None:
+        _at_least_two(source, classes)
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         return np.zeros((len(labels), 0), dtype=np.int64)
@@ -277,10 +286,9 @@ def _number(location: str, column: str, cell: Any) -> float:
     return number
 
 
-def _at_least_two(source: str, classes: Names) -> Names:
+def _at_least_two(source: str, classes: Names) -> None:
     if len(classes) == 1:
         raise EngramError(f"{source} has only one class ({classes[0]}); a task needs at least two.")
-    return classes
 
 
 def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> None:

@@ -54,6 +54,16 @@ class TorchEngine:
             )
         return outputs
 
+    def scored(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Outputs and scores of `MemoryViT.scored`."""
+        known = (self.model.task(name).statistics for name in tasks if name != "base")
+        if all(statistics is None for statistics in known):
+            return self.run(pixels, tasks), {}
+        with self._inference():
+            return self.model.scored(to_device(pixels, self.device), list(tasks), self.exact)
+
     def embed(self, pixels: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """The vectors of `MemoryViT.embed`."""
         with self._inference():

@@ -56,10 +56,12 @@ def predict(
     Returns:
         A list with an answer for each image, or only the answer if a single image was given:
         `{"image", "tasks": {name: [{"class", "probability"}, …]}}`. Other kinds of task than
-        classification have their own form in place of the list. An image that cannot be read has
-        `"error"`, a sentence, in place of `"tasks"`. If the output of a task is not finite,
-        `"error"` says so, and `"tasks"` has the others. `"image"` is the path, or `images[3]` for
-        the fourth of the list if that has no path.
+        classification have their own form in place of the list. Tasks that keep statistics of
+        their training images add `"scores": {name: score}`, how much the image is like those: 1 is
+        usual, and below 0 it is less like them than 95 % of validation images. An image that cannot
+        be read has `"error"`, a sentence, in place of `"tasks"`. If the output of a task is not
+        finite, `"error"` says so, and `"tasks"` has the others. `"image"` is the path, or
+        `images[3]` for the fourth of the list if that has no path.
 
     Raises:
         EngramError: A task is not attached, `top_k` is less than 1, or an object is no image.
@@ -111,10 +113,13 @@ def _predict(
             except BadImage as error:
                 results[-1]["error"] = str(error)
         if views:
-            outputs = on_cpu(engine.run(pixels_of(views, preprocessing, engine.device), names))
+            pixels = pixels_of(views, preprocessing, engine.device)
+            outputs, scores = map(on_cpu, engine.scored(pixels, names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
                 result["tasks"], problem = answers_about(model, own, top_k)
+                if scores:
+                    result["scores"] = {name: shown_score(one[i]) for name, one in scores.items()}
                 if problem:
                     result["error"] = f"{result['image']}: {problem}"
         count(batch)
@@ -145,6 +150,11 @@ def answers_about(
         else:
             problem = f"the output of {name!r} is not finite; train the task again"
     return answers, problem
+
+
+def shown_score(score: Tensor) -> float | None:
+    """How familiar an image looks, as JSON has it: nothing, if it is not finite."""
+    return round(float(score), 4) if bool(score.isfinite()) else None
 
 
 def kind_of(model: MemoryViT, name: str) -> Kind:

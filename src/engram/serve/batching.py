@@ -21,7 +21,14 @@ from engram.serve.settings import Settings
 from engram.serve.stages import PASS, QUEUE
 
 Result = TypeVar("Result")
-Outputs = dict[str, Tensor]  # of one image, by task
+#: Of one image, by task. Where a task tells how familiar the image looks, that is under
+#: `score_of(task)`, which no task can be called.
+Outputs = dict[str, Tensor]
+
+
+def score_of(task: str) -> str:
+    """Where outputs have the score of a task."""
+    return f"{task}:score"
 
 
 @dataclass(eq=False)
@@ -182,16 +189,25 @@ class Batcher:
             return
         for i, job in enumerate(jobs):
             if not job.outputs.done():
-                job.outputs.set_result({name: outputs[name][i] for name in job.tasks})
+                found = [*job.tasks, *(s for s in map(score_of, job.tasks) if s in outputs)]
+                job.outputs.set_result({name: outputs[name][i] for name in found})
 
 
 def forward_views(
     snapshot: Snapshot, views: Sequence[Tensor], names: Sequence[str], embeds: bool = False
 ) -> Outputs:
-    """The outputs of these tasks for all views, or their vectors, where they are computed."""
+    """The outputs and scores of these tasks for all views, or vectors, where they are computed.
+
+    An exported graph has no scores.
+    """
     own = snapshot.computing
     pixels = pixels_of(views, snapshot.preprocessing, own.device)
-    return own.embed(pixels, names) if embeds else snapshot.engine.run(pixels, names)
+    if embeds:
+        return own.embed(pixels, names)
+    if own is not snapshot.engine:
+        return snapshot.engine.run(pixels, names)
+    outputs, scores = own.scored(pixels, names)
+    return outputs | {score_of(name): score for name, score in scores.items()}
 
 
 def _share_a_pass(one: _Job, other: _Job) -> bool:

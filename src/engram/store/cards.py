@@ -16,7 +16,13 @@ from engram.store.engram import (
     summarise_regime,
     summarise_shape,
 )
-from engram.store.record import is_number, merged_from, numbers_by_split, used_recipe
+from engram.store.record import (
+    grown_from,
+    is_number,
+    merged_from,
+    numbers_by_split,
+    used_recipe,
+)
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
 from engram.util.text import printable, summarise_names
@@ -194,17 +200,22 @@ def _tasks(engrams: Sequence[Engram]) -> str:
         if parent not in names
     ]
     table = _table(("task", "kind", "classes", "regime", "parameters"), rows)
-    return "\n\n".join(["## Tasks", table, *absent, *map(_merged, engrams)]).rstrip()
+    return "\n\n".join(["## Tasks", table, *absent, *filter(None, map(_lineage, engrams))])
 
 
-def _merged(engram: Engram) -> str:
-    """Of which engrams it is the average, if it is one."""
+def _lineage(engram: Engram) -> str:
+    """Of which engrams it is the average, and of which it has the classes, if there are such."""
     sources = [
         f"{_cell(name)} (content {_cell(content[:12])}, weight {weight:.4g})"
         for name, content, weight in merged_from(engram)
     ]
+    grown = [
+        f"`{engram.spec.name}` has the {count:,.0f} classes of {_cell(name)} (content "
+        f"{_cell(content[:12])}), and others that were added."
+        for name, content, count in grown_from(engram)[-1:]
+    ]
     about = f"`{engram.spec.name}` is the average of {len(sources)} engrams: "
-    return f"{about}{', '.join(sources)}." if sources else ""
+    return "\n\n".join([*([f"{about}{', '.join(sources)}."] if sources else []), *grown])
 
 
 def _trunk(engram: Engram) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
+from engram.tasks.class_statistics import HALF, PREFIX
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 from engram.trunks.schemas import MAX_PATCHES, can_be_cut
@@ -30,7 +31,8 @@ from engram.vit import ViT
 if TYPE_CHECKING:
     from engram.tasks.task import Task
 
-FORMAT = 1
+#: The version of the format, and that of files with statistics, which the first cannot have.
+FORMAT, WITH_STATISTICS = 1, 2
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
 _LONG_LIST = 1_000  # longer ones in metrics and recipe are recorded as their length
@@ -83,7 +85,7 @@ class Engram:
         """The fields of the header that determine the outputs of the task."""
         spec = {**self.spec.recorded(), "extends": list(self.parents)}
         return {
-            "format": FORMAT,
+            "format": WITH_STATISTICS if self.has_statistics else FORMAT,
             "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             "parents": dict(self.parents),
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
@@ -120,10 +122,21 @@ class Engram:
         return replace(self, spec=replace(self.spec, name=name))
 
     @property
+    def has_statistics(self) -> bool:
+        """Whether it says what its training images were like."""
+        return any(name.startswith(PREFIX) for name in self.tensors)
+
+    @property
+    def without_statistics(self) -> dict[str, Tensor]:
+        """What decides the outputs: the tensors, but for what it says of its training images."""
+        return {name: t for name, t in self.tensors.items() if not name.startswith(PREFIX)}
+
+    @property
     def parameters(self) -> int:
         """The number of parameters that were trained."""
         computed = {f"head.{name}" for name in self.spec.does.settled}
-        return sum(tensor.numel() for name, tensor in self.tensors.items() if name not in computed)
+        learned = self.without_statistics.items()
+        return sum(tensor.numel() for name, tensor in learned if name not in computed)
 
     def __str__(self) -> str:
         spec, trunk = self.spec, self.trunk
@@ -198,6 +211,8 @@ class Engram:
 
     def fill(self, task: Task) -> None:
         """Copy the tensors into a task of the same spec."""
+        if self.has_statistics:
+            task.keep_statistics()
         targets = task.tensors()  # detached, but the same storage
         mismatch = shape_mismatch(self.tensors, {n: tuple(t.shape) for n, t in targets.items()})
         if mismatch:
@@ -205,6 +220,11 @@ class Engram:
         with torch.no_grad():
             for name, target in targets.items():
                 target.copy_(self.tensors[name])
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """In which precision a file holds a tensor of this name."""
+    return torch.float16 if name in HALF else torch.float32
 
 
 def shape_mismatch(
@@ -296,7 +316,7 @@ def new_engram(
 
     Args:
         spec: What the task is.
-        tensors: What it learned. They are kept in fp32 on the CPU.
+        tensors: What it learned. They are kept on the CPU, in the precision of the file.
         trunk: The trunk that it was trained on.
         parents: The tasks that it extends: name -> content.
         metrics: What was measured, by split.
@@ -307,7 +327,10 @@ def new_engram(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Engram(
         spec,
-        {name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()},
+        {
+            name: tensor.detach().to("cpu", dtype_of(name)).contiguous()
+            for name, tensor in tensors.items()
+        },
         TrunkInfo.from_trunk(trunk),
         trunk.preprocessing,
         parents,

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import IO, Any, get_args
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
-from engram.store.engram import FORMAT, MAX_METRICS, Engram, TrunkInfo, shape_mismatch
+from engram.store.engram import (
+    FORMAT,
+    MAX_METRICS,
+    WITH_STATISTICS,
+    Engram,
+    TrunkInfo,
+    dtype_of,
+    shape_mismatch,
+)
+from engram.tasks.class_statistics import PREFIX
 from engram.tasks.shape import SCHEMA as SHAPE
 from engram.tasks.spec import TaskSpec
 from engram.trunks.schemas import HEADS
@@ -221,10 +229,10 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         _VERSION.check(header, "")
     except ValueError:
         raise _damaged(path, "its header is not the JSON of an engram") from None
-    if header["format"] != FORMAT:
+    if header["format"] not in (FORMAT, WITH_STATISTICS):
         raise EngramError(
-            f"{path} has the format {header['format']}, and this version of engram reads format "
-            f"{FORMAT}; install a newer engram-vit."
+            f"{path} has the format {header['format']}, and this version of engram reads formats "
+            f"{FORMAT} and {WITH_STATISTICS}; install a newer engram-vit."
         )
     assert isinstance(header, dict)
     return header
@@ -284,21 +292,36 @@ def _check_tensors(path: Path, engram: Engram, expected: Mapping[str, tuple[int,
     """Refuse tensors with another type or shape, or with values that are not finite."""
     tensors = engram.tensors
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
-            raise _damaged(path, f"the tensor {name} is {tensor.dtype}, not torch.float32")
+        if tensor.dtype != dtype_of(name):
+            raise _damaged(path, f"the tensor {name} is {tensor.dtype}, not {dtype_of(name)}")
         if not bool(tensor.isfinite().all()):
             raise _damaged(path, f"the tensor {name} holds values that are not finite")
     own = {n: t for n, t in tensors.items() if not (engram.spec.parts.trunk and n[:6] == "trunk.")}
     mismatch = shape_mismatch(own, expected)
     if mismatch:
         raise _damaged(path, mismatch)
+    if engram.has_statistics:
+        _check_statistics(path, {n.removeprefix(PREFIX): t for n, t in own.items()})
+
+
+def _check_statistics(path: Path, found: Mapping[str, Tensor]) -> None:
+    """Refuse what no images can have, and no score could be computed from."""
+    low, middle = found["quantiles"].tolist()
+    wrong = {
+        "deviation": bool((found["deviation"] <= 0).any()),
+        "counts": bool((found["counts"] < 0).any()) or not bool((found["counts"] > 0).any()),
+        "quantiles": low >= middle,
+    }
+    for name in (name for name, bad in wrong.items() if bad):
+        raise _damaged(path, f"the tensor {PREFIX}{name} has values that it cannot have")
 
 
 def _expected_shapes(engram: Engram) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors that the header requires, without a `full` task's own trunk."""
     spec = engram.spec
     computed = {f"head.{name}": (len(spec.classes),) for name in spec.does.settled}
-    return spec.shapes(engram.trunk) | computed
+    kept = spec.statistics(engram.trunk) if engram.has_statistics else {}
+    return spec.shapes(engram.trunk) | computed | kept
 
 
 def _parents(value: Mapping[str, Any], extends: Sequence[str]) -> dict[str, str]:

@@ -127,7 +127,7 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
         )
         .sum(0)
         .float()
-        for name in first.tensors
+        for name in first.without_statistics  # the average has other features than they are of
     }
     from engram import __version__
 
@@ -177,7 +177,8 @@ def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
             "that extend the same engrams in the same order can be merged."
         )
     mismatch = shape_mismatch(
-        other.tensors, {name: tuple(tensor.shape) for name, tensor in first.tensors.items()}
+        other.without_statistics,
+        {name: tuple(tensor.shape) for name, tensor in first.without_statistics.items()},
     )
     if mismatch:
         raise EngramError(f"{where} does not fit {place}: {mismatch}.")

@@ -81,24 +81,38 @@ def score(engram: Engram) -> str:
 
 def merged_from(engram: Engram) -> list[tuple[str, str, float]]:
     """The engrams that it is the average of, if it is one: name, content and weight of each."""
-    recorded = engram.recipe.get("merged")
+    return _sources(engram, "merged", "weight")
+
+
+def grown_from(engram: Engram) -> list[tuple[str, str, float]]:
+    """The engrams whose classes it has, besides its own: name, content and how many they are."""
+    return _sources(engram, "grown_from", "classes")
+
+
+def _sources(engram: Engram, key: str, number: str) -> list[tuple[str, str, float]]:
+    recorded = engram.recipe.get(key)
     sources = recorded if isinstance(recorded, (list, tuple)) else []
     return [
-        (str(one.get("task", "")), str(one.get("content", "")), float(one["weight"]))
+        (str(one.get("task", "")), str(one.get("content", "")), float(one[number]))
         for one in islice(sources, _MOST)
-        if isinstance(one, Mapping) and is_number(one.get("weight"))
+        if isinstance(one, Mapping) and is_number(one.get(number))
     ]
 
 
 def lineage_rows(engram: Engram) -> list[tuple[str, str]]:
-    """The engrams that it extends, and those that it is the average of."""
+    """The engrams that it extends, that it is the average of, and whose classes it has."""
     extends = [
         ("extends", f"{name}, content {content}") for name, content in engram.parents.items()
     ]
-    return extends + [
+    merged = [
         ("merged from", f"{name}, content {content}, weight {weight:.4g}")
         for name, content, weight in merged_from(engram)
     ]
+    grown = [
+        ("grown from", f"{name}, content {content}, its {count:,.0f} classes come first")
+        for name, content, count in grown_from(engram)
+    ]
+    return extends + merged + grown
 
 
 def used_recipe(engram: Engram) -> dict[str, Any]:

@@ -40,9 +40,11 @@ class TaskHead(nn.Linear):
         return {name: getattr(self, name) for name in self._settled}
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.hidden is not None:
-            x = F.gelu(self.hidden(x))
-        return self.finish(super().forward(x))
+        return self.finish(super().forward(self.hide(x)))
+
+    def hide(self, x: Tensor) -> Tensor:
+        """What the last layer is given: the features, or those of the hidden layer."""
+        return x if self.hidden is None else F.gelu(self.hidden(x))
 
     def finish(self, linear: Tensor) -> Tensor:
         """The output, from that of the linear layer."""

@@ -76,6 +76,14 @@ class Kind(ABC):
         """How many class tokens a task has."""
         return 1
 
+    def groups(self, classes: int) -> int:
+        """How many means of images a task keeps: one, unless each image has one class."""
+        return 1
+
+    def group(self, labels: Tensor) -> Tensor:
+        """Which of them each image belongs to."""
+        return torch.zeros(len(labels), dtype=torch.long)
+
     @property
     def score(self) -> str:
         """The metric that chooses between epochs, settings and seeds: more is better."""
@@ -159,6 +167,12 @@ class Classification(Kind):
     title = "accuracy"
     balances = ("weights", "sampler")
     calibrates = True
+
+    def groups(self, classes: int) -> int:
+        return classes
+
+    def group(self, labels: Tensor) -> Tensor:
+        return labels
 
     def score_with(self, balance: str) -> str:
         return self.score if balance == "none" else "balanced_accuracy"

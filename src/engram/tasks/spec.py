@@ -13,6 +13,7 @@ from typing import Any
 from engram.errors import EngramError
 from engram.readout import moments_per_layer
 from engram.side import QUERIES, side_shapes
+from engram.tasks.class_statistics import PREFIX, statistics_shapes
 from engram.tasks.kinds import IGNORED, KINDS, Kind
 from engram.tasks.regimes import REGIMES, UPDATES, Regime
 from engram.tasks.settings import TaskSettings
@@ -187,6 +188,12 @@ class TaskSpec:
             shapes["adapters.down"] = (trunk.depth, 2, width, self.adapter_width)
             shapes["adapters.up"] = (trunk.depth, 2, self.adapter_width, width)
         return shapes
+
+    def statistics(self, trunk: TrunkShape) -> dict[str, tuple[int, ...]]:
+        """What a file may hold of the training images: the shape of every tensor, by its name."""
+        groups = self.does.groups(len(self.classes))
+        shapes = statistics_shapes(groups, self.features(trunk))
+        return {PREFIX + name: shape for name, shape in shapes.items()}
 
     def features(self, trunk: TrunkShape) -> int:
         """How many numbers the head sees: of the image, or of every patch in segmentation."""

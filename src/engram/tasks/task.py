@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engram.adapters import Adapters
 from engram.errors import EngramError
 from engram.side import Side
+from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.heads import Settled
 from engram.tasks.kinds import Kind
 from engram.tasks.shape import TrunkShape
@@ -70,6 +71,7 @@ class Task(nn.Module):
         self.head = spec.does.head(
             spec.features(shape), len(spec.classes), mlp=parts.mlp, masked=parts.masked
         )
+        self.statistics: ClassStatistics | None = None  # `keep_statistics` makes room for them
         self.to(trunk.device, trunk.dtype)
         self._settled: tuple[object, Settled] = (None, {})
 
@@ -77,6 +79,12 @@ class Task(nn.Module):
     def kind(self) -> Kind:
         """What it learns from and answers; `kind.name` is the word for it."""
         return self.spec.does
+
+    def keep_statistics(self) -> ClassStatistics:
+        """New ones of what its head is given, which are part of the task from now on."""
+        groups = self.kind.groups(len(self.spec.classes))
+        self.statistics = ClassStatistics(groups, self.head.in_features).to(self.head.weight.device)
+        return self.statistics
 
     def answer(self, output: Tensor, top_k: int = 5) -> Any:
         """The answer for one image, from its row of `model(pixels)[name]`, as JSON can hold it.
@@ -92,6 +100,7 @@ class Task(nn.Module):
         return self.kind.answer(output, self.spec.classes, self._settled[1], top_k)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the task's file holds: all that was trained, and what the head found in the data."""
-        settled = {f"head.{name}": value for name, value in self.head.settled.items()}
-        return {name: t.detach() for name, t in (*self.named_parameters(), *settled.items())}
+        """What the task's file holds: all that was trained, and what was found in the data."""
+        found = {f"head.{name}": value for name, value in self.head.settled.items()}
+        found |= {} if self.statistics is None else self.statistics.tensors()
+        return {name: t.detach() for name, t in (*self.named_parameters(), *found.items())}

@@ -14,20 +14,23 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Dataset, Integers, Splits
-from engram.data.loader import Loader, Transform, balanced, shuffled
+from engram.data.loader import Loader, Transform
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.model import MemoryViT
-from engram.tasks.spec import TaskSpec
+from engram.sights import sights_from_cache
 from engram.train.cache import Cache, View, contents_of, prefetched
-from engram.train.cache_plan import CachePlan
 from engram.train.caches import room
+from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.util.devices import to_device
 from engram.util.processes import Team
 from engram.util.progress import Progress, counter, silent
 from engram.util.spelling import spell
 from engram.util.text import storage
+
+#: The arguments of `MemoryViT.from_cache`.
+FromCache = tuple[list[Tensor], Tensor, Sequence[str], Tensor | None, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -69,59 +72,11 @@ class Feed(Protocol):
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Outputs by task for the inputs of a share."""
 
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """What the heads of tasks are given of the inputs of a share: (b, features) each."""
+
     def moments(self, inputs: Tensor) -> Tensor:
         """The moments of every layer for the inputs of a share: (b, features)."""
-
-
-@dataclass(frozen=True)
-class FeedPlan:
-    """What a feed is made from, and what speaks against the cache."""
-
-    model: MemoryViT
-    names: Sequence[str]
-    splits: Splits
-    recipe: Recipe
-    team: Team
-    transform: Transform | None = None
-
-    @property
-    def augment(self) -> str:
-        return self.cache.augment
-
-    @property
-    def train(self) -> Dataset:
-        return self.splits["train"]
-
-    @property
-    def val(self) -> Dataset:
-        return self.splits["val"]
-
-    @property
-    def per_epoch(self) -> int:
-        """Optimiser steps in an epoch."""
-        return -(-len(self.train) // self.recipe.batch)
-
-    def order(self, epoch: int, even: bool) -> Integers:
-        """The training samples of an epoch; `even` where a sampler may balance the classes."""
-        if even and self.recipe.balance == "sampler":
-            return balanced(self.train.labels, self.recipe.data_seed, epoch)
-        return shuffled(len(self.train), self.recipe.data_seed, epoch)
-
-    @property
-    def specs(self) -> list[TaskSpec]:
-        return [self.model.task(name).spec for name in self.names]
-
-    @property
-    def only_pooled(self) -> bool:
-        """Whether every task reads nothing but the trunk's pooled token."""
-        return not any(spec.parts.reads_layers for spec in self.specs)
-
-    @property
-    def cache(self) -> CachePlan:
-        """What the cache is to hold."""
-        return CachePlan(
-            self.model, self.specs, self.splits, self.recipe, self.transform is not None
-        )
 
 
 class TrunkFeed:
@@ -170,13 +125,17 @@ class TrunkFeed:
             yield Share(found.images, found.labels, len(found.failed))
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        pixels = normalise(to_device(inputs, self.team.device), self.preprocessing)
-        outputs: dict[str, Tensor] = self.model(pixels, tasks=tasks)
+        outputs: dict[str, Tensor] = self.model(self._pixels(inputs), tasks=tasks)
         return outputs
 
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return self.model.embed(self._pixels(inputs), tasks)
+
     def moments(self, inputs: Tensor) -> Tensor:
-        pixels = normalise(to_device(inputs, self.team.device), self.preprocessing)
-        return self.model.moments(pixels)
+        return self.model.moments(self._pixels(inputs))
+
+    def _pixels(self, inputs: Tensor) -> Tensor:
+        return normalise(to_device(inputs, self.team.device), self.preprocessing)
 
 
 class CacheFeed:
@@ -328,12 +287,21 @@ class CacheFeed:
         return prefetched(read())
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        inputs = to_device(inputs, self.team.device)
         if self._plain.keeps == "moments":
             return self.model.from_moments(self.moments(inputs), tasks)
-        layers, pooled = self._plain.split(inputs)
-        final, size = self._plain.final_of(inputs), self._plain.preprocessing.size
-        return self.model.from_cache(layers, pooled, tasks, final, size)
+        return self.model.from_cache(*self._kept(inputs, tasks))
+
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        heads = {name: self.model.task(name).head for name in tasks}
+        if self._plain.keeps == "moments":
+            moments = self.moments(inputs)
+            return {name: moments[:, : head.in_features] for name, head in heads.items()}
+        seen = sights_from_cache(self.model, *self._kept(inputs, tasks))
+        return {n: head.embed(seen[n].own, seen[n].patches) for n, head in heads.items()}
+
+    def _kept(self, inputs: Tensor, tasks: Sequence[str]) -> FromCache:
+        rows, cache = to_device(inputs, self.team.device), self._plain
+        return *cache.split(rows), tasks, cache.final_of(rows), cache.preprocessing.size
 
     def moments(self, inputs: Tensor) -> Tensor:
         return self._plain.moments_of(to_device(inputs, self.team.device))

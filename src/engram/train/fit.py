@@ -20,6 +20,7 @@ from engram.store.format import read_engram
 from engram.tasks.settings import TaskSettings
 from engram.train.calibrate import calibrate, metrics_on_test
 from engram.train.callbacks import Callback
+from engram.train.class_statistics import keep_statistics
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
@@ -123,6 +124,7 @@ def fit(
             training.go()
             training.end()
         calibrate(training, [learner])
+        keep_statistics(training, [learner])
         history, unreadable = training.history, training.unreadable
         metrics = {"val": learner.metrics}
         if test:

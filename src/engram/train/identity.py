@@ -32,7 +32,7 @@ def identity_of(
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
     # Absent from runs of earlier versions, which are resumed as if they had the default.
-    later = {"balance": "none", "mixup": 0.0, "calibrate": "on"}
+    later = {"balance": "none", "mixup": 0.0, "calibrate": "on", "statistics": "on"}
     free |= {name for name, value in later.items() if getattr(recipe, name) == value}
     config, preprocessing = model.trunk.config, model.preprocessing
     parents = {parent for spec, _, _ in tasks for parent in spec.extends}

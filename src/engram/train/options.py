@@ -57,8 +57,8 @@ class DataOptions(ColumnOptions):
         None, "value of ignored pixels in masks; 255 if not given", metavar="VALUE"
     )
 
-    def load(self, data: str) -> Splits:
-        """The data, as these options describe it."""
+    def load(self, data: str, one_class: bool = False) -> Splits:
+        """The data, as these options describe it; with `one_class`, it may have only one."""
         from engram.data.datasets import load
         from engram.tasks.kinds import IGNORED
 
@@ -71,6 +71,7 @@ class DataOptions(ColumnOptions):
             classes=names or None,
             values=values or None,
             ignore=IGNORED if self.ignore is None else self.ignore,
+            one_class=one_class,
         )
 
     def _classes(self) -> tuple[list[str], list[int]]:

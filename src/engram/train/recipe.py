@@ -80,6 +80,11 @@ class Recipe:
         "divide logits by a temperature that fits the probabilities to the validation images",
         choices=("on", "off"),
     )
+    statistics: str = setting(
+        "on",
+        "keep means and spread of the training images' features, for scores and new classes",
+        choices=("on", "off"),
+    )
     seed: int = setting(0, "random seed for initialisation")
     data_seed: int = setting(0, "random seed for order, augmentation and the validation split")
     val_share: float = setting(

@@ -13,6 +13,8 @@ from engram.model import MemoryViT
 def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
     """Freeze everything but the parameters of these tasks, for a training loop of your own.
 
+    Statistics of their training images are dropped: what they say will no longer be true.
+
     Args:
         model: The model.
         *names: The tasks to train.
@@ -39,6 +41,8 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
             )
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
+    for name in names:
+        model.task(name).statistics = None  # of features that are about to change
     return [(path, p) for path, p in model.named_parameters() if id(p) in trained]
 
 

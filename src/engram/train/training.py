@@ -16,6 +16,7 @@ from engram.errors import EngramError, Interrupted
 from engram.model import MemoryViT
 from engram.train.calibrate import calibrate
 from engram.train.callbacks import Callbacks, nobody
+from engram.train.class_statistics import keep_statistics
 from engram.train.feeds import Feed, Share, open_feed
 from engram.train.learner import Learner
 from engram.train.mixup import Mixup, parts
@@ -54,6 +55,7 @@ def train(
     training.go()
     training.end()
     calibrate(training, learners)
+    keep_statistics(training, learners)
     return training.history, training.unreadable
 
 

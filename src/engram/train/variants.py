@@ -275,7 +275,7 @@ class Workshop:
         """One variant once more, on other splits, for as many epochs as before.
 
         Its validation images may be among those it learns from, so that they decide nothing: it
-        gets the temperature that was found before.
+        gets the temperature that was found before, and the scale of its scores.
         """
         scratch = self._fresh()
         recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending
@@ -284,7 +284,10 @@ class Workshop:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
         result = fit(scratch, self.name, splits, recipe, team=self.team, progress=progress)
-        scratch.task(self.name).head.divide(before.metrics.get("temperature", 1.0))
+        task = scratch.task(self.name)
+        task.head.divide(before.metrics.get("temperature", 1.0))
+        if task.statistics is not None:
+            task.statistics.quantiles.copy_(before.engram.tensors["statistics.quantiles"])
         return self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
 
     def _trained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ def test_parquet_has_types_and_json_has_null(tmp_path: Path) -> None:
     table_for(".jsonl", KINDS, VECTORS).write(tmp_path / "a.jsonl", rows(0))
     line, _ = (tmp_path / "a.jsonl").read_text().splitlines()
     assert json.loads(line)["flowers.logits"] == [1.5, None]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_a_score_is_a_column_of_numbers(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    table = table_for(suffix, KINDS, VECTORS, ["flowers.score"])
+    table.write(path, [{**rows(0)[0], "flowers.score": -1.5}, rows(0)[1]])
+    if suffix == ".parquet":
+        assert pyarrow.parquet.read_table(path).column("flowers.score").to_pylist() == [-1.5, None]
+    elif suffix == ".csv":
+        with path.open(newline="") as file:
+            assert [row["flowers.score"] for row in csv.DictReader(file)] == ["-1.5", ""]
+    else:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line.get("flowers.score") for line in lines] == [-1.5, None]
 
 
 def test_other_formats_are_refused() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
+from tests.support.engrams import familiar
 from tests.support.serving import AUTH, World, ask, picture, put
 
+import engram
+from engram import MemoryViT
 from engram.attention import attention
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
@@ -45,6 +49,21 @@ def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World)
     assert {one["colour"] for one in areas["classes"] if one["share"]} == {
         "#" + bytes(colour).hex() for colour in colours
     }
+
+
+def test_a_task_that_knows_its_images_gives_a_score(
+    client: TestClient, world: World, tmp_path: Path
+) -> None:
+    model = MemoryViT(world.model.trunk).eval()
+    familiar(model.add_task("known", 3))
+    data = model.save("known", tmp_path / "known.safetensors").read_bytes()
+    assert client.put("/v1/tasks/known", content=data, headers=AUTH).status_code == 201
+    one, two = ask(client, picture(1), picture(2), tasks="known,first")
+    assert list(one["tasks"]) == ["known", "first"]
+    assert "score" not in one["tasks"]["first"]
+    TaskAnswer.model_validate(one["tasks"]["known"])
+    (expected,) = engram.predict(model, [Image.open(io.BytesIO(picture(2)))])
+    assert two["tasks"]["known"]["score"] == pytest.approx(expected["scores"]["known"], abs=1e-3)
 
 
 def test_a_task_that_is_not_finite_silences_no_other(client: TestClient, world: World) -> None:

@@ -22,7 +22,7 @@ from engram.inference.bulk.settings import BulkSettings
 from engram.inference.bulk.sources import Item, count_of, items_of
 from engram.inference.bulk.tables import Table, part_name, table_for
 from engram.inference.engine import TorchEngine, on_cpu
-from engram.inference.predict import answered_names, answers_about, kind_of
+from engram.inference.predict import answered_names, answers_about, kind_of, shown_score
 from engram.model import MemoryViT
 from engram.util.devices import to_device
 from engram.util.files import replaced, write_atomically
@@ -82,7 +82,7 @@ def predict_to(
     """
     settings = settings or BulkSettings()
     work = _Work(model, settings, answered_names(model, tasks), masks)
-    table = table_for(out.suffix or ".parquet", work.kinds, work.vectors)
+    table = table_for(out.suffix or ".parquet", work.kinds, work.vectors, work.scores)
     parts = _Parts(out, table, work.identity(sources), overwrite)
     began = time.perf_counter()
     total = count_of(sources, settings.image_column)
@@ -193,6 +193,10 @@ class _Work:
         self.names, self.masks = names, masks
         self.kinds = {_column(name): kind_of(model, name).name for name in names}
         self.vectors = {f"{_column(name)}.logits": True for name in names if settings.logits}
+        tasks = [name for name in names if name != "base"]
+        self.scores = [
+            f"{_column(name)}.score" for name in tasks if model.task(name).statistics is not None
+        ]
         if settings.embed:
             self.vectors |= {f"{name}.embedding": False for name in model.embedding_names(None)}
         if masks is not None:
@@ -255,7 +259,7 @@ class _Work:
             return rows
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
         pixels = normalise(to_device(views, self.engine.device), self.model.preprocessing)
-        outputs = on_cpu(self.engine.run(pixels, self.names))
+        outputs, scores = map(on_cpu, self.engine.scored(pixels, self.names))
         vectors = on_cpu(self.engine.embed(pixels)) if self.settings.embed else {}
         for place, i in enumerate(good):
             row = rows[i]
@@ -263,6 +267,8 @@ class _Work:
             answers, problem = answers_about(self.model, own, self.settings.top_k)
             for name, answer in answers.items():
                 row[_column(name)] = self._answer(row["image"], name, answer, number + i)
+            for name, score in scores.items():
+                row[f"{_column(name)}.score"] = shown_score(score[place])
             if problem:
                 row["error"] = f"{row['image']}: {problem}"
             for name in self.names if self.settings.logits else ():

@@ -116,32 +116,38 @@ def _arrow() -> tuple[Any, Any]:
     return arrow, require("pyarrow.parquet", extra="hub-data", purpose="Writing parquet")
 
 
-def table_for(suffix: str, answers: Mapping[str, str], vectors: Mapping[str, bool]) -> Table:
+def table_for(
+    suffix: str,
+    answers: Mapping[str, str],
+    vectors: Mapping[str, bool],
+    numbers: Sequence[str] = (),
+) -> Table:
     """The format of a file name's suffix.
 
     Args:
         suffix: `.parquet`, `.jsonl` or `.csv`.
         answers: The tasks that answer, each with the name of its kind.
-        vectors: Columns of numbers, each with whether they are in half precision.
+        vectors: Columns of lists of numbers, each with whether they are in half precision.
+        numbers: Columns of one number.
     """
-    columns = ["image", *answers, *vectors, "error"]
+    columns = ["image", *answers, *numbers, *vectors, "error"]
     if suffix == Csv.suffix:
-        scores = [f"{name}.{_SCORES[kind]}" for name, kind in answers.items() if kind in _SCORES]
-        return Csv([*columns, *scores])
+        best = [f"{name}.{_BEST[kind]}" for name, kind in answers.items() if kind in _BEST]
+        return Csv([*columns, *best])
     if suffix == JsonLines.suffix:
         return JsonLines()
     if suffix == Parquet.suffix:
-        return Parquet(_schema(answers, vectors))
+        return Parquet(_schema(answers, vectors, numbers))
     raise EngramError(
         f"Answers are written as .parquet, .jsonl or .csv, or into a folder, not as {suffix!r}."
     )
 
 
 #: What a kind says of its best answer.
-_SCORES = {"classification": "probability", "multilabel": "probability"}
+_BEST = {"classification": "probability", "multilabel": "probability"}
 
 
-def _schema(answers: Mapping[str, str], vectors: Mapping[str, bool]) -> Any:
+def _schema(answers: Mapping[str, str], vectors: Mapping[str, bool], numbers: Sequence[str]) -> Any:
     arrow, _ = _arrow()
     text, number, truth = arrow.string(), arrow.float32(), arrow.bool_()
     rows: dict[str, Any] = {
@@ -157,6 +163,7 @@ def _schema(answers: Mapping[str, str], vectors: Mapping[str, bool]) -> Any:
             size = arrow.list_(arrow.int32())
             listed = arrow.struct([("classes", listed), ("size", size), ("mask", text)])
         fields.append((name, listed))
+    fields += [(name, number) for name in numbers]
     for name, half in vectors.items():
         fields.append((name, arrow.list_(arrow.float16() if half else number)))
     return arrow.schema([*fields, ("error", text)])

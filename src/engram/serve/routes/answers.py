@@ -13,6 +13,7 @@ from engram.errors import EngramError
 from engram.images.masks import palette
 from engram.inference import predict
 from engram.inference.predict import kind_of
+from engram.serve.batching import score_of
 from engram.serve.catalogue import Snapshot
 from engram.util.devices import to_device
 
@@ -26,8 +27,8 @@ def task_answers(
     tasks still answer.
     """
     answers: dict[str, dict[str, Any]] = {}
-    for name, output in outputs.items():
-        kind = kind_of(snapshot.model, name)
+    for name in (name for name in outputs if name in snapshot.names):
+        kind, output = kind_of(snapshot.model, name), outputs[name]
         if not bool(output.isfinite().all()):
             problem = f"The output of {name!r} is not finite for this image; train the task again."
             answers[name] = {"kind": kind.name, "error": problem}
@@ -37,6 +38,8 @@ def task_answers(
             classes = snapshot.model.task(name).spec.classes
             answer["classes"] = _with_colours(answer["classes"], classes)
         answers[name] = {"kind": kind.name, "answer": answer}
+        if score_of(name) in outputs:
+            answers[name]["score"] = predict.shown_score(outputs[score_of(name)])
     return answers
 
 

@@ -135,6 +135,14 @@ class Mask(BaseModel):
 class TaskAnswer(BaseModel):
     kind: Literal["classification", "multilabel", "regression", "segmentation"]
     answer: list[LikelyClass] | list[Label] | list[Number] | Mask
+    score: Annotated[
+        float | None,
+        Field(
+            description="How much the image is like those that the task learned from: 1 is usual, "
+            "and below 0 it is less like them than 95 % of validation images. Only of tasks that "
+            "keep statistics of their training images, and not of the ONNX engines"
+        ),
+    ] = None
 
 
 class NoAnswer(BaseModel):

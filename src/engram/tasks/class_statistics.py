@@ -1,0 +1,165 @@
+"""What a task keeps of its training images: the mean of each class and the spread around it.
+
+The features are what the head is given of an image (`TaskHead.embed`). Around the mean of every
+class they are taken to be normal, with one covariance for all: a deviation of each feature, and
+correlations along a few directions. That says how much an image is like those that were learned
+(`score`, the Mahalanobis distance to the nearest class; Lee et al., 2018), and features of images
+that are gone can be drawn again (`draw`), to learn more classes without forgetting them.
+
+A kind of task without one class for each image has a single mean. Means and directions are in units
+of the deviations and in half precision, so that files stay small.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engram.util.tensors import version
+
+RANK = 16  # directions of correlation
+PREFIX = "statistics."
+#: The tensors that files hold in half precision.
+HALF = tuple(PREFIX + name for name in ("means", "basis"))
+_LEAST = 0.05  # of a feature's variance that no direction explains
+
+
+def statistics_shapes(groups: int, features: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by its name."""
+    return {
+        "centre": (features,),
+        "deviation": (features,),
+        "means": (groups, features),
+        "basis": (min(RANK, features), features),
+        "counts": (groups,),
+        "quantiles": (2,),
+    }
+
+
+class ClassStatistics(nn.Module):
+    """Means of classes, and how features are spread around them. `adjust` makes scores of it."""
+
+    centre: Tensor  # of all images, (features)
+    deviation: Tensor  # within a class, (features)
+    means: Tensor  # of classes from the centre, in deviations, (groups, features)
+    basis: Tensor  # directions of correlation, in deviations, (rank, features)
+    counts: Tensor  # images of each class, (groups)
+    quantiles: Tensor  # of the likeness of validation images: 5 % and 50 %
+
+    def __init__(self, groups: int, features: int) -> None:
+        super().__init__()
+        for name, shape in statistics_shapes(groups, features).items():
+            # Not in a state dict, which holds what is trained.
+            self.register_buffer(name, torch.zeros(shape), persistent=False)
+        self._made: tuple[object, tuple[Tensor, ...]] = (None, ())
+        self._free = 1.0  # degrees of freedom within classes, as a share of the images
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, by name, as in a file."""
+        return dict(self.named_buffers(prefix=PREFIX.rstrip(".")))
+
+    def score(self, features: Tensor) -> Tensor:
+        """How much images are like those that were learned, from their features (b, features).
+
+        1 is the median of the validation images, and 5 % of them are below 0.
+        """
+        quantiles = self.quantiles.float().to(features.device)
+        return (self.likeness(features) - quantiles[0]) / (quantiles[1] - quantiles[0])
+
+    def likeness(self, features: Tensor) -> Tensor:
+        """Minus the distance to the nearest class, in deviations: the root mean over features."""
+        device = features.device
+        with torch.autocast(device.type, enabled=False):
+            centre, deviation, scaled, inverse, unexplained, pulled, lengths = (
+                part.to(device) for part in self._prepared()
+            )
+            x = (features.detach().float() - centre) / deviation
+            own = x / unexplained - ((x @ scaled.mT) @ inverse) @ scaled
+            distance = (x * own).sum(1, keepdim=True) - 2 * x @ pulled.mT + lengths
+            return -(distance.amin(1).clamp(min=0) / x.shape[1]).sqrt()
+
+    def _prepared(self) -> tuple[Tensor, ...]:
+        """What no image changes: the inverse of the covariance, by Woodbury, and what it does."""
+        state = tuple(map(version, self.buffers()))
+        if self._made[0] != state:
+            means, basis = self.means.float(), self.basis.float()
+            unexplained = self._unexplained()
+            scaled = basis / unexplained
+            inverse = torch.linalg.inv(
+                torch.eye(len(basis), device=basis.device) + scaled @ basis.mT
+            )
+            pulled = means / unexplained - ((means @ scaled.mT) @ inverse) @ scaled
+            lengths = (means * pulled).sum(1)
+            lengths = lengths.where(self.counts > 0, torch.inf)  # nothing is like what has no image
+            made = (scaled, inverse, unexplained, pulled, lengths)
+            self._made = state, (self.centre.float(), self.deviation.float(), *made)
+        return self._made[1]
+
+    def _unexplained(self) -> Tensor:
+        """The share of each feature's variance that no direction explains."""
+        return (1 - self.basis.float().square().sum(0)).clamp(min=_LEAST)
+
+    def draw(self, groups: Tensor, generator: torch.Generator) -> Tensor:
+        """Features of images of these classes that might have been, one each: (b, features)."""
+        rank, features = self.basis.shape
+        shared = torch.randn(len(groups), rank, generator=generator)
+        alone = torch.randn(len(groups), features, generator=generator)
+        x = shared.to(self.basis) @ self.basis + alone.to(self.basis) * self._unexplained().sqrt()
+        return (x + self.means[groups]) * self.deviation + self.centre
+
+    # From features
+
+    def estimate(self, counts: Tensor, sums: Tensor, squares: Tensor) -> None:
+        """Set means and deviations, from sums over all images, in double precision.
+
+        They are the number of images of each class (groups), the sums of their features (groups,
+        features), and the sum of the squares of all (features). `correlate` comes next.
+        """
+        images = counts.sum().clamp(min=1)
+        centre = sums.sum(0) / images
+        means = sums / counts.clamp(min=1)[:, None]
+        total = (squares / images - centre.square()).clamp(min=0)
+        within = (squares - (counts[:, None] * means.square()).sum(0)).clamp(min=0)
+        free = images - (counts > 0).sum()  # none, where each class has one image
+        deviation = ((within + total) / (free + 1)).sqrt()
+        deviation = deviation.clamp(min=max(1e-6, 1e-3 * float(deviation.mean())))
+        away = ((means - centre) / deviation).where(counts[:, None] > 0, 0.0)
+        self.centre.copy_(centre)
+        self.deviation.copy_(deviation)
+        self.means.copy_(_rounded(away))
+        self.counts.copy_(counts)
+        self._free = float((free + 1) / images)
+
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What `estimate` took, but for rounding: counts, sums and the sum of squares."""
+        counts, means = self.counts.double(), self.means.double() * self.deviation + self.centre
+        free = counts.sum() - (counts > 0).sum()
+        within = self.deviation.double().square() * free
+        return counts, counts[:, None] * means, (counts[:, None] * means.square()).sum(0) + within
+
+    def correlate(self, features: Tensor, groups: Tensor) -> None:
+        """Set the directions of correlation, from the features of some images."""
+        x = (features.to(self.centre).float() - self.centre) / self.deviation
+        x = (x - self.means[groups.to(x.device)]) / (max(1, len(x)) * self._free) ** 0.5
+        rank = min(len(self.basis), *x.shape)
+        if x.shape[0] < x.shape[1]:  # fewer images than features
+            values, vectors = torch.linalg.eigh((x @ x.mT).double())
+            found = vectors[:, -rank:].mT.to(x) @ x if rank else x[:0]
+        else:
+            values, vectors = torch.linalg.eigh((x.mT @ x).double())
+            found = (vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()).mT.to(x)
+        largest = found.gather(1, found.abs().argmax(1, keepdim=True))
+        self.basis.zero_()
+        self.basis[:rank] = _rounded((found * largest.sign()).flip(0))
+
+    def adjust(self, features: Tensor) -> None:
+        """Set what scores are measured by, from the features of validation images."""
+        likeness = self.likeness(features).double().cpu()
+        low, middle = (float(likeness.quantile(q)) for q in (0.05, 0.5))
+        least = 1e-6 * max(1.0, abs(middle))  # where they are all equally alike
+        self.quantiles.copy_(torch.tensor([min(low, middle - least), middle]))
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """As half precision has it, so that a task in memory is what its file will be."""
+    return x.clamp(-6e4, 6e4).half().float()

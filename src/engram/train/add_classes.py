@@ -1,0 +1,253 @@
+"""Teach an existing task new classes from images of these alone: `engram fit --add-classes`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram.data.datasets import Dataset, Splits, load
+from engram.data.fits import check_fits
+from engram.data.objects import PythonData
+from engram.errors import EngramError
+from engram.model import MemoryViT
+from engram.store.engram import Engram
+from engram.store.format import read_engram
+from engram.store.remote import single_engram_path
+from engram.tasks.class_statistics import ClassStatistics
+from engram.tasks.task import Task
+from engram.train.calibrate import metrics_on_test
+from engram.train.class_statistics import features_of, keep_statistics
+from engram.train.fit import training_record
+from engram.train.learner import Learner
+from engram.train.recipe import Recipe
+from engram.train.replay import Images, drawn, real, solve_head
+from engram.train.result import Result
+from engram.train.run import Run
+from engram.train.training import Training
+from engram.util.processes import Team
+from engram.util.progress import Progress, silent
+from engram.util.spelling import spell
+from engram.util.text import summarise_names
+
+_TRAIN, _VAL = 1, 2  # seeds of what is drawn
+
+
+def add_classes(
+    model: MemoryViT,
+    old: str | os.PathLike[str] | Engram,
+    data: str | os.PathLike[str] | Splits | PythonData,
+    recipe: Recipe | None = None,
+    *,
+    task: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    test: bool = False,
+    team: Team | None = None,
+    progress: Progress = silent,
+) -> Result:
+    """Teach a task more classes from images of these alone, and attach it to the model.
+
+    The images of the old classes are not needed: their features are drawn from the statistics that
+    the old engram kept of them. Only the head is learned anew; what gives its features stays.
+
+    Args:
+        model: The model, with the tasks attached that the old one extends.
+        old: The engram of the task, which is not changed. If it is attached to the model, the new
+            one takes its place.
+        data: Images of new classes, as `fit` takes data.
+        recipe: The settings of data, cache and calibration; others do not matter here.
+        task: The name of the new task. By default that of the old one.
+        out: The engram to write.
+        overwrite: Replace an existing engram.
+        test: Evaluate the test split, which has new classes only, at the end.
+        team: The processes that share the work. By default those of torchrun.
+        progress: Called as progress(what, done, total, note) while work goes on.
+
+    Returns:
+        The result, as of `fit`. `metrics["val"]` and `metrics["test"]` are about images of the new
+        classes among all classes, and `metrics["replay"]` about drawn features of the old ones.
+
+    Raises:
+        EngramError: The old task has no statistics or is no classification, a class is there
+            already, or the file exists.
+
+    Examples:
+        >>> recipe = engram.Recipe(epochs=1, workers=0)
+        >>> before = engram.fit(model, "flowers", "photos", recipe, out="two.safetensors")
+        >>> daisies = [(torch.rand(3, 32, 32), "daisy") for _ in range(10)]
+        >>> after = engram.add_classes(model, "two.safetensors", daisies, recipe)
+        >>> model.task("flowers").spec.classes
+        ('rose', 'tulip', 'daisy')
+    """
+    began = time.perf_counter()
+    recipe, team = recipe or Recipe(), team or Team()
+    engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
+    _check_old(engram)
+    name, known = task or engram.spec.name, len(engram.spec.classes)
+    splits = data if isinstance(data, Splits) else load(data, one_class=True)
+    splits = with_known_classes(splits, engram).with_validation(recipe.val_share, recipe.data_seed)
+    if test:
+        splits["test"]  # whether there is one should show now
+    run = None if out is None else Run(Path(out), team, overwrite, trunk=model.trunk.source)
+    scratch = MemoryViT(model.trunk)
+    for parent in model.tasks if engram.parents else ():
+        scratch.attach(model.engram(parent))
+    grown, statistics = _grown(scratch, engram, name, splits)
+    check_fits(grown.spec, splits, same_ignore=True)
+    with run or contextlib.nullcontext():
+        if run is not None:
+            run.clear()
+        learner = Learner(scratch, name, recipe)
+        training = Training(scratch, [learner], splits, recipe, None, team, progress)
+        training.prepare()
+        training.begin("")
+        val = _solve(training, learner, statistics)
+        metrics = _measure(training, learner, val, known)
+        keep_statistics(training, [learner], statistics)
+        made = scratch.engram(name)
+        _replace(model, engram, made)
+        if test:
+            metrics["test"] = metrics_on_test(
+                model, name, splits, metrics["val"],
+                workers=recipe.workers, team=team, progress=progress,
+            )  # fmt: skip
+        result: dict[str, Any] = {
+            "seconds": time.perf_counter() - began,
+            "metrics": metrics,
+            "unreadable": training.unreadable,
+            "history": [],
+        }
+        if run is not None and team.main:
+            record = training_record(recipe, splits, None, None)
+            record |= {"grown_from": _lineage(engram)}
+            model.save(name, run.out, metrics=metrics, recipe=record)
+            run.finish("", made.content, result)
+    return Result(
+        task=name,
+        regime=made.spec.regime,
+        parameters=made.parameters,
+        path=None if run is None else run.out,
+        **result,
+    )
+
+
+def with_known_classes(splits: Splits, old: Engram) -> Splits:
+    """Data of new classes as data of a task that has the old ones too, which come first."""
+    known = old.spec.classes
+    there = [name for name in splits.classes if name in known]
+    if there:
+        raise EngramError(
+            f"{splits.name} has {summarise_names(there)} that {old.spec.name!r} knows already; "
+            "leave their images out and give those of new classes alone, or train the task anew "
+            "with the images of all classes."
+        )
+    if splits.kind != "classification":
+        raise EngramError(
+            f"{splits.name} was read for {splits.kind}, and only classification can get more "
+            "classes."
+        )
+    classes = known + tuple(splits.classes)
+
+    def renumbered(dataset: Dataset | None) -> Dataset | None:
+        if dataset is None:
+            return None
+        return replace(dataset, classes=classes, labels=dataset.labels + len(known))
+
+    return replace(
+        splits,
+        classes=classes,
+        train=renumbered(splits.train),
+        val=renumbered(splits.val),
+        test=renumbered(splits.test),
+    )
+
+
+def _check_old(old: Engram) -> None:
+    name = old.spec.name
+    if old.spec.kind != "classification":
+        raise EngramError(
+            f"{name!r} is a task of {old.spec.kind}, and only classification can get more classes; "
+            "train it anew with all of them."
+        )
+    if not old.has_statistics:
+        raise EngramError(
+            f"The engram of {name!r} has no statistics of its training images (it was written by "
+            f"an earlier version, or with {spell('statistics', 'off')}), so its classes would be "
+            "forgotten; train it once more with this version and its own images, or train a task "
+            "with the images of all classes."
+        )
+
+
+def _grown(
+    model: MemoryViT, old: Engram, name: str, splits: Splits
+) -> tuple[Task, ClassStatistics]:
+    """A task of the model with all classes and an empty head, and the old one's statistics."""
+    before = model.attach(old.renamed(name))
+    statistics, parts = before.statistics, before.tensors()
+    assert statistics is not None
+    task = model.swap(replace(before.spec, classes=splits.classes))
+    resized = ("head.weight", "head.bias")
+    with torch.no_grad():
+        for key, tensor in task.tensors().items():
+            if key not in resized:
+                tensor.copy_(parts[key])
+    return task, statistics
+
+
+def _solve(training: Training, learner: Learner, old: ClassStatistics) -> Images:
+    """Solve the head, and give the validation images with drawn ones of the old classes."""
+    training.progress("reading features", 0, 0)
+    recipe, team, feed = training.recipe, training.team, training.feed
+    views = [feed.epoch(i, 0, balanced=False) for i in range(max(1, recipe.views))]
+    found = [batch for shares in views for batch in features_of(training, shares, learner.name)]
+    train = real(team.gather(found))
+    if len(views) > 1:  # every image counts once
+        train = replace(train, weights=train.weights / len(views))
+    new = real(team.gather(list(features_of(training, feed.validation(), learner.name))))
+    each = max(1, round(len(new.labels) / len(set(new.labels.tolist()))))
+    val = new.plus(drawn(old, _VAL, each))
+    training.progress("solving", 0, 0)
+    solve_head(learner.task, train.plus(drawn(old, _TRAIN)), val, recipe)
+    return val
+
+
+def _measure(
+    training: Training, learner: Learner, val: Images, known: int
+) -> dict[str, dict[str, Any]]:
+    """Calibrate on all of these, and measure the new classes and the old ones by themselves."""
+    task = learner.task
+    with torch.no_grad():
+        logits = task.head(val.features.to(task.head.weight)).float().cpu()
+    at = 1.0
+    if training.recipe.calibrate == "on":
+        at = task.kind.temperature(logits, val.labels)
+        task.head.divide(at)
+    training.measure([learner])
+    metrics = {"val": learner.metrics}
+    if at != 1.0:
+        new = val.labels >= known
+        before = task.kind.metrics([(logits[new], val.labels[new])], {})["ece"]
+        metrics["val"] |= {"uncalibrated_ece": before, "temperature": at}
+    old = val.labels < known
+    return {**metrics, "replay": task.kind.metrics([(logits[old] / at, val.labels[old])], {})}
+
+
+def _replace(model: MemoryViT, old: Engram, made: Engram) -> None:
+    """Attach the new task, in the place of the old one where that is attached."""
+    name = made.spec.name
+    if name in model.tasks and model.engram(name).content == old.renamed(name).content:
+        model.detach(name)
+    model.attach(made)
+
+
+def _lineage(old: Engram) -> list[dict[str, Any]]:
+    """The engrams that this one grew from, the first one first."""
+    before = old.recipe.get("grown_from")
+    known = {"task": old.spec.name, "content": old.content, "classes": len(old.spec.classes)}
+    return [*(before if isinstance(before, list) else []), known]

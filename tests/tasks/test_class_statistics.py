@@ -1,0 +1,99 @@
+"""Means and spread are those of the data, scores are distances, and drawn features are alike."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engram.tasks.class_statistics import RANK, ClassStatistics, statistics_shapes
+
+GROUPS, FEATURES = 3, 12
+
+
+def images(count: int = 4000) -> tuple[Tensor, Tensor]:
+    """Features of three classes with one covariance, and the classes."""
+    mix = torch.randn(FEATURES, FEATURES) / 2 + torch.eye(FEATURES)
+    groups = torch.randint(GROUPS, (count,))
+    means = 4 * torch.randn(GROUPS, FEATURES) + 7
+    return means[groups] + torch.randn(count, FEATURES) @ mix, groups
+
+
+def kept(x: Tensor, groups: Tensor, number: int = GROUPS) -> ClassStatistics:
+    found, x = ClassStatistics(number, x.shape[1]), x.double()
+    counts = torch.bincount(groups, minlength=number).double()
+    sums = torch.zeros(number, x.shape[1], dtype=torch.float64).index_add_(0, groups, x)
+    found.estimate(counts, sums, x.square().sum(0))
+    found.correlate(x, groups)
+    found.adjust(x.float())
+    return found
+
+
+def covariance(found: ClassStatistics) -> Tensor:
+    alone = torch.diag(1 - found.basis.square().sum(0).clamp(max=0.95))
+    return (found.basis.mT @ found.basis + alone) * found.deviation[:, None] * found.deviation
+
+
+def test_means_and_covariance_are_those_of_the_images() -> None:
+    x, groups = images()
+    found = kept(x, groups)
+    means = torch.stack([x[groups == g].mean(0) for g in range(GROUPS)])
+    assert torch.allclose(found.means * found.deviation + found.centre, means, atol=0.01)
+    within = torch.cov((x - means[groups]).mT)
+    assert torch.allclose(covariance(found), within, atol=0.15 * float(within.max()))
+    assert found.counts.tolist() == torch.bincount(groups).tolist()
+
+
+def test_a_score_is_the_distance_to_the_nearest_class() -> None:
+    x, groups = images(600)
+    found = kept(x, groups)
+    inverse = torch.linalg.inv(covariance(found))
+    away = x[:, None] - (found.means * found.deviation + found.centre)  # (images, groups, features)
+    squares = torch.einsum("bgf,fh,bgh->bg", away, inverse, away).amin(1)
+    assert torch.allclose(found.likeness(x), -(squares / FEATURES).sqrt(), atol=1e-3)
+    scores = found.score(x)
+    assert float(scores.median()) == pytest.approx(1, abs=0.02)
+    assert float((scores < 0).float().mean()) == pytest.approx(0.05, abs=0.01)
+    assert bool((found.score(x + 50) < scores.min()).all())
+
+
+def test_drawn_features_have_the_same_means_and_spread() -> None:
+    found = kept(*images())
+    groups = torch.full((20_000,), 1)
+    drawn = found.draw(groups, torch.Generator().manual_seed(0))
+    again = found.draw(groups, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn, again)
+    mean = (found.means * found.deviation + found.centre)[1]
+    assert torch.allclose(drawn.mean(0), mean, atol=0.1)
+    expected = covariance(found)
+    assert torch.allclose(torch.cov(drawn.mT), expected, atol=0.05 * float(expected.max()))
+
+
+def test_one_image_a_class_and_constant_features_have_a_score() -> None:
+    x, _ = images(3)
+    few = kept(torch.cat([x, torch.full((3, 1), 5.0)], 1), torch.arange(3))
+    assert bool((few.deviation > 0).all())
+    assert bool(few.score(torch.randn(4, FEATURES + 1)).isfinite().all())
+    same = kept(torch.ones(5, FEATURES), torch.zeros(5, dtype=torch.long))
+    assert float(same.score(torch.ones(1, FEATURES))) == pytest.approx(1)
+    assert float(same.score(torch.zeros(1, FEATURES))) < 0
+
+
+def test_nothing_is_like_a_class_without_images() -> None:
+    x, groups = images(300)
+    found = kept(x, groups, number=GROUPS + 1)
+    assert torch.allclose(found.likeness(x), kept(x, groups).likeness(x), atol=1e-3)
+
+
+def test_fewer_images_than_features_have_directions_too() -> None:
+    x = torch.randn(10, 40)
+    found = kept(x, torch.zeros(10, dtype=torch.long), number=1)
+    assert found.basis.shape == (RANK, 40)
+    centred = (x - found.centre) / found.deviation
+    assert torch.allclose(found.basis.mT @ found.basis, centred.mT @ centred / 10, atol=0.15)
+
+
+def test_shapes_are_those_of_the_tensors() -> None:
+    for features in (4, 40):
+        found = ClassStatistics(3, features).tensors()
+        expected = {f"statistics.{n}": s for n, s in statistics_shapes(3, features).items()}
+        assert {name: tuple(tensor.shape) for name, tensor in found.items()} == expected
+    assert not ClassStatistics(3, 4).state_dict()

@@ -1,0 +1,110 @@
+"""A task gets more classes from their images alone, and keeps the old ones."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import engram
+from engram import EngramError, MemoryViT, Recipe, load_trunk
+from engram.data.datasets import Splits, load
+from engram.train.add_classes import add_classes
+
+RECIPE = Recipe(steps=20, batch=16, evaluations=1, workers=0)
+
+
+def some(colours: Path, *names: str, folder: Path) -> Path:
+    """The images of some colours, as a dataset of its own."""
+    with np.load(colours) as data:
+        found = dict(data)
+    kept: dict[str, Any] = {"class_names": np.array(names)}
+    wanted = [list(found["class_names"]).index(name) for name in names]
+    for split in ("train", "test"):
+        mine = np.isin(found[f"y_{split}"], wanted)
+        kept[f"x_{split}"] = found[f"x_{split}"][mine]
+        kept[f"y_{split}"] = np.array([wanted.index(y) for y in found[f"y_{split}"][mine]])
+    path = folder / f"{'-'.join(names)}.npz"
+    np.savez(path, **kept)
+    return path
+
+
+@pytest.fixture
+def old(small_trunk: Path, colours: Path, tmp_path: Path) -> Path:
+    """A task that knows red and green."""
+    splits, model = load(some(colours, "red", "green", folder=tmp_path)), new_model(small_trunk)
+    model.add_task("colours", splits.classes, 2, seed=0)
+    engram.fit(model, "colours", splits, RECIPE, out=tmp_path / "old.safetensors")
+    return tmp_path / "old.safetensors"
+
+
+def new_model(trunk: Path) -> MemoryViT:
+    return MemoryViT(load_trunk(trunk))
+
+
+def test_it_knows_old_and_new_classes(
+    small_trunk: Path, colours: Path, old: Path, splits: Splits, tmp_path: Path
+) -> None:
+    blue, out = some(colours, "blue", folder=tmp_path), tmp_path / "new.safetensors"
+    model, before = new_model(small_trunk), engram.inspect(old)
+    model.attach(old)
+    result = add_classes(model, old, blue, RECIPE, out=out, test=True)
+    assert model.task("colours").spec.classes == ("red", "green", "blue")
+    whole = engram.evaluate(model, replace(splits, name="all"), "colours", workers=0)
+    assert whole["accuracy"] >= 0.85  # chance: 0.33
+    assert result.metrics["test"]["accuracy"] >= 0.7
+    assert result.metrics["replay"]["accuracy"] >= 0.7
+    written = engram.inspect(out)
+    for name in ("cells", "class_token"):
+        assert torch.equal(written.tensors[name], before.tensors[name])
+    lineage = {"task": "colours", "content": before.content, "classes": 2}
+    assert written.recipe["grown_from"] == [lineage]
+    assert written.tensors["statistics.counts"].tolist() == [18, 18, 18]
+    assert old.read_bytes() == (tmp_path / "old.safetensors").read_bytes()
+    assert engram.inspect(old).content == before.content
+
+
+def test_it_can_grow_again_and_has_the_means_of_all(
+    small_trunk: Path, colours: Path, splits: Splits, tmp_path: Path
+) -> None:
+    model = new_model(small_trunk)
+    first = load(some(colours, "red", folder=tmp_path), classes=["red"])
+    model.add_task("a", first.classes, regime="readout", seed=0)
+    engram.fit(model, "a", first, RECIPE)
+    for name in ("green", "blue"):
+        more = some(colours, name, folder=tmp_path)
+        add_classes(model, model.engram("a"), more, RECIPE)
+    assert model.task("a").spec.classes == ("red", "green", "blue")
+    kept = model.task("a").statistics
+    assert kept is not None
+    assert kept.counts.tolist() == [18, 18, 18]
+    assert engram.evaluate(model, splits, "a", workers=0)["accuracy"] >= 0.85
+    scores = model.eval().scored(torch.rand(2, 3, 16, 16))[1]["a"]
+    assert bool((scores < 0).all())  # noise is like none of them
+
+
+def test_another_name_leaves_the_old_task_attached(
+    small_trunk: Path, colours: Path, old: Path, tmp_path: Path
+) -> None:
+    model = new_model(small_trunk)
+    model.attach(old)
+    add_classes(model, old, some(colours, "blue", folder=tmp_path), RECIPE, task="more")
+    assert list(model.tasks) == ["colours", "more"]
+
+
+def test_what_cannot_grow_is_a_sentence(
+    small_trunk: Path, colours: Path, old: Path, tmp_path: Path
+) -> None:
+    model, blue = new_model(small_trunk), some(colours, "blue", folder=tmp_path)
+    green = some(colours, "green", "blue", folder=tmp_path)
+    with pytest.raises(EngramError, match=r"green.* that 'colours' knows already; leave"):
+        add_classes(model, old, green, RECIPE)
+    model.add_task("plain", 2, seed=0)
+    with pytest.raises(EngramError, match=r"no statistics of its training images .*once more"):
+        add_classes(model, model.engram("plain"), blue, RECIPE)
+    model.add_task("tags", 2, kind="multilabel", seed=0)
+    with pytest.raises(EngramError, match="only classification can get more classes"):
+        add_classes(model, model.engram("tags"), blue, RECIPE)
+    assert "colours" not in model.tasks

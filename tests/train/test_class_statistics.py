@@ -1,0 +1,79 @@
+"""Fit keeps statistics of exactly the features that the head is given."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.training import start
+
+import engram
+from engram import Recipe
+from engram.data.datasets import Splits, load
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
+from engram.train.trainable import train_only
+
+SHORT = Recipe(steps=4, batch=16, evaluations=1, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("regime", "cache"),
+    [("masked", "on"), ("masked", "off"), ("head", "on"), ("readout", "on"), ("side", "on"),
+     ("memory", "off")],
+)  # fmt: skip
+def test_means_are_those_of_the_embedding(
+    regime: str, cache: str, small_trunk: Path, splits: Splits
+) -> None:
+    model = start(small_trunk, splits, regime=regime)
+    engram.fit(model, "colours", splits, SHORT.but(cache=cache))
+    found = model.task("colours").statistics
+    assert found is not None
+    train = splits.with_validation(SHORT.val_share, 0)["train"]
+    views = [torch.from_numpy(evaluation_view(train.read(i), model.preprocessing))
+             for i in range(len(train))]  # fmt: skip
+    pixels = normalise(torch.stack(views), model.preprocessing)
+    with torch.no_grad():
+        vectors = model.embed(pixels, ["colours"])["colours"]
+    means = torch.stack([vectors[train.labels == c].mean(0) for c in range(3)])
+    assert torch.allclose(found.means * found.deviation + found.centre, means, atol=0.02)
+    assert found.counts.tolist() == [18, 18, 18]
+
+
+def test_scores_tell_noise_from_colours(small_trunk: Path, splits: Splits, tmp_path: Path) -> None:
+    out = tmp_path / "colours.safetensors"
+    model = start(small_trunk, splits, regime="head")
+    engram.fit(model, "colours", splits, SHORT, out=out)
+    again = engram.load_model(out, small_trunk)
+    pixels = torch.rand(3, 3, 16, 16)
+    for exact in (False, True):
+        outputs, scores = again.scored(pixels, exact=exact)
+        assert torch.equal(outputs["colours"], again(pixels, exact=exact)["colours"])
+        assert torch.equal(scores["colours"], model.scored(pixels, exact=exact)[1]["colours"])
+        assert scores.keys() == {"colours"}
+    test = load(splits.name)["test"] if Path(splits.name).exists() else splits["test"]
+    known = [engram.predict(again, test.read(i))["scores"]["colours"] for i in range(8)]
+    strange = engram.predict(again, torch.rand(3, 16, 16))["scores"]["colours"]
+    assert min(known) > strange
+    assert sorted(known)[4] == pytest.approx(1, abs=1)
+
+
+def test_statistics_can_be_left_out(small_trunk: Path, splits: Splits) -> None:
+    model = start(small_trunk, splits, regime="head")
+    engram.fit(model, "colours", splits, SHORT.but(statistics="off"))
+    assert model.task("colours").statistics is None
+    assert not model.engram("colours").has_statistics
+    assert "scores" not in engram.predict(model, torch.rand(3, 16, 16))
+
+
+def test_a_sweep_and_auto_keep_them(small_trunk: Path, splits: Splits) -> None:
+    model = engram.MemoryViT(engram.load_trunk(small_trunk))
+    engram.sweep(model, "a", splits, SHORT, lrs=[0.001, 0.01], refit=True)
+    engram.auto(model, "b", splits, SHORT)
+    assert model.scored(torch.rand(1, 3, 16, 16))[1].keys() == {"a", "b"}
+
+
+def test_training_on_drops_what_is_no_longer_true(small_trunk: Path, splits: Splits) -> None:
+    model = start(small_trunk, splits, regime="head")
+    engram.fit(model, "colours", splits, SHORT)
+    train_only(model, "colours")
+    assert model.task("colours").statistics is None
