@@ -88,7 +88,6 @@ def add_classes(
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or Team()
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
-    _check_old(engram)
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
     splits = with_known_classes(splits, engram).with_validation(recipe.val_share, recipe.data_seed)
@@ -138,7 +137,11 @@ def add_classes(
 
 
 def with_known_classes(splits: Splits, old: Engram) -> Splits:
-    """Data of new classes as data of a task that has the old ones too, which come first."""
+    """Data of new classes as data of a task that has the old ones too, which come first.
+
+    A task that cannot get more classes, and classes that it has, are an EngramError.
+    """
+    _check_old(old)
     known = old.spec.classes
     there = [name for name in splits.classes if name in known]
     if there:
