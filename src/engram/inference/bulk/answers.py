@@ -1,0 +1,165 @@
+"""What happens to a batch of images: decode, forward, answer. On one machine and on a cluster."""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from engram.images.preprocessing import normalise
+from engram.inference.bulk.decoders import DecodedItem, Decoders
+from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.sources import Item
+from engram.inference.engine import TorchEngine, on_cpu
+from engram.inference.predict import answers_about, kind_of, shown_score
+from engram.model import MemoryViT
+from engram.util.devices import to_device
+from engram.util.files import write_atomically
+from engram.util.processes import Team
+
+Row: TypeAlias = dict[str, Any]
+_RESERVED = ("image", "error")  # columns of every table
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images that are answered together; all of them belong to one part of the table."""
+
+    part: int
+    begin: int  # number of the part's first image, among all
+    number: int  # of its own first image
+    items: tuple[Item, ...]
+    last: bool  # of its part
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked about every image."""
+
+    model: MemoryViT
+    names: Sequence[str]  # of the tasks that answer
+    settings: BulkSettings
+    masks: bool = False  # whether answers of segmentation keep their masks
+
+    @property
+    def masked(self) -> dict[str, str]:
+        """The columns of answers with masks, each with its task."""
+        return {column_of(n): n for n in self.names if kind_of(self.model, n).per_pixel}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The columns of answers, each with its kind of task."""
+        return {column_of(name): kind_of(self.model, name).name for name in self.names}
+
+    @property
+    def scores(self) -> list[str]:
+        """The columns of scores, of the tasks with statistics."""
+        tasks = [name for name in self.names if name != "base"]
+        known = [name for name in tasks if self.model.task(name).statistics is not None]
+        return [f"{column_of(name)}.score" for name in known]
+
+    @property
+    def vectors(self) -> dict[str, bool]:
+        """The columns of numbers, each with whether they are in half precision."""
+        columns = {f"{column_of(n)}.logits": True for n in self.names if self.settings.logits}
+        if self.settings.embed:
+            columns |= {f"{name}.embedding": False for name in self.model.embedding_names(None)}
+        return columns
+
+
+#: Answers batches, each once, in any order. None says that nothing is new for a while.
+Answering: TypeAlias = Callable[
+    [Questions, Iterator[Batch]], Generator[tuple[Batch, list[Row]] | None, None, None]
+]
+
+
+def answered_here(
+    questions: Questions, batches: Iterator[Batch]
+) -> Generator[tuple[Batch, list[Row]], None, None]:
+    """Answer batches in this process, in their order; other processes decode ahead."""
+    answerer = Answerer(questions)
+    decoders = Decoders(questions.model.preprocessing, questions.settings.decoders)
+    waiting: deque[Batch] = deque()
+
+    def items() -> Iterator[Item]:
+        for batch in batches:
+            waiting.append(batch)
+            yield from batch.items
+
+    try:
+        decoded = decoders.decoded(items())
+        for first in decoded:
+            batch = waiting.popleft()
+            others = islice(decoded, len(batch.items) - 1)
+            yield batch, answerer.rows([first, *others])
+    finally:
+        decoders.close()
+
+
+class Answerer:
+    """The model, on its device, and the rows that it makes of decoded images."""
+
+    def __init__(self, questions: Questions) -> None:
+        settings = questions.settings
+        device = Team(settings.device).device
+        self.questions, self.masked = questions, questions.masked
+        self.preprocessing = questions.model.preprocessing
+        self.engine = TorchEngine(questions.model, device=device, precision=settings.precision)
+
+    def rows(self, batch: Sequence[DecodedItem]) -> list[Row]:
+        """The rows about one batch. An image that cannot be read has an error.
+
+        Masks are PNG, as `predict` gives them; `keep_masks` makes files of them.
+        """
+        rows: list[Row] = [{"image": one.name, "error": one.error or None} for one in batch]
+        good = [i for i, one in enumerate(batch) if one.view is not None]
+        if not good:
+            return rows
+        model, names = self.questions.model, self.questions.names
+        settings = self.questions.settings
+        views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
+        pixels = normalise(to_device(views, self.engine.device), self.preprocessing)
+        outputs, scores = map(on_cpu, self.engine.scored(pixels, names))
+        vectors = on_cpu(self.engine.embed(pixels)) if settings.embed else {}
+        for place, i in enumerate(good):
+            row = rows[i]
+            own = {name: output[place] for name, output in outputs.items()}
+            answers, problem = answers_about(model, own, settings.top_k)
+            row |= {column_of(name): answer for name, answer in answers.items()}
+            for column in () if self.questions.masks else self.masked.keys() & row.keys():
+                row[column] = {**row[column], "mask": None}
+            for name, score in scores.items():
+                row[f"{column_of(name)}.score"] = shown_score(score[place])
+            if problem:
+                row["error"] = f"{row['image']}: {problem}"
+            for name in names if settings.logits else ():
+                row[f"{column_of(name)}.logits"] = own[name].flatten().half().numpy()
+            for name, vector in vectors.items():
+                row[f"{name}.embedding"] = vector[place].numpy()
+        return rows
+
+
+def keep_masks(rows: Sequence[Row], number: int, masked: Mapping[str, str], folder: Path) -> None:
+    """Write masks as files into a folder, and put their paths in their place.
+
+    `number` is that of the first row among all, `masked` are the columns and their tasks.
+    """
+    for i, row in enumerate(rows, number):
+        for column, name in masked.items():
+            if column in row:
+                path = folder / f"{i:09}-{Path(row['image']).stem}.{name}.png"
+                png = base64.b64decode(row[column]["mask"].partition(",")[2])
+                write_atomically(path, png)
+                row[column] = {**row[column], "mask": str(path)}
+
+
+def column_of(name: str) -> str:
+    """The column of a task's answers."""
+    return f"{name}_" if name in _RESERVED else name

@@ -1,0 +1,50 @@
+"""A batch of images becomes rows, here as on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import engram
+from engram import MemoryViT
+from engram.inference.bulk.answers import Batch, Questions, answered_here, column_of, keep_masks
+from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.sources import Item
+
+
+@pytest.fixture
+def questions(small_trunk: Path) -> Questions:
+    model = MemoryViT(engram.load_trunk(small_trunk)).eval()
+    model.add_task("error", ["one", "two"])
+    model.add_task("ground", ["one", "two"], kind="segmentation")
+    settings = BulkSettings(decoders=0, logits=True)
+    return Questions(model, ["error", "ground"], settings, masks=True)
+
+
+def test_columns_have_names_of_their_own(questions: Questions) -> None:
+    assert column_of("error") == "error_"
+    assert questions.kinds == {"error_": "classification", "ground": "segmentation"}
+    assert questions.vectors == {"error_.logits": True, "ground.logits": True}
+    assert questions.masked == {"ground": "ground"}
+
+
+def test_batches_keep_their_images_and_masks_become_files(
+    questions: Questions, tmp_path: Path
+) -> None:
+    for i in range(4):
+        Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(tmp_path / f"{i}.png")
+    (tmp_path / "1.png").write_bytes(b"")
+    items = [Item(str(tmp_path / f"{i}.png")) for i in range(4)]
+    batches = [Batch(0, 0, 0, tuple(items[:3]), False), Batch(0, 0, 3, (items[3],), True)]
+    found = list(answered_here(questions, iter(batches)))
+    assert [batch for batch, _ in found] == batches
+    rows = [row for _, some in found for row in some]
+    assert [row["image"] for row in rows] == [item.name for item in items]
+    assert [row["error"] is not None for row in rows] == [False, True, False, False]
+    keep_masks(rows, 40, questions.masked, tmp_path)
+    assert rows[3]["ground"]["mask"] == str(tmp_path / "000000043-3.ground.png")
+    assert Image.open(tmp_path / "000000043-3.ground.png").size == (16, 16)
+    assert not list(tmp_path.glob("000000041*"))
