@@ -74,6 +74,7 @@ def test_mistakes_are_sentences(
     for arguments, sentence in (
         ([str(task), str(photos), "--logits"], "--logits needs --out"),
         ([str(task), str(photos), "--overwrite"], "--overwrite needs --out"),
+        ([str(task), str(photos), "--on", "ray"], "--on needs --out"),
         ([str(task), "-o", str(tmp_path / "a.csv")], "No image was given"),
         ([str(task), str(photos), "-o", str(tmp_path / "a.xlsx")], ".parquet, .jsonl or .csv"),
         ([str(task), str(tmp_path / "no.tar"), "-o", str(tmp_path / "a.csv")], "cannot be read"),
@@ -90,3 +91,22 @@ def test_paths_come_from_standard_input_and_a_folder_keeps_the_parts(
     out = tmp_path / "answers"
     assert main(["predict", str(task), "-", "-o", str(out), "--decoders", "0"]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["_job.json", "part-000000.parquet"]
+
+
+def test_mistakes_about_a_cluster_are_sentences(
+    task: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "a.parquet")
+    for arguments, sentence in (
+        (["--actors", "2"], "--actors needs --on"),
+        (["--gpus-per-actor", "0.5"], "--gpus-per-actor needs --on"),
+        (["--on", "ray", "--decoders", "2"], "--decoders is for one machine"),
+        (["--on", "ray", "--timeout", "0"], "--timeout is 0"),
+        (["--on", "ray", "--device", "cuda"], "--gpus-per-actor"),
+        (["--on", "127.0.0.1:1"], "Nothing answers at 127.0.0.1:1"),
+        (["--on", "somewhere"], "--on is 'somewhere'"),
+    ):
+        assert main(["predict", str(task), str(photos), "-o", out, *arguments]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error
+        assert "Traceback" not in error

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from engram.cluster.connect import use_loopback
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
@@ -16,10 +18,11 @@ def cluster() -> Iterator[Any]:
 
     This process is connected to it, so `connected("ray")` uses it.
     """
-    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
 
+    use_loopback()
     head = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
     started = Cluster(initialize_head=True, head_node_args=head)
     try:

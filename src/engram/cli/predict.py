@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import Backbone, Device, Json, Precision, Tasks, TrunkDtype, app
-from engram.cli.flags import OUTPUT, flags_of
+from engram.cli.flags import OUTPUT, RESOURCES, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
+from engram.cluster.settings import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.settings import BulkSettings
 from engram.util.description import Description
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @app.command(name="predict")
-@flags_of({BulkSettings: "With --out"})
+@flags_of({BulkSettings: "With --out", ClusterSettings: "With --on"})
 def predict_command(
     sources: Annotated[
         list[str],
@@ -63,6 +64,15 @@ def predict_command(
         bool,
         typer.Option("--overwrite", help="Replace the answers in --out.", rich_help_panel=OUTPUT),
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLUSTER",
+            help="Answer on Ray, with --out: ray starts it here, HOST:PORT or ray://HOST:PORT "
+            "joins a cluster.",
+            rich_help_panel=RESOURCES,
+        ),
+    ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     trunk_dtype: TrunkDtype = "fp32",
@@ -70,20 +80,33 @@ def predict_command(
     flags: Given | None = None,
 ) -> None:
     """Ask every task about images, in one pass."""
-    given = (flags or {})[BulkSettings]
+    given, shared = (flags or {})[BulkSettings], (flags or {})[ClusterSettings]
     settings = BulkSettings(top_k=top_k, device=device, precision=precision, **given)
+    if on is None:
+        _refuse(shared, "--on, the Ray cluster to answer on, such as --on ray")
     if out is not None:
+        if on is not None and "decoders" in given:
+            raise EngramError(
+                "--decoders is for one machine; with --on, CPUs that no actor has decode images. "
+                "Leave it out."
+            )
+        cluster = None if on is None else (on, ClusterSettings(**shared))
         with bars(as_json) as progress:
             result = _write_answers(
-                sources, backbone, trunk_dtype, tasks, out, settings, masks, overwrite, progress
-            )
+                sources, backbone, trunk_dtype, tasks, out, settings, cluster, masks, overwrite,
+                progress,
+            )  # fmt: skip
         show(_description(result), as_json)
         return
-    for flag, wanted in {**given, "overwrite": overwrite}.items():
-        if wanted:
-            name = flag.replace("_", "-")
-            raise EngramError(f"--{name} needs --out, the file or folder to write answers to.")
+    _refuse({"on": on, **given, "overwrite": overwrite}, "--out, the file or folder for answers")
     _show_answers(sources, backbone, trunk_dtype, tasks, settings, masks, as_json)
+
+
+def _refuse(given: Mapping[str, object], needed: str) -> None:
+    """Options that only mean something together with another one."""
+    for flag, wanted in given.items():
+        if wanted:
+            raise EngramError(f"--{flag.replace('_', '-')} needs {needed}.")
 
 
 def _show_answers(
@@ -142,12 +165,14 @@ def _write_answers(
     tasks: list[str] | None,
     out: Path,
     settings: BulkSettings,
+    cluster: tuple[str, ClusterSettings] | None,
     masks: Path | None,
     overwrite: bool,
     progress: Progress,
 ) -> BulkResult:
     """Answer for any number of images, as they are read."""
     progress("loading the tasks", 0, 0)
+    from engram.inference.bulk.answers import Answering, answered_here
     from engram.inference.bulk.job import predict_to
 
     model, others = _model_and_sources(sources, backbone, trunk_dtype)
@@ -156,9 +181,14 @@ def _write_answers(
             "No image was given; add a folder, a table, an archive, a list of paths, or - for "
             "paths on standard input."
         )
+    answering: Answering = answered_here
+    if cluster is not None:
+        from engram.cluster.bulk import answered_on
+
+        answering = answered_on(cluster[0], others, cluster[1], progress)
     return predict_to(
-        model, others, out, settings,
-        tasks=tasks or None, masks=masks, overwrite=overwrite, progress=progress,
+        model, others, out, settings, tasks=tasks or None, masks=masks, overwrite=overwrite,
+        answering=answering, progress=progress,
     )  # fmt: skip
 
 

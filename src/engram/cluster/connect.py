@@ -9,12 +9,15 @@ What is started here is reachable from this machine alone, and ends with the blo
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +29,7 @@ from engram.util.optional import require
 HERE = "ray"
 _CLIENT = "ray://"
 _CONNECTION_SECONDS = 5.0
+_CLIENT_SECONDS = 60.0
 _HEAD_SECONDS = 20.0  # for what listens at the address to say that it is Ray
 _WORKER_SECONDS = 120.0  # for the first worker of a cluster, which may have to be started
 _STORE = 1 << 30  # bytes of shared memory that Ray takes on this machine, if it is started here
@@ -36,8 +40,6 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5",
 }
-#: Ray listens at the loopback address alone where its clusters of several machines are off.
-_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @contextmanager
@@ -57,21 +59,64 @@ def connected(on: str, *, cpus: int | None = None) -> Iterator[Any]:
             or another version of it, or the cluster has another version of this package.
     """
     address = _address(os.environ.get("RAY_ADDRESS", "") if on == HERE else on, on)
-    # Only the first import of Ray reads the environment.
-    os.environ.update(_QUIET | (_LOOPBACK_ONLY if _only_here(address) else {}))
+    os.environ.update(_QUIET)  # before Ray is imported
     ray = require("ray", extra="cluster", purpose=f"--on {on}")
     if on == HERE and ray.is_initialized():
         yield ray
         return
-    if address:
-        _join(ray, address)
-    else:
-        cpus = cpus or max(2, os.cpu_count() or 2)
-        ray.init("local", num_cpus=cpus, object_store_memory=_STORE, **_quietly())
+    _keep_stdout(ray)
+    if _only_here(address):
+        use_loopback()
+    with _own_signals():
+        if address:
+            _join(ray, address)
+        else:
+            cpus = cpus or max(2, os.cpu_count() or 2)
+            ray.init("local", num_cpus=cpus, object_store_memory=_STORE, **_quietly())
+            _check_loopback(ray)
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def use_loopback() -> None:
+    """Let what Ray starts from now on listen at 127.0.0.1 alone; it has no other setting for this.
+
+    It is the address that Ray takes where its clusters of several machines are switched off.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # for the processes that it starts
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
+
+
+def _check_loopback(ray: Any) -> None:
+    """Whoever reaches Ray can run programs, so nobody else may."""
+    address = ray.get_runtime_context().gcs_address
+    if address.rpartition(":")[0] not in _LOOPBACK:
+        ray.shutdown()
+        raise EngramError(
+            f"Ray {ray.__version__} listens at {address}, where other machines can reach it; "
+            "install a version that constraints.txt names, or start a cluster and give its address."
+        )
+
+
+def _keep_stdout(ray: Any) -> None:
+    """Ray prints what happens to its tasks to stdout, which has the result alone."""
+    worker = ray._private.worker
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def room(ray: Any, *, cpus: float = 1, gpus: float = 0, spare: float = 0) -> int:
@@ -128,16 +173,18 @@ def _own_address() -> str:
 
 
 def _join(ray: Any, address: str) -> None:
-    if not address.startswith(_CLIENT):
-        _check_head(address)
     try:
-        ray.init(address, **_quietly())
+        if address.startswith(_CLIENT):
+            _within(_CLIENT_SECONDS, lambda: ray.init(address, **_quietly()))
+        else:
+            _check_head(address)
+            ray.init(address, **_quietly())
         try:
             version = ray.get(ray.remote(num_cpus=0)(_version).remote(), timeout=_WORKER_SECONDS)
         except BaseException:
             ray.shutdown()
             raise
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngramError(f"The cluster at {address} cannot be joined: {reason}.") from error
     if version != __version__:
@@ -147,6 +194,24 @@ def _join(ray: Any, address: str) -> None:
             f"The cluster at {address} has {found}, and this machine {__version__}; install the "
             "same version, with its extra cluster, on every node."
         )
+
+
+def _within(seconds: float, connect: Callable[[], object]) -> None:
+    """Ray's client has no limit of its own for a server that listens and does not answer."""
+    failure: list[BaseException] = [TimeoutError(f"no answer within {seconds:.0f} seconds")]
+
+    def run() -> None:
+        try:
+            connect()
+            failure.clear()
+        except BaseException as error:
+            failure[:] = [error]
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
 
 
 def _check_head(address: str) -> None:
@@ -173,8 +238,6 @@ def _quietly() -> dict[str, Any]:
 
 def _version() -> str:
     """The version of this package on a node, or "" if there is none."""
-    import importlib
-
     try:
         return str(importlib.import_module("engram").__version__)
     except ImportError:
