@@ -93,6 +93,8 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, small_trunk: Path) -> None
         MemoryViT.from_pretrained("nowhere")
     with pytest.raises(EngramError, match=r"is a ViT.*engram.load_trunk"):
         MemoryViT.from_pretrained(small_trunk)
+    with pytest.raises(EngramError, match=r"has no bundle\.json, so it is no bundle"):
+        MemoryViT.from_pretrained(tmp_path)
     with pytest.raises(EngramError, match="The model has no tasks"):
         MemoryViT(load_trunk(small_trunk)).save_pretrained(tmp_path / "x")
     (tmp_path / "full").mkdir()

@@ -19,7 +19,7 @@ from engram.errors import EngramError
 from engram.store.bundles import is_bundle, load_trunk_of, read_engrams, write_bundle
 from engram.store.engram import Engram, TrunkInfo
 from engram.store.fitting import in_order
-from engram.store.remote import local_path
+from engram.store.remote import MANIFEST, local_path
 from engram.store.sharing import push
 from engram.util import hub
 from engram.util.hub import PathOrHubId
@@ -119,7 +119,7 @@ class Pretrained(Composition):
         """
         _refuse("from_pretrained", others, _LOADING)
         source = _path_or_address(pretrained_model_name_or_path)
-        _check_no_trunk(Path(source))
+        _check_folder(Path(source))
         with hub.access(hub.Access(token, cache_dir, local_files_only, force_download)):
             return cls.of(read_engrams([local_path(source, revision)]), trunk)
 
@@ -231,12 +231,19 @@ def _path_or_address(source: PathOrHubId) -> PathOrHubId:
     )
 
 
-def _check_no_trunk(path: Path) -> None:
-    if (path / "config.json").is_file() and not is_bundle(path):
+def _check_folder(path: Path) -> None:
+    """Refuse a folder that is no bundle; the folder of a ViT is easily taken for one."""
+    if not path.is_dir() or is_bundle(path):
+        return
+    if (path / "config.json").is_file():
         raise EngramError(
             f"{path} is a ViT, and no bundle of tasks; a model without tasks is "
             f"engram.MemoryViT(engram.load_trunk({str(path)!r}))."
         )
+    raise EngramError(
+        f"{path} has no {MANIFEST}, so it is no bundle; save_pretrained and `engram compose` "
+        "write one."
+    )
 
 
 def _refuse(method: str, given: Iterable[str], known: Sequence[str]) -> None:
