@@ -134,7 +134,8 @@ def rows(work: Work, regimes: Sequence[str], seeds: int) -> Iterator[list[str]]:
                     found[way].append(values)
             for way in WAYS:
                 columns = zip(*found[way], strict=True)
-                yield [f"{data} {FIRST[data]} + later", regime, way, *map(_cell, columns)]
+                parts = f"{FIRST[data]} + {len(splits_of(data).classes) - FIRST[data]}"
+                yield [f"{data} {parts}", regime, way, *map(_cell, columns)]
 
 
 def _cell(values: tuple[float, ...]) -> str:
