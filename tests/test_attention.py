@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.support.strategies import FAMILY_OPTIONS, tiny_trunk
+from torch import nn
 
 import engram
 from engram.attention import PARTS, attention
@@ -43,6 +45,33 @@ def test_a_contribution_is_what_a_patch_adds_along_all_that_is_added() -> None:
         lengths = (parts * added).sum(2) / added.norm(dim=2)
     seen = attention(model, "t", pixels).contribution[0, 0].flatten()
     assert torch.allclose(seen, lengths[0, 1:-1].clamp(min=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["dinov3", "eva02", "pe", "aimv2"])
+def test_maps_of_trunks_with_other_layers_are_what_the_layers_do(family: str) -> None:
+    """Rotary positions turn keys; a norm of what was read has the spread of all that was read."""
+    model = MemoryViT(tiny_trunk(torch.float32, **FAMILY_OPTIONS[family])).eval()
+    task, trunk, block = model.add_task("t", 2, cells=0), model.trunk, model.trunk.layers[0]
+    pixels, prefix = torch.rand(1, 3, 8, 12), trunk.config.prefix
+    assert task.class_token is not None
+    with torch.no_grad():
+        x = trunk.embed(pixels)
+        normed = block.norm1(torch.cat([x, trunk.place(task.class_token)[None]], 1))
+        q, k, v = block.project(normed, trunk.rotation((8, 12), x.shape[1]))
+        weights = (q[:, :, -1:] @ k.mT * q.shape[-1] ** -0.5).softmax(-1)[:, :, 0]
+        parts = torch.einsum("bhn,bhnd->bnhd", weights, v).flatten(2)
+        read = parts.sum(1, keepdim=True)
+        added = block.add_up(read)
+        if isinstance(block.read_norm, nn.LayerNorm):
+            spread = (read.var(2, correction=0, keepdim=True) + block.read_norm.eps).sqrt()
+            parts = (parts - parts.mean(2, keepdim=True)) / spread * block.read_norm.weight
+        scale = 1 if block.scale1 is None else block.scale1
+        parts, added = parts @ block.proj.weight.T * scale, added * scale
+        lengths = (parts * added).sum(2) / added.norm(dim=2)
+    seen = attention(model, "t", pixels)
+    assert torch.allclose(seen.weights[0, 0].flatten(), weights.mean(1)[0, prefix:-1], atol=1e-5)
+    wanted = lengths[0, prefix:-1].clamp(min=0)
+    assert torch.allclose(seen.contribution[0, 0].flatten(), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("regime", REGIMES)
