@@ -231,7 +231,7 @@ REFUSED = {
         "eval",
         ["old.safetensors", "--data", "colours.npz", "--precision", "int8"],
     ),
-    "trunk can be in fp32 or bf16, not in 'int8'": (
+    "trunk can be in fp32 or bf16, not in 'int8'.": (
         "predict",
         ["old.safetensors", "red.png", "--trunk-dtype", "int8"],
     ),

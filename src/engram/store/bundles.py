@@ -27,7 +27,7 @@ from engram.store.fitting import Located, in_order
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
-from engram.trunks.load import load_trunk
+from engram.trunks.load import check_dtype, load_trunk
 from engram.util.documents import MAX_BYTES, parse_json
 from engram.util.files import check_renamable, replace_folder, write_atomically
 from engram.util.hub import PathOrHubId
@@ -349,6 +349,7 @@ def load_trunk_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp
     `backbone` is the path or Hub id of the trunk, if it is not where the engram says.
     """
     info = engram.trunk
+    check_dtype(dtype)
     try:
         return load_trunk(
             info.source if backbone is None else backbone,

@@ -88,6 +88,7 @@ def load_trunk(
         >>> trunk.config.depth, trunk.config.width
         (6, 192)
     """
+    check_dtype(dtype)
     name = os.fspath(source).removeprefix(hub.PREFIX)
     known = recommended(name)
     if known and isinstance(source, str) and not Path(name).exists():
@@ -99,15 +100,14 @@ def load_trunk(
         f"{name}@{revision}" if revision else name,
         Overrides(image_size, preprocessing, antialias, heads, activation),
     )
-    return in_dtype(trunk, dtype)
+    return trunk.round_weights() if dtype == "bf16" else trunk
 
 
-def in_dtype(trunk: ViT, dtype: str) -> ViT:
-    """The trunk with the weights of its layers in this type; any other text is an EngramError."""
+def check_dtype(dtype: str) -> None:
+    """Refuse a type that the weights of a trunk cannot have."""
     if dtype not in get_args(Stored):
         known = " or ".join(get_args(Stored))
         raise EngramError(f"The weights of a trunk can be in {known}, not in {dtype!r}.")
-    return trunk.round_weights() if dtype == "bf16" else trunk
 
 
 def save_trunk(
