@@ -4,6 +4,7 @@ The map, from the top down. A module imports only what is below it, and import-l
 
     cli           the commands: parse, call, print
     cluster       the same work on more than one machine, with Ray
+    farm          many trainings from one file of jobs
     experiments   the demo, the speed measurements, the paper's tables
     serve         the HTTP service and its page
     report        the HTML page about tasks

@@ -22,6 +22,7 @@ from engram.cli import (  # noqa: F401
     embed,
     experiments,
     export,
+    farm,
     inference,
     predict,
     serve,
@@ -38,7 +39,7 @@ from engram.util.spelling import spelled_as_flags
 #: The commands in the order of `engram --help`, in groups; others come last.
 _GROUPS = {
     "Begin": ("demo", "data", "trunks"),
-    "Train": ("fit", "sweep", "cache"),
+    "Train": ("fit", "sweep", "farm", "cache"),
     "Use": ("predict", "eval", "embed", "serve", "export"),
     "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),
     "Measure": ("bench", "reproduce"),

@@ -1,0 +1,214 @@
+"""`engram farm`: train the jobs of a file, and show where each of them is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli.app import Json, app
+from engram.cli.complete import among
+from engram.cli.flags import OUTPUT, RESOURCES, TRAINING
+from engram.cli.progress import bars
+from engram.cli.terminal import announce, complain, is_first, show
+from engram.errors import EngramError
+from engram.util.text import duration, visible
+
+if TYPE_CHECKING:
+    from engram.farm.farm import Board
+    from engram.farm.schedule import Runner, Status
+
+_JOBS = "A .toml file with a table for each job, [jobs.NAME], and shared options in [defaults]."
+_STYLES = {"running": "cyan", "retried": "yellow", "done": "green", "failed": "red"}
+_STATES = ("waiting", "running", "retried", "done", "failed")
+
+
+@app.command(name="farm")
+def farm_command(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help=_JOBS)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="BUNDLE",
+            help="The bundle for jobs that name none (default: bundle in JOBS.farm).",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="local: processes of this machine; ray: Ray, started here; or the address of a "
+            "Ray cluster.",
+            autocompletion=among(("local", "ray")),
+            rich_help_panel=RESOURCES,
+        ),
+    ] = "local",
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Jobs that train at the same time (default: 1; on Ray, what the cluster holds).",
+            rich_help_panel=RESOURCES,
+        ),
+    ] = None,
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            "--cpus-per-job",
+            min=1,
+            help="Threads of each job, and CPUs that it takes of a Ray cluster (default: "
+            "torch's threads, shared by the jobs at the same time; on Ray, 1).",
+            rich_help_panel=RESOURCES,
+        ),
+    ] = None,
+    gpus: Annotated[
+        float,
+        typer.Option(
+            "--gpus-per-job",
+            min=0,
+            help="GPUs that each job takes of a Ray cluster; may be a fraction.",
+            rich_help_panel=RESOURCES,
+        ),
+    ] = 0.0,
+    retries: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How often a job whose process crashed is tried again, from its checkpoint.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 2,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Train jobs again whose options have changed, and replace their tasks.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check the jobs, print the groups that share a cache, and train nothing.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a list of tasks, each as engram fit does; run it again to continue."""
+    with bars(as_json) as progress:
+        progress("starting", 0, 0)
+        from engram.farm.farm import held, run_farm
+        from engram.farm.jobs import read_jobs
+        from engram.farm.local import LocalRunner
+        from engram.farm.plan import make_plan
+
+        if on == "local" and gpus:
+            raise EngramError(
+                "--gpus-per-job is for Ray, which hands out GPUs; on this machine, give jobs a "
+                'line such as device = "cuda:1".'
+            )
+        folder = jobs.with_suffix(".farm")
+        found = read_jobs(jobs, folder, out or folder / "bundle", overwrite)
+        plan = make_plan(found, announce, progress)
+    if dry_run:
+        show(plan.describe(), as_json)
+        return
+    runner: AbstractContextManager[Runner]
+    if on == "local":
+        import torch
+
+        at_once = parallel or 1
+        threads = cpus or max(1, torch.get_num_threads() // at_once)
+        runner = LocalRunner(at_once, retries, threads, folder)
+    else:
+        from engram.cluster.farm import RayRunner
+
+        runner = RayRunner(on, parallel, retries, cpus or 1, gpus, folder)
+    with held(folder), _board(as_json) as board:
+        result = run_farm(plan, folder, runner, board)
+    show(result.describe(), as_json)
+    if result.failed:
+        complain(result.complaint, as_json=False)
+        raise typer.Exit(2)
+
+
+@contextmanager
+def _board(as_json: bool) -> Iterator[Board]:
+    """What shows the jobs: a table on a terminal, lines in a file, nothing for machines."""
+    if as_json or not is_first():
+        yield _Silence()
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        table = JobTable(console)
+        with Live(table, console=console, refresh_per_second=4, transient=True):
+            yield table
+    else:
+        yield _Lines()
+
+
+class _Silence:
+    def show(self, statuses: Sequence[Status]) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+class _Lines(_Silence):
+    """A line for each change, for a file."""
+
+    def line(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
+
+
+class JobTable(_Silence):
+    """All jobs with their states, drawn again and again; of many, those that matter now."""
+
+    def __init__(self, console: Any) -> None:
+        self._console, self._statuses = console, list[Any]()
+        self._began = time.monotonic()
+
+    def show(self, statuses: Sequence[Status]) -> None:
+        self._statuses = list(statuses)
+
+    def __rich__(self) -> Any:
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for title in ("job", "state", "score", "seconds", ""):
+            table.add_column(title, no_wrap=True, overflow="ellipsis")
+        shown = self._chosen(max(3, self._console.height - 6))
+        for one in shown:
+            state = Text(one.state, _STYLES.get(one.state, ""))
+            seconds = f"{one.seconds:.0f}" if one.began else ""
+            note = visible(one.note) if one.state != "done" else ""
+            table.add_row(visible(one.name), state, one.result.get("score", ""), seconds, note)
+        counts = Counter(one.state for one in self._statuses)
+        states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+        hidden = len(self._statuses) - len(shown)
+        more = f"; {hidden} not shown" if hidden else ""
+        spent = duration(time.monotonic() - self._began)
+        return Group(table, Text(f"{states}{more}; {spent}"))
+
+    def _chosen(self, most: int) -> list[Status]:
+        """The jobs for which there is room, in their order: first those that run."""
+        rank = {"running": 0, "retried": 0, "failed": 1, "waiting": 2, "done": 3}
+        kept = sorted(self._statuses, key=lambda one: (rank[one.state], -one.ended))[:most]
+        return [one for one in self._statuses if one in kept]
