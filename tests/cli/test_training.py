@@ -118,7 +118,15 @@ def test_fit_says_what_it_does(work: Path, capsys: Output) -> None:
 def test_fit_prints_rows_for_people(work: Path, capsys: Output) -> None:
     assert fit("--seeds", 2) == 0
     said = capsys.readouterr().out
-    for label in ("engram", "trunk", "regime", "parameters", "seconds", "val accuracy"):
+    for label in (
+        "engram",
+        "trunk",
+        "regime",
+        "parameters",
+        "seconds",
+        "val accuracy",
+        "val calibration",
+    ):
         assert label in said
     assert "new.safetensors" in said
 

@@ -7,7 +7,15 @@ import pytest
 
 from engram import MemoryViT, Recipe, random_trunk
 from engram.store.engram import Engram
-from engram.store.record import merged_from, score, score_rows, summarise_recipe, used_recipe
+from engram.store.record import (
+    grown_from,
+    lineage_rows,
+    merged_from,
+    score,
+    score_rows,
+    summarise_recipe,
+    used_recipe,
+)
 
 
 def engram_with(regime: str = "masked", **about: Any) -> Engram:
@@ -62,3 +70,16 @@ def test_old_files_show_the_rate_of_their_regime_or_none() -> None:
 )
 def test_a_lineage_of_any_other_form_is_none(odd: object) -> None:
     assert merged_from(engram_with(recipe={"merged": odd})) == []
+    assert grown_from(engram_with(recipe={"grown_from": odd})) == []
+
+
+def test_what_a_task_grew_from_is_a_row() -> None:
+    grown = {"grown_from": [{"task": "pets", "content": "0" * 64, "classes": 20}]}
+    (row,) = lineage_rows(engram_with(recipe=grown))
+    assert row == ("grown from", f"pets, content {'0' * 64}, its 20 classes come first")
+
+
+def test_calibration_is_among_the_metrics() -> None:
+    found = {**VAL, "ece": 0.02, "uncalibrated_ece": 0.05, "temperature": 1.25}
+    [(_, words)] = score_rows(engram_with(metrics={"val": found}))
+    assert words.endswith("loss 0.21, calibration error before 0.05, temperature 1.25")
