@@ -24,7 +24,7 @@ from tests.support.nursery import Nursery
         (("--wrong",), "No such option: --wrong (Possible options: --version); `engram --help`"),
         (
             ("predict", "x", "--top", "2"),
-            "No such option: --top (Possible options: --out",
+            "No such option: --top (Possible options: ",
         ),
         (("predict", "x", "--top-k", "two"), "Invalid value for '--top-k': "),
     ],
