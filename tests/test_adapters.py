@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engram import MemoryViT
-from engram.adapters import Adapters, Bank
+from engram.adapters import Adapters, Bank, LayerAdapters
 
 
 def one_by_one(
@@ -40,7 +40,7 @@ def test_batched_adapters_are_adapters_one_by_one(tasks: list[tuple[int, int]], 
         s += tokens
     assume(members)
     x, normed = torch.randn(2, 3, start + s, 8, dtype=torch.float64)
-    side = Bank(members, s).at(1, start)
+    side = LayerAdapters(Bank(members, s), 1, start)
     behind = [(range(span.start + start, span.stop + start), own) for span, own in members]
     torch.testing.assert_close(side.attention(x, normed), one_by_one(x, normed, behind, 1, 0))
     torch.testing.assert_close(side.mlp(x, normed), one_by_one(x, normed, behind, 1, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -36,10 +37,12 @@ from engram.experiments.peers import RANK, Lora, VitPytorch, installed
 from engram.experiments.timing import Case, Say, compare
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
+from engram.model import MemoryViT
 from engram.train.cache import row_bytes
 
 Document = dict[str, Any]
 SIDE_STEP = "side, a step from the cache"
+ROUTED = ", one for each image"
 
 
 def measure_forward(plan: Plan, say: Say) -> Document:
@@ -147,6 +150,40 @@ def _many(
     ]
 
 
+def measure_route(plan: Plan, say: Say) -> Document:
+    """Another task for each image of a batch, beside all tasks for all images.
+
+    Every pass has another route, as in a service, so nothing that is kept for a selection helps.
+    """
+    workload = plan.workload(trunk_of(plan.big), 180)
+    batch, count = plan.side_batch, plan.routed
+    pixels, draw = workload.pixels(batch), random.Random(0)
+    names = [f"task{i}" for i in range(count)]
+
+    def routed(model: MemoryViT) -> Callable[[], object]:
+        for i in range(0, count, batch):  # what each task keeps
+            own = names[i : i + batch]
+            model(pixels[: len(own)], route=own)
+        return lambda: model(pixels, route=draw.sample(names, min(batch, count)))
+
+    cases = {(PLAIN, 0): Case(plain_step(workload, batch))}
+    with torch.inference_mode():
+        for regime in ("masked", "masked+adapter", "side"):
+            model = workload.model(count, regime)
+            cases[f"{regime}{ROUTED}", count] = Case(routed(model))
+            if regime != "masked+adapter":
+                cases[f"{regime}, all for every image", count] = Case(partial(model, pixels))
+        say(f"a task per image, {count} tasks, batch {batch}")
+        found = workload.compare(cases, say)
+    rows = []
+    for (what, tasks), timing in found.items():
+        share = 0.0 if what == PLAIN else workload.task_costs(what.split(",")[0]).share
+        limit = 1 + share * (1 if what.endswith(ROUTED) else tasks)
+        row = Measurement(what, tasks, batch, timing, limit)
+        rows.append({"trunk": plan.big, **row.to_dict()})
+    return {"trunk": plan.big, "rows": rows}
+
+
 def _cached_side(
     workload: Workload, trunk: str, batch: int, variants: int, say: Say
 ) -> list[Document]:
@@ -214,6 +251,7 @@ SECTIONS: dict[str, Callable[[Plan, Say], Document]] = {
     "training": measure_training,
     "sweep": measure_sweep,
     "side": measure_side,
+    "route": measure_route,
     "storage": measure_storage,
     "growth": growth,
     "decoding": measure_decoding,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import markdown_table
-from benchmarks.speed.measure import SIDE_STEP
+from benchmarks.speed.measure import ROUTED, SIDE_STEP
 from engram.experiments.bench import PLAIN
 from engram.experiments.timing import describe_machine
 
@@ -58,6 +58,12 @@ TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
         )
     ),
     (
+        "route",
+        {"what": f"masked{ROUTED}", "tasks": 100, "batch": 16},
+        1.10,
+        "100 tasks, one asked of each image, batch 16",
+    ),
+    (
         "side",
         {"what": SIDE_STEP, "trunk": "ViT-B/32", "batch": 128},
         0.04,
@@ -102,7 +108,7 @@ _HEADER = (
 
 
 #: Sections that need quiet minutes of their own, or the assets: the page is written without them.
-LATER = {"side", "command"}
+LATER = {"side", "route", "command"}
 
 
 def page(found: Found) -> str:
@@ -132,6 +138,10 @@ def page(found: Found) -> str:
             "## Side patches and readouts",
             "",
             *_side(found.get("side", {"rows": []})),
+            "",
+            "## A task per image",
+            "",
+            *_route(found.get("route", {"rows": []})),
             "",
             "## The whole command",
             "",
@@ -345,14 +355,31 @@ def _side(section: Mapping[str, Any]) -> list[str]:
         "one task or several variants from the cache, relative to the plain trunk's forward pass.",
         "",
     ]
-    rows = []
-    for row in section["rows"]:
+    return [*lines, *_timed(section["rows"])]
+
+
+def _route(section: Mapping[str, Any]) -> list[str]:
+    if not section["rows"]:
+        return ["Not measured yet (`--only route`)."]
+    lines = [
+        "Many tasks attached, of which each image of a batch is asked for another one "
+        "(`route=`), or all for every image, relative to the plain trunk. The route is drawn anew "
+        "for every pass.",
+        "",
+    ]
+    return [*lines, *_timed(section["rows"])]
+
+
+def _timed(rows: Sequence[Row]) -> list[str]:
+    """A table of passes and steps with their trunks."""
+    table = []
+    for row in rows:
         tasks = f"{row['tasks']:,}" if row["what"] != PLAIN else ""
         about = [row["what"], row["trunk"], tasks, str(row["batch"])]
         time = [f"{row['ratio']:.3g}", _range(row), f"{1e3 * row['seconds']:,.0f}"]
-        rows.append([*about, *time, f"{row['limit']:.3g}"])
+        table.append([*about, *time, f"{row['limit']:.3g}"])
     head = ("", "trunk", "tasks", "batch", "ratio", "quartiles", "ms", "by FLOPs")
-    return [*lines, *markdown_table(head, rows)]
+    return markdown_table(head, table)
 
 
 def _command(section: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ class Plan:
     batches: tuple[int, ...] = (16, 1)
     side_tasks: tuple[int, ...] = (10, 100, 1000)
     readouts: tuple[int, ...] = (1000,)
+    routed: int = 100  # tasks of which every image is asked for one
     side_batch: int = 16
     photographs: int = 2000  # that `engram fit` gets
     real: bool = True  # of the assets folder, with its trunk; else drawn, for a very small trunk
@@ -68,6 +69,7 @@ TINY = Plan(
     batches=(2, 1),
     side_tasks=(1, 3),
     readouts=(3,),
+    routed=3,
     side_batch=2,
     photographs=20,
     real=False,

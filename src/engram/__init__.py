@@ -20,6 +20,7 @@ The map, from the top down. A module imports only what is below it, and import-l
     store         engrams on disk and on the Hub
     data          where labelled images come from
     tasks         what a task is: regime, kind, head, metrics, costs
+    routing.py    a task per image: streams of a batch whose images ask for different tasks
     memory.py     the paper: cells, and which stream reads which
     readout.py    what a head sees of every layer
     side.py       side patches: a thin copy of the picture beside the trunk

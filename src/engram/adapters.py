@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,13 @@ class _Group:
     count: int  # t adapters
     down: Tensor  # (l, 2, t, D, w)
     up: Tensor  # (l, 2, t, w, D)
+
+
+class Adding(Protocol):
+    """Adapters of streams: of a `Bank`, or routed by image."""
+
+    def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
+        """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
 
 
 class Bank:
@@ -68,18 +76,14 @@ class Bank:
             x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
         return x
 
-    def at(self, layer: int, start: int = 0) -> LayerAdapters:
-        """The adapters of one layer, for the tokens from `start` on."""
-        return LayerAdapters(self, layer, start)
-
 
 @dataclass(frozen=True)
 class LayerAdapters:
     """The bank at one layer, for the tokens from `start` on; `vit.Block` calls it."""
 
-    bank: Bank
+    bank: Adding
     layer: int
-    start: int
+    start: int = 0
 
     def attention(self, x: Tensor, normed: Tensor) -> Tensor:
         return self._add(x, normed, 0)

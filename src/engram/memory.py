@@ -29,12 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from engram.adapters import Adapters, Bank
+from engram.adapters import Adapters, Adding, Bank, LayerAdapters
 from engram.positions import Rotation
 from engram.util.devices import to_device
 from engram.vit import Attend, Block, See, ViT, merge_heads
 
 _Row = TypeVar("_Row")
+QKV = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,31 @@ class Watch(Protocol):
 WatchFirst = Callable[[Block, Tensor, Tensor, Tensor], None]
 
 
+class Streams(Protocol):
+    """Task streams: of a `Memory`, or routed by image."""
+
+    bank: Adding | None
+
+    def start(self, images: int) -> Tensor:
+        """The class tokens at the first layer: (b, s, D)."""
+
+
+class BesideTrunk(Streams, Protocol):
+    """Streams that read a trunk that runs by itself."""
+
+    def attend(self, layer: int, block: Block, normed: Tensor, trunk: TrunkView) -> Tensor:
+        """What class tokens (b, s, D), behind the norm, read: (b, s, D)."""
+
+
+class WithTrunk(Streams, Protocol):
+    """Streams that go through the layers together with the trunk."""
+
+    def attend_keys(
+        self, layer: int, block: Block, own: QKV, trunk: KeysValues, watch: Watch | None = None
+    ) -> Tensor:
+        """What class tokens read, (b, s, D), by keys and values; `own` are theirs, (b, h, s, d)."""
+
+
 class Memory:
     """The task streams of a pass and all they need to read: Table 1 as indices, and the cells.
 
@@ -125,7 +151,7 @@ class Memory:
             for span, stream in zip(self.spans, streams, strict=True)
             if stream.adapters is not None
         ]
-        self.bank = Bank(members, s) if members else None
+        self.bank: Adding | None = Bank(members, s) if members else None
 
     def start(self, images: int) -> Tensor:
         """The class tokens at the first layer: (b, s, D)."""
@@ -149,37 +175,21 @@ class Memory:
                 )
                 return read
             return self._attend_tokens(*given)
-        return self.attend_keys(layer, block, *block.project(normed), trunk)
+        return self.attend_keys(layer, block, block.project(normed), trunk)
 
     def attend_keys(
-        self,
-        layer: int,
-        block: Block,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        trunk: KeysValues,
-        watch: Watch | None = None,
+        self, layer: int, block: Block, own: QKV, trunk: KeysValues, watch: Watch | None = None
     ) -> Tensor:
-        """`attend` by keys and values, as usual; `q`, `k`, `v` (b, h, s, d) are the tasks' own."""
+        """`attend` by keys and values, as usual; `own` (b, h, s, d) are the tasks'."""
+        q, k, v = own
         cell_k, cell_v = self.keys_values(layer, block)  # (h, s, m, d)
         if len(self.token) == 1 and watch is None:  # it may read all there is: no mask
             k = torch.cat([trunk.k, k, cell_k[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             v = torch.cat([trunk.v, v, cell_v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             return merge_heads(F.scaled_dot_product_attention(q, k, v))
-        token_k, token_v = self._read(k, dim=2), self._read(v, dim=2)  # (b, h, s, a, d)
-        q = q * q.shape[-1] ** -0.5
-        of_trunk = q @ trunk.k.mT
-        of_tokens = (q.unsqueeze(3) * token_k).sum(-1)
-        of_cells = torch.einsum("bhsd,hsmd->bhsm", q, cell_k)
-        weights = self._weigh(of_trunk, torch.cat([of_tokens, of_cells], dim=-1))
-        lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
-        to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
-        read = to_trunk @ trunk.v + (to_tokens.unsqueeze(-1) * token_v).sum(3)
-        read = merge_heads(read + torch.einsum("bhsm,hsmd->bhsd", to_cells, cell_v))
-        if watch is not None:
-            watch(layer, to_trunk, to_tokens, to_cells, trunk.v, read)
-        return read
+        tokens = KeysValues(self._read(k, dim=2), self._read(v, dim=2))  # (b, h, s, a, d)
+        cells = KeysValues(cell_k, cell_v)
+        return read_by_keys(layer, q, trunk, tokens, cells, "hsmd", self.missing, watch)
 
     def _attend_tokens(self, layer: int, block: Block, normed: Tensor, trunk: Tensor) -> Tensor:
         """`attend` without any key or value, from the normed tokens and cells x themselves:
@@ -198,19 +208,13 @@ class Memory:
         memory = torch.cat([self._read(normed, dim=1), cells.expand(b, -1, -1, -1)], dim=2)
         of_trunk = (q @ trunk.mT).view(b, s, block.heads, -1)
         of_memory = _scores(q.view(b, s, -1, width), memory)  # (b, s, h, a + m)
-        weights = self._weigh(of_trunk.transpose(1, 2), of_memory.transpose(1, 2))
+        weights = _weigh(of_trunk.transpose(1, 2), of_memory.transpose(1, 2), self.missing)
         lengths = [of_trunk.shape[-1], of_memory.shape[-1]]
         to_trunk, to_memory = torch.split(weights.transpose(1, 2), lengths, dim=-1)
         read = (to_memory @ memory).flatten(1, 2)
         read = torch.baddbmm(read, to_trunk.flatten(1, 2), trunk).view(b, s, -1, width)
         read = torch.einsum("bshD,hdD->bshd", read, w_v).flatten(2)
         return read if b_v is None else read + b_v
-
-    def _weigh(self, trunk: Tensor, memory: Tensor) -> Tensor:
-        """From scores of the trunk (b, h, s, n) and the memory (b, h, s, a + m) to weights."""
-        if self.missing is not None:
-            memory = memory.masked_fill(self.missing, -torch.inf)
-        return torch.cat([trunk, memory], dim=-1).softmax(-1)
 
     def keys_values(self, layer: int, block: Block) -> tuple[Tensor, Tensor]:
         """Keys and values of the cells that each class token reads: twice (h, s, m, d), kept."""
@@ -233,6 +237,42 @@ class Memory:
         if self.reads_only_itself:
             return x.unsqueeze(dim + 1)
         return x[(slice(None),) * dim + (self.tokens_read,)]
+
+
+def read_by_keys(
+    layer: int,
+    q: Tensor,
+    trunk: KeysValues,
+    tokens: KeysValues,
+    cells: KeysValues,
+    axes: str,
+    missing: Tensor | None,
+    watch: Watch | None = None,
+) -> Tensor:
+    """What queries (b, h, s, d) read of the trunk, of class tokens and of cells: (b, s, D).
+
+    The class tokens' keys and values are (b, h, s, a, d), `axes` are those of the cells'; `missing`
+    (…, s, a + m) is what is only padding.
+    """
+    q = q * q.shape[-1] ** -0.5
+    of_trunk = q @ trunk.k.mT
+    of_tokens = (q.unsqueeze(3) * tokens.k).sum(-1)
+    of_cells = torch.einsum(f"bhsd,{axes}->bhsm", q, cells.k)
+    weights = _weigh(of_trunk, torch.cat([of_tokens, of_cells], dim=-1), missing)
+    lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
+    to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
+    read = to_trunk @ trunk.v + (to_tokens.unsqueeze(-1) * tokens.v).sum(3)
+    read = merge_heads(read + torch.einsum(f"bhsm,{axes}->bhsd", to_cells, cells.v))
+    if watch is not None:
+        watch(layer, to_trunk, to_tokens, to_cells, trunk.v, read)
+    return read
+
+
+def _weigh(trunk: Tensor, memory: Tensor, missing: Tensor | None) -> Tensor:
+    """From scores of the trunk (b, h, s, n) and the memory (b, h, s, a + m) to weights."""
+    if missing is not None:
+        memory = memory.masked_fill(missing, -torch.inf)
+    return torch.cat([trunk, memory], dim=-1).softmax(-1)
 
 
 def _scores(q: Tensor, x: Tensor) -> Tensor:
@@ -290,7 +330,7 @@ def _repeated(rows: Sequence[_Row], counts: Sequence[int]) -> list[_Row]:
 def forward_fast(
     vit: ViT,
     x: Tensor,
-    memory: Memory,
+    memory: WithTrunk,
     keep: int,
     watch: Watch | None = None,
     see: See | None = None,
@@ -316,13 +356,13 @@ def forward_fast(
             q, k, v = block.project(normed, rotation)
             trunk = KeysValues(k[:, :, :n], v[:, :, :n])
             own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
-            read = memory.attend_keys(layer, block, *own, trunk, watch)
+            read = memory.attend_keys(layer, block, own, trunk, watch)
             if not wanted:
                 return read
             plain = F.scaled_dot_product_attention(q[:, :, :wanted], trunk.k, trunk.v)
             return torch.cat([merge_heads(plain), read], dim=1)
 
-        adapters = memory.bank.at(layer, wanted) if memory.bank else None
+        adapters = LayerAdapters(memory.bank, layer, wanted) if memory.bank else None
         x = block(x, attend, adapters, None if wanted == n else range(wanted, n))
     return x[:, :keep], x[:, keep:]
 
@@ -373,7 +413,7 @@ class TrunkPass:
                 yield KeysValues(*block.keys_values(last, self.rotation))
 
 
-def forward_tasks(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: int) -> Tensor:
+def forward_tasks(vit: ViT, trunk: Iterable[TrunkView], memory: BesideTrunk, images: int) -> Tensor:
     """The tasks' own tokens at the last layer (b, s, D), reading a trunk that runs by itself.
 
     The way to train a task: with the trunk frozen, only the tasks' tokens build a graph.
@@ -386,7 +426,7 @@ def forward_tasks(vit: ViT, trunk: Iterable[TrunkView], memory: Memory, images: 
         ) -> Tensor:
             return memory.attend(layer, block, normed, view)
 
-        y = block(y, attend, memory.bank.at(layer) if memory.bank else None)
+        y = block(y, attend, LayerAdapters(memory.bank, layer) if memory.bank else None)
     return y
 
 
@@ -462,7 +502,8 @@ def full_attention(
         elif update == "add":
             x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
         fresh = cells[layer] if update == "fresh" else None
-        x = block(x, _reads_cells(fresh, watch, rotation), bank.at(layer) if bank else None)
+        adapters = LayerAdapters(bank, layer) if bank else None
+        x = block(x, _reads_cells(fresh, watch, rotation), adapters)
     return x[:, :n]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,18 @@ from engram.memory import Memory
 from engram.prepared import memory_of, sides_of
 from engram.pretrained import Pretrained
 from engram.readout import Moments
+from engram.routing import Entry, Route
 from engram.side import Sides
-from engram.sights import BaseSight, Sight, sights, sights_from_cache
+from engram.sights import (
+    BaseSight,
+    Sight,
+    check_regimes,
+    routed_sights,
+    sights,
+    sights_from_cache,
+)
+
+Vectors = dict[str, Tensor]  # (images, numbers), by task
 
 
 class MemoryViT(Pretrained):
@@ -39,9 +49,13 @@ class MemoryViT(Pretrained):
     """
 
     def forward(
-        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
+        self,
+        pixels: Tensor,
+        tasks: Sequence[str] | None = None,
+        exact: bool = False,
+        route: Sequence[Entry] | None = None,
     ) -> dict[str, Tensor]:
-        """Answer all tasks, or some of them, in one pass.
+        """Answer all tasks, or some of them, or for each image its own, in one pass.
 
         A task whose regime changes the trunk's own tokens takes a pass of its own.
 
@@ -51,25 +65,56 @@ class MemoryViT(Pretrained):
                 computed too. By default all tasks, and `"base"` if the trunk has a head.
             exact: Run the trunk alone and each task separately, so that every answer is bit for bit
                 what it would be without the other tasks. Slower.
+            route: What each image is asked for: a task, a list of tasks, or None for the trunk's
+                own answer (`"base"`). Only that is computed, so a batch of images with a task each
+                costs about as much as one task. `tasks` are then asked for every image besides; by
+                default none.
 
         Returns:
             The outputs by task name: logits (images, classes), the numbers of a regression, or the
-            logits (images, classes, height, width) of a segmentation.
+            logits (images, classes, height, width) of a segmentation. With `route`, a task has a
+            row for each image that asked for it, in their order; `rows(route)` says which.
 
         Raises:
-            EngramError: A task is not attached, or the pixels have the wrong shape or type.
+            EngramError: A task is not attached, the pixels have the wrong shape or type, or the
+                route has not one entry for each image or a task that changes the trunk.
 
         Examples:
             >>> logits = model(torch.rand(4, 3, 32, 32), tasks=["flowers"])
             >>> logits["flowers"].shape
             torch.Size([4, 2])
+            >>> logits = model(torch.rand(3, 3, 32, 32), route=["flowers", None, "flowers"])
+            >>> logits["flowers"].shape, logits["base"].shape
+            (torch.Size([2, 2]), torch.Size([1, 10]))
         """
-        seen = sights(self, self.output_names(tasks), pixels, exact)
-        return {name: self._head(name, sight) for name, sight in seen.items()}
+        seen, rows = self._seen(self.output_names, pixels, tasks, exact, route)
+        return _of_rows({name: self._head(name, sight) for name, sight in seen.items()}, rows)
+
+    def rows(self, route: Sequence[Entry]) -> dict[str, list[int]]:
+        """The images that ask for each task of a route: the rows of its answers.
+
+        Args:
+            route: What each image is asked for, as in a call of the model.
+
+        Returns:
+            The places of images in the batch, by task.
+
+        Raises:
+            EngramError: An entry is neither a name, nor a list of names, nor None.
+
+        Examples:
+            >>> model.rows(["flowers", None, ("flowers", "base")])
+            {'flowers': [0, 2], 'base': [1, 2]}
+        """
+        return Route(route).rows
 
     def embed(
-        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
-    ) -> dict[str, Tensor]:
+        self,
+        pixels: Tensor,
+        tasks: Sequence[str] | None = None,
+        exact: bool = False,
+        route: Sequence[Entry] | None = None,
+    ) -> Vectors:
         """One vector per image of the trunk and of every task: what a head is given of the image.
 
         `"base"` is the trunk's pooled token after the final norm: its class token, or the mean of
@@ -88,9 +133,11 @@ class MemoryViT(Pretrained):
             pixels: Normalised pixels (images, 3, height, width).
             tasks: The tasks to embed for; `"base"` is the trunk. By default `"base"` and all.
             exact: As in a call of the model: bit for bit what it would be without other tasks.
+            route: As in a call of the model: what each image is asked for.
 
         Returns:
             The vectors (images, numbers) by name. Tasks may differ in how many numbers they have.
+            With `route`, those of the images that asked.
 
         Raises:
             EngramError: A task is not attached, or the pixels have the wrong shape or type.
@@ -100,16 +147,15 @@ class MemoryViT(Pretrained):
             >>> vectors["base"].shape, vectors["flowers"].shape
             (torch.Size([4, 192]), torch.Size([4, 192]))
         """
-        seen = sights(self, self.embedding_names(tasks), pixels, exact)
-        return {
-            name: self.trunk.pool(sight.tokens)
-            if isinstance(sight, BaseSight)
-            else self.task(name).head.embed(sight.own, sight.patches)
-            for name, sight in seen.items()
-        }
+        seen, rows = self._seen(self.embedding_names, pixels, tasks, exact, route)
+        return _of_rows({name: self._vector(name, sight) for name, sight in seen.items()}, rows)
 
     def scored(
-        self, pixels: Tensor, tasks: Sequence[str] | None = None, exact: bool = False
+        self,
+        pixels: Tensor,
+        tasks: Sequence[str] | None = None,
+        exact: bool = False,
+        route: Sequence[Entry] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Answer tasks as a call of the model does, and say how familiar the images look to each.
 
@@ -117,6 +163,7 @@ class MemoryViT(Pretrained):
             pixels: Normalised pixels (images, 3, height, width).
             tasks: The tasks to answer, as in a call of the model.
             exact: As in a call of the model.
+            route: As in a call of the model: what each image is asked for.
 
         Returns:
             The outputs by task name, and the scores (images) of the tasks that keep statistics of
@@ -131,12 +178,13 @@ class MemoryViT(Pretrained):
             >>> outputs["flowers"].shape
             torch.Size([4, 2])
         """
-        seen = sights(self, self.output_names(tasks), pixels, exact)
+        seen, rows = self._seen(self.output_names, pixels, tasks, exact, route)
         scores = {}
         for name, sight in seen.items():
             if isinstance(sight, Sight) and (kept := self.task(name).statistics) is not None:
-                scores[name] = kept.score(self.task(name).head.embed(sight.own, sight.patches))
-        return {name: self._head(name, sight) for name, sight in seen.items()}, scores
+                scores[name] = kept.score(self._vector(name, sight))
+        outputs = {name: self._head(name, sight) for name, sight in seen.items()}
+        return _of_rows(outputs, rows), _of_rows(scores, rows)
 
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
         """What a task reads of every patch of images, layer by layer.
@@ -188,6 +236,36 @@ class MemoryViT(Pretrained):
             if name != "base":
                 self.task(name)
         return names
+
+    def _seen(
+        self,
+        known: Callable[[Sequence[str] | None], list[str]],
+        pixels: Tensor,
+        tasks: Sequence[str] | None,
+        exact: bool,
+        route: Sequence[Entry] | None,
+    ) -> tuple[dict[str, Sight | BaseSight], Mapping[str, Sequence[int]] | None]:
+        """What the heads are given, and which rows of what they make of it are asked for.
+
+        None: all. `exact` computes a route for all images: the last bits depend on how many share a
+        product.
+        """
+        if route is None:
+            return sights(self, known(tasks), pixels, exact), None
+        asked = Route(route, known(tasks or ()))
+        names = known(list(asked.rows))
+        check_regimes(self, names)
+        if not exact:
+            return routed_sights(self, asked, pixels), None
+        seen = sights(self, names, pixels, exact)
+        asked.check(len(pixels))
+        return seen, asked.rows
+
+    def _vector(self, name: str, seen: Sight | BaseSight) -> Tensor:
+        """The embedding of "base" or of a task."""
+        if isinstance(seen, BaseSight):
+            return self.trunk.pool(seen.tokens)
+        return self.task(name).head.embed(seen.own, seen.patches)
 
     def _head(self, name: str, seen: Sight | BaseSight) -> Tensor:
         """The output of "base" or of a task."""
@@ -260,3 +338,9 @@ class MemoryViT(Pretrained):
             if side:
                 fixed.prepared.constant_sides = fixed.sides(side)
         return fixed
+
+
+def _of_rows(
+    outputs: dict[str, Tensor], rows: Mapping[str, Sequence[int]] | None
+) -> dict[str, Tensor]:
+    return outputs if rows is None else {n: output[rows[n]] for n, output in outputs.items()}

@@ -78,9 +78,15 @@ class Readers:
         if self.moments is not None:
             self.moments.see(step, tokens)
 
-    def features(self, name: str, layers: int, pooled: Tensor) -> Tensor:
-        """What the head of a task sees of the image: moments or the pooled token, and its side."""
+    def features(
+        self, name: str, layers: int, pooled: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """What the head of a task sees of the image: moments or the pooled token, and its side.
+
+        In a routed pass `rows` are the images that asked for it.
+        """
         seen = pooled if self.moments is None or not layers else self.moments.last(layers)
+        seen = seen if rows is None else seen[rows]
         climb = self.of.get(name)
         return seen if climb is None else torch.cat([seen, climb.features[name]], dim=-1)
 

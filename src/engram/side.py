@@ -17,9 +17,10 @@ A task that extends others takes in their rows, as they were before the layer, b
 
 Axes, beside those of vit.py (b images, n trunk tokens, D, l layers, and here one step more):
 
-    t tasks of one shape   r rank   m cells   p parents
+    t tasks of one shape   r rank   m cells   p parents   c images that one task is computed for
 
-The tasks of a pass share each product: no loop over tasks.
+The tasks of a pass share each product: no loop over tasks. In a routed pass a task is computed only
+for the images that asked for it, or for one that extends it; b is c then.
 """
 
 from __future__ import annotations
@@ -113,10 +114,19 @@ class _Group:
         cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
         self.cells = cells.unsqueeze(2).unbind()
 
-    def climb(self, step: int, h: Tensor, x: Tensor, taken: Tensor | None) -> Tensor:
-        """One step of h (t, b, n, r) beside the trunk's normed tokens x (b, n, D)."""
+    def climb(
+        self, step: int, h: Tensor, x: Tensor, taken: Tensor | None, images: Tensor | None
+    ) -> Tensor:
+        """One step of h (t, b, n, r) beside the trunk's normed tokens x (b, n, D).
+
+        With `images` (t, c), each task has its own of these images.
+        """
         t, b, n, r = h.shape
-        h = h + (x @ self.project[step]).view(b, n, t, r).permute(2, 0, 1, 3)
+        if images is None:
+            h = h + (x @ self.project[step]).view(b, n, t, r).permute(2, 0, 1, 3)
+        else:
+            project = self.project[step].view(-1, t, r).transpose(0, 1)
+            h = h + (x[images].flatten(1, 2) @ project).view_as(h)
         if taken is not None:
             h = h + taken
         few = t  # of a training step everything is kept, and a traced graph has no parts
@@ -167,8 +177,21 @@ def _norm(h: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:])
 
 
-#: Places of children in their group, the parent of each, and the maps of every step.
-_Family = tuple[Tensor, list[str], tuple[Tensor, ...]]
+@dataclass(frozen=True)
+class _Family:
+    """The tasks of a group that extend others."""
+
+    pairs: list[tuple[str, str]]  # child and parent
+    places: Tensor  # of the children in their group
+    maps: tuple[Tensor, ...]  # of every step: (pairs, r, r)
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The images of a routed pass, by task."""
+
+    asked: Mapping[str, Sequence[int]]
+    computed: Mapping[str, Sequence[int]]  # also for the tasks that extend it, in order
 
 
 class Sides:
@@ -193,31 +216,67 @@ class Sides:
         self.families = [self._family(group) for group in groups]
 
     def _family(self, members: Sequence[Member]) -> _Family | None:
-        children, parents, maps = [], [], []
+        places, pairs, maps = [], [], []
         for i, member in enumerate(members):
             for parent, weight in zip(member.extends, _rows(member.side.parents), strict=True):
-                children.append(i)
-                parents.append(parent)
+                places.append(i)
+                pairs.append((member.name, parent))
                 maps.append(weight)
         if not maps:
             return None
-        index = to_device(torch.tensor(children), maps[0].device)
-        return index, parents, torch.stack(maps, 1).unbind()
+        index = to_device(torch.tensor(places), maps[0].device)
+        return _Family(pairs, index, torch.stack(maps, 1).unbind())
 
-    def begin(self) -> Climb:
-        """The climb of one pass."""
-        return Climb(self)
+    def begin(self, seats: Seats | None = None) -> Climb:
+        """The climb of one pass: all tasks for all images, or each for its own."""
+        return Climb(self, None if seats is None else _Places(self, seats))
 
 
 def _rows(parents: Tensor | None) -> Sequence[Tensor]:
     return () if parents is None else parents.unbind(0)
 
 
+class _Places:
+    """Where the images of a routed climb are, as indices."""
+
+    def __init__(self, sides: Sides, seats: Seats) -> None:
+        device = sides.groups[0].project[0].device
+
+        def index(places: object) -> Tensor:
+            return to_device(torch.tensor(places), device)
+
+        found = {
+            name: {image: i for i, image in enumerate(images)}
+            for name, images in seats.computed.items()
+        }
+        tables: dict[str, list[int]] = {}  # the last image again where a task has fewer
+        for group in sides.groups:
+            most = max(len(found[name]) for name in group.names)
+            for name in group.names:
+                own = list(found[name])
+                tables[name] = own + own[-1:] * (most - len(own))
+        #: By group: the images of its tasks, (t, c).
+        self.images = [index([tables[name] for name in group.names]) for group in sides.groups]
+        #: By group, for every child and parent: where the parent has the child's images, (c).
+        self.of_parents = [
+            [index([found[parent][i] for i in tables[child]]) for child, parent in family.pairs]
+            if family is not None
+            else []
+            for family in sides.families
+        ]
+        self.asked = {
+            name: index([found[name][i] for i in images])
+            for name, images in seats.asked.items()
+            if name in found
+        }
+
+
 class Climb:
     """The rows of all side tasks in one pass; `see` is called with every step's tokens."""
 
-    def __init__(self, sides: Sides) -> None:
-        self.sides = sides
+    def __init__(self, sides: Sides, places: _Places | None = None) -> None:
+        self.sides, self.places = sides, places
+        self._images = [None] * len(sides.groups) if places is None else places.images
         self.rows: list[Tensor] = []  # by group: h (t, b, n, r)
         self._features: dict[str, Tensor] = {}
 
@@ -226,12 +285,14 @@ class Climb:
         sides, (b, n, _) = self.sides, tokens.shape
         if not step:
             self.rows = [
-                tokens.new_zeros(len(group.names), b, n, group.rank) for group in sides.groups
+                tokens.new_zeros(len(group.names), b if of is None else of.shape[1], n, group.rank)
+                for group, of in zip(sides.groups, self._images, strict=True)
             ]
         taken = [self._taken(g, step) for g in range(len(sides.groups))]
+        parts = zip(sides.groups, self.rows, taken, self._images, strict=True)
         self.rows = [
-            group.climb(step, h, tokens, of_parents)
-            for group, h, of_parents in zip(sides.groups, self.rows, taken, strict=True)
+            group.climb(step, h, tokens, of_parents, images)
+            for group, h, of_parents, images in parts
         ]
 
     def _taken(self, g: int, step: int) -> Tensor | None:
@@ -239,10 +300,14 @@ class Climb:
         family = self.sides.families[g]
         if family is None or not step:  # the first rows are zero
             return None
-        children, parents, maps = family
-        rows = torch.stack([self.of(parent) for parent in parents])  # (pairs, b, n, r)
-        read = (rows.flatten(1, 2) @ maps[step]).view_as(rows)
-        return torch.zeros_like(self.rows[g]).index_add(0, children, read.to(self.rows[g].dtype))
+        parents = [self.of(parent) for _, parent in family.pairs]
+        if self.places is not None:
+            of_parents = self.places.of_parents[g]
+            parents = [rows[images] for rows, images in zip(parents, of_parents, strict=True)]
+        rows = torch.stack(parents)  # (pairs, b, n, r)
+        read = (rows.flatten(1, 2) @ family.maps[step]).view_as(rows)
+        own = self.rows[g]
+        return torch.zeros_like(own).index_add(0, family.places, read.to(own.dtype))
 
     def of(self, name: str) -> Tensor:
         """The rows of one task: (b, n, r)."""
@@ -256,7 +321,13 @@ class Climb:
 
     def patches(self, name: str) -> Tensor:
         """The normed rows of one task, for a head that answers for every patch."""
-        return _norm(self.of(name))
+        return _norm(self._asked(name, self.of(name)))
+
+    def _asked(self, name: str, rows: Tensor) -> Tensor:
+        """Those of the rows (b, …) of a task whose images asked for it."""
+        if self.places is None or name not in self.places.asked:
+            return rows
+        return rows[self.places.asked[name]]
 
     @property
     def features(self) -> Mapping[str, Tensor]:
@@ -264,5 +335,6 @@ class Climb:
         if not self._features:  # a cached_property has a lock, which torch.compile cannot trace
             for group, h in zip(self.sides.groups, self.rows, strict=True):
                 if group.queries is not None:
-                    self._features.update(zip(group.names, group.pool(h), strict=True))
+                    for name, pooled in zip(group.names, group.pool(h), strict=True):
+                        self._features[name] = self._asked(name, pooled)
         return self._features

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engram.adapters import Bank
 from engram.composition import Composition
+from engram.errors import EngramError
 from engram.memory import (
     Memory,
     TrunkPass,
@@ -24,11 +25,15 @@ from engram.memory import (
     full_attention,
     reads_lean,
 )
-from engram.prepared import builds_graph
+from engram.positions import Rotation
+from engram.prepared import builds_graph, sides_of
 from engram.readout import Moments, Readers
+from engram.routing import Route, RoutedGroups, RoutedMemory, asks_most, buckets, merged
+from engram.side import Seats
 from engram.tasks.heads import Patches
 from engram.tasks.task import Task
-from engram.vit import ViT
+from engram.util.devices import to_device
+from engram.vit import See, ViT
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class Sight:
     own: Tensor  # the task's own tokens (b, k, D), or one vector (b, features)
     patches: Patches | None
 
+    def of(self, rows: Tensor | None) -> Sight:
+        """The same of some of the images; None: of all."""
+        patches = None if self.patches is None else self.patches.of(rows)
+        return self if rows is None else Sight(self.own[rows], patches)
+
 
 @dataclass(frozen=True)
 class BaseSight:
@@ -45,6 +55,10 @@ class BaseSight:
 
     raw: Tensor
     tokens: Tensor
+
+    def of(self, rows: Tensor | None) -> BaseSight:
+        """The same of some of the images; None: of all."""
+        return self if rows is None else BaseSight(self.raw[rows], self.tokens[rows])
 
 
 def sights(
@@ -73,14 +87,45 @@ def _unrounded(trunk: ViT, seen: Sight | BaseSight) -> Sight | BaseSight:
     return replace(seen, own=trunk.unrounded(seen.own), patches=patches)
 
 
+def check_regimes(model: Composition, names: Sequence[str]) -> None:
+    """Refuse a route with a task that cannot share a pass with others."""
+    for name in names:
+        if name != "base" and model.task(name).spec.parts.changes_trunk:
+            raise EngramError(
+                f"{name!r} has the regime {model.task(name).spec.regime!r}, which changes the "
+                "trunk's own tokens, so it cannot be in a route; ask for it without one."
+            )
+
+
+def routed_sights(model: Composition, route: Route, pixels: Tensor) -> dict[str, Sight | BaseSight]:
+    """The same of each task for the images that ask for it, in their order."""
+    streams = route.only(lambda n: n != "base" and model.task(n).spec.parts.extends)
+    most = asks_most([model.registry.closure(asked) for asked in streams])
+    with model.trunk.products():
+        x, names = model.trunk.embed(pixels), list(route.rows)
+        route.check(len(x))
+        size = (pixels.shape[-2], pixels.shape[-1])
+        given = None if most else route
+        seen = _sights_together(model, names, x, size, False, given) if names else {}
+        if most:
+            rows = _rows(route, x)
+            seen = {name: sight.of(rows[name]) for name, sight in seen.items()}
+    return {name: _unrounded(model.trunk, sight) for name, sight in seen.items()}
+
+
 def _sights_together(
-    model: Composition, names: Sequence[str], x: Tensor, size: tuple[int, int], exact: bool
+    model: Composition,
+    names: Sequence[str],
+    x: Tensor,
+    size: tuple[int, int],
+    exact: bool,
+    route: Route | None = None,
 ) -> dict[str, Sight | BaseSight]:
     """Base, heads and masked tasks, all from the trunk's embedded tokens x (b, n, D)."""
     masked = [n for n in names if n != "base" and model.task(n).spec.parts.masked]
     others = [n for n in names if n not in masked]
     per_pixel = any(model.task(n).kind.per_pixel for n in names if n != "base")
-    readers = _readers(model, names, x, exact)
+    readers = _readers(model, names, x, exact, route)
     see = readers.see if readers else None
     whole = exact or per_pixel or see is not None
     keep = x.shape[1] if whole else _trunk_tokens_needed(model.trunk, others, x.shape[1])
@@ -88,6 +133,8 @@ def _sights_together(
     streams: dict[str, Tensor] = {}  # (b, k, D)
     if not masked:
         raw = model.trunk.encode(x, size, see)
+    elif route is not None:
+        raw, streams = _routed_streams(model, route, x, keep, see, rotation)
     elif exact or builds_graph(model.registry, masked, x):
         groups = [[name] for name in masked] if exact else [masked]
         memories = [_memory(model, group, x) for group in groups]
@@ -107,14 +154,52 @@ def _sights_together(
         readers.see(model.trunk.config.depth, tokens)
     patches = _patches(model.trunk, tokens, size) if per_pixel else None
     pooled = model.trunk.pool(tokens) if set(others) - {"base"} else raw
+    rows = dict.fromkeys(names) if route is None else _rows(route, x)
     seen: dict[str, Sight | BaseSight] = {}
     for name in names:
+        own = rows[name]
         if name == "base":
-            seen[name] = BaseSight(raw, tokens)
+            seen[name] = BaseSight(raw, tokens).of(own)
         else:
             stream = model.trunk.norm(streams[name]) if name in streams else None
-            seen[name] = _sight(model, name, stream, pooled, patches, readers)
+            seen[name] = _sight(model, name, stream, pooled, patches, readers, own)
     return seen
+
+
+def _rows(route: Route, x: Tensor) -> dict[str, Tensor | None]:
+    """By task, which of the images x ask for it; None: all of them."""
+    return {
+        name: None if len(images) == len(x) else to_device(torch.tensor(images), x.device)
+        for name, images in route.rows.items()
+    }
+
+
+def _routed_streams(
+    model: Composition,
+    route: Route,
+    x: Tensor,
+    keep: int,
+    see: See | None,
+    rotation: Rotation | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The trunk's last tokens, and each masked task's own for the images that ask for it."""
+    tasks, trunk = model.registry, model.trunk
+    masked = route.only(lambda n: n != "base" and tasks[n].spec.parts.masked)
+    asked = [tasks.closure(names) for names in masked]
+    names = list(dict.fromkeys(name for own in asked for name in own))
+    memories = {name: _memory(model, [name], x) for name in names}
+    adapters = {name: own for name in names if (own := tasks[name].adapters) is not None}
+    slots = [sum(tasks[name].spec.tokens for name in own) for own in asked]
+    groups = [
+        RoutedMemory(memories, adapters, asked, images) for images in buckets(slots, x.shape[1])
+    ]
+    if len(groups[0].images) == len(x) and not builds_graph(tasks, names, x):
+        raw, y = forward_fast(trunk, x, groups[0], keep, see=see, rotation=rotation)
+        return raw, merged(groups[0].split(y, route.rows))
+    plain = TrunkPass(trunk, x, keep, False, see, rotation)
+    beside = RoutedGroups(groups)
+    y = forward_tasks(trunk, plain, beside, len(x))
+    return plain.tokens, merged(beside.split(y, route.rows))
 
 
 def sights_from_cache(
@@ -152,32 +237,51 @@ def _sight(
     pooled: Tensor,
     patches: Patches | None,
     readers: Readers,
+    rows: Tensor | None = None,
 ) -> Sight:
-    """What the head of a task that leaves the trunk alone is given."""
+    """What the head of a task that leaves the trunk alone is given; `rows` are its images."""
     task = model.task(name)
+    patches = None if patches is None else patches.of(rows)
     spec = task.spec
     if stream is not None:
         return Sight(stream, patches)
     if patches is not None and task.kind.per_pixel:
         tokens = readers.patches(name, patches.tokens)
-        return Sight(pooled, replace(patches, tokens=tokens))
+        return Sight(pooled if rows is None else pooled[rows], replace(patches, tokens=tokens))
     layers = spec.layers if spec.parts.moments else 0
-    return Sight(readers.features(name, layers, pooled), patches)
+    return Sight(readers.features(name, layers, pooled, rows), patches)
 
 
 def _memory(model: Composition, names: Sequence[str], x: Tensor) -> Memory:
     return model.prepared.memory(model.trunk, model.registry, names, x)
 
 
-def _readers(model: Composition, names: Sequence[str], x: Tensor, exact: bool = False) -> Readers:
+def _readers(
+    model: Composition,
+    names: Sequence[str],
+    x: Tensor,
+    exact: bool = False,
+    route: Route | None = None,
+) -> Readers:
     """What reads the trunk's normed tokens for these tasks; with `exact`, each by itself."""
     parts = {name: model.task(name).spec.parts for name in names if name != "base"}
     side = [name for name, has in parts.items() if has.side]
+    moments = Moments(model.trunk) if any(has.moments for has in parts.values()) else None
+    if route is not None and side:
+        return Readers([sides_of(model.registry, side).begin(_seats(model, route))], moments)
     groups = [[name] for name in side] if exact else [side] if side else []
     sides = [model.prepared.sides(model.trunk, model.registry, group, x) for group in groups]
-    moments = any(has.moments for has in parts.values())
-    climbs = [one.begin() for one in sides]
-    return Readers(climbs, Moments(model.trunk) if moments else None)
+    return Readers([one.begin() for one in sides], moments)
+
+
+def _seats(model: Composition, route: Route) -> Seats:
+    tasks = model.registry
+    side = route.only(lambda n: n != "base" and tasks[n].spec.parts.side)
+    computed: dict[str, list[int]] = {}
+    for image, names in enumerate(side):
+        for name in tasks.closure(names):
+            computed.setdefault(name, []).append(image)
+    return Seats(route.rows, computed)
 
 
 def _patches(trunk: ViT, tokens: Tensor, size: tuple[int, int]) -> Patches:

@@ -122,10 +122,22 @@ def test_side_and_the_command_can_be_measured_later(found: dict[str, Any]) -> No
     assert [row["what"] for row in found["command"]["rows"]] == [
         PLAIN, "engram fit, masked", "engram fit, auto",
     ]  # fmt: skip
-    del found["command"], found["side"]
+    del found["command"], found["side"], found["route"]
     text = page.page(found)
     assert "Not measured yet: it needs the assets folder (`--only command`)." in text
     assert "Not measured yet (`--only side`)." in text
+    assert "Not measured yet (`--only route`)." in text
+
+
+def test_a_task_per_image_is_measured_beside_all_tasks(found: dict[str, Any]) -> None:
+    rows = {row["what"]: row for row in found["route"]["rows"]}
+    assert len(rows) == 6
+    assert (
+        rows["masked, one for each image"]["limit"] < rows["masked, all for every image"]["limit"]
+    )
+    assert "| 100 tasks, one asked of each image, batch 16 | 1.1 | not measured |" in page.page(
+        found
+    )
 
 
 def test_a_lost_row_is_told_with_its_reason(found: dict[str, Any]) -> None:

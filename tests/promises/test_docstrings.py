@@ -33,7 +33,7 @@ METHODS = {
     "MemoryViT": (
         *("task", "add_task", "attach", "detach", "engram", "save", "forward", "embed"),
         "attention",
-        *("from_pretrained", "save_pretrained", "push_to_hub", "load_state_dict"),
+        *("rows", "from_pretrained", "save_pretrained", "push_to_hub", "load_state_dict"),
     ),
     "ViT": ("tokens", "forward", "fingerprint"),
 }

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.support.serving import World
 
-from engram.inference.engine import TorchEngine
-from engram.serve.batching import Batcher, forward_views
+from engram.inference.engine import OneByOne, TorchEngine
+from engram.serve.batching import Batcher, forward_asked, forward_views
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
@@ -64,3 +64,49 @@ def test_images_beyond_the_queue_are_refused() -> None:
         batcher.check_capacity(3)
 
     asyncio.run(run())
+
+
+def test_requests_for_different_tasks_share_a_pass_that_computes_no_others(world: World) -> None:
+    settings = Settings(batch=4, wait_ms=200)
+    snapshot = Catalogue.load(world.bundle, settings).now
+    sizes: list[int] = []
+    heads: list[tuple[str, int]] = []
+    for name, task in snapshot.model.tasks.items():
+        task.head.register_forward_hook(
+            lambda _, given, output, name=name: heads.append((name, len(output)))
+        )
+    views = [torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8) for _ in range(4)]
+    names = [["first"], ["second", "base"], ["first", "second"], ["base"]]
+
+    async def run() -> list[dict[str, torch.Tensor]]:
+        batcher = Batcher(settings, sizes.append)
+        batcher.start()
+        pairs = zip(views, names, strict=True)
+        outputs = await asyncio.gather(*(batcher.run(snapshot, [v], tasks) for v, tasks in pairs))
+        await batcher.stop()
+        return [one[0] for one in outputs]
+
+    together = asyncio.run(run())
+    assert sizes == [4]
+    assert heads == [("first", 2), ("second", 2)]
+    for view, own, answer in zip(views, names, together, strict=True):
+        lone = forward_views(snapshot, [view], own)
+        assert list(answer) == own
+        for name in own:
+            torch.testing.assert_close(answer[name], lone[name][0].cpu(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+@pytest.mark.parametrize("itself", [True, False], ids=["the model", "another engine"])
+def test_an_answer_is_that_of_a_lone_request(world: World, itself: bool, embeds: bool) -> None:
+    snapshot = Catalogue.load(world.bundle, Settings()).now
+    if not itself:  # one that cannot compute for each image other tasks
+        snapshot = replace(snapshot, engine=OneByOne(snapshot.engine))
+    views = [torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8) for _ in range(3)]
+    asked = [["first"], ["base", "second"], ["second"]]
+    answers = forward_asked(snapshot, views, asked, embeds)
+    for view, own, answer in zip(views, asked, answers, strict=True):
+        lone = forward_views(snapshot, [view], own, embeds)
+        assert list(answer) == own
+        for name in own:
+            torch.testing.assert_close(answer[name], lone[name][0].cpu(), rtol=1e-5, atol=1e-5)

@@ -55,19 +55,28 @@ class TorchEngine:
         return outputs
 
     def scored(
-        self, pixels: Tensor, tasks: Sequence[str]
+        self,
+        pixels: Tensor,
+        tasks: Sequence[str],
+        route: Sequence[Sequence[str]] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Outputs and scores of `MemoryViT.scored`."""
         known = (self.model.task(name).statistics for name in tasks if name != "base")
-        if all(statistics is None for statistics in known):
+        if route is None and all(statistics is None for statistics in known):
             return self.run(pixels, tasks), {}
         with self._inference():
-            return self.model.scored(to_device(pixels, self.device), list(tasks), self.exact)
+            pixels = to_device(pixels, self.device)
+            return self.model.scored(pixels, list(tasks), self.exact, route)
 
-    def embed(self, pixels: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def embed(
+        self,
+        pixels: Tensor,
+        names: Sequence[str] | None = None,
+        route: Sequence[Sequence[str]] | None = None,
+    ) -> dict[str, Tensor]:
         """The vectors of `MemoryViT.embed`."""
         with self._inference():
-            return self.model.embed(to_device(pixels, self.device), names, self.exact)
+            return self.model.embed(to_device(pixels, self.device), names, self.exact, route)
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Batcher:
     """Collects images from requests and runs the engine on several at once.
 
     All images of a batch belong to one snapshot, and either all or none are to be vectors; each
-    gets the outputs of the tasks it asked for.
+    gets the outputs of the tasks it asked for, and the model itself computes no others for it.
     `on_batch` is called with the size of every batch, `on_pending` with the images in the queue,
     and `on_stage` with the name of what a request has gone through and its times.
     """
@@ -173,12 +173,10 @@ class Batcher:
         snapshot, embeds, began = jobs[0].snapshot, jobs[0].embeds, time.time_ns()
         for job in jobs:
             job.began = began
-        wanted = {name for job in jobs for name in job.tasks}
-        names = [name for name in snapshot.embedding_names if name in wanted]
 
-        def forward() -> Outputs:
-            views = [job.view for job in jobs]
-            return on_cpu(forward_views(snapshot, views, names, embeds))
+        def forward() -> list[Outputs]:
+            views, asked = [job.view for job in jobs], [job.tasks for job in jobs]
+            return forward_asked(snapshot, views, asked, embeds)
 
         try:
             outputs = await self.in_engine_thread(forward)
@@ -187,26 +185,54 @@ class Batcher:
                 if not job.outputs.done():
                     job.outputs.set_exception(error)
             return
-        for i, job in enumerate(jobs):
+        for job, own in zip(jobs, outputs, strict=True):
             if not job.outputs.done():
-                found = [*job.tasks, *(s for s in map(score_of, job.tasks) if s in outputs)]
-                job.outputs.set_result({name: outputs[name][i] for name in found})
+                job.outputs.set_result(own)
+
+
+def forward_asked(
+    snapshot: Snapshot, views: Sequence[Tensor], asked: Sequence[Sequence[str]], embeds: bool
+) -> list[Outputs]:
+    """For each view the outputs of the tasks that it is asked for, or their vectors, fetched.
+
+    One pass. Where views are asked for different tasks, the model computes only those; an exported
+    graph computes for all what any of them is asked for.
+    """
+    wanted = {name for names in asked for name in names}
+    names = [name for name in snapshot.embedding_names if name in wanted]
+    if len({frozenset(own) for own in asked}) == 1 or not snapshot.routes(names, embeds):
+        outputs = on_cpu(forward_views(snapshot, views, names, embeds))
+        places: Mapping[str, Sequence[int]] = {name: range(len(views)) for name in names}
+    else:
+        outputs = on_cpu(forward_views(snapshot, views, (), embeds, route=asked))
+        places = snapshot.model.rows(asked)
+    rows = {name: {i: row for row, i in enumerate(images)} for name, images in places.items()}
+    found: list[Outputs] = []
+    for i, own in enumerate(asked):
+        keys = [(name, key) for name in own for key in (name, score_of(name)) if key in outputs]
+        found.append({key: outputs[key][rows[name][i]] for name, key in keys})
+    return found
 
 
 def forward_views(
-    snapshot: Snapshot, views: Sequence[Tensor], names: Sequence[str], embeds: bool = False
+    snapshot: Snapshot,
+    views: Sequence[Tensor],
+    names: Sequence[str],
+    embeds: bool = False,
+    route: Sequence[Sequence[str]] | None = None,
 ) -> Outputs:
     """The outputs and scores of these tasks for all views, or vectors, where they are computed.
 
-    An exported graph has no scores.
+    With a `route`, those of each view's own tasks, as `MemoryViT.rows` says. An exported graph has
+    no scores, and no routes.
     """
     own = snapshot.computing
     pixels = pixels_of(views, snapshot.preprocessing, own.device)
     if embeds:
-        return own.embed(pixels, names)
+        return own.embed(pixels, names, route)
     if own is not snapshot.engine:
         return snapshot.engine.run(pixels, names)
-    outputs, scores = own.scored(pixels, names)
+    outputs, scores = own.scored(pixels, names, route)
     return outputs | {score_of(name): score for name, score in scores.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,12 @@ class Snapshot:
     def computing(self) -> TorchEngine:
         """What computes vectors, which exported graphs do not have."""
         return self.engine if isinstance(self.engine, TorchEngine) else TorchEngine(self.model)
+
+    def routes(self, names: Sequence[str], embeds: bool) -> bool:
+        """Whether a pass can answer for each image other ones of these tasks, or their vectors."""
+        tasks = (self.model.task(name) for name in names if name != "base")
+        itself = embeds or isinstance(self.engine, TorchEngine)
+        return itself and not any(task.spec.parts.changes_trunk for task in tasks)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

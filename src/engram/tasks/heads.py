@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,10 @@ class Patches:
     tokens: Tensor  # (b, rows * columns, D)
     grid: tuple[int, int]
     size: tuple[int, int]  # height, width
+
+    def of(self, rows: Tensor | None) -> Patches:
+        """The same of some of the images; None: of all."""
+        return self if rows is None else replace(self, tokens=self.tokens[rows])
 
 
 class TaskHead(nn.Linear):
