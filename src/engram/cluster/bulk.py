@@ -142,7 +142,7 @@ class _Job:
                 yield None
 
     def _start(self) -> None:
-        from engram.cluster.pipeline import ON_HEAD, Pipeline, Plan, unpacked
+        from engram.cluster.pipeline import ON_HEAD, RESERVATION, Pipeline, Plan, unpacked
 
         self._unpacked = unpacked
         fit = room(self.ray, gpus=self.settings.gpus_per_actor, spare=_SPARE)
@@ -154,7 +154,9 @@ class _Job:
             os.getcwd(), self.roots, isolated=self.attempts > 0,
         )  # fmt: skip
         self.attempts += 1
-        remote = self.ray.remote(max_concurrency=8, **ON_HEAD)(Pipeline)
+        environment = {"env_vars": RESERVATION}
+        options = {"max_concurrency": 8, "runtime_env": environment, **ON_HEAD}
+        remote = self.ray.remote(**options)(Pipeline)
         self.pipeline = remote.remote([self.questions], self.preprocessing, plan)
 
     def _offer(self, batches: Sequence[Batch]) -> None:

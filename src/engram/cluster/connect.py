@@ -38,7 +38,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5",
+    "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "15",
 }
 
 
@@ -185,7 +185,8 @@ def _join(ray: Any, address: str) -> None:
             ray.shutdown()
             raise
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1].strip(" .") if lines else type(error).__name__  # of a traceback, its end
         raise EngramError(f"The cluster at {address} cannot be joined: {reason}.") from error
     if version != __version__:
         ray.shutdown()

@@ -38,6 +38,12 @@ Row = dict[str, Any]
 
 #: Where the pipeline itself runs: if the head is lost, all is.
 ON_HEAD = {"resources": {"node:__internal_head__": 0.001}, "num_cpus": 0}
+#: Ray Data reserves the CPUs of a dataset for three minutes after the last word of its owner, which
+#: the next pipeline would wait for if this one is killed. Here it is seconds, and said as often.
+RESERVATION = {
+    "RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "15",
+    "RAY_DATA_MIN_GAP_BETWEEN_AUTOSCALING_REQUESTS": "2",
+}
 _DECODE_ATTEMPTS = 2  # Ray Data's own are without end: an image that ends its process would hang it
 _DECODE_CALLS = 1000  # batches after which a process that decodes is replaced, and its memory freed
 _ACTOR_RESTARTS = 3
