@@ -40,10 +40,12 @@ def test_batched_adapters_are_adapters_one_by_one(tasks: list[tuple[int, int]], 
         s += tokens
     assume(members)
     x, normed = torch.randn(2, 3, start + s, 8, dtype=torch.float64)
-    side = LayerAdapters(Bank(members, s), 1, start)
+    bank = Bank(members, s)
     behind = [(range(span.start + start, span.stop + start), own) for span, own in members]
-    torch.testing.assert_close(side.attention(x, normed), one_by_one(x, normed, behind, 1, 0))
-    torch.testing.assert_close(side.mlp(x, normed), one_by_one(x, normed, behind, 1, 1))
+    for adding in (bank, bank.rows(2, x)):
+        side = LayerAdapters(adding, 1, start)
+        torch.testing.assert_close(side.attention(x, normed), one_by_one(x, normed, behind, 1, 0))
+        torch.testing.assert_close(side.mlp(x, normed), one_by_one(x, normed, behind, 1, 1))
 
 
 def test_the_input_is_left_as_it_was() -> None:
@@ -57,6 +59,7 @@ def test_the_input_is_left_as_it_was() -> None:
 def test_adapters_start_as_nothing() -> None:
     x, normed = torch.randn(2, 1, 3, 8)
     assert torch.equal(Bank([(range(3), Adapters(1, 8, 2))], 3).add(x, normed, 0, 0), x)
+    assert torch.equal(Bank([], 3).rows(1, x).add(x, normed, 0, 0), x)
 
 
 def test_adapters_of_one_shape_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, scatter, som
 from torch import Tensor
 
 from engram import MemoryViT
+from engram.memory import forward_fast
+from engram.sights import Pass
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 
@@ -51,3 +53,24 @@ def test_images_of_other_sizes_are_answered(family: MemoryViT) -> None:
         assert torch.equal(logits["base"], family.trunk(larger))
         for name, fast in family(larger).items():
             torch.testing.assert_close(fast, logits[name], **CLOSE)
+
+
+def test_outputs_come_from_a_pass_that_was_made_elsewhere(
+    family: MemoryViT, pixels: Tensor
+) -> None:
+    masked = [name for name, task in family.tasks.items() if task.spec.parts.masked]
+    trunk, size, layers = family.trunk, (pixels.shape[-2], pixels.shape[-1]), dict[int, Tensor]()
+    streams: dict[str, Tensor] = {}
+    with torch.no_grad():
+        x = trunk.embed(pixels)
+        if masked:
+            memory = family.memory(masked)
+            raw, tokens = forward_fast(trunk, x, memory, x.shape[1], see=layers.__setitem__)
+            streams = memory.split(tokens)
+        else:
+            raw = trunk.encode(x, size, layers.__setitem__)
+        passed, expected = Pass(raw, streams, list(layers.values())), family(pixels)
+        for name, output in family.from_pass(passed, list(expected), size).items():
+            torch.testing.assert_close(output, expected[name], **CLOSE)
+        for name, output in family.from_pass(passed.image(1), list(expected), size).items():
+            torch.testing.assert_close(output, expected[name][1:2], **CLOSE)

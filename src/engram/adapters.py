@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,7 @@ class Bank:
 
     def __init__(self, members: Sequence[tuple[range, Adapters]], tokens: int) -> None:
         """`members`: which tokens of the pass, of `tokens` in all, go through which adapters."""
+        self.tokens = tokens
         shapes: dict[tuple[int, int], list[tuple[range, Adapters]]] = {}
         for rows, adapters in members:
             shapes.setdefault((len(rows), adapters.down.shape[-1]), []).append((rows, adapters))
@@ -75,6 +76,41 @@ class Bank:
             out = out.to(x.dtype)  # autocast's products are in half precision
             x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
         return x
+
+    def rows(self, depth: int, like: Tensor) -> RowBank:
+        """The same with an adapter for each token that has one: narrow ones are padded.
+
+        Where there are none, one of zeros is at the first token, which changes nothing.
+        """
+        if not self.groups:
+            zeros = like.new_zeros(depth, 2, 1, like.shape[-1], 1)
+            return RowBank(torch.tensor([0], device=like.device), zeros, zeros.mT)
+        width = max(group.down.shape[-1] for group in self.groups)
+        tokens, downs, ups = [], [], []
+        for group in self.groups:
+            taken = torch.arange(self.tokens) if group.tokens is None else group.tokens
+            each, pad = len(taken) // group.count, width - group.down.shape[-1]
+            tokens.append(taken)
+            downs.append(F.pad(group.down, (0, pad)).repeat_interleave(each, 2))
+            ups.append(F.pad(group.up, (0, 0, 0, pad)).repeat_interleave(each, 2))
+        return RowBank(torch.cat(tokens), torch.cat(downs, 2), torch.cat(ups, 2))
+
+
+class RowBank(NamedTuple):
+    """A bank with one adapter for each of some tokens, all of one width.
+
+    Every product is of one row, so that no number depends on how many images there are.
+    """
+
+    tokens: Tensor  # (r)
+    down: Tensor  # (l, 2, r, D, w)
+    up: Tensor  # (l, 2, r, w, D)
+
+    def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
+        """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
+        rows = normed.index_select(1, self.tokens).unsqueeze(2)  # (b, r, 1, D)
+        out = F.gelu(rows @ self.down[layer, place]) @ self.up[layer, place]
+        return x.index_add(1, self.tokens, out.squeeze(2))
 
 
 @dataclass(frozen=True)

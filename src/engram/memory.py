@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from engram.adapters import Adapters, Adding, Bank, LayerAdapters
+from engram.adapters import Adapters, Adding, Bank, LayerAdapters, RowBank
 from engram.positions import Rotation
 from engram.util.devices import to_device
 from engram.vit import Attend, Block, See, ViT, merge_heads
@@ -122,6 +122,17 @@ class WithTrunk(Streams, Protocol):
         """What class tokens read, (b, s, D), by keys and values; `own` are theirs, (b, h, s, d)."""
 
 
+class MemoryTensors(NamedTuple):
+    """A `Memory` as inputs of an exported graph, which is then the same for any tasks."""
+
+    token: Tensor  # (s, D)
+    tokens_read: Tensor  # (s, a)
+    missing: Tensor  # (s, a + m)
+    keys: Tensor  # of cells, (l, h, s, m, d)
+    values: Tensor
+    bank: RowBank | None = None
+
+
 class Memory:
     """The task streams of a pass and all they need to read: Table 1 as indices, and the cells.
 
@@ -153,6 +164,36 @@ class Memory:
         ]
         self.bank: Adding | None = Bank(members, s) if members else None
 
+    @classmethod
+    def of_tensors(cls, tensors: MemoryTensors) -> Memory:
+        """The memory that gave these tensors, for the passes only: no stream has a name in it."""
+        memory = cls.__new__(cls)
+        memory.token, memory.tokens_read = tensors.token, tensors.tokens_read
+        memory.missing, memory.reads_only_itself = tensors.missing, False
+        memory._kept = dict(enumerate(zip(tensors.keys, tensors.values, strict=True)))
+        memory.bank = tensors.bank
+        return memory
+
+    def tensors(self, vit: ViT, adapters: bool) -> MemoryTensors:
+        """All that a pass needs of this memory, as tensors with no empty axis.
+
+        With `adapters`, there are some in any case: zeros, where no stream has any.
+        """
+        kept = [self.keys_values(layer, block) for layer, block in enumerate(vit.layers)]
+        keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
+        s, m = keys.shape[2:4]
+        missing = self.missing
+        if missing is None:
+            missing = keys.new_zeros(s, self.tokens_read.shape[1] + m, dtype=torch.bool)
+        if not m:
+            keys, values = (F.pad(part, (0, 0, 0, 1)) for part in (keys, values))
+            missing = F.pad(missing, (0, 1), value=True)
+        own = self.token, self.tokens_read, missing, keys, values
+        if not adapters:
+            return MemoryTensors(*own)
+        bank = self.bank if isinstance(self.bank, Bank) else Bank([], s)
+        return MemoryTensors(*own, bank.rows(len(vit.layers), self.token))
+
     def start(self, images: int) -> Tensor:
         """The class tokens at the first layer: (b, s, D)."""
         return self.token.expand(images, -1, -1)
@@ -183,7 +224,7 @@ class Memory:
         """`attend` by keys and values, as usual; `own` (b, h, s, d) are the tasks'."""
         q, k, v = own
         cell_k, cell_v = self.keys_values(layer, block)  # (h, s, m, d)
-        if len(self.token) == 1 and watch is None:  # it may read all there is: no mask
+        if q.shape[2] == 1 and watch is None:  # it may read all there is: no mask
             k = torch.cat([trunk.k, k, cell_k[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             v = torch.cat([trunk.v, v, cell_v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             return merge_heads(F.scaled_dot_product_attention(q, k, v))
@@ -257,15 +298,31 @@ def read_by_keys(
     q = q * q.shape[-1] ** -0.5
     of_trunk = q @ trunk.k.mT
     of_tokens = (q.unsqueeze(3) * tokens.k).sum(-1)
-    of_cells = torch.einsum(f"bhsd,{axes}->bhsm", q, cells.k)
+    by_row = torch.compiler.is_exporting() and axes == "hsmd"
+    of_cells = _by_row(q, cells.k.mT) if by_row else torch.einsum(f"bhsd,{axes}->bhsm", q, cells.k)
     weights = _weigh(of_trunk, torch.cat([of_tokens, of_cells], dim=-1), missing)
     lengths = [of_trunk.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
     to_trunk, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
     read = to_trunk @ trunk.v + (to_tokens.unsqueeze(-1) * tokens.v).sum(3)
-    read = merge_heads(read + torch.einsum(f"bhsm,{axes}->bhsd", to_cells, cells.v))
+    of_cells = (
+        _by_row(to_cells, cells.v)
+        if by_row
+        else torch.einsum(f"bhsm,{axes}->bhsd", to_cells, cells.v)
+    )
+    read = merge_heads(read + of_cells)
     if watch is not None:
         watch(layer, to_trunk, to_tokens, to_cells, trunk.v, read)
     return read
+
+
+def _by_row(x: Tensor, y: Tensor) -> Tensor:
+    """x (b, h, s, i) and y (h, s, i, j) to (b, h, s, j), every row by itself.
+
+    So no bit of an exported graph depends on how many images there are: products of one row and of
+    several add up in another order.
+    """
+    rows: Tensor = x.unsqueeze(3) @ y
+    return rows.squeeze(3)
 
 
 def _weigh(trunk: Tensor, memory: Tensor, missing: Tensor | None) -> Tensor:
@@ -345,26 +402,39 @@ def forward_fast(
     n = x.shape[1]
     x = torch.cat([x, memory.start(x.shape[0])], dim=1)
     for layer, block in enumerate(vit.layers):
-        last = layer + 1 == len(vit.layers)
-        wanted = keep if last else n
-
-        def attend(
-            block: Block, normed: Tensor, layer: int = layer, wanted: int = wanted
-        ) -> Tensor:
-            if see is not None:
-                see(layer, normed[:, :n])
-            q, k, v = block.project(normed, rotation)
-            trunk = KeysValues(k[:, :, :n], v[:, :, :n])
-            own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
-            read = memory.attend_keys(layer, block, own, trunk, watch)
-            if not wanted:
-                return read
-            plain = F.scaled_dot_product_attention(q[:, :, :wanted], trunk.k, trunk.v)
-            return torch.cat([merge_heads(plain), read], dim=1)
-
-        adapters = LayerAdapters(memory.bank, layer, wanted) if memory.bank else None
-        x = block(x, attend, adapters, None if wanted == n else range(wanted, n))
+        wanted = keep if layer + 1 == len(vit.layers) else n
+        x = layer_fast(layer, block, x, memory, n, wanted, watch, see, rotation)
     return x[:, :keep], x[:, keep:]
+
+
+def layer_fast(
+    layer: int,
+    block: Block,
+    x: Tensor,
+    memory: WithTrunk,
+    n: int,
+    wanted: int,
+    watch: Watch | None = None,
+    see: See | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """One layer of `forward_fast`: x (b, n + s, D) to its first `wanted` tokens and the last s."""
+
+    def attend(block: Block, normed: Tensor) -> Tensor:
+        if see is not None:
+            see(layer, normed[:, :n])
+        q, k, v = block.project(normed, rotation)
+        trunk = KeysValues(k[:, :, :n], v[:, :, :n])
+        own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
+        read = memory.attend_keys(layer, block, own, trunk, watch)
+        if not wanted:
+            return read
+        plain = F.scaled_dot_product_attention(q[:, :, :wanted], trunk.k, trunk.v)
+        return torch.cat([merge_heads(plain), read], dim=1)
+
+    adapters = LayerAdapters(memory.bank, layer, wanted) if memory.bank else None
+    out: Tensor = block(x, attend, adapters, None if wanted == n else range(wanted, n))
+    return out
 
 
 class TrunkPass:

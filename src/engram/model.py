@@ -18,11 +18,13 @@ from engram.routing import Entry, Route
 from engram.side import Sides
 from engram.sights import (
     BaseSight,
+    Pass,
     Sight,
     check_regimes,
     routed_sights,
     sights,
     sights_from_cache,
+    sights_from_pass,
 )
 
 Vectors = dict[str, Tensor]  # (images, numbers), by task
@@ -291,6 +293,16 @@ class MemoryViT(Pretrained):
         rotary positions, unless they have the size of the preprocessing.
         """
         seen = sights_from_cache(self, layers, pooled, tasks, final, size)
+        return {name: self._head(name, sight) for name, sight in seen.items()}
+
+    def from_pass(
+        self, passed: Pass, tasks: Sequence[str], size: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """Outputs of "base" and of tasks that leave the trunk alone, from a pass made elsewhere.
+
+        `size` is the (height, width) of the images.
+        """
+        seen = sights_from_pass(self, passed, tasks, size)
         return {name: self._head(name, sight) for name, sight in seen.items()}
 
     def from_moments(self, moments: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ the masked ones beside it, `side.py` and `readout.py` read its normed tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,21 @@ from engram.tasks.heads import Patches
 from engram.tasks.task import Task
 from engram.util.devices import to_device
 from engram.vit import See, ViT
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the layers make of images, before any head."""
+
+    raw: Tensor  # the trunk's last tokens before the final norm, (b, n, D)
+    streams: Mapping[str, Tensor]  # the same of the masked tasks, (b, k, D)
+    layers: Sequence[Tensor] = ()  # the trunk's normed tokens of every layer, (b, n, D)
+
+    def image(self, i: int) -> Pass:
+        """The same of one image."""
+        streams = {name: tokens[i : i + 1] for name, tokens in self.streams.items()}
+        layers = [tokens[i : i + 1] for tokens in self.layers]
+        return Pass(self.raw[i : i + 1], streams, layers)
 
 
 @dataclass(frozen=True)
@@ -149,12 +164,27 @@ def _sights_together(
         memory = _memory(model, masked, x)
         raw, y = forward_fast(model.trunk, x, memory, keep, None, see, rotation)
         streams = memory.split(y)
+    return _finished(model, names, raw, streams, readers, size, route)
+
+
+def _finished(
+    model: Composition,
+    names: Sequence[str],
+    raw: Tensor,
+    streams: Mapping[str, Tensor],
+    readers: Readers,
+    size: tuple[int, int],
+    route: Route | None = None,
+) -> dict[str, Sight | BaseSight]:
+    """From the last tokens of the trunk and of the masked tasks, before the final norm."""
+    others = [name for name in names if name not in streams]
+    per_pixel = any(model.task(n).kind.per_pixel for n in names if n != "base")
     tokens = model.trunk.norm(raw) if others or per_pixel else raw
     if readers:
         readers.see(model.trunk.config.depth, tokens)
     patches = _patches(model.trunk, tokens, size) if per_pixel else None
     pooled = model.trunk.pool(tokens) if set(others) - {"base"} else raw
-    rows = dict.fromkeys(names) if route is None else _rows(route, x)
+    rows = dict.fromkeys(names) if route is None else _rows(route, raw)
     seen: dict[str, Sight | BaseSight] = {}
     for name in names:
         own = rows[name]
@@ -200,6 +230,18 @@ def _routed_streams(
     beside = RoutedGroups(groups)
     y = forward_tasks(trunk, plain, beside, len(x))
     return plain.tokens, merged(beside.split(y, route.rows))
+
+
+def sights_from_pass(
+    model: Composition, passed: Pass, names: Sequence[str], size: tuple[int, int]
+) -> dict[str, Sight | BaseSight]:
+    """The same of "base" and of tasks that leave the trunk alone, from a pass made elsewhere."""
+    readers = _readers(model, names, passed.raw)
+    if readers:
+        for step, tokens in enumerate(passed.layers):
+            readers.see(step, tokens)
+    streams = {name: passed.streams[name] for name in names if name in passed.streams}
+    return _finished(model, names, passed.raw, streams, readers, size)
 
 
 def sights_from_cache(

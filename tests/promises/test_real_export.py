@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 import engram
 from engram import MemoryViT, load_trunk
 from engram.export import export_onnx
+from engram.export.engine import OnnxEngine
 
 
 def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path: Path) -> None:
@@ -29,3 +33,16 @@ def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path
     assert sum(same) >= 16
     for a, b, agree in zip(said, expected, same, strict=True):
         assert not agree or abs(a["probability"] - b["probability"]) < 0.25
+
+
+def test_int8_in_the_service_is_near_what_transformers_computes(assets: Path) -> None:
+    """Logits within a tenth of their norm for photographs, whatever shares the batch."""
+    folder = assets / "weights" / "vit_tiny_patch16_224"
+    reference = load_file(folder / "reference.safetensors")
+    pixels, expected = reference["pixel_values"], reference["logits"]
+    engine = OnnxEngine(MemoryViT(load_trunk(folder / "transformers")), int8=True, threads=1)
+    found = engine.run(pixels, ["base"])["base"]
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert 0.001 < float(errors.max()) < 0.1
+    assert torch.equal(found.argmax(1), expected.argmax(1))
+    assert torch.equal(engine.run(pixels[[5, 2]], ["base"])["base"], found[[5, 2]])

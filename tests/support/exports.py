@@ -13,6 +13,21 @@ from engram import MemoryViT, random_trunk
 from engram.export import Export, graphs
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
+from engram.positions import RotaryConfig
+
+#: What is optional in a ViT, all of it: options of `new_model`.
+EVERYTHING: dict[str, Any] = {
+    "activation": "swiglu",
+    "layer_scale": True,
+    "pre_norm": True,
+    "patch_norm": True,
+    "read_norm": True,
+    "mlp_norm": True,
+    "proj_bias": False,
+    "rotary": RotaryConfig(base=100.0, span=6.0),
+    "registers": 1,
+    "qkv_bias": False,
+}
 
 _TRACES: dict[tuple[object, ...], Any] = {}
 _CONVERTED: dict[int, Any] = {}
@@ -21,6 +36,8 @@ _CONVERTED: dict[int, Any] = {}
 def new_model(**options: Any) -> MemoryViT:
     """Tasks of every kind that share a pass, on a trunk that sees pictures of another size."""
     trunk = random_trunk(image_size=16, patch=8, width=32, depth=2, heads=2, classes=7, **options)
+    if options:
+        scatter(trunk, by=0.1)
     trunk.preprocessing = Preprocessing((24, 16), 28, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     model = MemoryViT(trunk)
     model.add_task("plain", ["red", "green", "blue"], 3, seed=0)

@@ -68,14 +68,19 @@ class _ExportModule(nn.Module):
 
 def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
     """An ONNX model with one output for each of `names`, and the metadata."""
-    program = trace(model, names, pixels)
+    proto = converted(trace(model, names, pixels))
+    _rename_values(proto, names)
+    set_metadata(proto, metadata(model, names))
+    return proto
+
+
+def converted(program: torch.export.ExportedProgram) -> Any:
+    """A program of torch.export as an ONNX model."""
     with quiet_exporters():
         graph = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     assert graph is not None
     proto = graph.model_proto
     _remove_debug_information(proto)
-    _rename_values(proto, names)
-    set_metadata(proto, metadata(model, names))
     return proto
 
 

@@ -1,72 +1,63 @@
-"""int8 quantisation of the linear layers of an ONNX model, except where it would lose accuracy."""
+"""int8 quantisation of the linear layers of an ONNX model, except where it would lose accuracy.
+
+Every token is rounded with a step of its own, 1/127 of its largest value, so that what becomes of
+it depends on no other token and no other image. Weights have a step for each column. The graph
+says this in ONNX's own operators (QuantizeLinear and DequantizeLinear around a MatMul), which
+onnxruntime runs as one product of integers.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
-from engram.export.graphs import INPUT
 from engram.export.runtime import open_session
 
-#: A layer stays in float32 if its input has a value this many times the root mean square.
-OUTLIER_RATIO = 50
+#: A layer stays in float32 if rounding moves most numbers of its input by more than this share.
+LARGEST_NOISE = 0.15
+_STEPS = 127  # of a token, to each side
+_WEIGHT_STEPS = 63  # 7 bits: with 8, sums overflow on CPUs without VNNI
+_SMALLEST = 1e-20  # of what a token is divided by: one of zeros stays one
+
+Array = npt.NDArray[Any]
+Feeds = Mapping[str, Array]  # by the name of a graph's input
 
 
-def quantise(proto: Any, pixels: Tensor, folder: Path) -> Any:
-    """The ONNX model with int8 in the linear layers that all tokens pass (dynamic quantisation).
+def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
+    """Compute the linear layers that all tokens pass in int8: changes the ONNX model.
 
     Args:
-        proto: The model in float32. It is changed and of no use afterwards.
-        pixels: Images on which to look for outliers.
-        folder: A folder with enough free space for the model; otherwise there is an OSError.
-
-    Returns:
-        The quantised model, without metadata of its own.
+        proto: The model in float32.
+        feeds: Inputs of it on which to look for outliers, a few images at a time.
     """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnx import numpy_helper
 
-    layers = _without_outliers(proto, _linear_layers(proto), pixels)
-    _copy_shared_weights(proto)
-    del proto.graph.value_info[:]  # the exporter's shapes contradict the quantiser's
-    del proto.metadata_props[:]
-    # The shapes are known, so the step that the quantiser would advise changes nothing.
-    proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".engram-") as name:
-        source, target = Path(name) / "float32.onnx", Path(name) / "int8.onnx"
-        source.write_bytes(proto.SerializeToString())
-        quantize_dynamic(
-            source,
-            target,
-            nodes_to_quantize=layers,
-            op_types_to_quantize=["MatMul"],
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            reduce_range=True,
-        )
-        return onnx.load(target)
-
-
-def _copy_shared_weights(proto: Any) -> None:
-    """Give every Gemm its own weight: the quantiser transposes them in place, once per use.
-
-    The exporter lets two tasks share a weight if their heads are equal, as untrained ones are.
-    """
-    weights = {one.name: one for one in proto.graph.initializer}
-    seen: set[str] = set()
-    for number, node in enumerate(proto.graph.node):
-        name = node.input[1] if node.op_type == "Gemm" else ""
-        if name in seen and name in weights:
-            own = proto.graph.initializer.add()
-            own.CopyFrom(weights[name])
-            own.name = node.input[1] = f"{name}/{number}"
-        seen.update(node.input)
+    layers = _without_outliers(proto, _linear_layers(proto), feeds)
+    graph = proto.graph
+    nodes: list[Any] = []
+    tokens, weights = set(), set()  # that are rounded
+    for node in graph.node:
+        if node.name not in layers:
+            nodes.append(node)
+            continue
+        value, weight = node.input
+        if value not in tokens:
+            nodes += _round_tokens(value)
+        tokens.add(value)
+        weights.add(weight)
+        nodes += _product(value, weight, node.output[0])
+    constants = _constants() | _rounded_weights([w for w in graph.initializer if w.name in weights])
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input}
+    for i in reversed(range(len(graph.initializer))):
+        if graph.initializer[i].name not in used:
+            del graph.initializer[i]
+    graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
+    graph.ClearField("value_info")  # the exporter's types, some of what is not there any more
 
 
 def _linear_layers(proto: Any) -> list[str]:
@@ -85,27 +76,85 @@ def _linear_layers(proto: Any) -> list[str]:
     ]
 
 
-def _without_outliers(proto: Any, layers: Sequence[str], pixels: Tensor) -> list[str]:
+def _without_outliers(proto: Any, layers: Sequence[str], feeds: Sequence[Feeds]) -> set[str]:
     """The layers whose input has no value so large that rounding would erase all others.
 
-    All values of an input share one step. Some ViTs have a layer in which one channel is hundreds
-    of times as large as the rest: in 255 steps of that size, the rest becomes zero.
+    All values of a token share one step. Some ViTs have a layer in which one channel is hundreds
+    of times as large as the rest: in steps of that size, the rest becomes zero.
     """
     probe = type(proto)()
     probe.CopyFrom(proto)
     inputs = {node.name: node.input[0] for node in proto.graph.node if node.name in layers}
+    own = {output.name for output in proto.graph.output}
     values = list(dict.fromkeys(inputs.values()))
     for value in values:
-        probe.graph.output.add().name = value
+        if value not in own:
+            probe.graph.output.add().name = value
     session = open_session(probe.SerializeToString())
-    largest, squares = dict.fromkeys(values, 0.0), dict.fromkeys(values, 0.0)
-    for image in torch.split(pixels, 1):  # one at a time: the inputs of all layers are in memory
-        arrays = session.run(values, {INPUT: image.numpy()})
-        for value, array in zip(values, arrays, strict=True):
-            largest[value] = max(largest[value], float(np.abs(array).max()))
-            squares[value] += float(np.mean(array**2)) / len(pixels)
+    noise = dict.fromkeys(values, 0.0)
+    for one in feeds:  # a few images at a time: the inputs of all layers are in memory
+        for value, array in zip(values, session.run(values, dict(one)), strict=True):
+            noise[value] += _noise(array) / len(feeds)
+    return {name for name, value in inputs.items() if noise[value] <= LARGEST_NOISE}
+
+
+def _noise(tokens: Array) -> float:
+    """How far rounding moves the numbers of tokens (…, D), as a share of what is usual there.
+
+    Both in root mean square, without the largest hundredth of every token's numbers.
+    """
+    sizes = np.abs(tokens).reshape(-1, tokens.shape[-1])
+    usual = sizes.shape[1] - max(sizes.shape[1] // 100, 1)
+    rest = np.partition(sizes, usual, axis=1)[:, :usual]
+    step = sizes.max(1) / _STEPS
+    return float(np.sqrt(np.mean(step**2) / 12 / max(np.mean(rest**2), _SMALLEST)))
+
+
+def _constants() -> dict[str, Array]:
+    return {
+        "/int8/last": np.array([-1]),
+        "/int8/smallest": np.array(_SMALLEST, np.float32),
+        "/int8/step": np.array(1 / _STEPS, np.float32),
+        "/int8/zero": np.array(128, np.uint8),
+    }
+
+
+def _round_tokens(value: str) -> list[Any]:
+    """Nodes that divide each token by its largest value, and round what is left, from -1 to 1."""
+    from onnx.helper import make_node
+
+    at = f"{value}/int8"
     return [
-        name
-        for name, value in inputs.items()
-        if largest[value] <= OUTLIER_RATIO * max(squares[value] ** 0.5, 1e-30)
+        make_node("Abs", [value], [f"{at}/sizes"]),
+        make_node("ReduceMax", [f"{at}/sizes", "/int8/last"], [f"{at}/largest"]),
+        make_node("Max", [f"{at}/largest", "/int8/smallest"], [f"{at}/size"]),
+        make_node("Div", [value, f"{at}/size"], [f"{at}/share"]),
+        make_node("QuantizeLinear", [f"{at}/share", "/int8/step", "/int8/zero"], [f"{at}/rounded"]),
+        make_node("DequantizeLinear", [f"{at}/rounded", "/int8/step", "/int8/zero"], [at]),
     ]
+
+
+def _product(value: str, weight: str, output: str) -> list[Any]:
+    """Nodes that multiply rounded tokens by a rounded weight."""
+    from onnx.helper import make_node
+
+    at, of = f"{value}/int8", f"{weight}/int8"
+    return [
+        make_node("DequantizeLinear", [of, f"{of}/steps", f"{of}/zeros"], [f"{output}/w"], axis=1),
+        make_node("MatMul", [at, f"{output}/w"], [f"{output}/share"], name=f"{output}/int8"),
+        make_node("Mul", [f"{output}/share", f"{at}/size"], [output]),
+    ]
+
+
+def _rounded_weights(weights: Sequence[Any]) -> dict[str, Array]:
+    """These weights as int8, and the step of every column."""
+    from onnx import numpy_helper
+
+    rounded = {}
+    for weight in weights:
+        array, name = numpy_helper.to_array(weight), f"{weight.name}/int8"
+        steps = np.maximum(np.abs(array).max(0), _SMALLEST) / _WEIGHT_STEPS
+        rounded[name] = np.rint(array / steps).astype(np.int8)
+        rounded[f"{name}/steps"] = steps.astype(np.float32)
+        rounded[f"{name}/zeros"] = np.zeros(array.shape[1], np.int8)
+    return rounded

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engram.data.scenes import draw_scenes
+from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
@@ -63,6 +64,18 @@ def compare(
         name: _difference(torch.cat([part[name] for part in parts]), logits)
         for name, logits in expected.items()
     }
+
+
+def check_differences(differences: Mapping[str, Difference], int8: bool, consequence: str) -> None:
+    """Refuse logits that differ too much; the error ends with the `consequence`."""
+    for name, found in differences.items():
+        if not found.acceptable(int8):
+            how = "with int8, " if int8 else ""
+            raise EngramError(
+                f"The exported {name!r} does not answer as the model does: {how}its logits are "
+                f"off by up to {found.largest:.2g} (the largest logit is {found.size:.2g}), so "
+                f"{consequence}."
+            )
 
 
 def _difference(actual: Tensor, expected: Tensor) -> Difference:

@@ -21,7 +21,13 @@ from engram.errors import EngramError
 from engram.export import graphs, standalone
 from engram.export.quantise import quantise
 from engram.export.runtime import OnnxModel, require_onnx
-from engram.export.verify import Difference, Forward, compare, expected_logits
+from engram.export.verify import (
+    Difference,
+    Forward,
+    check_differences,
+    compare,
+    expected_logits,
+)
 from engram.model import MemoryViT
 from engram.util.files import check_writable, write_atomically
 from engram.util.spelling import spell
@@ -87,28 +93,33 @@ def export_onnx(
     began, path = time.monotonic(), Path(path)
     check_output_path(path, "onnx", overwrite)
     require_onnx()
-    names = _exportable_names(model, tasks)
-    _check_onnx_size(model)
+    names = check_exportable(model, tasks)
+    data, differences = onnx_file(model, names, int8, f"{path} was not written")
+    write_atomically(path, data)
+    script = write_script(path)
+    return Export(path, "onnx", int8, len(data), time.monotonic() - began, differences, script)
+
+
+def onnx_file(
+    model: MemoryViT, names: Sequence[str], int8: bool, consequence: str
+) -> tuple[bytes, dict[str, Difference]]:
+    """The bytes of an ONNX file, compared with the model, and how its logits differ.
+
+    If they differ too much there is an EngramError, which ends with the `consequence`.
+    """
+    check_onnx_size(model)
     pixels, expected = expected_logits(model, names)
     proto = graphs.onnx_graph(model, names, pixels)
     data = proto.SerializeToString()
     differences = compare(OnnxModel(data).run, pixels, expected)
-    _check_differences(path, differences, int8=False)
+    check_differences(differences, False, consequence)
     if int8:
-        try:
-            proto = quantise(proto, pixels, path.parent)
-        except OSError as error:
-            raise EngramError(
-                f"{path} cannot be written ({error.strerror or error}); check the folder, its "
-                "permissions and the free space. What was there is unchanged."
-            ) from None
+        quantise(proto, [{graphs.INPUT: image.numpy()} for image in torch.split(pixels, 1)])
         graphs.set_metadata(proto, graphs.metadata(model, names, int8=True))
         data = proto.SerializeToString()
         differences = compare(OnnxModel(data).run, pixels, expected)
-        _check_differences(path, differences, int8=True)
-    write_atomically(path, data)
-    script = write_script(path)
-    return Export(path, "onnx", int8, len(data), time.monotonic() - began, differences, script)
+        check_differences(differences, True, consequence)
+    return data, differences
 
 
 def export_torch(
@@ -141,14 +152,14 @@ def export_torch(
     """
     began, path = time.monotonic(), Path(path)
     check_output_path(path, "torch", overwrite)
-    names = _exportable_names(model, tasks)
+    names = check_exportable(model, tasks)
     pixels, expected = expected_logits(model, names)
     program = graphs.trace(model, names, pixels)
     data = _saved(program, graphs.metadata(model, names))
     with graphs.quiet_exporters():
         loaded = torch.export.load(io.BytesIO(data)).module()
     differences = compare(cast("Forward", loaded), pixels, expected)
-    _check_differences(path, differences, int8=False)
+    check_differences(differences, False, f"{path} was not written")
     write_atomically(path, data)
     return Export(path, "torch", False, len(data), time.monotonic() - began, differences, None)
 
@@ -195,7 +206,7 @@ def _saved(program: torch.export.ExportedProgram, metadata: Mapping[str, Any]) -
     return buffer.getvalue()
 
 
-def _exportable_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
+def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> list[str]:
     """The names of the outputs; a model that cannot be exported is an EngramError."""
     names = model.output_names(tasks)
     if not names:
@@ -219,21 +230,11 @@ def _exportable_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str
     return names
 
 
-def _check_onnx_size(model: MemoryViT) -> None:
+def check_onnx_size(model: MemoryViT) -> None:
+    """Refuse a model that is too large for ONNX."""
     size = sum(p.numel() for p in model.parameters()) * 4
     if size > MAX_ONNX_BYTES:
         raise EngramError(
             f"The model has {size / 1e9:.1f} GB of weights, and an ONNX file holds at most 2 GB; "
-            "export it as .pt2 instead."
+            "export it as .pt2, or serve it with the engine torch."
         )
-
-
-def _check_differences(path: Path, differences: Mapping[str, Difference], int8: bool) -> None:
-    for name, found in differences.items():
-        if not found.acceptable(int8):
-            how = "with int8, " if int8 else ""
-            raise EngramError(
-                f"The exported {name!r} does not answer as the model does: {how}its logits are "
-                f"off by up to {found.largest:.2g} (the largest logit is {found.size:.2g}), so "
-                f"{path} was not written."
-            )

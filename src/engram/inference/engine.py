@@ -105,8 +105,8 @@ def on_cpu(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class OneByOne:
     """Runs an engine on one image at a time.
 
-    int8 rounds with one step for the whole batch, so that an image's answer would depend on the
-    other images in its pass.
+    In an exported file the heads of all images are one product, whose last bits depend on how many
+    images there are.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -201,7 +201,7 @@ class Catalogue:
         model = MemoryViT(self.now.model.trunk)
         for engram in bundle.engrams:
             model.attach(engram)
-        return _snapshot(bundle, model, self.settings)
+        return _snapshot(bundle, model, self.settings, self.now.engine)
 
 
 def _state(folder: Path) -> State:
@@ -244,10 +244,12 @@ def _parse(name: str, data: bytes) -> Engram:
     return engram
 
 
-def _snapshot(bundle: Bundle, model: MemoryViT, settings: Settings) -> Snapshot:
+def _snapshot(
+    bundle: Bundle, model: MemoryViT, settings: Settings, before: Engine | None = None
+) -> Snapshot:
     """A snapshot whose engine has run once, so that errors occur before any request uses it."""
     engine = make_engine(
-        model.eval(), settings.engine, settings.threads, settings.device, settings.precision
+        model.eval(), settings.engine, settings.threads, settings.device, settings.precision, before
     )
     contents = {engram.spec.name: engram.content for engram in bundle.engrams}
     base = ["base"] if model.trunk.class_names else []

@@ -1,9 +1,6 @@
-"""The engine that the settings name: PyTorch, or ONNX Runtime on an exported graph."""
+"""The engine that the settings name: PyTorch, or ONNX Runtime on exported graphs."""
 
 from __future__ import annotations
-
-import tempfile
-from pathlib import Path
 
 import torch
 
@@ -20,14 +17,16 @@ def make_engine(
     threads: int = 0,
     device: str = "auto",
     precision: str = "fp32",
+    before: Engine | None = None,
 ) -> Engine:
     """An engine of this kind for a model, which moves to the device.
 
-    The ONNX engines export the model first; they run on the CPU, in the precision of their kind.
+    The ONNX engines export the trunk first, unless that of the engine `before` is the same; they
+    run on the CPU, in the precision of their kind.
     """
+    if threads:
+        torch.set_num_threads(threads)
     if kind == "torch":
-        if threads:
-            torch.set_num_threads(threads)
         return TorchEngine(model, device=device_for(device), precision=precision)
     for name, given, own in (
         ("device", device, ("auto", "cpu")),
@@ -39,10 +38,21 @@ def make_engine(
                 f"{spell('engine')} is {kind!r}, which has no {spell(name)} {given}; leave that "
                 f"out, or use {spell('engine')} torch."
             )
-    from engram.export import OnnxModel, export_onnx
+    int8 = kind == "onnx-int8"
+    if any(task.spec.parts.changes_trunk for task in model.tasks.values()):
+        return _whole(model, int8, threads or None)
+    from engram.export.engine import OnnxEngine
 
-    with tempfile.TemporaryDirectory(prefix="engram-") as folder:
-        path = Path(folder) / "model.onnx"
-        export_onnx(model, path, int8=kind == "onnx-int8")
-        engine = OnnxModel(path.read_bytes(), threads=threads or None)
-    return OneByOne(engine) if kind == "onnx-int8" else engine
+    return OnnxEngine(model, int8=int8, threads=threads or None, before=before)
+
+
+def _whole(model: MemoryViT, int8: bool, threads: int | None) -> Engine:
+    """A model as one graph: a task that changes the trunk's own tokens has no other beside it."""
+    from engram.export import OnnxModel
+    from engram.export.runtime import require_onnx
+    from engram.export.write import check_exportable, onnx_file
+
+    require_onnx()
+    data, _ = onnx_file(model, check_exportable(model), int8, "it is not used")
+    engine = OnnxModel(data, threads)
+    return OneByOne(engine) if int8 else engine
