@@ -70,7 +70,7 @@ class OnnxEngine:
         check_differences(found, int8, "it is not used")
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        # onnxruntime computes an RMSNorm in parts, whose last bits depend on a token's place.
+        # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.int8 and len(pixels) > 1 and self.model.trunk.config.norm == "rms":
             return OneByOne(self).run(pixels, tasks)
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
