@@ -243,6 +243,8 @@ REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "nowhere": {"backbone": "nowhere"},
     "--seeds is -1; at least one": {"more": ["--seeds", "-1"]},
     "--seeds needs one regime; give one": {"more": ["--seeds", "2", "--regime", "auto"]},
+    "--soup needs one regime; give one": {"more": ["--soup", "2", "--regime", "auto"]},
+    "--soup is 1; an average needs at least 2": {"more": ["--soup", "1"]},
     "side+readout, which is an average": {"more": ["--regime", "side+readout"]},
     "is solved, not trained": {"more": ["--regime", "readout", "--seeds", "2"]},
 }
@@ -270,6 +272,7 @@ REFUSED_BY_SWEEP = {
     "--cells is '1.5'; give numbers": ["--cells", "1.5"],
     "--lr is -1; it must be a number above 0": ["--lr", "-1,0.1"],
     "--seeds is 0; at least one": ["--seeds", "0"],
+    "--soup is 2, but only 1 of the 2 variants": ["--soup", "2", "--cells", "1,2"],
 }
 
 

@@ -10,6 +10,7 @@ from engram.tasks.settings import TaskSettings
 from engram.train.job import TrainingJob
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
+from engram.train.sweep import SweepResult
 from engram.train.trunk import trunk_for
 from engram.util.progress import silent
 from engram.util.settings import Given
@@ -33,6 +34,17 @@ def test_the_regime_is_auto_unless_one_is_needed(work: Path) -> None:
     assert start(recipe="paper").choose(None, None) == ("masked", 1)
     with pytest.raises(EngramError, match="seeds needs one regime; give one, such as"):
         start().choose("auto", 2)
+    assert start().choose(None, None, 3) == ("masked", 1)
+    with pytest.raises(EngramError, match="soup needs one regime; give one, such as"):
+        start().choose("auto", None, 3)
+
+
+def test_a_soup_is_of_rates_around_the_default(work: Path) -> None:
+    result = start().train("new", Path("new.safetensors"), "head", 1, silent, soup=2)
+    assert isinstance(result, SweepResult)
+    assert [setting.lr for setting in result.settings] == [0.0015, 0.006]
+    assert result.soup is not None
+    assert len(result.soup.scores) == 2
 
 
 def test_it_names_the_tasks_that_will_train_and_trains_one(work: Path) -> None:

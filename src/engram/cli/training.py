@@ -75,6 +75,14 @@ def fit_command(
             rich_help_panel=TASK,
         ),
     ] = None,
+    soup: Annotated[
+        int | None,
+        typer.Option(
+            help="Train at this many learning rates around the default or --lr, and average the "
+            "best if validation says that it helps (default: none).",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -86,7 +94,7 @@ def fit_command(
         progress("starting", 0, 0)
         from engram.train.job import TrainingJob
 
-        given, own = with_recipe_file(flags or {}, regime=regime, seeds=seeds)
+        given, own = with_recipe_file(flags or {}, regime=regime, seeds=seeds, soup=soup)
         fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
         check_flags(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
         result: AutoResult | Result | SweepResult
@@ -94,9 +102,10 @@ def fit_command(
             job, result = add_classes_to(old, data, task, out, given, progress)
         else:
             job = TrainingJob.start(data, out, given, progress, announce)
-            chosen, seeds = job.choose(own["regime"], own["seeds"])
+            soup = own["soup"] or 0
+            chosen, seeds = job.choose(own["regime"], own["seeds"], soup)
             progress.say(job.opening(task, chosen))
-            result = job.train(task, out, chosen, seeds, progress)
+            result = job.train(task, out, chosen, seeds, progress, soup)
         progress("writing the report", 0, 0)
         report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
     kind = job.model.task(task).kind
@@ -139,6 +148,14 @@ def sweep_command(
             rich_help_panel=TRAINING,
         ),
     ] = False,
+    soup: Annotated[
+        int | None,
+        typer.Option(
+            help="Average up to this many of the best variants of one seed and number of cells, "
+            "if validation says that it helps (default: none).",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -146,8 +163,9 @@ def sweep_command(
     from engram.report.run import write_run_report
 
     given, own = with_recipe_file(
-        flags or {}, lr=lr, cells=cells, weight_decay=weight_decay, seeds=seeds, refit=refit or None
-    )
+        flags or {}, lr=lr, cells=cells, weight_decay=weight_decay, seeds=seeds,
+        refit=refit or None, soup=soup,
+    )  # fmt: skip
     lrs = numbers("--lr", own["lr"], float)
     decays = numbers("--weight-decay", own["weight_decay"], float)
     counts = [5] if own["cells"] is None else numbers("--cells", own["cells"], int)
@@ -161,6 +179,7 @@ def sweep_command(
         result = job.sweep(
             task, out, progress,
             lrs=lrs, cells=counts, weight_decays=decays, seeds=seeds, refit=refit,
+            soup=own["soup"] or 0,
         )  # fmt: skip
         report = ""
         progress("writing the report", 0, 0)
@@ -173,6 +192,7 @@ def _result_rows(
     result: AutoResult | Result | SweepResult, model: MemoryViT
 ) -> list[tuple[str, str]]:
     from engram.train.run import unreadable_list
+    from engram.train.sweep import SweepResult
 
     kind = model.task(result.task).kind
     rows = [
@@ -199,6 +219,8 @@ def _result_rows(
         if metrics.get("deviation"):
             spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))
+    if isinstance(result, SweepResult) and result.soup is not None:
+        rows.append(("soup", result.soup.summary(kind)))
     if result.unreadable and result.path is not None:
         listed = unreadable_list(result.path)
         rows.append(("unreadable", f"{counted(len(result.unreadable), 'image')}, see {listed}"))

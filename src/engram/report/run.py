@@ -47,6 +47,8 @@ def write_run_report(
     if result.ending is not None:
         lead += f" Training: {result.ending}."
     lead += _calibrated(result, split)
+    if isinstance(result, SweepResult) and result.soup is not None:
+        lead += f" Averages that were tried: {result.soup.summary(KINDS[splits.kind])}."
     if refit and split == "val":
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += _after_refit(result, splits)

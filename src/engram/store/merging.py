@@ -135,13 +135,13 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
         first,
         tensors=tensors,
         metrics={},
-        recipe={**_common([e.recipe for _, e in found]), "merged": lineage(found, shares)},
+        recipe={**_common([e.recipe for _, e in found]), "merged": _lineage(found, shares)},
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         library=f"engram-vit {__version__}",
     )
 
 
-def lineage(found: Sequence[Located], shares: Sequence[float]) -> list[dict[str, Any]]:
+def _lineage(found: Sequence[Located], shares: Sequence[float]) -> list[dict[str, Any]]:
     """What a merged engram records of its sources."""
     return [
         {"task": engram.spec.name, "content": engram.content, "weight": round(share, 6)}

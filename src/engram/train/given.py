@@ -20,6 +20,7 @@ class _Own:
     regime: str = setting("", "as --regime")
     seeds: int = setting(1, "as --seeds", least=1)
     refit: bool = setting(False, "as --refit")
+    soup: int = setting(0, "as --soup", least=0)
 
 
 def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:

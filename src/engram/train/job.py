@@ -17,10 +17,11 @@ from engram.train.fit import fit
 from engram.train.given import names_file
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, recipe_from
-from engram.train.recipe import Recipe
+from engram.train.recipe import Recipe, learning_rate
 from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
 from engram.train.run import check_out
+from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep
 from engram.train.trackers import trackers_named
 from engram.train.trunk import trunk_for
@@ -94,14 +95,15 @@ class TrainingJob:
         settings = settings.with_parents([_attach(model, text) for text in settings.extends])
         return cls(splits, model, settings, options, recipe, callbacks, team, why)
 
-    def choose(self, regime: str | None, seeds: int | None) -> tuple[str, int]:
+    def choose(self, regime: str | None, seeds: int | None, soup: int = 0) -> tuple[str, int]:
         """The regime and the number of seeds of `fit`, where they may not have been given."""
         seeds = 1 if seeds is None else seeds
-        one = self.options.recipe == "paper" or seeds != 1
+        one = self.options.recipe == "paper" or seeds != 1 or soup != 0
         chosen = regime or ("masked" if one else "auto")
-        if chosen == "auto" and seeds != 1:
+        if chosen == "auto" and (seeds != 1 or soup):
+            what = spell("soup" if soup else "seeds")
             raise EngramError(
-                f"{spell('seeds')} needs one regime; give one, such as {spell('regime', 'side')}."
+                f"{what} needs one regime; give one, such as {spell('regime', 'side')}."
             )
         return chosen, seeds
 
@@ -118,15 +120,24 @@ class TrainingJob:
         return opening(self.model, self.specs(task, regime), self.splits, self.recipe, why)
 
     def train(
-        self, task: str, out: Path, regime: str, seeds: int, progress: Progress
+        self,
+        task: str,
+        out: Path,
+        regime: str,
+        seeds: int,
+        progress: Progress,
+        soup: int = 0,
     ) -> AutoResult | Result | SweepResult:
         """What `engram fit` does, with what `choose` chose."""
         if regime == "auto":
             return self.auto(task, out, progress)
         job = self.of(regime)
-        if seeds == 1:
+        if seeds == 1 and not soup:
             return job.fit(task, out, progress)
-        return job.sweep(task, out, progress, cells=[job.settings.cells], seeds=seeds)
+        rates = spread(learning_rate(self.recipe, regime), soup) if soup > 1 else []
+        return job.sweep(
+            task, out, progress, lrs=rates, cells=[job.settings.cells], seeds=seeds, soup=soup
+        )
 
     def of(self, regime: str) -> TrainingJob:
         """The same with a task of this regime."""
@@ -168,12 +179,13 @@ class TrainingJob:
         lrs: Sequence[float] = (),
         weight_decays: Sequence[float] = (),
         refit: bool = False,
+        soup: int = 0,
     ) -> SweepResult:
         settings, options = self.settings, self.options
         return sweep(
             self.model, task, self.splits, self.recipe,
             lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
-            regime=settings.regime, extends=settings.extends, update=settings.update,
+            soup=soup, regime=settings.regime, extends=settings.extends, update=settings.update,
             adapter_width=settings.adapter_width, class_init=settings.class_init,
             rank=settings.rank,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,

@@ -189,7 +189,7 @@ _EVALUATIONS = 10, 30  # in a run, where no number is given
 _OTHERS = (
     *(item.name for item in fields(TaskSettings)),
     *("backbone", "image_size", "trunk_dtype", "kind", "classes", "ignore"),
-    *("image_column", "label", "split_column", "seeds", "refit"),
+    *("image_column", "label", "split_column", "seeds", "refit", "soup"),
 )
 
 

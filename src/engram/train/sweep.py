@@ -26,6 +26,7 @@ from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
 from engram.train.run import Run
+from engram.train.soup import Soup, best_soup, check_soup, recorded_soup, soup_record
 from engram.train.trackers import run_callbacks
 from engram.train.variants import Grid, Setting, Trained, Variant, Workshop
 from engram.util.processes import Team
@@ -40,6 +41,7 @@ class SweepResult(RunResult):
     settings: tuple[Setting, ...]
     best: Setting
     seed: int  # of the engram that was kept
+    soup: Soup | None = None  # the averages that were tried
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -47,6 +49,7 @@ class SweepResult(RunResult):
             "best": self.best.to_dict(),
             "seed": self.seed,
             "settings": [setting.to_dict() for setting in self.settings],
+            "soup": None if self.soup is None else self.soup.to_dict(),
         }
 
 
@@ -71,6 +74,7 @@ def sweep(
     resume: bool = False,
     overwrite: bool = False,
     refit: bool = False,
+    soup: int = 0,
     test: bool = False,
     team: Team | None = None,
     progress: Progress = silent,
@@ -101,6 +105,8 @@ def sweep(
         resume: Continue an interrupted sweep.
         overwrite: Replace an existing engram, or give up an interrupted sweep.
         refit: Train the best setting once more, validation images included.
+        soup: Average up to this many of the best variants that began with the same weights, and
+            keep the average if it is better on validation; 0: no average is tried.
         test: Evaluate the test split once, with the best.
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
@@ -121,6 +127,7 @@ def sweep(
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or Team()
     variants = Grid(lrs, cells, weight_decays, seeds).variants(recipe, regime)
+    check_soup(soup, variants, refit)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     recipe.check_for(KINDS[whole.kind])
     if refit and whole.val is not None:
@@ -135,20 +142,27 @@ def sweep(
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
-    identity = f"{workshop.identity(variants)} refit={refit} test={test}"
+    identity = f"{workshop.identity(variants)} refit={refit} soup={soup} test={test}"
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
-    about = settings_of(model, splits, task, recipe, **_lists(grid), seeds=seeds, refit=refit)
+    about = settings_of(
+        model, splits, task, recipe, **_lists(grid), seeds=seeds, refit=refit, soup=soup
+    )
     told = run_callbacks(callbacks, name, splits, about, run, team)
     with run or contextlib.nullcontext(), told:
-        finished = None if run is None else run.finished(identity)
-        if run is not None and finished is not None:
+        before = None if run is None else run.finished(identity)
+        if run is not None and before is not None:
             model.attach(run.out)
-            return _result(model, name, run, finished)
-        trained, unreadable = workshop.train(variants, run, progress, told)
+            return _result(model, name, run, before)
+        finished = workshop.train(variants, run, progress, told)
+        trained, unreadable = finished.trained, finished.unreadable
         settings = _by_setting(variants, trained)
         best = max(settings, key=lambda setting: setting.mean)
         variant, chosen = _best_seed(variants, trained, best)
+        tried = None
+        if soup:
+            pairs = list(zip(variants, trained, strict=True))
+            tried, chosen = best_soup(pairs, (variant, chosen), soup, finished.measure)
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
@@ -168,10 +182,13 @@ def sweep(
             "best": settings.index(best),
             "seed": variant.seed,
             "ending": ending and asdict(ending),
+            "soup": soup_record(tried),
         }
         if run is not None and team.main:
             final = workshop.recipe_of(variant)
             record = training_record(final, learned, final.lr, ending)
+            if tried is not None and tried.kept > 1:
+                record["merged"] = tried.lineage
             model.save(name, run.out, metrics=metrics, recipe=record)
             _write_tables(run, settings)
             run.finish(identity, engram.content, result)
@@ -198,6 +215,7 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
         best=settings[result["best"]],
         seed=result["seed"],
         ending=ending_of(result),
+        soup=recorded_soup(result.get("soup")),
     )
 
 

@@ -50,19 +50,14 @@ def train(
     Returns the history of the run and the images that could not be read.
     """
     training = Training(model, learners, splits, recipe, run, team, progress, callbacks)
-    training.prepare(transform)
-    training.begin(identity)
-    training.go()
-    training.end()
-    calibrate(training, learners)
-    keep_statistics(training, learners)
+    training.whole(identity, transform)
     return training.history, training.unreadable
 
 
 class Training:
     """Learners that are trained together: where they are, and what a checkpoint keeps of it.
 
-    `prepare`, `begin`, `go` and `end` are called once each, in this order.
+    `prepare`, `begin`, `go` and `end` are called once each, in this order; `whole` calls them.
     """
 
     feed: Feed  # set by `prepare`, with `steps` and `every`
@@ -109,6 +104,19 @@ class Training:
         return self.step >= self.steps or all(learner.done for learner in self.learners)
 
     # The run, from beginning to end
+
+    def whole(self, identity: str, transform: Transform | None = None) -> None:
+        """All of it, with what is done to tasks at the end."""
+        self.prepare(transform)
+        self.begin(identity)
+        self.go()
+        self.end()
+        self.complete(self.learners)
+
+    def complete(self, learners: Sequence[Learner]) -> None:
+        """Calibrate trained tasks and give them the statistics of their classes."""
+        calibrate(self, learners)
+        keep_statistics(self, learners)
 
     def prepare(self, transform: Transform | None = None) -> None:
         """All that comes before the first step; the trunk may run over all images, for the cache.

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from engram.train.learner import Learner
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
 from engram.train.run import Run, run_folder
-from engram.train.training import train
+from engram.train.training import Training
 from engram.util.processes import Team
 from engram.util.progress import Progress
 from engram.util.spelling import spell
@@ -97,7 +97,7 @@ class Grid:
         if REGIMES[regime].moments:
             raise EngramError(
                 f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
-                "own settings; use fit."
+                f"own settings; use fit, without {spell('seeds')} and {spell('soup')}."
             )
         if self.seeds < 1:
             raise EngramError(f"{spell('seeds')} is {self.seeds}; at least one is needed.")
@@ -135,6 +135,15 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """All variants, what could not be read with the reasons, and how to measure another engram."""
+
+    trained: list[Trained]
+    unreadable: dict[str, str]
+    measure: Callable[[Sequence[Engram]], list[Trained]]  # on the validation images
+
+
+@dataclass(frozen=True)
 class Workshop:
     """Where variants are trained: models of their own on the same trunk, with the same parents."""
 
@@ -165,15 +174,15 @@ class Workshop:
 
     def train(
         self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> tuple[list[Trained], dict[str, str]]:
-        """All variants, and the images that could not be read with the reasons."""
+    ) -> Finished:
+        """Train all variants."""
         if REGIMES[self.task.regime].changes_trunk:
             return self._one_by_one(variants, run, progress, callbacks)
         return self._in_one_pass(variants, run, progress, callbacks)
 
     def _in_one_pass(
         self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> tuple[list[Trained], dict[str, str]]:
+    ) -> Finished:
         """All as streams of one pass."""
         scratch = self._fresh()
         learners = []
@@ -182,20 +191,32 @@ class Workshop:
             self._add(scratch, called, variant)
             decay = variant.setting.weight_decay
             learners.append(Learner(scratch, called, self.recipe, variant.setting.lr, decay))
-        _, unreadable = train(
-            scratch, learners, self.splits, self.recipe,
-            run=run, identity=self.identity(variants), team=self.team, progress=progress,
-            callbacks=callbacks,
-        )  # fmt: skip
-        trained = [
-            self._trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
-            for one in learners
-        ]
-        return trained, unreadable
+        training = Training(
+            scratch, learners, self.splits, self.recipe, run, self.team, progress, callbacks
+        )
+        training.whole(self.identity(variants))
+
+        def measured(learners: Sequence[Learner]) -> list[Trained]:
+            return [
+                self._trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
+                for one in learners
+            ]
+
+        def measure(engrams: Sequence[Engram]) -> list[Trained]:
+            first = len(variants)
+            names = [f"{self.name[:50]}.{first + i}" for i in range(len(engrams))]
+            for called, engram in zip(names, engrams, strict=True):
+                scratch.attach(engram.renamed(called))
+            others = [Learner(scratch, called, self.recipe) for called in names]
+            training.measure(others)
+            training.complete(others)
+            return measured(others)
+
+        return Finished(measured(learners), training.unreadable, measure)
 
     def _one_by_one(
         self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> tuple[list[Trained], dict[str, str]]:
+    ) -> Finished:
         """Each by itself; those that an interrupted sweep finished are not trained again."""
         unreadable: dict[str, str] = {}
         resume = run is not None and self._begin(run)
@@ -212,7 +233,22 @@ class Workshop:
             unreadable |= bad
         steps = len(variants) * self.recipe.steps_for(len(self.splits["train"]))
         callbacks.started(steps, steps)  # if every variant had been trained before
-        return trained, unreadable
+
+        def measure(engrams: Sequence[Engram]) -> list[Trained]:
+            return [self._measured(engram, progress) for engram in engrams]
+
+        return Finished(trained, unreadable, measure)
+
+    def _measured(self, engram: Engram, progress: Progress) -> Trained:
+        """An engram of this task, on the validation images."""
+        scratch = self._fresh()
+        scratch.attach(engram)
+        learner = Learner(scratch, self.name, self.recipe)
+        training = Training(scratch, [learner], self.splits, self.recipe, None, self.team, progress)
+        training.prepare()
+        training.measure([learner])
+        training.complete([learner])
+        return self._trained(learner.metrics, scratch.engram(self.name), None)
 
     def _begin(self, run: Run) -> bool:
         """Resume an interrupted sweep, or clear the folder for a new one; returns which it was."""

@@ -1,0 +1,135 @@
+"""A soup: the average of the best variants of a sweep, kept where validation says that it helps.
+
+Only variants that began with the same weights are averaged: they have the same seed and number of
+cells, and differ in learning rate and weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from engram.errors import EngramError
+from engram.store.engram import Engram
+from engram.store.merging import average, shares_of
+from engram.tasks.kinds import Kind
+from engram.train.choice import best_of
+from engram.train.variants import Trained, Variant
+from engram.util.spelling import spell
+
+Measure = Callable[[Sequence[Engram]], Sequence[Trained]]  # on the validation images
+
+
+@dataclass(frozen=True)
+class Soup:
+    """The averages that were tried: of the best variant alone, of the best two, and so on."""
+
+    scores: tuple[float, ...]  # on validation
+    losses: tuple[float, ...]
+    kept: int  # how many variants the engram is the average of; 1: the best alone
+    members: tuple[dict[str, Any], ...]  # all that were averaged, the best first
+    measure: str = "accuracy"
+
+    @property
+    def lineage(self) -> list[dict[str, Any]]:
+        """What the engram records of the variants that it is the average of."""
+        return [{**one, "weight": round(1 / self.kept, 6)} for one in self.members[: self.kept]]
+
+    def to_dict(self) -> dict[str, Any]:
+        tried = [
+            {"variants": i + 1, f"val_{self.measure}": score, "val_loss": loss}
+            for i, (score, loss) in enumerate(zip(self.scores, self.losses, strict=True))
+        ]
+        return {"kept": self.kept, "tried": tried, "members": list(self.members)}
+
+    def summary(self, kind: Kind) -> str:
+        """For people: what was tried, and what was kept."""
+        tried = [
+            f"{'the best alone' if not i else f'average of {i + 1}'} {kind.shown(score)} "
+            f"(loss {loss:.3f})"
+            for i, (score, loss) in enumerate(zip(self.scores, self.losses, strict=True))
+        ]
+        kept = f"the average of {self.kept}" if self.kept > 1 else "the best alone"
+        return f"{', '.join(tried)}; kept {kept}"
+
+
+def recorded_soup(record: dict[str, Any] | None) -> Soup | None:
+    """From what a run recorded."""
+    if record is None:
+        return None
+    lists = {name: tuple(record[name]) for name in ("scores", "losses", "members")}
+    return Soup(**{**record, **lists})
+
+
+def soup_record(soup: Soup | None) -> dict[str, Any] | None:
+    return None if soup is None else asdict(soup)
+
+
+def spread(lr: float, count: int) -> list[float]:
+    """So many learning rates around one, from half of it to twice as much."""
+    return [float(f"{lr * 2 ** (2 * i / (count - 1) - 1):.3g}") for i in range(count)]
+
+
+def check_soup(count: int, variants: Sequence[Variant], refit: bool) -> None:
+    """Refuse a soup of so many variants where a sweep has none; 0: no soup was asked for."""
+    if not count:
+        return
+    if count < 2:
+        raise EngramError(f"{spell('soup')} is {count}; an average needs at least 2 variants.")
+    if refit:
+        raise EngramError(
+            f"{spell('refit')} trains one variant again, and {spell('soup')} averages several; "
+            "leave one of them out."
+        )
+    alike = [one for one in variants if _start(one) == _start(variants[0])]
+    if len(alike) < count:
+        raise EngramError(
+            f"{spell('soup')} is {count}, but only {len(alike)} of the {len(variants)} variants "
+            "begin with the same weights (the same seed and number of cells); give more learning "
+            f"rates or weight decays ({spell('lr')} 0.0005,0.001,0.002)."
+        )
+
+
+def best_soup(
+    pairs: Sequence[tuple[Variant, Trained]],
+    best: tuple[Variant, Trained],
+    count: int,
+    measure: Measure,
+) -> tuple[Soup, Trained]:
+    """What was tried, and the best of it by `choice.best_of`: one variant, or an average.
+
+    The averages are of the best two, three, … up to `count` variants, all with the same weight.
+    """
+    _, alone = best
+    others = [p for p in pairs if p[1] is not alone and _start(p[0]) == _start(best[0])]
+    others.sort(key=lambda pair: (-pair[1].score, pair[1].metrics.get("loss", 0.0)))
+    different = {trained.engram.content: (v, trained) for v, trained in (best, *others)}
+    members = list(different.values())[:count]
+    found = [(f"variant {i + 1}", one.engram) for i, (_, one) in enumerate(members)]
+    groups = [found[: i + 1] for i in range(1, len(found))]
+    measured = measure([average(group, shares_of((), len(group))) for group in groups])
+    tried = [alone, *measured]
+    at = best_of(alone.measured_by, [one.metrics for one in tried])
+    soup = Soup(
+        scores=tuple(one.score for one in tried),
+        losses=tuple(float(one.metrics.get("loss", 0.0)) for one in tried),
+        kept=at + 1,
+        members=tuple(
+            {
+                "task": one.engram.spec.name,
+                "content": one.engram.content,
+                "lr": variant.setting.lr,
+                "weight_decay": variant.setting.weight_decay,
+                "seed": variant.seed,
+            }
+            for variant, one in members
+        ),
+        measure=alone.measured_by,
+    )
+    return soup, replace(tried[at], ending=alone.ending)
+
+
+def _start(variant: Variant) -> tuple[int, int]:
+    """What decides the weights that a variant begins with."""
+    return variant.setting.cells, variant.seed
