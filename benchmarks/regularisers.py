@@ -147,7 +147,7 @@ def _convolution() -> Any:
         seen = seen.view(b, t, r, n - 1).permute(1, 0, 3, 2)
         seen = torch.cat([y[:, :, :1], seen], 2)
         h = h + (seen.flatten(1, 2) @ mix).view_as(h)
-        thought = F.gelu(side._norm(h).flatten(1, 2) @ up)
+        thought: Tensor = F.gelu(side._norm(h).flatten(1, 2) @ up)
         return h + (thought @ down).view_as(h)
 
     plain_init = side._Group.__init__
@@ -297,7 +297,9 @@ def _cell(name: str, row: Row, regime: str, which: str = "kept") -> str:
 
 def _scores(name: str, row: Row, regime: str, which: str) -> list[list[float]] | None:
     record = RECORDS.get(f"{name} {row.name}")
-    return record and [record["scores"][f"{regime}.{seed}"][which] for seed in SEEDS]
+    if record is None:
+        return None
+    return [record["scores"][f"{regime}.{seed}"][which] for seed in SEEDS]
 
 
 def main() -> None:

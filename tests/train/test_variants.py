@@ -63,7 +63,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     recipe = recipe.but(calibrate="off", statistics="off")
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
     workshop = Workshop(model, "t", whole, recipe, TaskSettings(**task), Team())
-    scores, _ = workshop.train(variants, None, silent, nobody(Team()))
+    scores = workshop.train(variants, None, silent, nobody(Team())).trained
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
         own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)

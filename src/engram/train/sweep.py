@@ -142,7 +142,8 @@ def sweep(
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
-    identity = f"{workshop.identity(variants)} refit={refit} soup={soup} test={test}"
+    identity = f"{workshop.identity(variants)} refit={refit} test={test}"
+    identity += f" soup={soup}" if soup else ""
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
     about = settings_of(
