@@ -146,9 +146,9 @@ def _convolution() -> Any:
         seen = F.conv2d(patches, kernels.reshape(t * r, 1, 3, 3), padding=1, groups=t * r)
         seen = seen.view(b, t, r, n - 1).permute(1, 0, 3, 2)
         seen = torch.cat([y[:, :, :1], seen], 2)
-        h = h + (seen.flatten(1, 2) @ mix).view_as(h)
+        h = h + torch.bmm(seen.flatten(1, 2), mix).view_as(h)
         thought: Tensor = F.gelu(side._norm(h).flatten(1, 2) @ up)
-        return h + (thought @ down).view_as(h)
+        return h + torch.bmm(thought, down).view_as(h)
 
     plain_init = side._Group.__init__
     patches = ExitStack()
