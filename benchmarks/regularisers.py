@@ -102,8 +102,8 @@ def _drop_path() -> Any:
 def _every_second() -> Any:
     plain = side._Group.climb
 
-    def climb(self: Any, step: int, h: Tensor, x: Tensor, taken: Tensor | None) -> Tensor:
-        return h if step % 2 else plain(self, step, h, x, taken)
+    def climb(self: Any, step: int, h: Tensor, *given: Any) -> Tensor:
+        return h if step % 2 else plain(self, step, h, *given)
 
     return mock.patch.object(side._Group, "climb", climb)
 
