@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,8 @@ def farm(name: str, runner_of: Any, watch: Watch) -> FarmResult:
         return run_farm(plan, folder, runner, watch)
 
 
-def on_ray(folder: Path) -> RayRunner:
-    return RayRunner("ray", slots=2, retries=3, cpus=1, gpus=0, folder=folder)
+def on(address: str, folder: Path) -> RayRunner:
+    return RayRunner(address, slots=2, retries=3, cpus=1, gpus=0, folder=folder)
 
 
 def contents(result: FarmResult) -> dict[str, str]:
@@ -121,10 +122,11 @@ def main() -> None:
     alone = farm("alone", lambda folder: LocalRunner(1, 0, 1, folder), Watch())
     runs = {"one process after another": (alone, "")}
     with three_nodes() as cluster:
-        cluster.connect()
-        runs["cluster, two at once"] = farm("cluster", on_ray, Watch()), ""
+        there = partial(on, cluster.address)
+        runs["cluster, two at once"] = farm("cluster", there, Watch()), ""
         watch = Watch(cluster)
-        runs["cluster, and a node is removed"] = farm("loss", on_ray, watch), watch.lost
+        lossy = farm("loss", there, watch)
+        runs["cluster, and a node is removed"] = lossy, watch.lost
     expected, good, rows = contents(alone), True, []
     for title, (result, lost) in runs.items():
         found = contents(result)

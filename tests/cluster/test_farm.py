@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from tests.support.farming import FOLDER, Inline, plan_of
 
 from engram import EngramError
 from engram.cluster.farm import RayRunner
 from engram.farm.farm import FarmResult, held, run_farm
+from engram.farm.jobs import FarmJob
 from engram.farm.plan import Plan
 from engram.farm.schedule import Status
 from engram.store.bundles import read_bundle
@@ -51,6 +53,19 @@ def test_ray_trains_what_one_process_trains(
     again = farm(plan_of("[jobs.a]\n"))
     assert all(status.result["finished_before"] for status in again.statuses)
     assert not (FOLDER / "mark").exists()
+
+
+def test_a_lost_mailbox_loses_no_engram(
+    cluster: Any, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: RayRunner, job: FarmJob, group: str = "") -> None:
+        begin(self, job, group)
+        ray.kill(self._mailbox)
+
+    begin = RayRunner.start
+    monkeypatch.setattr(RayRunner, "start", start)
+    assert farm(plan_of("[jobs.a]\n")).failed == []
+    assert list(contents()) == ["a"]
 
 
 def test_jobs_that_no_node_can_hold_are_refused(cluster: Any, work: Path) -> None:

@@ -61,8 +61,8 @@ class RayRunner:
                     f"No node of the cluster has {self._cpus} CPUs and {self._gpus:g} GPUs, which "
                     "each job takes; give other --cpus-per-job or --gpus-per-job."
                 )
-            # On this node, whose end is the end of the farm in any case.
-            here = _near(ray, ray.get_runtime_context().get_node_id())
+            # On this node and no other: its end is the end of the farm in any case.
+            here = _near(ray.get_runtime_context().get_node_id(), or_elsewhere=False)
             self._mailbox = ray.remote(num_cpus=0, scheduling_strategy=here)(Mailbox).remote()
         except BaseException:
             self._open.close()
@@ -92,7 +92,7 @@ class RayRunner:
             sent[path.name] = path.read_bytes()
         options: dict[str, Any] = {"num_cpus": self._cpus, "num_gpus": self._gpus}
         if group in self._homes:
-            options["scheduling_strategy"] = _near(self._ray, self._homes[group])
+            options["scheduling_strategy"] = _near(self._homes[group])
         task = self._ray.remote(_train).options(
             max_retries=self._retries, retry_exceptions=True, name=f"engram {job.name}", **options
         )
@@ -109,8 +109,12 @@ class RayRunner:
 
     def _heard(self) -> list[Event]:
         """What jobs that still run have told."""
-        running, events = {job.name for job in self._pending.values()}, []
-        for event, node in self._ray.get(self._mailbox.take.remote()):
+        running, events = {job.name for job in self._pending.values()}, list[Event]()
+        try:
+            told = self._ray.get(self._mailbox.take.remote())
+        except self._ray.exceptions.RayError:  # it is lost: what jobs make arrives all the same
+            return events
+        for event, node in told:
             if event.job not in running:
                 continue
             if event.kind == "started":
@@ -146,11 +150,13 @@ class RayRunner:
         return Event(job.name, "failed", event.text)
 
 
-def _near(ray: Any, node: str) -> Any:
-    """On this node, or on another one if it is busy or gone."""
+def _near(node: str, or_elsewhere: bool = True) -> Any:
+    """On this node; or on another one if it is busy or gone."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+    return NodeAffinitySchedulingStrategy(
+        node, soft=or_elsewhere, _spill_on_unavailable=or_elsewhere
+    )
 
 
 # On a node
