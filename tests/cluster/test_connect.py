@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engram import EngramError
+from engram.cluster import connect
 from engram.cluster.connect import connected, room
 
 
@@ -63,6 +65,7 @@ def test_room_is_counted_node_by_node(each: dict[str, float], expected: int) -> 
 
 _JOIN = """
 import sys
+from engram.cluster import connect
 from engram.cluster.connect import connected, room
 with connected(sys.argv[1]) as ray:
     listening = ray.get_runtime_context().gcs_address
@@ -81,3 +84,18 @@ def test_a_cluster_is_joined_from_another_process_and_left_running(cluster: Any)
     with connected("ray") as ray:  # this process is connected already
         assert ray.get(ray.remote(lambda: 1).remote()) == 1
     assert ray.is_initialized()
+
+
+def test_a_client_shows_its_token_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not connect._has_token()
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("token", encoding="utf-8")
+    assert connect._has_token()
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
+    assert connect._has_token()

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from engram import __version__
@@ -60,6 +61,8 @@ def connected(on: str, *, cpus: int | None = None) -> Iterator[Any]:
     """
     address = _address(os.environ.get("RAY_ADDRESS", "") if on == HERE else on, on)
     os.environ.update(_QUIET)  # before Ray is imported
+    if address.startswith(_CLIENT) and _has_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     ray = require("ray", extra="cluster", purpose=f"--on {on}")
     if on == HERE and ray.is_initialized():
         yield ray
@@ -78,6 +81,12 @@ def connected(on: str, *, cpus: int | None = None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _has_token() -> bool:
+    """Whether there is a token for clusters that ask for one; Ray's client does not look."""
+    named = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return named or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def use_loopback() -> None:
