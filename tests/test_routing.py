@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.errors import refuses
 from tests.support.strategies import (
     FAMILY,
+    FAMILY_OPTIONS,
     MIXED,
     SHARING,
     SIDE_FAMILY,
@@ -67,6 +68,7 @@ def routes(draw: Any, tasks: int) -> list[Entry]:
 @example(options={}, nodes=SIDE_FAMILY, data=["task3", "task0", ["task1", "base"], "task2"])
 @example(options={}, nodes=MIXED, data=[[f"task{i}", f"task{i + 5}"] for i in range(5)])
 @example(options={}, nodes=MIXED, data=["task2", "task9", "task8", "task4", "task6"])
+@example(options=FAMILY_OPTIONS["dinov3"], nodes=MIXED, data=["task2", "task9", "task8", "task4"])
 @example(options={"registers": 1}, nodes=ADAPTED, data=["task1", "task2", "task3", "task0", ()])
 def test_routed_answers_are_those_of_one_image_and_one_task_at_a_time(
     options: dict[str, Any], nodes: list[Node], data: Any
