@@ -22,9 +22,9 @@ from engram.cluster.bulk import actors_for, answered_on
 from engram.cluster.connect import connected
 from engram.cluster.settings import ClusterSettings
 from engram.inference.bulk.answers import Batch, Questions
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.job import predict_to
 from engram.inference.bulk.settings import BulkSettings
-from engram.inference.bulk.sources import Item
 
 SETTINGS = BulkSettings(rows=10, batch=4, decoders=0, logits=True)
 IMAGES = 120

@@ -19,8 +19,8 @@ from engram.cluster.pipeline import Model, Plan, decoded, packed, unpacked
 from engram.images.preprocessing import Preprocessing
 from engram.inference.bulk.answers import Questions
 from engram.inference.bulk.decoders import DecodedItem
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.settings import BulkSettings
-from engram.inference.bulk.sources import Item
 
 PREPROCESSING = Preprocessing((16, 16), None)
 PLAN = Plan(actors=1, gpus=0, memory=0, home="/nowhere", roots=(), isolated=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,42 +23,6 @@ def test_a_process_alone_is_the_whole_team(monkeypatch: pytest.MonkeyPatch) -> N
     assert (team.world, team.rank, team.main) == (1, 0, True)
     assert team.gather([1, "two"]) == [1, "two"]
     assert team.sum(torch.tensor([1.5])).tolist() == [1.5]
-
-
-# Worker processes
-
-WORKER = """
-import multiprocessing, os, time
-from engram.util.processes import end_with_parent
-
-def work(parent):
-    end_with_parent(parent)
-    time.sleep(1)  # a parent that lives is not taken for one that is gone
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("forkserver")
-    context.Process(target=work, args=(os.getpid(),)).start()
-    time.sleep(600)
-"""
-
-
-def test_a_worker_of_a_fork_server_lives_as_long_as_who_asked_for_it(tmp_path: Path) -> None:
-    """The fork server is its parent, and goes on without the one that asked."""
-    script = tmp_path / "parent.py"
-    script.write_text(WORKER)
-    command = [sys.executable, script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        worker = Path("/proc") / parent.stdout.readline().strip()
-        assert worker.name.isdigit(), "the worker ended although its parent lives"
-        assert worker.exists()
-        parent.kill()
-        deadline = time.monotonic() + 10
-        while worker.exists():
-            assert time.monotonic() < deadline, "the worker outlives its parent"
-            time.sleep(0.05)
 
 
 # Precision

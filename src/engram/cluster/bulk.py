@@ -13,7 +13,7 @@ from engram.cluster.connect import connected, room
 from engram.cluster.settings import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.answers import Answering, Batch, Questions, Row
-from engram.inference.bulk.sources import is_address
+from engram.inference.bulk.items import is_address
 from engram.util.progress import Progress, silent
 from engram.util.text import counted
 

@@ -31,7 +31,7 @@ from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.inference.bulk.answers import Answerer, Questions
 from engram.inference.bulk.decoders import Decoders
-from engram.inference.bulk.sources import Item
+from engram.inference.bulk.items import Item
 
 #: A row of the dataset: the number of a batch, and what it is at this stage, pickled.
 Row = dict[str, Any]

@@ -24,9 +24,9 @@ from engram.images.decode import BadImage, read_image
 from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, training_view
-from engram.util.processes import end_with_parent
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.spelling import spell
+from engram.util.workers import end_with_parent
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]

@@ -19,10 +19,10 @@ from engram.farm.events import Event
 from engram.farm.jobs import FarmJob
 from engram.farm.work import train_job
 from engram.util.files import private
-from engram.util.processes import end_with_parent
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.spelling import spelled_as_flags
 from engram.util.text import counted
+from engram.util.workers import end_with_parent
 
 #: Seconds for a training to write its checkpoint when the farm is stopped.
 PATIENCE = 60.0

@@ -26,7 +26,7 @@ from typing import Any
 from engram.errors import EngramError
 from engram.serve.settings import Settings
 from engram.util.description import Description
-from engram.util.processes import end_with_parent
+from engram.util.workers import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
 _PAUSE = (0.5, 30.0)  # seconds before a worker that died is replaced, at first and at most

@@ -11,8 +11,8 @@ from PIL import Image
 import engram
 from engram import MemoryViT
 from engram.inference.bulk.answers import Batch, Questions, answered_here, column_of, keep_masks
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.settings import BulkSettings
-from engram.inference.bulk.sources import Item
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from PIL import Image
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.inference.bulk.decoders import Decoders
-from engram.inference.bulk.sources import Item
+from engram.inference.bulk.items import Item
 
 PREPROCESSING = Preprocessing((16, 16), None)
 
@@ -53,3 +55,8 @@ def test_views_come_in_order_and_a_deadly_image_is_an_error(items: list[Item]) -
 def test_without_processes_the_answers_are_the_same(items: list[Item]) -> None:
     here = list(Decoders(PREPROCESSING, 0).decoded(items))
     assert all(one.view is not None for one in here)
+
+
+def test_a_process_does_not_import_torch() -> None:
+    code = "import engram.inference.bulk.decoders, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

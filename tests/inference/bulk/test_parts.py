@@ -8,8 +8,8 @@ import pytest
 
 from engram import EngramError
 from engram.inference.bulk.answers import Batch
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.parts import Collected, Parts
-from engram.inference.bulk.sources import Item
 from engram.inference.bulk.tables import JsonLines
 
 ROWS, IMAGES = 4, 3

@@ -15,8 +15,8 @@ import torch
 
 from engram.images.preprocessing import normalise
 from engram.inference.bulk.decoders import DecodedItem, Decoders
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.settings import BulkSettings
-from engram.inference.bulk.sources import Item
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answers_about, kind_of, shown_score
 from engram.model import MemoryViT

@@ -15,7 +15,7 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.inference.bulk.answers import Batch, Row
-from engram.inference.bulk.sources import Item
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.tables import Table, part_name
 from engram.util.files import replaced, write_atomically
 

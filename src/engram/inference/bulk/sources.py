@@ -15,34 +15,18 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import IO, Any
 
 from engram.data.folders import SUFFIXES
 from engram.data.labels import find_column
 from engram.errors import EngramError
 from engram.images.heic import HEIC_SUFFIXES
+from engram.inference.bulk.items import Item, file_systems, is_address, opened
 from engram.util.optional import require
 
 _IMAGES = (*SUFFIXES, *HEIC_SUFFIXES)
 _ROWS = 256  # of a parquet file that are read at once
 STDIN = "-"
-
-
-@dataclass(frozen=True)
-class Item:
-    """One image: what answers call it, and its bytes, or None if the name is where they are."""
-
-    name: str
-    data: bytes | None = None
-
-    def read(self) -> bytes:
-        """The encoded image; an OSError if it cannot be had."""
-        if self.data is not None:
-            return self.data
-        with opened(self.name) as file:
-            content: bytes = file.read()
-            return content
 
 
 def items_of(sources: Sequence[str], image_column: str = "") -> Iterator[Item]:
@@ -92,24 +76,6 @@ def _items(source: str, image_column: str) -> Iterator[Item]:
             yield Item(source)  # an image, or a row that says that it is none
 
 
-def is_address(source: str) -> bool:
-    """Whether this is an address of another file system, such as s3://bucket/file."""
-    return "://" in source
-
-
-def opened(source: str, mode: str = "rb") -> IO[Any]:
-    """Open a path or an address."""
-    if not is_address(source):
-        return open(source, mode)
-    fsspec = _fsspec()
-    file: IO[Any] = fsspec.open(source, mode).open()
-    return file
-
-
-def _fsspec() -> Any:
-    return require("fsspec", extra="hub-data", purpose="Reading from an address")
-
-
 # Folders
 
 
@@ -130,7 +96,7 @@ def _below_address(source: str, suffix: str) -> Iterator[Item]:
     if suffix in _IMAGES:
         yield Item(source)
         return
-    system, path = _fsspec().core.url_to_fs(source)
+    system, path = file_systems().core.url_to_fs(source)
     for found in sorted(system.find(path)):
         if _is_image(found):
             yield Item(system.unstrip_protocol(found))

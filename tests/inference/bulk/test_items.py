@@ -1,0 +1,27 @@
+"""An image has its bytes, or is read from its path or address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from engram.inference.bulk.items import Item, is_address
+
+
+def test_the_bytes_are_those_given_or_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(b"of the file")
+    assert Item(str(path)).read() == b"of the file"
+    assert Item(str(path), b"given").read() == b"given"
+    with pytest.raises(FileNotFoundError):
+        Item(str(tmp_path / "missing.png")).read()
+
+
+def test_an_address_is_read_from_its_file_system() -> None:
+    with fsspec.open("memory://bucket/image.png", "wb") as file:
+        file.write(b"far away")
+    assert is_address("memory://bucket/image.png")
+    assert not is_address("bucket/image.png")
+    assert Item("memory://bucket/image.png").read() == b"far away"
