@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import tarfile
 from pathlib import Path
@@ -119,3 +120,17 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, name: str, data: byte
     (tmp_path / name).write_bytes(data)
     with pytest.raises(EngramError, match=name):
         names(tmp_path / name)
+
+
+def test_an_archive_is_forgotten_as_it_is_read(tmp_path: Path) -> None:
+    """A tar file of a million images must not become a list of a million members."""
+    archive = tmp_path / "many.tar"
+    with tarfile.open(archive, "w") as tar:
+        for i in range(50):
+            info = tarfile.TarInfo(f"{i}.png")
+            info.size = len(PNG)
+            tar.addfile(info, io.BytesIO(PNG))
+    del tar, info
+    items = items_of([str(archive)])
+    assert [next(items).name for _ in range(49)][-1].endswith("48.png")
+    assert sum(type(one) is tarfile.TarInfo for one in gc.get_objects()) < 5

@@ -10,7 +10,7 @@ import itertools
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ from engram.inference.bulk.items import Item
 from engram.util.workers import end_with_parent
 
 View: TypeAlias = npt.NDArray[np.uint8]  # (h, w, 3)
-_AHEAD = 64  # images per process that may be under way
+_AT_ONCE = 8  # images that a process is given: a message for each would cost half of a decode
+_AHEAD = 8  # times as many may be under way, per process
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class DecodedItem:
     name: str
     view: View | None
     error: str = ""
+
+
+def decode_all(items: Sequence[Item], preprocessing: Preprocessing) -> list[DecodedItem]:
+    """Read and decode images, in their order."""
+    return [decode(item, preprocessing) for item in items]
 
 
 def decode(item: Item, preprocessing: Preprocessing) -> DecodedItem:
@@ -64,45 +70,44 @@ class Decoders:
         if not self.processes:
             yield from (decode(item, self.preprocessing) for item in items)
             return
-        waiting: deque[tuple[Item, Future[DecodedItem]]] = deque()
+        waiting: deque[tuple[list[Item], Future[list[DecodedItem]]]] = deque()
         items = iter(items)
         while True:
-            room = _AHEAD * self.processes - len(waiting)
-            for item in itertools.islice(items, room):
-                waiting.append((item, self._submit(item)))
+            while len(waiting) < _AHEAD * self.processes:
+                some = list(itertools.islice(items, _AT_ONCE))
+                if not some:
+                    break
+                waiting.append((some, self._submit(some)))
             if not waiting:
                 return
-            item, future = waiting.popleft()
+            some, future = waiting.popleft()
             try:
-                yield future.result()
+                yield from future.result()
             except BrokenProcessPool:
-                yield self._alone(item)
-                waiting = deque((one, self._submit(one)) for one, _ in waiting)
+                yield from map(self._alone, some)
+                waiting = deque((others, self._submit(others)) for others, _ in waiting)
 
-    def _submit(self, item: Item) -> Future[DecodedItem]:
+    def _submit(self, items: list[Item]) -> Future[list[DecodedItem]]:
         for _ in range(2):
             if self._pool is None:
-                self._pool = self._start(self.processes)
+                self._pool = self._start()
             try:
-                return self._pool.submit(decode, item, self.preprocessing)
+                return self._pool.submit(decode_all, items, self.preprocessing)
             except BrokenProcessPool:
                 self.close()
         raise AssertionError("a new pool takes work")
 
     def _alone(self, item: Item) -> DecodedItem:
-        """Decode in a process of its own the image that may have ended one."""
-        self.close()
-        with self._start(1) as pool:
-            try:
-                return pool.submit(decode, item, self.preprocessing).result()
-            except BrokenProcessPool:
-                return DecodedItem(
-                    item.name, None, f"{item.name}: it ended the process that decoded it"
-                )
+        """Decode one image that may have ended a process, with no other under way."""
+        try:
+            return self._submit([item]).result()[0]
+        except BrokenProcessPool:
+            reason = "it ended the process that decoded it"
+            return DecodedItem(item.name, None, f"{item.name}: {reason}")
 
-    def _start(self, processes: int) -> ProcessPoolExecutor:
+    def _start(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        return ProcessPoolExecutor(processes, context, end_with_parent, (os.getpid(),))
+        return ProcessPoolExecutor(self.processes, context, end_with_parent, (os.getpid(),))
 
     def close(self) -> None:
         if self._pool is not None:
