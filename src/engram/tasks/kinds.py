@@ -115,16 +115,16 @@ class Kind(ABC):
     def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
         """What each class counts for in the loss, so that all count the same in the end.
 
-        Only of kinds with `balances`: a recipe refuses it for the others.
+        1 in kinds without `balances`.
         """
-        raise NotImplementedError(f"{self.name} has no balance")
+        return torch.ones(classes)
 
     def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
         """After training: take from the answers on the validation split what is found there."""
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
-        """What logits are to be divided by, from what `keep` kept. Of kinds with `calibrates`."""
-        raise NotImplementedError(f"{self.name} has no probabilities")
+        """What to divide logits by, from what `keep` kept; 1 in kinds without `calibrates`."""
+        return 1.0
 
     # Judging
 
