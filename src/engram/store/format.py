@@ -89,6 +89,17 @@ HEADER = Object(
 )
 
 
+def check_free(path: Path, overwrite: bool) -> None:
+    """Refuse to write an engram where there is a folder, or without `overwrite` a file."""
+    if path.is_dir():
+        raise EngramError(f"{path} is a folder; {spell('out')} names the engram's file.")
+    if path.exists() and not overwrite:
+        raise EngramError(
+            f"{path} exists already; choose another {spell('out')}, or replace it with "
+            f"{spell('overwrite', True)}."
+        )
+
+
 def write_engram(path: str | Path, engram: Engram) -> Path:
     """Write an engram atomically: after a crash there is the old file or all of the new one."""
     write_atomically(path, serialise_engram(engram))

@@ -19,7 +19,7 @@ import torch
 from engram.errors import EngramError
 from engram.store.engram import Engram, shape_mismatch
 from engram.store.fitting import Located, check_same_trunk
-from engram.store.format import read_engram, write_engram
+from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
 from engram.util.spelling import spell
 from engram.util.text import join_names, printable
@@ -65,13 +65,7 @@ def merge(
     if isinstance(sources, (str, os.PathLike)) or len(sources) < 2:
         raise EngramError("A merge needs at least two engrams; give two or more files.")
     path = Path(out)
-    if path.is_dir():
-        raise EngramError(f"{path} is a folder; {spell('out')} names the engram's file.")
-    if path.exists() and not overwrite:
-        raise EngramError(
-            f"{path} exists already; choose another {spell('out')}, or replace it with "
-            f"{spell('overwrite', True)}."
-        )
+    check_free(path, overwrite)
     shares = shares_of(weights, len(sources))
     found = [(str(source), read_engram(local_path(source))) for source in sources]
     merged = average(found, shares)

@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import safetensors.torch
 from filelock import FileLock, Timeout
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.errors import EngramError, Notice
-from engram.store.format import read_engram
+from engram.store.format import check_free, read_engram
 from engram.train.plots import learning_curves
 from engram.util.charts import side_by_side
 from engram.util.files import make_private_folder, write_atomically
@@ -52,23 +52,13 @@ def unreadable_list(out: Path) -> Path:
 
 def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse a place for an engram that a run would not replace or continue."""
-    if out.is_dir():
-        raise EngramError(f"{out} is a folder; {spell('out')} names the engram's file.")
-    if out.exists() and not overwrite and not (resume and _has_state(run_folder(out))):
-        _refuse_existing(out)
+    check_free(out, overwrite or (resume and _has_state(run_folder(out))))
 
 
 def _has_state(folder: Path) -> bool:
     """Whether an earlier run left something to resume, or the record that it finished."""
     names = (_CHECKPOINT, _FINISHED, "variant-*")
     return any(found for name in names for found in folder.glob(name))
-
-
-def _refuse_existing(out: Path) -> NoReturn:
-    raise EngramError(
-        f"{out} exists already; choose another {spell('out')}, or replace it with "
-        f"{spell('overwrite', True)}."
-    )
 
 
 class Run:
@@ -125,8 +115,7 @@ class Run:
             if (record["identity"], record["content"]) == found and not self.checkpoint.exists():
                 result: dict[str, Any] = record["result"]
                 return result
-        if not self.overwrite and not self.checkpoint.exists():
-            _refuse_existing(self.out)
+        check_free(self.out, self.overwrite or self.checkpoint.exists())
         return None
 
     @property
