@@ -31,10 +31,9 @@ from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
-from engram.train.calibrate import calibrate, metrics_on_test
+from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, smallest_of
-from engram.train.class_statistics import keep_statistics
 from engram.train.fit import ending_of, training_record
 from engram.train.halving import Halving
 from engram.train.identity import identity_of
@@ -337,8 +336,7 @@ class Portfolio:
         ]
         learner = Learner(self.model, chosen.name, self.recipe)
         learner.metrics = chosen.metrics
-        calibrate(training, [learner])
-        keep_statistics(training, [learner])
+        training.complete([learner])
         chosen = replace(chosen, metrics=learner.metrics)
         return self.model.engram(chosen.name).renamed(self.name), chosen, tried, training
 

@@ -18,9 +18,8 @@ from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.store.format import read_engram
 from engram.tasks.settings import TaskSettings
-from engram.train.calibrate import calibrate, metrics_on_test
+from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.class_statistics import keep_statistics
 from engram.train.identity import identity_of
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
@@ -123,8 +122,7 @@ def fit(
         else:
             training.go()
             training.end()
-        calibrate(training, [learner])
-        keep_statistics(training, [learner])
+        training.complete([learner])
         history, unreadable = training.history, training.unreadable
         metrics = {"val": learner.metrics}
         if test:

@@ -7,7 +7,7 @@ cells, and differ in learning rate and weight decay.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engram.errors import EngramError
@@ -55,15 +55,11 @@ class Soup:
 
 
 def recorded_soup(record: dict[str, Any] | None) -> Soup | None:
-    """From what a run recorded."""
+    """From what a run recorded: the fields, in JSON."""
     if record is None:
         return None
     lists = {name: tuple(record[name]) for name in ("scores", "losses", "members")}
     return Soup(**{**record, **lists})
-
-
-def soup_record(soup: Soup | None) -> dict[str, Any] | None:
-    return None if soup is None else asdict(soup)
 
 
 def spread(lr: float, count: int) -> list[float]:

@@ -26,7 +26,7 @@ from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
 from engram.train.run import Run
-from engram.train.soup import Soup, best_soup, check_soup, recorded_soup, soup_record
+from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
 from engram.train.trackers import run_callbacks
 from engram.train.variants import Grid, Setting, Trained, Variant, Workshop
 from engram.util.processes import Team
@@ -183,7 +183,7 @@ def sweep(
             "best": settings.index(best),
             "seed": variant.seed,
             "ending": ending and asdict(ending),
-            "soup": soup_record(tried),
+            "soup": tried and asdict(tried),
         }
         if run is not None and team.main:
             final = workshop.recipe_of(variant)
