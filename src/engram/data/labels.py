@@ -83,6 +83,7 @@ class LabelReader(ABC):
     """How the labels of one kind of task are read and numbered."""
 
     dimensions: tuple[int, ...]  # that an array of labels may have
+    exclusive = False  # whether each image, or pixel, has one class: then a task needs several
 
     @abstractmethod
     def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
@@ -96,8 +97,12 @@ class LabelReader(ABC):
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         """The names of all classes: as the source lists them, or those that occur, sorted."""
 
-    def check(self, source: str, classes: Names) -> None:  # noqa: B027
+    def check(self, source: str, classes: Names) -> None:
         """Refuse classes that are too few for a task of this kind."""
+        if self.exclusive and len(classes) == 1:
+            raise EngramError(
+                f"{source} has only one class ({classes[0]}); a task needs at least two."
+            )
 
     @abstractmethod
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
@@ -111,6 +116,7 @@ class ClassLabels(LabelReader):
     """The name of one class."""
 
     dimensions = (1,)
+    exclusive = True
 
     def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
         if len(given) > 1:
@@ -129,9 +135,6 @@ class ClassLabels(LabelReader):
 
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         return listed or sorted(set(labels), key=class_order)
-
-    def check(self, source: str, classes: Names) -> None:
-        _at_least_two(source, classes)
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         index = {label: i for i, label in enumerate(classes)}
@@ -212,6 +215,7 @@ class MaskLabels(LabelReader):
     """Nothing: the masks of the images are the labels."""
 
     dimensions = (3,)
+    exclusive = True
 
     def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
         return [find_column(source, available, "mask", given[0] if given else None)]
@@ -221,9 +225,6 @@ class MaskLabels(LabelReader):
 
     def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
         return listed or ()
-
-    def check(self, source: str, classes: Names) -> None:
-        _at_least_two(source, classes)
 
     def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
         return np.zeros((len(labels), 0), dtype=np.int64)
@@ -284,11 +285,6 @@ def _number(location: str, column: str, cell: Any) -> float:
     if not abs(number) <= _LARGEST_NUMBER:
         raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected a number.")
     return number
-
-
-def _at_least_two(source: str, classes: Names) -> None:
-    if len(classes) == 1:
-        raise EngramError(f"{source} has only one class ({classes[0]}); a task needs at least two.")
 
 
 def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> None:
