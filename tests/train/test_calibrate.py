@@ -68,12 +68,15 @@ def test_the_engram_has_it_and_says_so(small_trunk: Path, hard: Path, tmp_path: 
     assert torch.equal(other(pixels)["colours"], model(pixels)["colours"])
 
 
-def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_trunk: Path) -> None:
+def several_labels() -> Splits:
     images = [(torch.rand(3, 16, 16) * (0.3 + 0.7 * (i % 2))).clamp(0, 1) for i in range(60)]
     table = [{"image": one, "label": [["dark"], ["light", "any"]][i % 2]} for i, one in
              enumerate(images)]  # fmt: skip
-    splits = load(table, kind="multilabel")
-    model = MemoryViT(load_trunk(small_trunk))
+    return load(table, kind="multilabel")
+
+
+def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_trunk: Path) -> None:
+    splits, model = several_labels(), MemoryViT(load_trunk(small_trunk))
     model.add_task("colours", **splits.task, regime="head", seed=0)
     result = engram.fit(model, "colours", splits, SHORT)
     val = result.metrics["val"]
@@ -82,6 +85,14 @@ def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_trunk:
     for name in ("macro_f1", "micro_f1", "ece", "loss"):
         assert again[name] == pytest.approx(val[name], abs=1e-3)  # the cache is in half precision
     assert "temperature" in val
+
+
+def test_a_refit_has_the_thresholds_of_the_temperature_that_it_takes(small_trunk: Path) -> None:
+    splits, model = several_labels(), MemoryViT(load_trunk(small_trunk))
+    for name, refit in (("once", False), ("again", True)):
+        engram.sweep(model, name, splits, SHORT, lrs=[0.01], regime="head", refit=refit)
+    once, again = (model.task(name).head.settled["thresholds"] for name in ("once", "again"))
+    assert torch.equal(once, again)
 
 
 def test_a_sweep_and_auto_calibrate_what_they_keep(small_trunk: Path, hard: Path) -> None:

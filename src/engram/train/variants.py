@@ -311,7 +311,7 @@ class Workshop:
         """One variant once more, on other splits, for as many epochs as before.
 
         Its validation images may be among those it learns from, so that they decide nothing: it
-        gets the temperature that was found before, and the scale of its scores.
+        gets the temperature and the thresholds that were found before, and the scale of scores.
         """
         scratch = self._fresh()
         recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending
@@ -320,10 +320,13 @@ class Workshop:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
         result = fit(scratch, self.name, splits, recipe, team=self.team, progress=progress)
-        task = scratch.task(self.name)
+        task, found = scratch.task(self.name), before.engram.tensors
         task.head.divide(before.metrics.get("temperature", 1.0))
+        if task.kind.calibrates:  # thresholds are of calibrated probabilities
+            for name, value in task.head.settled.items():
+                value.copy_(found[f"head.{name}"])
         if task.statistics is not None:
-            task.statistics.quantiles.copy_(before.engram.tensors["statistics.quantiles"])
+            task.statistics.quantiles.copy_(found["statistics.quantiles"])
         return self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
 
     def _trained(
