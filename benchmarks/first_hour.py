@@ -85,8 +85,9 @@ def main() -> None:
         ]
     write_report("first_hour", "The first hour, with nothing but defaults", [
         *markdown_table(COLUMNS, rows), "",
-        "The last row is a machine without a network: `fit` says that the bundled trunk sees 32 "
-        "pixels and which command fetches a better one.",
+        "The row with pico is a machine without a network: `fit` says that the bundled trunk sees "
+        "32 pixels and which command fetches a better one.",
+        *([f"\nMeasured with `--only {' --only '.join(only)}`."] if only else []),
     ])  # fmt: skip
 
 

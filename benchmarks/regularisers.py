@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -210,7 +210,8 @@ def run(name: str, row: Row) -> Record:
             model.add(spec, seed=seed)
             learners[regime, seed] = Learner(model, called, recipe)
     began = time.process_time()
-    with row.patch(), _whole_rows():
+    # All passes read the same cache, also those without a task that needs all of a row.
+    with row.patch(), mock.patch.object(CachePlan, "keeps", "all"):
         torch.manual_seed(0)
         every = list(learners.values())
         training = Training(model, every, splits, recipe, None, Team(), silent)
@@ -241,13 +242,6 @@ def _measured(training: Training, learners: Sequence[Learner]) -> list[list[floa
         [round(100 * float(one.metrics["accuracy"]), 2), round(float(one.metrics["loss"]), 4)]
         for one in learners
     ]
-
-
-@contextmanager
-def _whole_rows() -> Iterator[None]:
-    """All passes read the same cache, also those without a task that needs all of a row."""
-    with mock.patch.object(CachePlan, "keeps", "all"):
-        yield
 
 
 def _splits(name: str) -> Splits:

@@ -56,9 +56,7 @@ def trained(name: str, regime: str, order: int) -> dict[Run, Weights]:
                     continue
                 model.add(splits.task_spec(f"{seed}.{i}", TaskSettings(regime=regime)), seed=seed)
                 learners[order, seed, i] = Learner(model, f"{seed}.{i}", recipe, lr)
-        train(
-            model, list(learners.values()), splits, recipe, team=Team(), progress=silent
-        )  # fmt: skip
+        train(model, list(learners.values()), splits, recipe, team=Team(), progress=silent)
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save({run: one.task.tensors() for run, one in learners.items()}, kept)
     found: dict[Run, Weights] = torch.load(kept, weights_only=True)
@@ -89,9 +87,7 @@ def measure(name: str, regime: str) -> Record:
     found: dict[str, dict[str, list[float]]] = {label: {} for label in names}
     for split in ("val", "test"):
         shown = replace(splits, test=splits[split])
-        scores = score_test_images(
-            model, list(names.values()), shown, Recipe(workers=0), Team()
-        )  # fmt: skip
+        scores = score_test_images(model, list(names.values()), shown, Recipe(workers=0), Team())
         for label, called in names.items():
             accuracy, loss = (float(scores[called][key]) for key in ("accuracy", "loss"))
             found[label][split] = [round(100 * accuracy, 2), round(loss, 4)]

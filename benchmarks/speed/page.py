@@ -400,7 +400,8 @@ def _storage(section: Mapping[str, Any]) -> list[str]:
     ours = pick(section["rows"], what="engram")
     assert ours is not None
     lines = [
-        f"{section['trunk']}, {section['cells']} cells, {section['classes']} classes, fp32.",
+        f"{section['trunk']}, {section['cells']} cells, {section['classes']} classes, fp32. The "
+        "engrams are without the statistics of training images that `engram fit` adds.",
         "",
     ]
     rows = [
