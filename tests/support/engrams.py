@@ -37,5 +37,5 @@ def familiar(task: Task) -> Task:
     sums = torch.zeros(groups, features, dtype=torch.float64).index_add_(0, labels, x)
     found.estimate(torch.bincount(labels).double(), sums, x.square().sum(0))
     found.correlate(x, labels)
-    found.adjust(x.float())
+    found.adjust(found.likeness(x))
     return task

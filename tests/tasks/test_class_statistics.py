@@ -23,7 +23,7 @@ def kept(x: Tensor, groups: Tensor, number: int = GROUPS) -> ClassStatistics:
     sums = torch.zeros(number, x.shape[1], dtype=torch.float64).index_add_(0, groups, x)
     found.estimate(counts, sums, x.square().sum(0))
     found.correlate(x, groups)
-    found.adjust(x.float())
+    found.adjust(found.likeness(x))
     return found
 
 

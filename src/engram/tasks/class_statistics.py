@@ -152,10 +152,9 @@ class ClassStatistics(nn.Module):
         self.basis.zero_()
         self.basis[:rank] = _rounded((found * largest.sign()).flip(0))
 
-    def adjust(self, features: Tensor) -> None:
-        """Set what scores are measured by, from the features of validation images."""
-        likeness = self.likeness(features).double().cpu()
-        low, middle = (float(likeness.quantile(q)) for q in (0.05, 0.5))
+    def adjust(self, likeness: Tensor) -> None:
+        """Set what scores are measured by, from the `likeness` of validation images."""
+        low, middle = (float(likeness.double().quantile(q)) for q in (0.05, 0.5))
         least = 1e-6 * max(1.0, abs(middle))  # where they are all equally alike
         self.quantiles.copy_(torch.tensor([min(low, middle - least), middle]))
 

@@ -48,16 +48,16 @@ def keep_statistics(
     seen: dict[str, list[Tensor]] = {name: [] for name in names}
     for found, _ in _features(training, training.feed.validation(), names):
         for name in names:
-            seen[name].append(found[name].half().cpu())
+            seen[name].append(sums[name].statistics.likeness(found[name]).cpu())
     for one in learners:
-        statistics, features = one.task.statistics, training.team.gather(seen[one.name])
-        if not features:  # no image can be read, so there is nothing to measure by
+        statistics, likeness = sums[one.name].statistics, training.team.gather(seen[one.name])
+        if not likeness:  # no image can be read, so there is nothing to measure by
             one.task.statistics = None
-        elif statistics is not None:
-            statistics.adjust(torch.cat(features).to(statistics.centre.device).float())
-            if old is not None:  # as usual for images of both
-                share = float(old.counts.sum() / statistics.counts.sum())
-                statistics.quantiles.lerp_(old.quantiles, share)
+            continue
+        statistics.adjust(torch.cat(likeness))
+        if old is not None:  # as usual for images of both
+            share = float(old.counts.sum() / statistics.counts.sum())
+            statistics.quantiles.lerp_(old.quantiles, share)
     training.model.train()
 
 
