@@ -166,7 +166,7 @@ def _archive(source: str, image_column: str) -> Iterator[Item]:
                 content = archive.extractfile(member)
                 assert content is not None
                 yield Item(f"{source}/{member.name}", content.read())
-            archive.members = []  # it would keep them all
+            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
 
 
 def _beside(source: str, path: str) -> str:
