@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.farming import FOLDER, plan_of
+from tests.support.farming import FOLDER, jobs_of, plan_of
 
 import engram
 from engram import EngramError
+from engram.farm.work import train_job
 
 
 def test_jobs_are_grouped_by_data_and_trunk_and_share_caches(work: Path) -> None:
@@ -51,6 +52,18 @@ def test_every_mistake_is_found_before_anything_trains(work: Path) -> None:
     assert "Job size: its trunk is vit, and that of good vit, with other weights or another" in said
     assert "Job smooth: " in said
     assert not FOLDER.exists()
+
+
+@pytest.mark.parametrize("setting", ['regime = "auto"', "seeds = 2", "cells = 2"])
+def test_a_job_that_is_trained_is_refused_only_if_it_has_changed(work: Path, setting: str) -> None:
+    text = f"[jobs.a]\n{setting}\n"
+    assert train_job(jobs_of(text)[0], lambda event: None).kind == "done"
+    assert plan_of(text + "lr = 0.5\n", overwrite=True).jobs
+    assert plan_of(text + "checkpoint_seconds = 1.0\n").jobs
+    with pytest.raises(
+        EngramError, match=r"^Job a: its earlier run in jobs\.farm/a\.run had other"
+    ):
+        plan_of(text + "lr = 0.5\n")
 
 
 def test_a_bundle_that_is_there_is_added_to_and_never_spoiled(work: Path) -> None:

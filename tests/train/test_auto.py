@@ -104,7 +104,7 @@ def test_the_average_of_two_tasks_is_one_task(
     """Its output is the mean of theirs."""
     monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
     candidates = portfolio(model, splits, calibrate="off")
-    candidates.best(None, "", silent, nobody(Team()))
+    candidates.best(None, silent, nobody(Team()))
     answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
     side, _, head, readout, *averages = (answers[name] for name in candidates.model.tasks)
     for solved, average in zip((head, readout), averages, strict=True):

@@ -15,7 +15,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, load_trunk
 from engram.data.datasets import load
 from engram.errors import Notice
-from engram.train.run import Run, run_folder
+from engram.train.run import Run, has_run_of_another, has_state, run_folder
 from engram.train.sweep import sweep
 from engram.util.processes import Team
 
@@ -56,7 +56,10 @@ def test_what_was_saved_is_where_the_same_run_begins(tmp_path: Path) -> None:
     with Run(out, Team(), overwrite=False, resume=True) as run:
         with pytest.warns(Notice, match=r"^There is nothing to resume in .*t\.run; .* anew\.$"):
             assert run.begin("one", feed) is None
+        assert not has_state(out)
         run.save({"x": torch.arange(3.0)}, {"identity": "one", "feed": feed, "step": 5})
+        assert has_state(out)
+        assert (has_run_of_another(out, "one"), has_run_of_another(out, "two")) == (False, True)
         state = run.begin("one", feed)
         assert state is not None
         assert state["step"] == 5

@@ -18,9 +18,11 @@ from engram.tasks.settings import TaskSettings
 from engram.train.cache_plan import CachePlan
 from engram.train.job import TrainingJob
 from engram.train.options import DataOptions, RunOptions
+from engram.train.run import has_run_of_another, has_state, run_folder
 from engram.train.trunk import trunk_for
 from engram.util.description import Description
 from engram.util.progress import Progress, silent
+from engram.util.spelling import spell
 from engram.util.text import counted, storage, without_folder
 from engram.vit import ViT
 
@@ -164,7 +166,9 @@ def _planned(
         *(job.data, job.out, given.given, silent, announce),
         read=sources.read, find_trunk=sources.trunk,
     )  # fmt: skip
-    regime, _ = work.choose(job.regime, job.seeds)
+    regime, seeds = work.choose(job.regime, job.seeds)
+    if given is job and has_state(job.out) and not work.options.overwrite:
+        _check_same_run(job, work.identity(job.task, regime, seeds))
     specs, recipe, model = work.specs(job.task, regime), work.recipe, work.model
     splits = work.splits.with_validation(recipe.val_share, recipe.data_seed)
     for spec in specs:
@@ -189,6 +193,14 @@ def _planned(
         cache=f"{data} {fingerprint} {cache.keeps} {kind_of_view}" if cached else "",
         cache_bytes=cache.bytes if cached else 0,
     )
+
+
+def _check_same_run(job: FarmJob, identity: str) -> None:
+    if has_run_of_another(job.out, identity):
+        raise EngramError(
+            f"its earlier run in {run_folder(job.out)} had other settings, data or trunk; undo the "
+            f"change, give the job another name, or train it anew with {spell('overwrite', True)}."
+        )
 
 
 def _check_bundles(jobs: Sequence[PlannedJob], problems: Problems) -> None:

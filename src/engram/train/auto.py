@@ -166,18 +166,17 @@ def auto(
     settings = TaskSettings(
         "masked", cells, tuple(extends), "fresh", adapter_width, class_init, rank
     )
-    shorter = _shorter(recipe, len(splits["train"]))
-    portfolio = Portfolio(model, name, splits, shorter, settings, team)
+    shorter = shorter_recipe(recipe, len(splits["train"]))
+    portfolio = Portfolio(model, name, splits, shorter, settings, team, test)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
-    identity = f"{portfolio.identity} auto test={test}"
     about = settings_of(model, splits, settings, recipe)
     told = run_callbacks(callbacks, name, splits, {**about, "regime": "auto"}, run, team)
     with run or contextlib.nullcontext(), told:
-        finished = None if run is None else run.finished(identity)
+        finished = None if run is None else run.finished(portfolio.identity)
         if run is not None and finished is not None:
             model.attach(run.out)
             return _result(model, name, run, finished)
-        engram, chosen, tried, training = portfolio.best(run, identity, progress, told)
+        engram, chosen, tried, training = portfolio.best(run, progress, told)
         model.attach(engram)
         found = {"val": chosen.metrics}
         if test:
@@ -197,13 +196,13 @@ def auto(
         if run is not None and team.main:
             record = training_record(portfolio.recipe, splits, chosen.lr, chosen.ending)
             model.save(name, run.out, metrics=found, recipe=record)
-            run.finish(identity, engram.content, result, training.history)
+            run.finish(portfolio.identity, engram.content, result, training.history)
         done = _result(model, name, run, result)
         told.finished(done)
     return done
 
 
-def _shorter(recipe: Recipe, images: int) -> Recipe:
+def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
     """The recipe for many tasks at once: fewer steps, averaged weights, the best ones kept.
 
     A task that is dropped has a high learning rate. Its averaged weights are as good as if the
@@ -263,6 +262,7 @@ class Portfolio:
         recipe: Recipe,
         settings: TaskSettings,
         team: Team,
+        test: bool = False,
     ) -> None:
         self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
         self.settings, self.kind = settings, KINDS[splits.kind]
@@ -279,7 +279,7 @@ class Portfolio:
             called = self._add(regime)
             self.learners.append(Learner(self.model, called, recipe, lr))
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
-        self.identity = identity_of(self.model, tasks, splits, recipe)
+        self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
 
     def _rates(self, regime: str) -> tuple[float, ...]:
         if self.recipe.lr:
@@ -299,14 +299,14 @@ class Portfolio:
     # The work
 
     def best(
-        self, run: Run | None, identity: str, progress: Progress, callbacks: Callbacks
+        self, run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> tuple[Engram, Candidate, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
         training = Halving(
             self.model, self.learners, self.splits, self.recipe, run, self.team, progress, callbacks
         )
         training.prepare()
-        training.begin(identity)
+        training.begin(self.identity)
         solved = self._solved(training, progress) if self.solves else []
         training.go()
         training.end()

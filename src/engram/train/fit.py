@@ -20,7 +20,7 @@ from engram.store.format import read_engram
 from engram.tasks.settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.identity import identity_of
+from engram.train.identity import identity_of_fit
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
@@ -99,8 +99,7 @@ def fit(
         splits["test"]  # whether there is one should show now, not after an hour
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
     learner = Learner(model, name, recipe)
-    tasks = [(task.spec, learner.lr, learner.weight_decay)]
-    identity = f"{identity_of(model, tasks, splits, recipe)} test={test}"
+    identity = identity_of_fit(model, task.spec, splits, recipe, test)
     settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe, lr=learner.lr)
     told = run_callbacks(callbacks, name, splits, settings, run, team)
     began = time.perf_counter()

@@ -15,7 +15,7 @@ from engram.data.items import Items
 from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
-from engram.train.recipe import Recipe
+from engram.train.recipe import Recipe, learning_rate
 
 
 def identity_of(
@@ -49,6 +49,14 @@ def identity_of(
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
+
+
+def identity_of_fit(
+    model: MemoryViT, spec: TaskSpec, splits: Splits, recipe: Recipe, test: bool
+) -> str:
+    """What a run of `fit` is a run of."""
+    task = (spec, learning_rate(recipe, spec.regime), recipe.weight_decay)
+    return f"{identity_of(model, [task], splits, recipe)} test={test}"
 
 
 def samples_of(dataset: Dataset) -> list[Any]:

@@ -11,10 +11,11 @@ from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
-from engram.train.auto import AutoResult, auto, trained_regimes
+from engram.train.auto import AutoResult, Portfolio, auto, shorter_recipe, trained_regimes
 from engram.train.callbacks import Callback
 from engram.train.fit import fit
 from engram.train.given import names_file
+from engram.train.identity import identity_of_fit
 from engram.train.opening import opening
 from engram.train.options import DataOptions, RunOptions, named, recipe_from
 from engram.train.recipe import Recipe, learning_rate
@@ -22,9 +23,10 @@ from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
 from engram.train.run import check_out
 from engram.train.soup import spread
-from engram.train.sweep import SweepResult, sweep
+from engram.train.sweep import SweepResult, sweep, sweep_identity
 from engram.train.trackers import trackers_named
 from engram.train.trunk import trunk_for
+from engram.train.variants import Grid, Workshop
 from engram.util.processes import Team
 from engram.util.progress import Progress
 from engram.util.settings import Given
@@ -138,6 +140,20 @@ class TrainingJob:
         return job.sweep(
             task, out, progress, lrs=rates, cells=[job.settings.cells], seeds=seeds, soup=soup
         )
+
+    def identity(self, task: str, regime: str, seeds: int) -> str:
+        """What `train` would be a run of, as its folder records it."""
+        model, recipe, team, test = self.model, self.recipe, self.team, self.options.test
+        splits = self.splits.with_validation(recipe.val_share, recipe.data_seed)
+        if regime == "auto":
+            shorter, settings = shorter_recipe(recipe, len(splits["train"])), self.settings
+            return Portfolio(model, task, splits, shorter, settings, team, test).identity
+        settings = self.of(regime).settings
+        if seeds == 1:
+            return identity_of_fit(model, splits.task_spec(task, settings), splits, recipe, test)
+        variants = Grid(cells=[settings.cells], seeds=seeds).variants(recipe, regime)
+        workshop = Workshop(model, task, splits, recipe, settings, team)
+        return sweep_identity(workshop, variants, test=test)
 
     def of(self, regime: str) -> TrainingJob:
         """The same with a task of this regime."""

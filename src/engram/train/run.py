@@ -52,13 +52,29 @@ def unreadable_list(out: Path) -> Path:
 
 def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse a place for an engram that a run would not replace or continue."""
-    check_free(out, overwrite or (resume and _has_state(run_folder(out))))
+    check_free(out, overwrite or (resume and has_state(out)))
 
 
-def _has_state(folder: Path) -> bool:
+def has_state(out: Path) -> bool:
     """Whether an earlier run left something to resume, or the record that it finished."""
     names = (_CHECKPOINT, _FINISHED, "variant-*")
-    return any(found for name in names for found in folder.glob(name))
+    return any(found for name in names for found in run_folder(out).glob(name))
+
+
+def has_run_of_another(out: Path, identity: str) -> bool:
+    """Whether the checkpoint, or else the engram, is known to be of a run with another identity.
+
+    Of a sweep whose variants train one by one, that shows only when it is resumed.
+    """
+    checkpoint, record = (run_folder(out) / name for name in (_CHECKPOINT, _FINISHED))
+    was = identity
+    with contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError):
+        if checkpoint.exists():
+            with safetensors.safe_open(checkpoint, "pt") as file:
+                was = str(json.loads(file.metadata()["run"])["identity"])
+        elif out.exists():
+            was = str(json.loads(record.read_bytes())["identity"])
+    return not identity.startswith(was)
 
 
 class Run:

@@ -142,8 +142,7 @@ def sweep(
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
-    identity = f"{workshop.identity(variants)} refit={refit} test={test}"
-    identity += f" soup={soup}" if soup else ""
+    identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
     about = settings_of(
@@ -218,6 +217,19 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
         ending=ending_of(result),
         soup=recorded_soup(result.get("soup")),
     )
+
+
+def sweep_identity(
+    workshop: Workshop,
+    variants: Sequence[Variant],
+    *,
+    refit: bool = False,
+    test: bool = False,
+    soup: int = 0,
+) -> str:
+    """What a sweep is a sweep of. It begins with what its checkpoint has, which is of training."""
+    averaged = f" soup={soup}" if soup else ""
+    return f"{workshop.identity(variants)} refit={refit} test={test}{averaged}"
 
 
 def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
