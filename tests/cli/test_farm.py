@@ -59,7 +59,8 @@ def test_a_farm_that_was_killed_goes_on_where_it_was(work: Path, capsys: Output)
     assert found["a"]["result"]["finished_before"]
     assert (FOLDER / "a.safetensors").stat() == first
     assert not found["b"]["result"]["finished_before"]
-    assert (FOLDER / "b.log").read_text().count("training starts anew") == 1
+    assert (FOLDER / "farm.log").read_text().count("b: resumed at step ") == 1
+    assert (FOLDER / "b.log").read_text() == ""
     assert fit("--regime", "masked", "--steps", 100, "--patience", 0, task="b") == 0
     alone = engram.inspect("new.safetensors").content
     assert engram.inspect(FOLDER / "bundle" / "b.safetensors").content == alone

@@ -13,20 +13,21 @@ from engram.report.run import write_run_report
 from engram.tasks.kinds import KINDS
 from engram.train.callbacks import Callback, RunStart
 from engram.train.job import TrainingJob
-from engram.train.run import run_folder
+from engram.train.options import RunOptions
+from engram.train.run import has_state, run_folder
 
 _EVERY = 0.5  # seconds between two reports about the same work
 
 
 class _Ready(Callback):
-    """Tells that the first step is about to be taken: images are read, the cache is filled."""
+    """Tells that the next step is about to be taken: images are read, the cache is filled."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, tell: Callable[[RunStart], None]) -> None:
         self.tell, self.told = tell, False
 
     def started(self, start: RunStart) -> None:
         self.told = True
-        self.tell()
+        self.tell(start)
 
 
 def train_job(job: FarmJob, tell: Callable[[Event], None]) -> Event:
@@ -36,7 +37,7 @@ def train_job(job: FarmJob, tell: Callable[[Event], None]) -> Event:
     a crash, after which another attempt may help.
     """
     last = 0.0
-    ready = _Ready(lambda: tell(Event(job.name, "ready")))
+    job = job.but(RunOptions, resume=has_state(job.out))
 
     def progress(what: str, done: int, total: int, note: str = "") -> None:
         nonlocal last
@@ -48,6 +49,13 @@ def train_job(job: FarmJob, tell: Callable[[Event], None]) -> Event:
 
     def announce(sentence: str) -> None:
         tell(Event(job.name, "said", sentence))
+
+    def begin(start: RunStart) -> None:
+        tell(Event(job.name, "ready"))
+        if start.step:
+            announce(f"resumed at step {start.step:,} of {start.steps:,}")
+
+    ready = _Ready(begin)
 
     try:
         work = TrainingJob.start(job.data, job.out, job.given, progress, announce)
