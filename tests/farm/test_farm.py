@@ -13,6 +13,7 @@ from engram import EngramError
 from engram.errors import Interrupted
 from engram.farm.events import Event
 from engram.farm.farm import held, run_farm
+from engram.farm.jobs import FarmJob
 from engram.farm.schedule import Status
 from engram.store.bundles import read_bundle
 
@@ -49,6 +50,23 @@ def test_what_is_done_is_in_the_bundle_and_what_failed_is_named(work: Path) -> N
     assert shown.document["failed"] == ["lost"]
     assert shown.rows[0] == ("jobs", "2 done, 1 failed")
     assert [row[:2] for row in shown.table] == [("a", "done"), ("b", "done"), ("lost", "failed")]
+
+
+def test_a_later_run_shows_the_attempts_and_seconds_of_the_training(work: Path) -> None:
+    class Retried(Inline):
+        def start(self, job: FarmJob, group: str = "") -> None:
+            self._said.append(Event(job.name, "retried", "attempt 2: killed"))
+            super().start(job, group)
+
+    shown = []
+    for runner in (Retried(), Inline()):
+        with held(FOLDER):
+            result = run_farm(plan_of("[jobs.a]\n"), FOLDER, runner, Lines())
+        (status,) = result.statuses
+        shown.append((status.attempts, status.seconds, result.describe().table))
+    assert status.result["finished_before"]
+    assert shown[0] == shown[1]
+    assert shown[0][0] == 2
 
 
 def test_a_farm_that_is_stopped_says_how_to_continue(work: Path) -> None:

@@ -16,7 +16,7 @@ from engram.errors import EngramError, Interrupted
 from engram.farm.events import Event
 from engram.farm.page import write_farm_report
 from engram.farm.plan import Plan
-from engram.farm.results import add_to_bundle
+from engram.farm.results import add_to_bundle, attempts_of_training
 from engram.farm.schedule import Runner, Schedule, Status
 from engram.util.description import Description
 from engram.util.files import make_private_folder
@@ -101,8 +101,10 @@ def run_farm(
     began = time.monotonic()
 
     def finish(status: Status) -> str | None:
+        job, before = status.planned.job, status.result["finished_before"]
         try:
-            add_to_bundle(status.planned.job)
+            add_to_bundle(job)
+            status.attempts = attempts_of_training(job, status.attempts, before)
         except EngramError as error:
             return str(error)
         return None

@@ -1,6 +1,8 @@
-"""The engrams of a farm's jobs, in bundles."""
+"""The engrams of a farm's jobs, in bundles, and how many attempts they took."""
 
 from __future__ import annotations
+
+import contextlib
 
 from engram.farm.jobs import FarmJob
 from engram.store.bundles import (
@@ -15,6 +17,8 @@ from engram.store.fitting import in_order
 from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.train.options import named
+from engram.train.run import run_folder
+from engram.util.files import write_atomically
 
 _TRIES = 5  # to change a bundle that others change at the same time
 
@@ -42,3 +46,19 @@ def add_to_bundle(job: FarmJob) -> None:
         except BundleChanged:
             if attempt + 1 == _TRIES:
                 raise
+
+
+def attempts_of_training(job: FarmJob, attempts: int, finished_before: bool) -> int:
+    """The attempts that a training took; its folder keeps them for a later farm.
+
+    Args:
+        job: A job whose engram is written.
+        attempts: Those of this farm, which are one if it found the job finished.
+        finished_before: Whether it was found finished.
+    """
+    kept = run_folder(job.out) / "attempts.txt"
+    if finished_before and attempts == 1:
+        with contextlib.suppress(OSError, ValueError):
+            return int(kept.read_text(encoding="ascii"))
+    write_atomically(kept, f"{attempts}\n".encode(), owner_only=True)
+    return attempts
