@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.farming import FOLDER, jobs_of
@@ -43,3 +45,16 @@ def test_a_killed_job_resumes_and_a_bad_one_is_not_tried_again(work: Path) -> No
     train_job(whole, lambda event: None)
     assert engram.inspect(first.out).content == engram.inspect(whole.out).content
     assert "paper" in said[-1].text
+
+
+def test_what_a_killed_process_leaves_is_freed_without_a_word() -> None:
+    """Python calls it leaked: here a lock, in a training the queues of its loaders."""
+    code = (
+        "import multiprocessing, os, pathlib\n"
+        "from engram.farm.local import LocalRunner\n"
+        "with LocalRunner(1, 0, 1, pathlib.Path('.')):\n"
+        "    lock = multiprocessing.get_context('spawn').Lock()\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, b"")

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from engram.util.workers import end_with_parent
 
 #: Seconds for a training to write its checkpoint when the farm is stopped.
 PATIENCE = 60.0
+_NO_LEAKS = "ignore:resource_tracker:UserWarning"
 _CONTEXT = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
 
 
@@ -42,6 +44,7 @@ class LocalRunner:
         self._tried: dict[str, int] = {}
 
     def __enter__(self) -> LocalRunner:
+        _start_tracker()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -113,6 +116,21 @@ class LocalRunner:
                     worker.process.kill()
                 worker.process.join()
                 worker.connection.close()
+
+
+def _start_tracker() -> None:
+    """Start the process that frees the semaphores of killed workers, and let it say nothing.
+
+    It is Python's, and would call them leaked, at the end of the farm and at its terminal.
+    """
+    given = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, _NO_LEAKS)))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if given is not None:
+            os.environ["PYTHONWARNINGS"] = given
 
 
 class _Worker:
