@@ -103,7 +103,7 @@ def test_mistakes_about_a_cluster_are_sentences(
         (["--on", "ray", "--decoders", "2"], "--decoders is for one machine"),
         (["--on", "ray", "--timeout", "0"], "--timeout is 0"),
         (["--on", "ray", "--device", "cuda"], "--gpus-per-actor"),
-        (["--on", "127.0.0.1:1"], "Nothing answers at 127.0.0.1:1"),
+        (["--on", "127.0.0.1:1", "--backbone", "gone"], "Nothing answers at 127.0.0.1:1"),
         (["--on", "somewhere"], "--on is 'somewhere'"),
     ):
         assert main(["predict", str(task), str(photos), "-o", out, *arguments]) == 2

@@ -106,6 +106,15 @@ def farm_command(
     as_json: Json = False,
 ) -> None:
     """Train a list of tasks, each as engram fit does; run it again to continue."""
+    if on == "local" and gpus:
+        raise EngramError(
+            "--gpus-per-job is for Ray, which hands out GPUs; on this machine, give jobs a line "
+            'such as device = "cuda:1".'
+        )
+    if on != "local" and not dry_run:
+        from engram.cluster.connect import address_of
+
+        address_of(on)  # a wrong one is refused before the jobs are checked
     with bars(as_json) as progress:
         progress("starting", 0, 0)
         from engram.farm.farm import held, run_farm
@@ -113,11 +122,6 @@ def farm_command(
         from engram.farm.local import LocalRunner
         from engram.farm.plan import make_plan
 
-        if on == "local" and gpus:
-            raise EngramError(
-                "--gpus-per-job is for Ray, which hands out GPUs; on this machine, give jobs a "
-                'line such as device = "cuda:1".'
-            )
         folder = jobs.with_suffix(".farm")
         found = read_jobs(jobs, folder, out or folder / "bundle", overwrite)
         plan = make_plan(found, announce, progress)

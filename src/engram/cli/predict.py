@@ -91,6 +91,10 @@ def predict_command(
                 "Leave it out."
             )
         cluster = None if on is None else (on, ClusterSettings(**shared))
+        if on is not None:
+            from engram.cluster.connect import address_of
+
+            address_of(on)  # a wrong one is refused before the model is loaded
         with bars(as_json) as progress:
             result = _write_answers(
                 sources, backbone, trunk_dtype, tasks, out, settings, cluster, masks, overwrite,

@@ -59,7 +59,7 @@ def connected(on: str, *, cpus: int | None = None) -> Iterator[Any]:
         EngramError: Ray is not installed, nothing answers at the address, what answers is no Ray
             or another version of it, or the cluster has another version of this package.
     """
-    address = _address(os.environ.get("RAY_ADDRESS", "") if on == HERE else on, on)
+    address = address_of(on)
     os.environ.update(_QUIET)  # before Ray is imported
     if address.startswith(_CLIENT) and _has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -142,8 +142,12 @@ def room(ray: Any, *, cpus: float = 1, gpus: float = 0, spare: float = 0) -> int
     return max(0, min(held, int((total - spare) / cpus + 1e-9)))
 
 
-def _address(given: str, on: str) -> str:
-    """The address of a cluster, where something listens; "" if Ray is to be started here."""
+def address_of(on: str) -> str:
+    """The address that `connected` joins, where something listens; "" if it starts Ray here.
+
+    It answers at once. Before work that takes a while, a wrong address is refused so.
+    """
+    given = os.environ.get("RAY_ADDRESS", "") if on == HERE else on
     if not given or given == "local":
         return ""
     host, colon, port = given.removeprefix(_CLIENT).rpartition(":")
