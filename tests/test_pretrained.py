@@ -191,7 +191,7 @@ out = [url, results, errors, os.path.isdir("own"), os.path.isdir("client-cache")
             "has no revision 'never'",
             "There is no Hub repository ann/nothing",
             "refused to let you write to garden (401)",
-            "No token for",
+            "`engram push --dry-run` shows what would be sent, and needs no token.",
         ],
         strict=True,
     ):

@@ -13,7 +13,13 @@ from random import Random
 import pytest
 
 from engram import EngramError
-from engram.util.files import check_renamable, check_writable, replace_folder, write_atomically
+from engram.util.files import (
+    check_renamable,
+    check_writable,
+    make_folder,
+    replace_folder,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -163,3 +169,10 @@ def test_a_folder_is_replaced_with_all_that_is_in_it(tmp_path: Path) -> None:
     replace_folder(new, old)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
     assert [path.name for path in old.iterdir()] == ["new.txt"]
+
+
+def test_a_folder_is_made_with_those_above_it_or_refused(path: Path) -> None:
+    make_folder(path.parent / "deep" / "er")
+    make_folder(path.parent / "deep" / "er")
+    with pytest.raises(EngramError, match=r"cannot be created \(Not a directory\); choose another"):
+        make_folder(path / "below")

@@ -5,6 +5,7 @@ import pytest
 from engram.util.text import (
     counted,
     duration,
+    first_line,
     join_names,
     printable,
     storage,
@@ -25,6 +26,11 @@ def test_names_are_summarised() -> None:
 def test_numbers_have_the_noun_that_fits() -> None:
     assert (counted(1, "image"), counted(0, "image")) == ("1 image", "0 images")
     assert counted(2000, "class", "classes") == "2,000 classes"
+
+
+def test_what_an_exception_says_is_one_line_of_a_sentence() -> None:
+    assert first_line(ValueError("\nIt broke.\nAgain.")) == "It broke"
+    assert first_line(ValueError()) == "ValueError"
 
 
 def test_times_and_sizes_are_short() -> None:

@@ -244,14 +244,9 @@ def _model_and_sources(
 
 def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write every mask as IMAGE.TASK.png, and put its path into the answer in its place."""
-    from engram.util.files import write_atomically
+    from engram.util.files import make_folder, write_atomically
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EngramError(
-            f"The folder {folder} cannot be made ({error.strerror}); choose another."
-        ) from None
+    make_folder(folder)
     taken: set[str] = set()
     for result in results:
         stem = Path(result["image"]).stem

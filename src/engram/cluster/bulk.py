@@ -15,7 +15,7 @@ from engram.errors import EngramError
 from engram.inference.bulk.answers import Answering, Batch, Questions, Row
 from engram.inference.bulk.items import is_address
 from engram.util.progress import Progress, silent
-from engram.util.text import counted
+from engram.util.text import counted, first_line
 
 _POLL = 2.0  # seconds
 _PATIENCE = 60.0  # seconds for the pipeline to say anything, even that nothing is new
@@ -66,7 +66,7 @@ def _persistent(job: _Job, batches: Iterator[Batch]) -> Iterator[tuple[Batch, li
             if failures > most:
                 raise EngramError(
                     f"The cluster gave no answer in {counted(failures, 'attempt')}; at last: "
-                    f"{_first_line(error)}. Run the same command again to continue."
+                    f"{first_line(error)}. Run the same command again to continue."
                 ) from error
         finally:
             job.stop()
@@ -191,7 +191,3 @@ class _Job:
             with suppress(ConnectionError, self.ray.exceptions.RayError):
                 self.ray.kill(self.pipeline)
             self.pipeline = None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -17,7 +17,7 @@ from engram.farm.jobs import FarmJob
 from engram.farm.work import train_job
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.spelling import spelled_as_flags
-from engram.util.text import counted
+from engram.util.text import counted, first_line
 
 #: Seconds for trainings to write their checkpoints when the farm is stopped.
 PATIENCE = 60.0
@@ -131,16 +131,11 @@ class RayRunner:
         """The last event of a job, after keeping what its node sent."""
         try:
             event, files = self._ray.get(ended)
-        except self._ray.exceptions.RayTaskError as error:
-            reason = f"{type(error.cause).__name__}: {error.cause}"
-            return Event(
-                job.name, "failed", f"It crashed {counted(self._retries + 1, 'time')}: {reason}."
-            )
         except self._ray.exceptions.RayError as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return Event(
-                job.name, "failed", f"It crashed {counted(self._retries + 1, 'time')}: {reason}"
-            )
+            cause = getattr(error, "cause", None)  # an exception of the job itself
+            reason = f"{type(cause).__name__}: {cause}" if cause else first_line(error)
+            crashed = f"It crashed {counted(self._retries + 1, 'time')}: {reason}."
+            return Event(job.name, "failed", crashed)
         try:
             unpack(self._folder, files, {job.name})
         except EngramError as error:

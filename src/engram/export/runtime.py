@@ -14,6 +14,7 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.export.graphs import INPUT, KEY
 from engram.util.optional import require
+from engram.util.text import first_line
 
 
 class OnnxModel:
@@ -48,9 +49,8 @@ class OnnxModel:
             self.about: dict[str, Any] = json.loads(metadata[KEY])
             self.tasks: tuple[str, ...] = tuple(self.about["tasks"])
         except Exception as error:  # onnxruntime raises many types for a bad file
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise EngramError(
-                f"{name} is not an ONNX file that `engram export` wrote ({reason})."
+                f"{name} is not an ONNX file that `engram export` wrote ({first_line(error)})."
             ) from None
 
     def run(self, pixels: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from engram.trunks.load import load_trunk
 from engram.trunks.translate import their_names, translate
 from engram.util import hub
 from engram.util.archives import check_archive
+from engram.util.files import make_folder
 from engram.util.spelling import spell
 from engram.util.text import printable
 from engram.vit import ViT
@@ -152,13 +153,7 @@ def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
                 f"{path} exists already and is another engram; choose another folder, or other "
                 f"names with {spell('names')}."
             )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EngramError(
-            f"The folder {folder} cannot be created ({error.strerror or error}); choose another "
-            "one."
-        ) from None
+    make_folder(folder)
     return [write_engram(path, engram) for engram, path in zip(engrams, paths, strict=True)]
 
 

@@ -18,7 +18,7 @@ from engram.store.format import read_engram, serialise_engram
 from engram.store.portable import paths_in_class_names, without_local_paths
 from engram.store.remote import CARD, MANIFEST, fetch_engrams, local_path
 from engram.util import hub
-from engram.util.files import write_atomically
+from engram.util.files import make_folder, write_atomically
 from engram.util.hub import PathOrHubId
 from engram.util.spelling import spell
 
@@ -257,12 +257,7 @@ def _write(download: _Download) -> Pulled:
     data = cached.read_bytes()
     new = not target.exists() or target.read_bytes() != data
     if new:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EngramError(
-                f"The folder {target.parent} cannot be created ({error.strerror or error})."
-            ) from None
+        make_folder(target.parent)
         write_atomically(target, data)
     if target.name == MANIFEST:
         return Pulled(target, source, "", "", len(data), new)

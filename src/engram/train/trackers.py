@@ -28,7 +28,7 @@ from engram.train.run import Run
 from engram.util.files import write_atomically
 from engram.util.optional import require
 from engram.util.processes import Team
-from engram.util.text import utf8
+from engram.util.text import first_line, utf8
 
 
 class CSVLog(Callback):
@@ -142,7 +142,7 @@ class MLflow(Callback):
             run = self._resumed() or self._created(start)
         except Exception as error:  # whatever its stores and servers raise
             raise EngramError(
-                f"MLflow cannot be used at {uri} ({_first_line(error)}); check "
+                f"MLflow cannot be used at {uri} ({first_line(error)}); check "
                 "MLFLOW_TRACKING_URI, or leave mlflow out of --log."
             ) from error
         self._kept.set(run, self._kept.step)
@@ -187,7 +187,7 @@ class MLflow(Callback):
         try:
             yield
         except Exception as error:  # whatever its stores and servers raise
-            notice = f"MLflow does not answer ({_first_line(error)}); {then}."
+            notice = f"MLflow does not answer ({first_line(error)}); {then}."
             warnings.warn(notice, Notice, stacklevel=4)
 
     def _log(self, values: Iterator[tuple[str, float]], step: int) -> None:
@@ -235,7 +235,7 @@ class WeightsAndBiases(Callback):
             )
         except (wandb.Error, OSError) as error:
             raise EngramError(
-                f"Weights & Biases cannot be used ({_first_line(error)}); run wandb login, set "
+                f"Weights & Biases cannot be used ({first_line(error)}); run wandb login, set "
                 "WANDB_MODE=offline, or leave wandb out of --log."
             ) from error
         self._kept.set(self._run.id, self._kept.step)
@@ -320,8 +320,3 @@ def _asked(error: BaseException) -> bool:
 def _has_database() -> bool:
     """Whether MLflow can use a database in this folder, its default: mlflow-skinny cannot."""
     return importlib.util.find_spec("sqlalchemy") is not None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

@@ -20,6 +20,16 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it; one that exists is left as it is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngramError(
+            f"The folder {folder} cannot be created ({error.strerror or error}); choose another."
+        ) from None
+
+
 def make_private_folder(folder: Path) -> None:
     """Create a folder that only its owner may read; one that exists is left as it is."""
     folder.parent.mkdir(parents=True, exist_ok=True)

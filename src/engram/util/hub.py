@@ -40,6 +40,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from engram.errors import EngramError
 from engram.util.progress import Progress
 from engram.util.spelling import spell
+from engram.util.text import first_line
 
 PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something on the Hub
 
@@ -132,8 +133,8 @@ def _token_to_write(repo: str) -> str:
     if not token:
         raise EngramError(
             f"No token for {constants.ENDPOINT} was found, so nothing can be sent to {repo}; log "
-            "in with `hf auth login`, or set HF_TOKEN to a token with write access. "
-            f"{spell('dry_run', True)} needs no token."
+            "in with `hf auth login`, or set HF_TOKEN to a token with write access. `engram push "
+            "--dry-run` shows what would be sent, and needs no token."
         )
     return token
 
@@ -247,16 +248,12 @@ def _explain_fetch_errors(repo: str, revision: str | None, may_be_path: bool) ->
     except Exception as error:  # whatever else the network or the disk raises
         raise EngramError(
             f"The Hub repository {at} could not be fetched from {constants.ENDPOINT}: "
-            f"{_first_line(error)}. Try again, or {by_hand}."
+            f"{first_line(error)}. Try again, or {by_hand}."
         ) from error
 
 
 def _no_revision(repo: str, revision: str | None) -> EngramError:
     return EngramError(f"The Hub repository {repo} has no revision {revision!r}.")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 # Upload
@@ -318,12 +315,12 @@ def _explain_upload_errors(repo: str, revision: str | None) -> Iterator[None]:
         raise
     except HFValidationError as error:
         raise EngramError(
-            f"{repo!r} is not a Hub id; write owner/name. {_first_line(error)}."
+            f"{repo!r} is not a Hub id; write owner/name. {first_line(error)}."
         ) from error
     except OfflineModeIsEnabled as error:
         raise EngramError(
             f"Nothing was sent to {repo}: offline mode is on (HF_HUB_OFFLINE). Unset it, or see "
-            f"what would be sent with {spell('dry_run', True)}."
+            "what would be sent with `engram push --dry-run`."
         ) from error
     except RevisionNotFoundError as error:
         raise _no_revision(repo, revision) from error
@@ -332,7 +329,7 @@ def _explain_upload_errors(repo: str, revision: str | None) -> Iterator[None]:
     except Exception as error:  # no network, a proxy, a card that the Hub rejects
         raise EngramError(
             f"Nothing was sent to {repo}: {constants.ENDPOINT} could not be reached, or did not "
-            f"answer like the Hub ({_first_line(error)}). Try again when it can be reached."
+            f"answer like the Hub ({first_line(error)}). Try again when it can be reached."
         ) from error
 
 
@@ -350,6 +347,6 @@ def _explain_status(repo: str, status: int, error: Exception) -> EngramError:
             "owner's name."
         )
     return EngramError(
-        f"{constants.ENDPOINT} rejected the push to {repo} ({status}): {_first_line(error)}. The "
+        f"{constants.ENDPOINT} rejected the push to {repo} ({status}): {first_line(error)}. The "
         "repository is unchanged; try again."
     )

@@ -27,6 +27,11 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"the nearest is {best}"
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says first, or else its type, for a sentence of one's own."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def words(text: str) -> list[str]:
     """The names of a flag, with commas between them."""
     return [name.strip() for name in text.split(",")] if text else []

@@ -17,6 +17,7 @@ from engram.inference.bulk.sources import count_of, items_of
 from engram.inference.bulk.tables import table_for
 from engram.inference.predict import answered_names
 from engram.model import MemoryViT
+from engram.util.files import make_folder
 from engram.util.processes import stoppable
 from engram.util.progress import Progress, silent
 from engram.util.text import counted
@@ -77,7 +78,7 @@ def predict_to(
     table = table_for(suffix, questions.kinds, questions.vectors, questions.scores)
     parts = Parts(out, table, _identity(questions, sources, masks), overwrite)
     if masks is not None:
-        masks.mkdir(parents=True, exist_ok=True)
+        make_folder(masks)
     began = time.perf_counter()
     total = count_of(sources, settings.image_column)
     answered = done = errors = 0  # images with answers, and those whose part is written

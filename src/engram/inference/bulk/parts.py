@@ -17,7 +17,7 @@ from engram.errors import EngramError
 from engram.inference.bulk.answers import Batch, Row
 from engram.inference.bulk.items import Item
 from engram.inference.bulk.tables import Table, part_name
-from engram.util.files import replaced, write_atomically
+from engram.util.files import make_folder, replaced, write_atomically
 
 _STATE = "_job.json"  # readers of a folder of parquet skip such names
 
@@ -48,12 +48,7 @@ class Parts:
             self._check_same(json.loads(state.read_bytes()), identity)
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise EngramError(f"The folder {self.folder} is not empty; choose another one.")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EngramError(
-                f"The folder {self.folder} cannot be made ({error.strerror}); choose another."
-            ) from None
+        make_folder(self.folder)
         write_atomically(state, json.dumps(identity, indent=1).encode())
 
     def _check_same(self, before: dict[str, Any], identity: dict[str, Any]) -> None:
