@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
 import engram
+from benchmarks.cluster.nodes import processes
 from engram import EngramError, MemoryViT
 from engram.cluster.bulk import actors_for, answered_on
 from engram.cluster.connect import connected
@@ -50,15 +50,6 @@ def model(small_trunk: Path) -> MemoryViT:
     return model
 
 
-def actors_of(cluster: Any) -> Iterator[psutil.Process]:
-    """The processes of the cluster that hold the model."""
-    for node in cluster.list_all_nodes():
-        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        for child in raylet.children():
-            if "Map(Model)" in " ".join(child.cmdline()):
-                yield child
-
-
 def test_the_table_is_that_of_one_machine_though_an_actor_is_killed(
     cluster: Any, model: MemoryViT, photos: Path, tmp_path: Path
 ) -> None:
@@ -72,9 +63,9 @@ def test_the_table_is_that_of_one_machine_though_an_actor_is_killed(
 
     def kill_one(what: str, done: int, total: int, note: str = "") -> None:
         if done > 40 and not killed:
-            victim = next(actors_of(cluster))
-            os.kill(victim.pid, signal.SIGKILL)
-            killed.append(victim.pid)
+            actors = (processes(node, "Map(Model)") for node in cluster.list_all_nodes())
+            killed.append(next(chain.from_iterable(actors)).pid)
+            os.kill(killed[0], signal.SIGKILL)
 
     result = predict_to(
         model, sources, out, SETTINGS,

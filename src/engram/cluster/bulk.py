@@ -72,9 +72,14 @@ def _persistent(job: _Job, batches: Iterator[Batch]) -> Iterator[tuple[Batch, li
             job.stop()
 
 
+def _fitting(ray: Any, settings: ClusterSettings) -> int:
+    """The actors that the living nodes can hold."""
+    return room(ray, gpus=settings.gpus_per_actor, spare=_SPARE)
+
+
 def actors_for(ray: Any, settings: ClusterSettings) -> int:
     """The number of actors; more than the cluster can hold are refused, as they would wait."""
-    most = room(ray, gpus=settings.gpus_per_actor, spare=_SPARE)
+    most = _fitting(ray, settings)
     wanted = settings.actors or max(1, most)
     if wanted <= most:
         return wanted
@@ -145,7 +150,7 @@ class _Job:
         from engram.cluster.pipeline import ON_HEAD, RESERVATION, Pipeline, Plan, unpacked
 
         self._unpacked = unpacked
-        fit = room(self.ray, gpus=self.settings.gpus_per_actor, spare=_SPARE)
+        fit = _fitting(self.ray, self.settings)
         if not fit:
             raise _Lost("the nodes that are left cannot hold an actor")
         self.running = min(self.actors, fit)
@@ -164,7 +169,7 @@ class _Job:
 
         for batch in batches:
             self.pending[batch.number] = batch
-            self.pipeline.offer.remote([packed(batch.number, batch.items)])
+            self.pipeline.offer.remote(packed(batch.number, batch.items))
 
     def _take(self) -> list[dict[str, Any]]:
         try:
@@ -181,7 +186,7 @@ class _Job:
         silence = time.monotonic() - latest
         if silence > self.settings.timeout:
             raise _Lost(f"no answer for {silence:.0f} seconds")
-        fit = room(self.ray, gpus=self.settings.gpus_per_actor, spare=_SPARE)
+        fit = _fitting(self.ray, self.settings)
         if fit < self.running:
             raise _Lost(f"the nodes that are left hold {counted(fit, 'actor')}")
 

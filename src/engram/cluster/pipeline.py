@@ -16,6 +16,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,24 +75,21 @@ class Pipeline:
         self._own = ray.get_runtime_context().current_actor
         threading.Thread(target=self._run, daemon=True).start()
 
-    def offer(self, rows: Sequence[Row]) -> None:
-        """Take some more batches."""
-        for row in rows:
-            self._offered.put(row)
+    def offer(self, row: Row) -> None:
+        """Take one more batch."""
+        self._offered.put(row)
 
     def end(self, total: int) -> None:
         """No more than so many batches come."""
         self._total = total
 
-    def pull(self) -> list[Row] | None:
-        """The next batches, as soon as there are some; None after the last."""
+    def pull(self) -> Row | None:
+        """The next batch, as soon as there is one; None after the last."""
         while self._pulled != self._total:
-            try:
-                rows = [self._offered.get(timeout=0.1)]
-            except queue.Empty:
-                continue
-            self._pulled += len(rows)
-            return rows
+            with suppress(queue.Empty):
+                row = self._offered.get(timeout=0.1)
+                self._pulled += 1
+                return row
         return None
 
     def take(self, seconds: float) -> list[Row]:
@@ -176,8 +174,8 @@ class _Offered(Datasource):
         pipeline = self._pipeline
 
         def read() -> Iterator[pyarrow.Table]:
-            while (rows := ray.get(pipeline.pull.remote())) is not None:
-                yield pyarrow.Table.from_pylist(rows)
+            while (row := ray.get(pipeline.pull.remote())) is not None:
+                yield pyarrow.Table.from_pylist([row])
 
         about = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(read, about)]
