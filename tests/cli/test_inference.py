@@ -186,64 +186,30 @@ def test_predict_names_what_is_no_image_and_answers_the_rest(work: Path, capsys:
 # How they refuse
 
 
+EVAL = ("eval", "old.safetensors", "--data", "colours.npz")
+PREDICT = ("predict", "old.safetensors", "red.png")
 REFUSED = {
-    "there is data for 'old' already": (
-        "eval",
-        ["old.safetensors", "--data", "old=colours.npz", "--data", "colours.npz"],
-    ),
-    "--batch is 0; it must be at least 1": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--batch", "0"],
-    ),
-    "--workers is -1; it must be at least 0": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--workers", "-1"],
-    ),
-    "page.html cannot be written (No such": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--report", "gone/page.html"],
-    ),
-    "folder cannot be written (it is a folder)": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--report", "folder"],
-    ),
-    "old.safetensors exists and is not an HTML page": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--report", "old.safetensors"],
-    ),
-    "/dev/null cannot be written (it is not a regular file)": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--report", "/dev/null"],
-    ),
-    "which is none of the 3 classes": ("eval", ["old.safetensors", "--data", "old=digits"]),
-    "There is no task 'flowers'": ("eval", ["old.safetensors", "--data", "flowers=colours.npz"]),
-    "has no val split": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "val"]),
-    "no split 'any'": ("eval", ["old.safetensors", "--data", "colours.npz", "--split", "any"]),
-    "gone.safetensors cannot be": ("eval", ["gone.safetensors", "--data", "colours.npz"]),
-    "No engram was given": ("predict", ["red.png"]),
-    "lost.safetensors cannot be read": ("predict", ["lost.safetensors", "red.png"]),
-    "No image was given": ("predict", ["old.safetensors"]),
-    "--device is 'tpu', but PyTorch finds only cpu": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--device", "tpu"],
-    ),
-    "--precision is 'int8'; it can be fp32, bf16, fp16": (
-        "eval",
-        ["old.safetensors", "--data", "colours.npz", "--precision", "int8"],
-    ),
-    "trunk can be in fp32 or bf16, not in 'int8'.": (
-        "predict",
-        ["old.safetensors", "red.png", "--trunk-dtype", "int8"],
-    ),
-    "--device is 'cuda:99', but": (
-        "predict",
-        ["old.safetensors", "red.png", "--device", "cuda:99"],
-    ),
-    "--top-k is 0; it must be a whole number, at least 1": (
-        "predict",
-        ["old.safetensors", "red.png", "--top-k", "0"],
-    ),
-    "There is no task 'young'": ("predict", ["old.safetensors", "red.png", "--task", "young"]),
+    "there is data for 'old' already": (*EVAL, "--data", "old=colours.npz"),
+    "--batch is 0; it must be at least 1": (*EVAL, "--batch", "0"),
+    "--workers is -1; it must be at least 0": (*EVAL, "--workers", "-1"),
+    "page.html cannot be written (No such": (*EVAL, "--report", "gone/page.html"),
+    "folder cannot be written (it is a folder)": (*EVAL, "--report", "folder"),
+    "old.safetensors exists and is not an HTML page": (*EVAL, "--report", "old.safetensors"),
+    "/dev/null cannot be written (it is not a regular file)": (*EVAL, "--report", "/dev/null"),
+    "which is none of the 3 classes": ("eval", "old.safetensors", "--data", "old=digits"),
+    "There is no task 'flowers'": ("eval", "old.safetensors", "--data", "flowers=colours.npz"),
+    "has no val split": (*EVAL, "--split", "val"),
+    "no split 'any'": (*EVAL, "--split", "any"),
+    "gone.safetensors cannot be": ("eval", "gone.safetensors", "--data", "colours.npz"),
+    "No engram was given": ("predict", "red.png"),
+    "lost.safetensors cannot be read": ("predict", "lost.safetensors", "red.png"),
+    "No image was given": ("predict", "old.safetensors"),
+    "--device is 'tpu', but PyTorch finds only cpu": (*EVAL, "--device", "tpu"),
+    "--precision is 'int8'; it can be fp32, bf16, fp16": (*EVAL, "--precision", "int8"),
+    "trunk can be in fp32 or bf16, not in 'int8'.": (*PREDICT, "--trunk-dtype", "int8"),
+    "--device is 'cuda:99', but": (*PREDICT, "--device", "cuda:99"),
+    "--top-k is 0; it must be a whole number, at least 1": (*PREDICT, "--top-k", "0"),
+    "There is no task 'young'": (*PREDICT, "--task", "young"),
 }
 
 
@@ -252,5 +218,4 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     sentence: str, work: Path, capsys: Output
 ) -> None:
     (work / "folder").mkdir()
-    command, arguments = REFUSED[sentence]
-    assert_refused(sentence, run(command, *arguments, "--json"), capsys)
+    assert_refused(sentence, run(*REFUSED[sentence], "--json"), capsys)

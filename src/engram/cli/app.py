@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from engram import __version__
 from engram.cli.complete import among, task_names
-from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK
+from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK, help_line
 from engram.util.settings import (
     ABOUT_DEVICE,
     ABOUT_PRECISION,
@@ -26,6 +26,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _one_of(choices: tuple[str, ...], about: str) -> Any:
+    return typer.Option(
+        help=help_line(about, ", ".join(choices)),
+        autocompletion=among(choices),
+        rich_help_panel=RESOURCES,
+    )
+
 
 Json = Annotated[
     bool,
@@ -63,28 +72,10 @@ ImageSize = Annotated[
 Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]
 Device = Annotated[
     str,
-    typer.Option(
-        metavar="NAME",
-        help=f"{ABOUT_DEVICE[0].upper()}{ABOUT_DEVICE[1:]}.",
-        rich_help_panel=RESOURCES,
-    ),
+    typer.Option(metavar="NAME", help=help_line(ABOUT_DEVICE), rich_help_panel=RESOURCES),
 ]
-Precision = Annotated[
-    str,
-    typer.Option(
-        help=f"{ABOUT_PRECISION[0].upper()}{ABOUT_PRECISION[1:]} ({', '.join(PRECISIONS)}).",
-        autocompletion=among(PRECISIONS),
-        rich_help_panel=RESOURCES,
-    ),
-]
-TrunkDtype = Annotated[
-    str,
-    typer.Option(
-        help=f"{ABOUT_TRUNK_DTYPE[0].upper()}{ABOUT_TRUNK_DTYPE[1:]} ({', '.join(TRUNK_DTYPES)}).",
-        autocompletion=among(TRUNK_DTYPES),
-        rich_help_panel=RESOURCES,
-    ),
-]
+Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
+TrunkDtype = Annotated[str, _one_of(TRUNK_DTYPES, ABOUT_TRUNK_DTYPE)]
 Tasks = Annotated[
     list[str] | None,
     typer.Option(

@@ -94,10 +94,9 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             if default in ("", ()) or default is None or default is False
             else [f"default: {default}"]
         )
-        note = f" ({'; '.join(notes)})" if notes else ""
         flag = typer.Option(
             f"--{item.name.replace('_', '-')}",
-            help=f"{about[0].upper()}{about[1:]}{note}.",
+            help=help_line(about, *notes),
             show_default=False,
             metavar=item.metadata["metavar"] or None,
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
@@ -107,6 +106,12 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
         hint = Annotated[kind, flag] if kind is bool else Annotated[kind | None, flag]
         absent = False if kind is bool else None
         yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)
+
+
+def help_line(about: str, *notes: str) -> str:
+    """The help of a flag: what the setting is about as a sentence, with notes at its end."""
+    note = f" ({'; '.join(notes)})" if notes else ""
+    return f"{about[0].upper()}{about[1:]}{note}."
 
 
 def _panel(parameter: Parameter) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.app import Backbone, Json, app
+from engram.cli.app import Backbone, Json, Overwrite, app
 from engram.cli.complete import task_names
 from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers
 from engram.cli.progress import bars
@@ -74,10 +74,7 @@ def merge_command(
             help="Name of the task (default: that of the first file).", rich_help_panel=TASK
         ),
     ] = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace an existing file.", rich_help_panel=OUTPUT),
-    ] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Average engrams of one task, such as those of several trainings, into one."""
