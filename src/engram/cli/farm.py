@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engram.farm.farm import Board
     from engram.farm.schedule import Runner, Status
 
-_JOBS = "A .toml file with a table for each job, [jobs.NAME], and shared options in [defaults]."
+_JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."
 _STYLES = {"running": "cyan", "retried": "yellow", "done": "green", "failed": "red"}
 _STATES = ("waiting", "running", "retried", "done", "failed")
 
@@ -38,7 +38,7 @@ def farm_command(
             "-o",
             "--out",
             metavar="BUNDLE",
-            help="The bundle for jobs that name none (default: bundle in JOBS.farm).",
+            help="Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -46,8 +46,8 @@ def farm_command(
         str,
         typer.Option(
             metavar="WHERE",
-            help="local: processes of this machine; ray: Ray, started here; or the address of a "
-            "Ray cluster.",
+            help="Where to train: local (processes of this machine), ray (starts Ray on this "
+            "machine), or the address of a Ray cluster, HOST:PORT or ray://HOST:PORT.",
             autocompletion=among(("local", "ray")),
             rich_help_panel=RESOURCES,
         ),
@@ -56,7 +56,8 @@ def farm_command(
         int | None,
         typer.Option(
             min=1,
-            help="Jobs that train at the same time (default: 1; on Ray, what the cluster holds).",
+            help="Number of jobs to train at the same time (default: 1; on Ray, as many as fit "
+            "on the cluster).",
             rich_help_panel=RESOURCES,
         ),
     ] = None,
@@ -65,8 +66,8 @@ def farm_command(
         typer.Option(
             "--cpus-per-job",
             min=1,
-            help="Threads of each job, and CPUs that it takes of a Ray cluster (default: "
-            "torch's threads, shared by the jobs at the same time; on Ray, 1).",
+            help="CPU threads per job; on Ray, also the CPUs reserved for it (default: torch's "
+            "number of threads divided by --parallel; on Ray, 1).",
             rich_help_panel=RESOURCES,
         ),
     ] = None,
@@ -75,7 +76,7 @@ def farm_command(
         typer.Option(
             "--gpus-per-job",
             min=0,
-            help="GPUs that each job takes of a Ray cluster; may be a fraction.",
+            help="GPUs reserved per job on Ray; can be a fraction, such as 0.5.",
             rich_help_panel=RESOURCES,
         ),
     ] = 0.0,
@@ -83,7 +84,7 @@ def farm_command(
         int,
         typer.Option(
             min=0,
-            help="How often a job whose process crashed is tried again, from its checkpoint.",
+            help="Number of times to restart a job whose process crashed, from its checkpoint.",
             rich_help_panel=TRAINING,
         ),
     ] = 2,
@@ -91,7 +92,7 @@ def farm_command(
         bool,
         typer.Option(
             "--overwrite",
-            help="Train jobs again whose options have changed, and replace their tasks.",
+            help="Retrain jobs whose options have changed, and replace their tasks.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,
@@ -99,7 +100,7 @@ def farm_command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check the jobs, print the groups that share a cache, and train nothing.",
+            help="Check the jobs, print which of them share a cache, and train nothing.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,

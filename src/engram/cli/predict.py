@@ -55,8 +55,8 @@ def predict_command(
         typer.Option(
             "-o",
             "--out",
-            help="Write answers as they come: a .parquet, .jsonl or .csv file, or a folder for "
-            "parts. Interrupted, the same command continues.",
+            help="Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
+            "files, as they come. If interrupted, the same command continues.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -68,8 +68,8 @@ def predict_command(
         str | None,
         typer.Option(
             metavar="CLUSTER",
-            help="Answer on Ray, with --out: ray starts it here, HOST:PORT or ray://HOST:PORT "
-            "joins a cluster.",
+            help="Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
+            "ray://HOST:PORT connects to a cluster.",
             rich_help_panel=RESOURCES,
         ),
     ] = None,

@@ -11,15 +11,17 @@ from engram.util.settings import check, setting
 class ClusterSettings:
     """How many processes hold the model, what each may use, and when work is begun anew."""
 
-    actors: int = setting(0, "processes that hold the model; 0: as many as the cluster can hold")
-    gpus_per_actor: float = setting(0.0, "GPUs of each of them, or a share of one such as 0.5")
+    actors: int = setting(
+        0, "number of actors, each with a copy of the model; 0: as many as fit on the cluster"
+    )
+    gpus_per_actor: float = setting(0.0, "GPUs reserved per actor; can be a fraction, such as 0.5")
     memory_per_actor: float = setting(
-        0.0, "GB of memory after which one of them is started anew; 0: no limit", metavar="GB"
+        0.0, "memory in GB above which an actor is restarted; 0: no limit", metavar="GB"
     )
     timeout: float = setting(
-        300.0, "seconds without any answer after which the work is begun anew", least=1
+        300.0, "seconds without any answer after which the pipeline is restarted", least=1
     )
-    retries: int = setting(3, "times to begin anew, one after the other, before giving up")
+    retries: int = setting(3, "restarts in a row without any answer before giving up")
 
     def __post_init__(self) -> None:
         check(self)

@@ -51,11 +51,11 @@ class Settings:
     log: str = setting("text", "form of the log on stderr", choices=LOGS, group=_OUTPUT)
 
     workers: int = setting(
-        1, "processes that answer on the port; each loads the model", least=1, group=_ENGINE
+        1, "server processes on the port, each with a copy of the model", least=1, group=_ENGINE
     )
     follow: float = setting(
         1.0,
-        "seconds between looks at the folder for tasks that others attached or removed; 0: never",
+        "seconds between checks of the folder for tasks that were added or removed; 0: no checks",
         group=_MODEL,
     )
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)

@@ -15,11 +15,11 @@ class BulkSettings:
     logits: bool = setting(False, "add the raw outputs of every task, in half precision")
     embed: bool = setting(False, "add the embedding of the trunk and of every task")
     image_column: str = setting("", "column of a table that has the images or their paths")
-    batch: int = setting(32, "images in a forward pass", least=1)
-    decoders: int = setting(1, "processes that decode images; 0: none but this one")
+    batch: int = setting(32, "images per forward pass", least=1)
+    decoders: int = setting(1, "processes that decode images; 0: decode in this process")
     device: str = setting("auto", ABOUT_DEVICE)
     precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS)
-    rows: int = setting(1024, "images in a part, which is written at once", least=1)
+    rows: int = setting(1024, "images per part; a part is written all at once", least=1)
 
     def __post_init__(self) -> None:
         check(self)
