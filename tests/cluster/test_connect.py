@@ -65,7 +65,6 @@ def test_room_is_counted_node_by_node(each: dict[str, float], expected: int) -> 
 
 _JOIN = """
 import sys
-from engram.cluster import connect
 from engram.cluster.connect import connected, room
 with connected(sys.argv[1]) as ray:
     listening = ray.get_runtime_context().gcs_address

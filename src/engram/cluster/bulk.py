@@ -43,11 +43,13 @@ def answered_on(
                 f"--device is {questions.settings.device!r}, but the actors have no GPU; give them "
                 "one with --gpus-per-actor 1."
             )
-        for first in batches:
-            progress("starting actors on Ray", 0, 0)
-            with connected(on) as ray:
-                job = _Job(ray, questions, sources, settings)
-                yield from _persistent(job, chain([first], batches))
+        first = next(batches, None)
+        if first is None:
+            return
+        progress("starting actors on Ray", 0, 0)
+        with connected(on) as ray:
+            job = _Job(ray, questions, sources, settings)
+            yield from _persistent(job, chain([first], batches))
 
     return answering
 

@@ -32,8 +32,8 @@ class Engine(Protocol):
 class TorchEngine:
     """The model itself; with `exact`, every answer is bit for bit what it would be alone.
 
-    It moves the model to `device`, if one is given. `precision` is that of the products: `bf16`
-    and `fp16` are autocast, and make answers that differ from those that were measured.
+    It moves the model to `device`, if one is given. `precision` is the numeric precision of
+    forward passes: `bf16` and `fp16` autocast, and change answers slightly.
     """
 
     def __init__(

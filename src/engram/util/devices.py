@@ -44,7 +44,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The type that autocast computes products in on this device; None where it is off."""
+    """The dtype of autocast's matrix products on this device; None where it is off."""
     kind = device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None

@@ -25,7 +25,7 @@ Given = Mapping[type, dict[str, Any]]
 ABOUT_DEVICE = (
     "where to compute: auto (an accelerator if there is one), cpu, cuda, cuda:1, mps, xpu"
 )
-ABOUT_PRECISION = "numeric precision of forward passes; the promises about answers are for fp32"
+ABOUT_PRECISION = "numeric precision of forward passes; bf16 and fp16 change answers slightly"
 PRECISIONS = ("fp32", "bf16", "fp16")
 ABOUT_TRUNK_DTYPE = "type of the trunk's weights; bf16 takes half the memory and computes in bf16"
 TRUNK_DTYPES = ("fp32", "bf16")
