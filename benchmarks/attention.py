@@ -26,7 +26,7 @@ from benchmarks.command import run_engram
 from benchmarks.paths import ASSETS, TRUNK, require_trunk
 from benchmarks.report import markdown_table, write_report
 from engram.images.preprocessing import normalise
-from engram.memory import forward_fast
+from engram.passes import forward_fast
 
 COLUMNS = ("map", "of", "on the animal", "brightest patch on it", "in the four corners")
 WHO = {"masked": "a masked task", "base": "the ViT itself", "side": "a side task"}

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from tests.support.hubs import HubClient
 from tests.support.nursery import Nursery
-from tests.support.strategies import FAMILY, model_of
+from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, some_pixels
 
 from engram import MemoryViT, load_trunk, random_trunk, save_trunk
 from engram.images.preprocessing import Preprocessing
@@ -118,6 +118,18 @@ def noise(tmp_path: Path) -> Path:
 def family() -> MemoryViT:
     """A parent, two children, a grandchild of both, and two strangers."""
     return model_of(FAMILY)
+
+
+@pytest.fixture(params=[FAMILY, SIDE_FAMILY], ids=["masked", "side"])
+def either_family(request: pytest.FixtureRequest) -> MemoryViT:
+    """The same, with masked tasks or with side patches."""
+    return model_of(request.param)
+
+
+@pytest.fixture
+def pixels() -> torch.Tensor:
+    """Three images for these."""
+    return some_pixels(3, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

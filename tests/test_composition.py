@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 from tests.support.errors import refuses
-from tests.support.strategies import MIXED, model_of, name_of, some_pixels, tiny_trunk
+from tests.support.strategies import MIXED, model_of, name_of, tiny_trunk
 from torch import Tensor
 
 from engram import MemoryViT, random_trunk
-
-
-@pytest.fixture
-def pixels() -> Tensor:
-    return some_pixels(3, dtype=torch.float32)
 
 
 def test_tasks_stay_the_same_while_others_are_detached_and_attached_again(pixels: Tensor) -> None:

@@ -1,137 +1,26 @@
-"""memory.py against the slow reference, for random trunks and random graphs of tasks."""
+"""Who reads whom, and what the cells of a task cost. test_passes.py has the numbers."""
 
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import passes, reference
-from tests.support.passes import Pass, loss, normed_of_every_layer
+from tests.support import reference
 from tests.support.strategies import (
-    FAMILY_OPTIONS,
+    DIAMOND,
     Node,
     as_reference,
-    attach_graph,
-    every_family,
-    expected,
     graphs,
+    model_of,
     name_of,
-    scatter,
     some_pixels,
-    tiny_trunk,
-    trunk_options,
 )
 from torch import Tensor
 
-from engram import MemoryViT, memory
-from engram.adapters import Adapters, Bank
-from engram.vit import Block
-
-TIGHT = {"rtol": 1e-9, "atol": 1e-9}
-SINGLE = {"rtol": 1e-5, "atol": 1e-5}
-
-DIAMOND = [Node(), Node((0,), 3, 2), Node((0,), 0), Node((1, 2), 1, 1, 2), Node((), 1, 3, 1, True)]
-
-
-def make(options: dict[str, Any], nodes: list[Node], dtype: torch.dtype) -> MemoryViT:
-    model = MemoryViT(tiny_trunk(dtype, **options)).eval()
-    attach_graph(model, nodes)
-    return model
-
-
-def from_cache(tokens: bool) -> Pass:
-    def answer(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
-        with torch.no_grad():
-            layers = normed_of_every_layer(model.trunk, pixels)
-        streams = model.memory(list(model.tasks))
-        rotation = model.trunk.rotation(pixels.shape[-2:], layers[0].shape[1])
-        can = tokens and rotation is None
-        with mock.patch.object(memory, "reads_tokens", return_value=can):
-            y = memory.from_normed(model.trunk, layers, streams, rotation)
-        own = streams.split(model.trunk.norm(y))
-        return {name: model.task(name).head(own[name].mean(1)) for name in model.tasks}
-
-    return answer
-
-
-PATHS = {
-    **passes.PATHS,
-    "from the cache, by keys": from_cache(tokens=False),
-    "from the cache, by tokens": from_cache(tokens=True),
-}
-
-
-@pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=25)
-@given(options=trunk_options(), nodes=graphs())
-@example(options={}, nodes=DIAMOND)
-@example(options={}, nodes=[Node(cells=0)])
-@example(options={}, nodes=[Node(), Node()])
-@every_family(nodes=DIAMOND)
-def test_every_path_gives_the_logits_of_the_reference(
-    path: str, options: dict[str, Any], nodes: list[Node]
-) -> None:
-    model, pixels = make(options, nodes, torch.float64), some_pixels()
-    wanted = expected(model, pixels)
-    given_ = PATHS[path](model, pixels)
-    assert list(given_) == list(wanted)[path.startswith("from the cache") :]
-    for name, logits in given_.items():
-        torch.testing.assert_close(logits, wanted[name], **TIGHT)
-
-
-@pytest.mark.parametrize("path", list(PATHS)[2:])
-@settings(max_examples=20)
-@given(options=trunk_options(), nodes=graphs())
-@example(options={}, nodes=DIAMOND)
-@example(options=FAMILY_OPTIONS["dinov3"], nodes=DIAMOND)
-def test_every_path_gives_the_gradients_of_the_reference(
-    path: str, options: dict[str, Any], nodes: list[Node]
-) -> None:
-    model, pixels = make(options, nodes, torch.float64), some_pixels()
-    named = [(f"{t}.{n}", p) for t, k in model.tasks.items() for n, p in k.named_parameters()]
-    parameters = [parameter for _, parameter in named]
-    wanted = torch.autograd.grad(loss(expected(model, pixels)), parameters)
-    found = torch.autograd.grad(loss(PATHS[path](model, pixels)), parameters)
-    for (name, _), ours, theirs in zip(named, found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, msg=lambda m, n=name: f"{n}: {m}", **TIGHT)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=5)
-@given(options=trunk_options(), nodes=graphs())
-@example(options={}, nodes=DIAMOND)
-@example(options=FAMILY_OPTIONS["dinov3"], nodes=DIAMOND)
-def test_single_precision_stays_within_a_hundred_thousandth(
-    path: str, options: dict[str, Any], nodes: list[Node]
-) -> None:
-    model, pixels = make(options, nodes, torch.float32), some_pixels(dtype=torch.float32)
-    given_ = {name: logits.double() for name, logits in PATHS[path](model, pixels).items()}
-    wanted = expected(model.double(), pixels.double())
-    for name, logits in given_.items():
-        torch.testing.assert_close(logits, wanted[name], **SINGLE)
-
-
-def test_gradients_reach_pixels_as_in_the_reference() -> None:
-    model = make({}, DIAMOND, torch.float64)
-    pixels = some_pixels().requires_grad_()
-    wanted = torch.autograd.grad(loss(expected(model, pixels)), pixels)
-    for task in model.tasks.values():
-        task.requires_grad_(False)
-    found = torch.autograd.grad(loss(model(pixels)), pixels)
-    torch.testing.assert_close(found, wanted, **TIGHT)
-
-
-def test_the_plain_trunk_is_the_reference_without_tasks() -> None:
-    trunk, pixels = tiny_trunk(registers=1, pre_norm=True, layer_scale=True), some_pixels()
-    wanted = torch.stack([reference.masked(trunk, image, []).normed for image in pixels])
-    torch.testing.assert_close(trunk.tokens(pixels), wanted, **TIGHT)
-
-
-# Who reads whom
+from engram.layers import Block
 
 
 @settings(max_examples=25)
@@ -139,7 +28,7 @@ def test_the_plain_trunk_is_the_reference_without_tasks() -> None:
 def test_a_task_is_moved_by_those_it_extends_and_by_no_other(
     nodes: list[Node], data: st.DataObject
 ) -> None:
-    model, pixels = make({}, nodes, torch.float64), some_pixels(1)
+    model, pixels = model_of(nodes, dtype=torch.float64), some_pixels(1)
     moved = name_of(data.draw(st.integers(0, len(nodes) - 1)))
     readers = {n for n in model.tasks if moved in reference.ancestors(n, as_reference(model))}
     with torch.no_grad():
@@ -155,7 +44,7 @@ def test_a_task_is_moved_by_those_it_extends_and_by_no_other(
 def test_asking_for_some_tasks_computes_those_and_what_they_read(
     nodes: list[Node], data: st.DataObject, exact: bool
 ) -> None:
-    model, pixels = make({}, nodes, torch.float32), some_pixels(1, dtype=torch.float32)
+    model, pixels = model_of(nodes), some_pixels(1, dtype=torch.float32)
     asked = [name_of(data.draw(st.integers(0, len(nodes) - 1)))]
     needed = set(asked) | reference.ancestors(asked[0], as_reference(model))
     for name in set(model.tasks) - needed:
@@ -179,7 +68,7 @@ def test_asking_for_some_tasks_computes_those_and_what_they_read(
 def test_cells_ask_no_queries_and_cost_no_row() -> None:
     rows = []
     for cells in (0, 3):
-        model = make({}, [Node(cells=cells)], torch.float32)
+        model = model_of([Node(cells=cells)])
         seen: list[int] = []
         for block in model.trunk.layers:
             block.mlp.register_forward_pre_hook(
@@ -191,43 +80,10 @@ def test_cells_ask_no_queries_and_cost_no_row() -> None:
     assert rows[0] == rows[1]
 
 
-# Full attention, Figure 2b
-
-
-@pytest.mark.parametrize("update", ["fresh", "propagate", "add"])
-@pytest.mark.parametrize("adapter", [0, 2])
-@settings(max_examples=8)
-@given(options=trunk_options(), cells=st.integers(0, 3))
-def test_full_attention_is_the_reference(
-    update: str, adapter: int, options: dict[str, Any], cells: int
-) -> None:
-    vit, pixels = tiny_trunk(**options).requires_grad_(False), some_pixels()
-    depth, width = vit.config.depth, vit.config.width
-    layers = 1 if update == "propagate" else depth
-    values = torch.randn(layers, cells, width, dtype=torch.float64, requires_grad=True)
-    adapters = scatter(Adapters(depth, width, adapter).double()) if adapter else None
-    bank = Bank([(range(1), adapters)], 1) if adapters else None
-    embedded = vit.embed(pixels)
-    rotation = vit.rotation(pixels.shape[-2:], embedded.shape[1])
-    x = memory.full_attention(vit, embedded, values, update, bank, rotation=rotation)
-    down, up = (adapters.down, adapters.up) if adapters else (None, None)
-    wanted = torch.stack(
-        [reference.unmasked(vit, p, None, values, update, down, up) for p in pixels]
-    )
-    tokens = vit.norm(x)
-    torch.testing.assert_close(tokens, wanted, **TIGHT)
-    by = torch.linspace(-1, 2, tokens.numel(), dtype=torch.float64).view_as(tokens)
-    parameters = [values, *([] if adapters is None else [adapters.down, adapters.up])]
-    # no cells, no gradient; `0 * values` keeps them in the graph
-    found = torch.autograd.grad((tokens * by).sum() + 0 * values.sum(), parameters)
-    theirs = torch.autograd.grad((wanted * by).sum() + 0 * values.sum(), parameters)
-    torch.testing.assert_close(found, theirs, **TIGHT)
-
-
 def test_keys_and_values_of_cells_are_made_once_a_pass_not_once_an_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = make({}, DIAMOND, torch.float32)
+    model = model_of(DIAMOND)
     rows: list[int] = []
     real = Block.keys_values
 

@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from tests.support.strategies import (
-    FAMILY,
     MIXED,
-    SIDE_FAMILY,
     Node,
     model_of,
     scatter,
-    some_pixels,
 )
 from tests.support.training import sgd, steps
 from torch import Tensor, nn
@@ -24,17 +21,6 @@ from engram.prepared import sides_of
 from engram.side import Sides
 from engram.tasks.registry import TaskRegistry
 from engram.vit import Block
-
-
-@pytest.fixture(params=["masked", "side"])
-def family(request: pytest.FixtureRequest) -> MemoryViT:
-    """A parent, two children, a grandchild of both, and two strangers."""
-    return model_of(SIDE_FAMILY if request.param == "side" else FAMILY)
-
-
-@pytest.fixture
-def pixels() -> Tensor:
-    return some_pixels(3, dtype=torch.float32)
 
 
 @pytest.fixture
@@ -103,12 +89,12 @@ def optimisers() -> dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimiz
 
 @pytest.mark.parametrize("optimiser", optimisers())
 def test_an_optimiser_step_is_seen_by_the_next_pass(
-    family: MemoryViT, pixels: Tensor, optimiser: str
+    either_family: MemoryViT, pixels: Tensor, optimiser: str
 ) -> None:
     with torch.no_grad():
-        before = family(pixels)
-    steps(family, "task1", pixels, optimisers()[optimiser], count=1)
-    check_fresh(family, pixels, before, changed={"task1", "task3"})
+        before = either_family(pixels)
+    steps(either_family, "task1", pixels, optimisers()[optimiser], count=1)
+    check_fresh(either_family, pixels, before, changed={"task1", "task3"})
 
 
 def new_values(task: nn.Module) -> dict[str, Tensor]:
@@ -149,29 +135,31 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_parameter_is_seen_by_the_next_pass(
-    family: MemoryViT, pixels: Tensor, change: str
+    either_family: MemoryViT, pixels: Tensor, change: str
 ) -> None:
     with torch.no_grad():
-        before = family(pixels)
-    CHANGES[change](family)
-    check_fresh(family, pixels, before, changed={"task1", "task3"})
+        before = either_family(pixels)
+    CHANGES[change](either_family)
+    check_fresh(either_family, pixels, before, changed={"task1", "task3"})
 
 
-def test_a_cast_is_seen_by_the_next_pass(family: MemoryViT, pixels: Tensor) -> None:
+def test_a_cast_is_seen_by_the_next_pass(either_family: MemoryViT, pixels: Tensor) -> None:
     with torch.no_grad():
-        before = family(pixels)
+        before = either_family(pixels)
         for dtype in (torch.float64, torch.bfloat16, torch.float32):
-            family.to(dtype)
-            assert {x.dtype for x in family(pixels.to(dtype)).values()} == {dtype}
+            either_family.to(dtype)
+            assert {x.dtype for x in either_family(pixels.to(dtype)).values()} == {dtype}
     # what is left of the values after bfloat16
-    check_fresh(family, pixels, before, changed=set(before))
+    check_fresh(either_family, pixels, before, changed=set(before))
 
 
-def test_a_change_of_the_trunk_is_seen_by_the_next_pass(family: MemoryViT, pixels: Tensor) -> None:
+def test_a_change_of_the_trunk_is_seen_by_the_next_pass(
+    either_family: MemoryViT, pixels: Tensor
+) -> None:
     with torch.no_grad():
-        before = family(pixels)
-        family.trunk.layers[0].norm1.weight[::2].mul_(2)
-    check_fresh(family, pixels, before, changed=set(before))
+        before = either_family(pixels)
+        either_family.trunk.layers[0].norm1.weight[::2].mul_(2)
+    check_fresh(either_family, pixels, before, changed=set(before))
 
 
 def test_another_task_of_the_same_name_is_seen_by_the_next_pass(pixels: Tensor) -> None:
@@ -186,25 +174,25 @@ def test_another_task_of_the_same_name_is_seen_by_the_next_pass(pixels: Tensor) 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_half_precision_of_autocast_does_not_outlive_it(
-    family: MemoryViT, pixels: Tensor, exact: bool
+    either_family: MemoryViT, pixels: Tensor, exact: bool
 ) -> None:
     with torch.no_grad():
-        before = family(pixels, exact=exact)
+        before = either_family(pixels, exact=exact)
         with torch.autocast("cpu", torch.bfloat16):
-            half = family(pixels, exact=exact)
-            again = rebuilt(family)(pixels.bfloat16(), exact=exact)
-        after = family(pixels, exact=exact)
+            half = either_family(pixels, exact=exact)
+            again = rebuilt(either_family)(pixels.bfloat16(), exact=exact)
+        after = either_family(pixels, exact=exact)
     for name in before:
         assert torch.equal(before[name], after[name])
         for logits in (half, again):
             torch.testing.assert_close(logits[name].float(), before[name], rtol=0.1, atol=0.3)
 
 
-def test_every_task_trains_in_half_precision(family: MemoryViT, pixels: Tensor) -> None:
+def test_every_task_trains_in_half_precision(either_family: MemoryViT, pixels: Tensor) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        logits = family(pixels)
+        logits = either_family(pixels)
     torch.cat([x.float() for x in logits.values()], dim=1).square().sum().backward()
-    for task in family.tasks.values():
+    for task in either_family.tasks.values():
         for name, parameter in task.named_parameters():
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
@@ -232,21 +220,21 @@ def check_fresh(
 
 
 def test_keys_kept_in_inference_mode_do_not_disturb_training(
-    family: MemoryViT, pixels: Tensor
+    either_family: MemoryViT, pixels: Tensor
 ) -> None:
     with torch.inference_mode():
-        family(pixels)
-    steps(family, "task1", pixels, sgd, count=1)
-    for task in family.tasks.values():
+        either_family(pixels)
+    steps(either_family, "task1", pixels, sgd, count=1)
+    for task in either_family.tasks.values():
         task.requires_grad_(False)
-    assert family(pixels)["task1"].isfinite().all()
+    assert either_family(pixels)["task1"].isfinite().all()
 
 
-def test_a_copy_of_a_model_is_a_model_of_its_own(family: MemoryViT, pixels: Tensor) -> None:
+def test_a_copy_of_a_model_is_a_model_of_its_own(either_family: MemoryViT, pixels: Tensor) -> None:
     with torch.no_grad():
-        before = family(pixels)
-        other = copy.deepcopy(family)
+        before = either_family(pixels)
+        other = copy.deepcopy(either_family)
         written_in_place(other)
-        after, others = family(pixels), other(pixels)
+        after, others = either_family(pixels), other(pixels)
     assert torch.equal(before["task1"], after["task1"])
     assert not torch.allclose(before["task1"], others["task1"])

@@ -16,7 +16,6 @@ from tests.support.strategies import (
     SHARING,
     SIDE_FAMILY,
     Node,
-    attach_graph,
     graphs,
     model_of,
     some_pixels,
@@ -32,12 +31,6 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 ADAPTED = [Node(adapter=2), Node((0,), adapter=1), Node(adapter=2, tokens=2), Node(cells=0)]
 #: One image asks for all, most for one: they are computed in groups.
 SKEWED = [[f"task{i}" for i in range(20)], "task1", "task2", None, "task3", (), "task1"]
-
-
-def make(nodes: list[Node], **options: Any) -> MemoryViT:
-    model = MemoryViT(tiny_trunk(torch.float64, **options)).eval()
-    attach_graph(model, nodes)
-    return model
 
 
 def alone(model: MemoryViT, pixels: Tensor, name: str, images: list[int]) -> Tensor:
@@ -74,13 +67,13 @@ def test_routed_answers_are_those_of_one_image_and_one_task_at_a_time(
     options: dict[str, Any], nodes: list[Node], data: Any
 ) -> None:
     route = data if isinstance(data, list) else data.draw(routes(len(nodes)))
-    model = make(nodes, **options)
+    model = model_of(nodes, dtype=torch.float64, **options)
     with torch.no_grad():
         check(model, some_pixels(len(route)), route)
 
 
 def test_an_image_that_asks_for_much_does_not_make_others_cost_more() -> None:
-    model = make([Node() for _ in range(20)])
+    model = model_of([Node() for _ in range(20)], dtype=torch.float64)
     pixels = some_pixels(len(SKEWED))
     passed: list[int] = []
     for block in model.trunk.layers:
@@ -110,7 +103,7 @@ def test_exact_answers_are_those_of_the_batch_without_a_route_bit_for_bit(
 
 @pytest.mark.parametrize("nodes", [FAMILY, SIDE_FAMILY, ADAPTED], ids=["masked", "side", "adapter"])
 def test_gradients_are_those_of_the_images_that_asked(nodes: list[Node]) -> None:
-    model, pixels = make(nodes), some_pixels(4)
+    model, pixels = model_of(nodes, dtype=torch.float64), some_pixels(4)
     route = ["task1", "task0", ["task2", "task0"], "task3"]
     rows = model.rows(route)
     routed = gradients(model, model(pixels, route=route))

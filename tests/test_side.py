@@ -18,6 +18,7 @@ from tests.support.strategies import (
     attach_graph,
     expected,
     graphs,
+    model_of,
     name_of,
     scatter,
     some_pixels,
@@ -36,12 +37,6 @@ ONE = [Node(family="side")]
 NO_CLASS_TOKEN = {"class_token": False, "prefix_positions": 0}
 
 
-def make(options: dict[str, Any], nodes: list[Node], dtype: torch.dtype) -> MemoryViT:
-    model = MemoryViT(tiny_trunk(dtype, **options)).eval()
-    attach_graph(model, nodes)
-    return model
-
-
 def from_cache(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
     with torch.no_grad():
         layers, final = normed_of_every_layer(model.trunk, pixels), model.trunk.tokens(pixels)
@@ -53,7 +48,7 @@ PATHS = {**passes.PATHS, "from the cache": from_cache}
 
 
 def check(path: str, options: dict[str, Any], nodes: list[Node]) -> None:
-    model, pixels = make(options, nodes, torch.float64), some_pixels()
+    model, pixels = model_of(nodes, dtype=torch.float64, **options), some_pixels()
     wanted = expected(model, pixels)
     given_ = PATHS[path](model, pixels)
     assert list(given_) == list(wanted)[path == "from the cache" :]
@@ -90,7 +85,7 @@ def test_every_path_gives_the_outputs_of_the_reference_for_any_tasks(
 def test_every_path_gives_the_gradients_of_the_reference(
     path: str, options: dict[str, Any], nodes: list[Node]
 ) -> None:
-    model, pixels = make(options, nodes, torch.float64), some_pixels()
+    model, pixels = model_of(nodes, dtype=torch.float64, **options), some_pixels()
     named = [(f"{t}.{n}", p) for t, k in model.tasks.items() for n, p in k.named_parameters()]
     parameters = [parameter for _, parameter in named]
     wanted = torch.autograd.grad(
@@ -105,7 +100,7 @@ def test_every_path_gives_the_gradients_of_the_reference(
 @pytest.mark.parametrize("exact", [False, True])
 def test_one_task_trains_while_all_others_are_frozen(position: int, exact: bool) -> None:
     """The others answer in the same pass, by whichever path is theirs."""
-    model, pixels = make({}, MIXED, torch.float64), some_pixels(1)
+    model, pixels = model_of(MIXED, dtype=torch.float64), some_pixels(1)
     task = model.task(name_of(position))
     model.requires_grad_(False)
     task.requires_grad_(True)
@@ -125,7 +120,7 @@ def test_one_task_trains_while_all_others_are_frozen(position: int, exact: bool)
 
 @pytest.mark.parametrize("path", PATHS)
 def test_single_precision_stays_close(path: str) -> None:
-    model, pixels = make({}, MIXED, torch.float32), some_pixels(dtype=torch.float32)
+    model, pixels = model_of(MIXED), some_pixels(dtype=torch.float32)
     given_ = {name: logits.double() for name, logits in PATHS[path](model, pixels).items()}
     wanted = expected(model.double(), pixels.double())
     for name, logits in given_.items():
@@ -136,7 +131,7 @@ def test_single_precision_stays_close(path: str) -> None:
 def test_images_of_other_sizes_are_those_of_the_reference(path: str) -> None:
     """The reference resizes no positions: its trunk has the other size as its own."""
     pixels = some_pixels(1, 12)
-    model, sized = make({}, MIXED, torch.float64), make({}, [], torch.float64)
+    model, sized = model_of(MIXED, dtype=torch.float64), model_of([], dtype=torch.float64)
     own_size = MemoryViT(sized.trunk.at_size((12, 12)))
     attach_graph(own_size, MIXED)
     wanted = expected(own_size, pixels)
@@ -145,7 +140,7 @@ def test_images_of_other_sizes_are_those_of_the_reference(path: str) -> None:
 
 
 def test_gradients_reach_pixels_as_in_the_reference() -> None:
-    model = make({}, MIXED, torch.float64)
+    model = model_of(MIXED, dtype=torch.float64)
     pixels = some_pixels(1).requires_grad_()
     wanted = torch.autograd.grad(loss(expected(model, pixels)), pixels)
     for task in model.tasks.values():
@@ -209,7 +204,7 @@ def test_a_child_starts_as_if_it_had_no_parents() -> None:
 def test_a_task_is_moved_by_those_it_extends_and_by_no_other(
     nodes: list[Node], data: st.DataObject
 ) -> None:
-    model, pixels = make({}, nodes, torch.float64), some_pixels(1)
+    model, pixels = model_of(nodes, dtype=torch.float64), some_pixels(1)
     moved = name_of(data.draw(st.integers(0, len(nodes) - 1)))
     readers = {name for name in model.tasks if moved in ancestors(model, name)}
     with torch.no_grad():
@@ -222,7 +217,7 @@ def test_a_task_is_moved_by_those_it_extends_and_by_no_other(
 
 @pytest.mark.parametrize("tasks", [1, 20])
 def test_the_number_of_products_does_not_depend_on_the_number_of_tasks(tasks: int) -> None:
-    model = make({"depth": 2}, [Node(family="side")] * tasks, torch.float32)
+    model = model_of([Node(family="side")] * tasks, depth=2)
     pixels, names = some_pixels(1, dtype=torch.float32), list(model.tasks)
     with torch.no_grad():
         model(pixels, names)  # what depends on no image is kept
@@ -234,7 +229,7 @@ def test_the_number_of_products_does_not_depend_on_the_number_of_tasks(tasks: in
 
 
 def test_many_tasks_are_computed_in_parts_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make({}, [*MIXED, *[Node(family="side")] * 7], torch.float64)
+    model = model_of([*MIXED, *[Node(family="side")] * 7], dtype=torch.float64)
     pixels = some_pixels()
     with torch.no_grad():
         wanted = model(pixels)
@@ -247,7 +242,7 @@ def test_many_tasks_are_computed_in_parts_and_groups(monkeypatch: pytest.MonkeyP
 
 
 def test_long_and_short_sequences_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, pixels = make({}, MIXED, torch.float64), some_pixels()
+    model, pixels = model_of(MIXED, dtype=torch.float64), some_pixels()
     with torch.no_grad():
         wanted = model(pixels)
         monkeypatch.setattr("engram.side._SHORT", 0)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, scatter, some_pixels
+from tests.support.strategies import FAMILY, model_of, scatter, some_pixels
 from torch import Tensor
 
 from engram import MemoryViT
-from engram.memory import forward_fast
+from engram.passes import forward_fast
 from engram.sights import Pass
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
-
-
-@pytest.fixture(params=["masked", "side"])
-def family(request: pytest.FixtureRequest) -> MemoryViT:
-    """A parent, two children, a grandchild of both, and two strangers."""
-    return model_of(SIDE_FAMILY if request.param == "side" else FAMILY)
-
-
-@pytest.fixture
-def pixels() -> Tensor:
-    return some_pixels(3, dtype=torch.float32)
 
 
 def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor) -> None:
@@ -39,38 +27,42 @@ def test_heads_on_the_plain_trunk_share_a_pass_with_masked_tasks(pixels: Tensor)
         assert torch.equal(logits["head"], lonely(pixels, exact=True)["head"])
 
 
-def test_two_images_do_not_read_each_other(family: MemoryViT, pixels: Tensor) -> None:
+def test_two_images_do_not_read_each_other(either_family: MemoryViT, pixels: Tensor) -> None:
     with torch.no_grad():
-        together, first = family(pixels), family(pixels[:1])
+        together, first = either_family(pixels), either_family(pixels[:1])
     for name in together:
         torch.testing.assert_close(together[name][:1], first[name], **CLOSE)
 
 
-def test_images_of_other_sizes_are_answered(family: MemoryViT) -> None:
+def test_images_of_other_sizes_are_answered(either_family: MemoryViT) -> None:
     larger = some_pixels(2, 16, torch.float32)
     with torch.no_grad():
-        logits = family(larger, exact=True)
-        assert torch.equal(logits["base"], family.trunk(larger))
-        for name, fast in family(larger).items():
+        logits = either_family(larger, exact=True)
+        assert torch.equal(logits["base"], either_family.trunk(larger))
+        for name, fast in either_family(larger).items():
             torch.testing.assert_close(fast, logits[name], **CLOSE)
 
 
 def test_outputs_come_from_a_pass_that_was_made_elsewhere(
-    family: MemoryViT, pixels: Tensor
+    either_family: MemoryViT, pixels: Tensor
 ) -> None:
-    masked = [name for name, task in family.tasks.items() if task.spec.parts.masked]
-    trunk, size, layers = family.trunk, (pixels.shape[-2], pixels.shape[-1]), dict[int, Tensor]()
+    masked = [name for name, task in either_family.tasks.items() if task.spec.parts.masked]
+    trunk, size, layers = (
+        either_family.trunk,
+        (pixels.shape[-2], pixels.shape[-1]),
+        dict[int, Tensor](),
+    )
     streams: dict[str, Tensor] = {}
     with torch.no_grad():
         x = trunk.embed(pixels)
         if masked:
-            memory = family.memory(masked)
+            memory = either_family.memory(masked)
             raw, tokens = forward_fast(trunk, x, memory, x.shape[1], see=layers.__setitem__)
             streams = memory.split(tokens)
         else:
             raw = trunk.encode(x, size, layers.__setitem__)
-        passed, expected = Pass(raw, streams, list(layers.values())), family(pixels)
-        for name, output in family.from_pass(passed, list(expected), size).items():
+        passed, expected = Pass(raw, streams, list(layers.values())), either_family(pixels)
+        for name, output in either_family.from_pass(passed, list(expected), size).items():
             torch.testing.assert_close(output, expected[name], **CLOSE)
-        for name, output in family.from_pass(passed.image(1), list(expected), size).items():
+        for name, output in either_family.from_pass(passed.image(1), list(expected), size).items():
             torch.testing.assert_close(output, expected[name][1:2], **CLOSE)

@@ -13,7 +13,7 @@ The map, from the top down. A module imports only what is below it, and import-l
     inference     evaluate, predict, embed
     model.py      MemoryViT: a trunk and the tasks attached to it
     attention.py  what a task reads of every patch
-    sights.py     the passes: what the head of each task is given of images
+    sights.py     what the head of each task is given of images
     pretrained.py  from_pretrained, save_pretrained, push_to_hub
     composition.py  the base of MemoryViT: add, attach, detach and save tasks
     prepared.py   what tasks bring into a pass that depends on no image
@@ -21,13 +21,15 @@ The map, from the top down. A module imports only what is below it, and import-l
     data          where labelled images come from
     tasks         what a task is: regime, kind, head, metrics, costs
     routing.py    a task per image: streams of a batch whose images ask for different tasks
+    passes.py     the passes: how trunk and tasks go through the layers
     memory.py     the paper: cells, and which stream reads which
     readout.py    what a head sees of every layer
     side.py       side patches: a thin copy of the picture beside the trunk
     adapters.py   the bottleneck adapters of the paper's comparison
     trunks        other people's ViT files become a trunk
     vit.py        the ViT itself
-    positions.py  rotary positions, and waves
+    layers.py     its configuration, its layer and its head
+    positions.py  rotary positions, waves, and resized ones
     images        decode, preprocess, augment
     util          files, text, processes, the Hub
     errors.py     what users see when something is wrong

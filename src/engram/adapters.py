@@ -115,7 +115,7 @@ class RowBank(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerAdapters:
-    """The bank at one layer, for the tokens from `start` on; `vit.Block` calls it."""
+    """The bank at one layer, for the tokens from `start` on; `layers.Block` calls it."""
 
     bank: Adding
     layer: int

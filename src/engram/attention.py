@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
-from engram.memory import forward_fast
+from engram.layers import Block, split_heads
+from engram.passes import forward_fast
 from engram.sights import tokens_alone
 from engram.tasks.task import Task
-from engram.vit import Block, ViT, split_heads
+from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.model import MemoryViT

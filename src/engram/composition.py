@@ -1,4 +1,4 @@
-"""A trunk and the tasks attached to it: add, attach, detach, save. `model.py` has the passes."""
+"""A trunk and the tasks attached to it: add, attach, detach, save. `model.py` has its answers."""
 
 from __future__ import annotations
 

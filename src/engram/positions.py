@@ -1,10 +1,10 @@
-"""Positions that are computed from the grid of patches, and not learned: rotary ones, and waves.
+"""Positions that are computed from the grid of patches: rotary ones, waves, and resized ones.
 
 *Rotary* positions turn the queries and keys of patches by angles that grow with their row and
 column, so that a score depends on how far two patches are from each other. They are no tokens'
 values: class tokens, registers and memory cells have no place in the picture and are not turned.
 
-Axes as in vit.py: b images, n tokens of the trunk, D width, h heads, d width of a head.
+Axes as in layers.py: b images, n tokens of the trunk, D width, h heads, d width of a head.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -81,6 +82,17 @@ def waves(grid: Sequence[int], width: int, like: Tensor) -> Tensor:
     x = columns.repeat(len(rows)).outer(speeds)
     y = rows.repeat_interleave(len(columns)).outer(speeds)
     return _like(torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1), like)
+
+
+def resized(
+    position: Tensor, old: tuple[int, int], grid: tuple[int, int], antialias: bool
+) -> Tensor:
+    """Learned position embeddings (patches, D) of the old grid as those of another one."""
+    field = position.float().T.reshape(1, -1, *old)  # (1, D, rows, columns)
+    field = F.interpolate(
+        field, size=grid, mode="bicubic", align_corners=False, antialias=antialias
+    )
+    return field.flatten(2)[0].T.to(position.dtype)
 
 
 def _like(table: Tensor, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from engram.adapters import Adapters, Adding
 from engram.errors import EngramError
-from engram.memory import QKV, KeysValues, Memory, TrunkView, Watch, read_by_keys
+from engram.layers import Block
+from engram.memory import QKV, KeysValues, Memory, TrunkView, Watch, read_by_keys, spans
 from engram.util.devices import to_device
-from engram.vit import Block
 
 #: What one image is asked for: a task, several, or None for the trunk's own answer.
 Entry = str | Sequence[str] | None
@@ -119,9 +119,9 @@ class RoutedMemory:
         self._select = None if len(here) == len(asked) else self._index(self.images)
         self._slots = [_placed(names, lengths) for names in here]
         self.count = max(sum(map(len, own.values())) for own in self._slots)
-        spans = _placed(list(tokens), lengths)
+        rows_of = _placed(list(tokens), lengths)
         empty = [0] * self.count  # what is read there goes nowhere
-        rows = [[row for name in own for row in spans[name]] for own in self._slots]
+        rows = [[row for name in own for row in rows_of[name]] for own in self._slots]
         table = [row + empty[len(row) :] for row in rows]
         #: (b, s), into the tokens of all tasks here; None: in their order, as of a task per image
         in_order = list(chain(*table)) == list(range(sum(lengths.values())))
@@ -306,8 +306,7 @@ def _cells_read(memory: Memory) -> int:
 
 def _placed(names: Sequence[str], lengths: Mapping[str, int]) -> dict[str, range]:
     """The places of so many tokens each, one task after another."""
-    ends = list(accumulate(lengths[name] for name in names))
-    return {n: range(end - lengths[n], end) for n, end in zip(names, ends, strict=True)}
+    return dict(zip(names, spans([lengths[name] for name in names]), strict=True))
 
 
 @dataclass(frozen=True)

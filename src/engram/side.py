@@ -15,7 +15,7 @@ the head sees the row of every patch instead. Nothing of this reaches the trunk 
 
 A task that extends others takes in their rows, as they were before the layer, by a map of (r, r).
 
-Axes, beside those of vit.py (b images, n trunk tokens, D, l layers, and here one step more):
+Axes, beside those of layers.py (b images, n trunk tokens, D, l layers, and here one step more):
 
     t tasks of one shape   r rank   m cells   p parents   c images that one task is computed for
 

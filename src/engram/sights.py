@@ -1,6 +1,6 @@
 """What the head of a task is given of images, and the passes that compute it.
 
-One pass of the trunk is shared by all tasks that leave it alone: `memory.py` runs the streams of
+One pass of the trunk is shared by all tasks that leave it alone: `passes.py` runs the streams of
 the masked ones beside it, `side.py` and `readout.py` read its normed tokens.
 """
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from engram.adapters import Bank
 from engram.composition import Composition
 from engram.errors import EngramError
-from engram.memory import (
-    Memory,
+from engram.layers import See
+from engram.memory import Memory
+from engram.passes import (
     TrunkPass,
     WatchFirst,
     forward_fast,
@@ -33,7 +34,7 @@ from engram.side import Seats
 from engram.tasks.heads import Patches
 from engram.tasks.task import Task
 from engram.util.devices import to_device
-from engram.vit import See, ViT
+from engram.vit import ViT
 
 
 @dataclass(frozen=True)

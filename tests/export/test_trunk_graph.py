@@ -10,7 +10,7 @@ from torch import Tensor
 from engram import MemoryViT
 from engram.export.trunk_graph import TrunkGraph
 from engram.export.verify import generated_pixels
-from engram.memory import forward_fast
+from engram.passes import forward_fast
 
 SELECTIONS = [["plain", "child.of-plain", "no-cells", "adapted"], ["child.of-plain"], ["no-cells"]]
 

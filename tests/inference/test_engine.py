@@ -5,17 +5,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.support.engrams import familiar
-from tests.support.strategies import FAMILY, model_of, some_pixels
+from tests.support.strategies import FAMILY, model_of
 from torch import Tensor
 
 from engram import EngramError, MemoryViT
 from engram.images.preprocessing import normalise
 from engram.inference.engine import OneByOne, TorchEngine, on_cpu, pixels_of
-
-
-@pytest.fixture
-def pixels() -> Tensor:
-    return some_pixels(3, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("name", ["base", "task0", "task5"])

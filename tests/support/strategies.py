@@ -121,6 +121,32 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
         "head": HeadConfig(3, "attention", pool_heads=4, pool_mlp_width=12),
     },
 }
+#: Trunks with one option each, or a few.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no class token": {"class_token": False, "prefix_positions": 0},
+    "no class position": {"prefix_positions": 0},
+    "registers": {"registers": 3, "prefix_positions": 0},
+    "registers, class position": {"registers": 3, "prefix_positions": 1},
+    "distillation token": {"registers": 1, "prefix_positions": 2},
+    "pre-norm": {"pre_norm": True, "patch_bias": False, "activation": "quick_gelu"},
+    "layer scale": {"layer_scale": True},
+    "swiglu": {"activation": "swiglu", "layer_scale": True},
+    "tanh": {"activation": "gelu_tanh"},
+    "no qkv bias": {"qkv_bias": False},
+    "no final norm": {"final_norm": False},
+}
+
+
+def trunk_with(name: str) -> ViT:
+    """A trunk whose every tensor is random, so that nothing hides behind zeros and ones."""
+    options = OPTIONS[name]
+    pooling = "mean" if options.get("class_token") is False else "class"
+    trunk = random_trunk(head=HeadConfig(5, pooling=pooling), **options)
+    with torch.no_grad():
+        for parameter in trunk.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return trunk
 
 
 def every_family(**given: Any) -> Callable[[Any], Any]:
@@ -230,9 +256,9 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
 
 #: A parent, two children, a grandchild of both, and two strangers.
 FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
-
-
-#: The same family with side patches.
+#: Two paths to a common ancestor, and a stranger, with other numbers of cells and tokens each.
+DIAMOND = [Node(), Node((0,), 3, 2), Node((0,), 0), Node((1, 2), 1, 1, 2), Node((), 1, 3, 1, True)]
+#: `FAMILY` with side patches.
 SIDE_FAMILY = [replace(node, tokens=1, adapter=0, family="side") for node in FAMILY]
 #: Parents with other numbers of cells, a grandchild, another rank, and tasks of other regimes.
 MIXED = [
@@ -249,9 +275,14 @@ MIXED = [
 ]
 
 
-def model_of(nodes: list[Node], order: list[int] | None = None, **options: Any) -> MemoryViT:
+def model_of(
+    nodes: list[Node],
+    order: list[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> MemoryViT:
     """A small model with the tasks of a graph."""
-    model = MemoryViT(tiny_trunk(torch.float32, **options)).eval()
+    model = MemoryViT(tiny_trunk(dtype, **options)).eval()
     attach_graph(model, nodes, order)
     return model
 

@@ -5,7 +5,7 @@ import torch
 from tests.support.engrams import randomised, small_trunk
 
 from engram import MemoryViT
-from engram.memory import TrunkPass, forward_tasks
+from engram.passes import TrunkPass, forward_tasks
 from engram.tasks.heads import MaskHead, NumberHead, Patches, TaskHead
 
 

@@ -27,8 +27,8 @@ from engram.experiments.peers import (
     transformers_vit,
 )
 from engram.experiments.timing import Case, Key, Say, Timing, compare, describe_machine, machine
-from engram.memory import reads_tokens
 from engram.model import MemoryViT
+from engram.passes import reads_tokens
 from engram.tasks.costs import Costs, task_costs
 from engram.tasks.shape import TrunkShape
 from engram.trunks.load import load_trunk
@@ -232,7 +232,7 @@ def cached_limit(workload: Workload, variants: int = 1, regime: str = "masked") 
 
 
 def _masked_layers(workload: Workload, variants: int) -> int:
-    """What `memory.from_normed` computes: no gradient for the trunk's weights."""
+    """What `passes.from_normed` computes: no gradient for the trunk's weights."""
     config, costs = workload.trunk.config, workload.task_costs()
     n, width = _tokens(workload), config.width
     step = 2 * variants * (costs.macs // config.depth)  # of a layer

@@ -17,8 +17,9 @@ from torch import Tensor
 from engram.data.datasets import Dataset
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.memory import Memory, Stream, TrunkPass, forward_tasks, full_attention
+from engram.memory import Memory, Stream
 from engram.model import MemoryViT
+from engram.passes import TrunkPass, forward_tasks, full_attention
 from engram.vit import ViT
 
 

@@ -29,8 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
+from engram.layers import merge_heads, split_heads
 from engram.model import MemoryViT
-from engram.vit import ViT, merge_heads, split_heads
+from engram.vit import ViT
 
 _DISTINCT = 4  # separate models in memory; each is larger than any cache of a processor
 RANK = 8

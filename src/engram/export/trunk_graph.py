@@ -23,13 +23,14 @@ from engram.adapters import RowBank
 from engram.export.graphs import INPUT, OPSET, converted, quiet_exporters
 from engram.export.quantise import Array, quantise
 from engram.export.runtime import open_session
-from engram.memory import Memory, MemoryTensors, Stream, layer_fast
+from engram.layers import Block
+from engram.memory import Memory, MemoryTensors, Stream
+from engram.passes import layer_fast
 from engram.positions import Rotation
-from engram.vit import Block, ViT
+from engram.vit import ViT
 
-_SHAPES: dict[
-    str, tuple[str | int, ...]
-] = {  # of the inputs; numbers come from the trunk, as D, h, d and l layers
+#: The axes of the inputs. D, h, d and l are of the trunk; all other letters may be any number.
+_SHAPES: dict[str, tuple[str | int, ...]] = {
     "token": ("s", "D"),
     "tokens_read": ("s", "a"),
     "missing": ("s", "a + m"),
@@ -39,7 +40,6 @@ _SHAPES: dict[
     "down": ("l", 2, "r", "D", "w"),
     "up": ("l", 2, "r", "w", "D"),
 }
-
 _BY_LAYER = [name for name, axes in _SHAPES.items() if axes[0] == "l"]
 
 

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
+from engram.layers import Activation
 from engram.store.engram import Engram, TrunkInfo
 from engram.store.fitting import Located, in_order
 from engram.store.format import read_engram, serialise_engram, write_engram
@@ -34,7 +35,7 @@ from engram.util.hub import PathOrHubId
 from engram.util.schema import Array, Integer, Invalid, Object, String
 from engram.util.spelling import spell
 from engram.util.text import join_names, printable
-from engram.vit import Activation, ViT
+from engram.vit import ViT
 
 FORMAT = 1
 LOCK = ".bundle.lock"  # in the folder, held by whoever changes the bundle

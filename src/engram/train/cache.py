@@ -37,7 +37,8 @@ from engram.data.loader import Loader
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.memory import Normed, TrunkPass
+from engram.memory import Normed
+from engram.passes import TrunkPass
 from engram.readout import moments_of, moments_per_layer
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.preprocessing import MAX_SIDE, Preprocessing
+from engram.layers import Activation
 from engram.trunks.configs import (
     ModelSettings,
     default_preprocessing,
@@ -35,7 +36,7 @@ from engram.trunks.schemas import CONFIG, MAX_PATCHES, can_be_cut
 from engram.trunks.timm_configs import settings_of_timm
 from engram.trunks.translate import Translated, check_complete, their_names, translate
 from engram.util.schema import Invalid
-from engram.vit import Activation, ViT, ViTConfig
+from engram.vit import ViT, ViTConfig
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
+from engram.layers import Activation, Norm, Pooling, Positions
 from engram.positions import RotaryConfig
 from engram.trunks.families import TRUNK_FAMILIES
 from engram.trunks.layouts import FAMILIES, Layout
 from engram.trunks.schemas import PROCESSOR, TRANSFORMERS
 from engram.util.schema import Invalid
-from engram.vit import Activation, Norm, Pooling, Positions
 
 #: The families, as errors list them.
 READABLE = f"{', '.join(f.name for f in TRUNK_FAMILIES[:-1])} and {TRUNK_FAMILIES[-1].name}"
@@ -114,9 +114,8 @@ def settings_of_transformers(
     model_type = config["model_type"]
     family = FAMILIES[model_type]
     vision = config
-    if model_type in ("clip", "siglip", "aimv2") and (
-        model_type != "aimv2" or "vision_config" in config
-    ):  # of two towers
+    two_towers = model_type == "aimv2" and "vision_config" in config
+    if two_towers or model_type in ("clip", "siglip"):
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
     TRANSFORMERS.check(vision, "config")
     eps, activation = _DEFAULTS[family]

@@ -15,6 +15,7 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
+from engram.layers import Activation
 from engram.positions import RotaryConfig
 from engram.trunks.build import (
     Overrides,
@@ -44,7 +45,7 @@ from engram.trunks.timm_configs import check_architecture
 from engram.trunks.translate import Translated, checked, translate
 from engram.util import hub
 from engram.util.files import write_atomically
-from engram.vit import Activation, HeadConfig, Stored, ViT, ViTConfig
+from engram.vit import HeadConfig, Stored, ViT, ViTConfig
 
 
 def load_trunk(

@@ -13,11 +13,12 @@ from torch import nn
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
+from engram.layers import Activation
 from engram.trunks.build import Overrides, build_trunk, parse_timm, parse_transformers
 from engram.trunks.configs import READABLE
 from engram.trunks.layouts import as_on_disk
 from engram.trunks.timm_configs import check_architecture
-from engram.vit import Activation, ViT
+from engram.vit import ViT
 
 
 def from_transformers(
@@ -169,13 +170,13 @@ def _timm_source(cfg: Mapping[str, Any]) -> str:
 
 def _arguments(model: nn.Module) -> dict[str, Any]:
     """Arguments that the model was made with, which the tensors do not show."""
-    found = {}
+    found, modules = {}, dict(model.named_modules())
     for argument, module, attribute in (
         ("num_heads", "blocks.0.attn", "num_heads"),
         ("attn_pool_num_heads", "attn_pool", "num_heads"),
         ("ref_feat_shape", "rope", "ref_feat_shape"),
     ):
-        part = dict(model.named_modules()).get(module)
+        part = modules.get(module)
         value = getattr(part, attribute, None)
         if isinstance(value, (int, list, tuple)):
             found[argument] = value if isinstance(value, int) else list(value)

@@ -7,6 +7,7 @@ from typing import get_args
 
 from engram.images.preprocessing import MAX_SIDE
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
+from engram.layers import Activation, Norm, Pooling, Positions
 from engram.util.schema import (
     AnyOf,
     Array,
@@ -19,7 +20,6 @@ from engram.util.schema import (
     Rule,
     String,
 )
-from engram.vit import Activation, Norm, Pooling, Positions
 
 #: The most patches, each of them a token, that an image may be cut into, such as 64 x 128. A token
 #: reads all others, so images of twice the side take 16 times as long.

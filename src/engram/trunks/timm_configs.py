@@ -10,6 +10,7 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
+from engram.layers import Activation, Pooling
 from engram.positions import RotaryConfig
 from engram.trunks.configs import (
     ACTIVATIONS,
@@ -21,7 +22,6 @@ from engram.trunks.configs import (
 from engram.trunks.layouts import FAMILIES
 from engram.trunks.schemas import TIMM, TIMM_ARGUMENTS
 from engram.trunks.translate import Translated
-from engram.vit import Activation, Pooling
 
 # Plain ViTs by timm's names, and those among them whose layers differ or are in another order.
 _TIMM_VIT = re.compile(
