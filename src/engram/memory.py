@@ -129,6 +129,7 @@ class Memory:
         s, a = self.tokens_read.shape
         self.reads_only_itself = a == 1 and s == len(streams)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of cells, by layer
+        self._stacked: tuple[Tensor, Tensor] | None = None
         members = [
             (span, stream.adapters)
             for span, stream in zip(self.spans, streams, strict=True)
@@ -151,8 +152,7 @@ class Memory:
 
         With `adapters`, there are some in any case: zeros, where no stream has any.
         """
-        kept = [self.keys_values(layer, block) for layer, block in enumerate(vit.layers)]
-        keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
+        keys, values = self.stacked(vit)
         s, m = keys.shape[2:4]
         missing = self.missing
         if missing is None:
@@ -236,6 +236,15 @@ class Memory:
             k, v = F.pad(k[0], (0, 0, 0, 1)), F.pad(v[0], (0, 0, 0, 1))  # the row behind all, blank
             self._kept[layer] = k[:, self.cells_read], v[:, self.cells_read]
         return self._kept[layer]
+
+    def stacked(self, vit: ViT) -> tuple[Tensor, Tensor]:
+        """The same of all layers: twice (l, h, s, m, d), kept."""
+        if self._stacked is None:
+            kept = [self.keys_values(layer, block) for layer, block in enumerate(vit.layers)]
+            keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
+            self._kept = dict(enumerate(zip(keys, values, strict=True)))
+            self._stacked = keys, values
+        return self._stacked
 
     def _normed(self, layer: int, block: Block) -> Tensor:
         """The cells of all streams behind the norm, one stream after another."""

@@ -77,50 +77,58 @@ class Prepared:
         """Forget what was kept: the tasks are other ones."""
         self._kept.clear()
 
-    def memory(self, trunk: ViT, tasks: TaskRegistry, names: Sequence[str], x: Tensor) -> Memory:
-        """The streams of these tasks and of what they read, for the trunk's tokens x."""
-        return self.constant or self._while_same(partial(memory_of, trunk), trunk, tasks, names, x)
+    def memories(
+        self, trunk: ViT, tasks: TaskRegistry, groups: Sequence[Sequence[str]], x: Tensor
+    ) -> list[Memory]:
+        """By group of tasks, their streams and those that they read, for the trunk's tokens x."""
+        if self.constant is not None:
+            return [self.constant]
+        return self._while_same(partial(memory_of, trunk), trunk, tasks, groups, x)
 
-    def sides(self, trunk: ViT, tasks: TaskRegistry, names: Sequence[str], x: Tensor) -> Sides:
-        """The side patches of these tasks and of what they extend, for the trunk's tokens x."""
-        return self.constant_sides or self._while_same(sides_of, trunk, tasks, names, x)
+    def sides(
+        self, trunk: ViT, tasks: TaskRegistry, groups: Sequence[Sequence[str]], x: Tensor
+    ) -> list[Sides]:
+        """By group of tasks, their side patches and those that they extend, for the same."""
+        if self.constant_sides is not None:
+            return [self.constant_sides]
+        return self._while_same(sides_of, trunk, tasks, groups, x)
 
     def _while_same(
         self,
         make: Callable[[TaskRegistry, Sequence[str]], _Made],
         trunk: ViT,
         tasks: TaskRegistry,
-        names: Sequence[str],
+        groups: Sequence[Sequence[str]],
         x: Tensor,
-    ) -> _Made:
+    ) -> list[_Made]:
         """What `make` makes of these tasks; outside of training it is kept until they change.
 
         torch.compile cannot ask whether they changed: a compiled pass makes it every time.
         """
         if torch.compiler.is_compiling():
-            return make(tasks, names)
-        if builds_graph(tasks, names, x):
+            return [make(tasks, names) for names in groups]
+        if any(builds_graph(tasks, names, x) for names in groups):
             self.clear()  # some optimisers write where `version` does not see it
-            return make(tasks, names)
-        closure = tasks.closure(names)
-        key, state = tuple(closure), _versions(trunk, tasks, closure)
-        kept = self._kept.pop(key, None)
-        if kept is None or kept[0] != state:
-            kept = (state, make(tasks, names))
-        self._kept[key] = kept
+            return [make(tasks, names) for names in groups]
+        trunk_state, found = _trunk_versions(trunk), []
+        for names in groups:
+            key = tuple(tasks.closure(names))
+            own = [p for name in key for p in tasks[name].parameters()]
+            state = trunk_state, tuple(map(version, own))
+            kept = self._kept.pop(key, None)
+            if kept is None or kept[0] != state:
+                kept = (state, make(tasks, names))
+            self._kept[key] = kept
+            found.append(kept[1])
         while len(self._kept) > _KEPT + len(tasks):  # `exact` has one for each task
             del self._kept[next(iter(self._kept))]
-        made: _Made = kept[1]
-        return made
+        return found
 
 
-def _versions(trunk: ViT, tasks: TaskRegistry, closure: Sequence[str]) -> object:
-    """Changes with all that a `Memory` of these tasks is made from."""
+def _trunk_versions(trunk: ViT) -> object:
+    """Changes with all that a `Memory` is made from of the trunk."""
     parameters = [p for b in trunk.layers for m in (b.norm1, b.qkv) for p in m.parameters()]
     parameters += [p for p in (trunk.prefix_position,) if p is not None]
     if trunk.pre_norm is not None:
         parameters += trunk.pre_norm.parameters()
-    for name in closure:
-        parameters += tasks[name].parameters()
-    cast = autocast_dtype(trunk.device)
-    return cast, tuple(map(version, parameters))
+    return autocast_dtype(trunk.device), tuple(map(version, parameters))

@@ -23,6 +23,7 @@ from engram.errors import EngramError
 from engram.layers import Block
 from engram.memory import QKV, KeysValues, Memory, TrunkView, Watch, read_by_keys, spans
 from engram.util.devices import to_device
+from engram.vit import ViT
 
 #: What one image is asked for: a task, several, or None for the trunk's own answer.
 Entry = str | Sequence[str] | None
@@ -100,6 +101,7 @@ class RoutedMemory:
 
     def __init__(
         self,
+        vit: ViT,
         memories: Mapping[str, Memory],
         adapters: Mapping[str, Adapters],
         asked: Sequence[Sequence[str]],
@@ -128,6 +130,7 @@ class RoutedMemory:
         self._table = None if in_order else self._index(table)
         self._tokens = self._by_slot(torch.cat(list(tokens.values())))  # (b, s, D)
         self._cells = max(_cells_read(one) for one in self._memories.values())
+        self._keys, self._values = self._keys_values(vit)
         self._reads, self._missing = self._read_tables()
         self.bank: Adding | None = None
         if any(name in adapters for name in self._memories):
@@ -135,6 +138,16 @@ class RoutedMemory:
 
     def _index(self, rows: object) -> Tensor:
         return to_device(torch.tensor(rows), self._device)
+
+    def _keys_values(self, vit: ViT) -> tuple[Tensor, Tensor]:
+        """Of the cells that the tokens of all tasks here read: twice (l, tokens, h, m, d)."""
+        keys, values = [], []
+        for memory in self._memories.values():
+            k, v = (cells[:, :, _own(memory)].transpose(1, 2) for cells in memory.stacked(vit))
+            gap = (0, 0, 0, self._cells - _cells_read(memory))
+            keys.append(F.pad(k, gap) if any(gap) else k)
+            values.append(F.pad(v, gap) if any(gap) else v)
+        return torch.cat(keys, 1), torch.cat(values, 1)
 
     def _read_tables(self) -> tuple[Tensor | None, Tensor | None]:
         """Table 1 by slot: which slots it reads (b, s, a), and what is padding (b, 1, s, a + m).
@@ -169,7 +182,7 @@ class RoutedMemory:
         """
         q, k, v = own
         tokens = KeysValues(self._read(k), self._read(v))
-        cells = self._cells_of_slots(layer, block)
+        cells = KeysValues(*(self._by_slot(part[layer]) for part in (self._keys, self._values)))
         return read_by_keys(layer, q, trunk, tokens, cells, "bshmd", self._missing, watch)
 
     def select(self, trunk: KeysValues) -> KeysValues:
@@ -184,20 +197,6 @@ class RoutedMemory:
             return x.unsqueeze(3)
         at = self._reads.flatten(1)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
         return x.gather(2, at).view(*x.shape[:2], *self._reads.shape[1:], -1)
-
-    def _cells_of_slots(self, layer: int, block: Block) -> KeysValues:
-        """Keys and values of the cells that each slot reads: twice (b, s, h, m, d)."""
-        keys, values = [], []
-        for memory in self._memories.values():
-            k, v = memory.keys_values(layer, block)
-            keys.append(self._padded(k[:, _own(memory)]))
-            values.append(self._padded(v[:, _own(memory)]))
-        return KeysValues(self._by_slot(torch.cat(keys)), self._by_slot(torch.cat(values)))
-
-    def _padded(self, cells: Tensor) -> Tensor:
-        """Cells (h, k, m, d) of one task, as many as of the task with the most: (k, h, m, d)."""
-        gap = self._cells - cells.shape[2]
-        return (F.pad(cells, (0, 0, 0, gap)) if gap else cells).transpose(0, 1)
 
     def _by_slot(self, x: Tensor) -> Tensor:
         """From all tokens of the tasks here (…) to the slots (b, s, …)."""

@@ -153,7 +153,7 @@ def _sights_together(
         raw, streams = _routed_streams(model, route, x, keep, see, rotation)
     elif exact or builds_graph(model.registry, masked, x):
         groups = [[name] for name in masked] if exact else [masked]
-        memories = [_memory(model, group, x) for group in groups]
+        memories = _memories(model, groups, x)
         lean = not exact and reads_lean(model.trunk, x.shape[1], memories[0])
         trunk = TrunkPass(model.trunk, x, keep, lean, see, rotation)
         views = list(trunk) if len(groups) > 1 else trunk
@@ -162,7 +162,7 @@ def _sights_together(
             streams.update({name: computed[name] for name in group})
         raw = trunk.tokens
     else:
-        memory = _memory(model, masked, x)
+        (memory,) = _memories(model, [masked], x)
         raw, y = forward_fast(model.trunk, x, memory, keep, None, see, rotation)
         streams = memory.split(y)
     return _finished(model, names, raw, streams, readers, size, route)
@@ -218,11 +218,12 @@ def _routed_streams(
     masked = route.only(lambda n: n != "base" and tasks[n].spec.parts.masked)
     asked = [tasks.closure(names) for names in masked]
     names = list(dict.fromkeys(name for own in asked for name in own))
-    memories = {name: _memory(model, [name], x) for name in names}
+    memories = dict(zip(names, _memories(model, [[n] for n in names], x), strict=True))
     adapters = {name: own for name in names if (own := tasks[name].adapters) is not None}
     slots = [sum(tasks[name].spec.tokens for name in own) for own in asked]
     groups = [
-        RoutedMemory(memories, adapters, asked, images) for images in buckets(slots, x.shape[1])
+        RoutedMemory(trunk, memories, adapters, asked, images)
+        for images in buckets(slots, x.shape[1])
     ]
     if len(groups[0].images) == len(x) and not builds_graph(tasks, names, x):
         raw, y = forward_fast(trunk, x, groups[0], keep, see=see, rotation=rotation)
@@ -259,7 +260,7 @@ def sights_from_cache(
     if masked:
         rotation = model.trunk.rotation(size or model.preprocessing.size, layers[0].shape[1])
         with model.trunk.products():
-            memory = _memory(model, masked, pooled)
+            (memory,) = _memories(model, [masked], pooled)
             own = model.trunk.norm(from_normed(model.trunk, layers, memory, rotation))
         streams = memory.split(model.trunk.unrounded(own))
     readers = _readers(model, tasks, pooled)
@@ -295,8 +296,8 @@ def _sight(
     return Sight(readers.features(name, layers, pooled, rows), patches)
 
 
-def _memory(model: Composition, names: Sequence[str], x: Tensor) -> Memory:
-    return model.prepared.memory(model.trunk, model.registry, names, x)
+def _memories(model: Composition, groups: Sequence[Sequence[str]], x: Tensor) -> list[Memory]:
+    return model.prepared.memories(model.trunk, model.registry, groups, x)
 
 
 def _readers(
@@ -312,8 +313,8 @@ def _readers(
     moments = Moments(model.trunk) if any(has.moments for has in parts.values()) else None
     if route is not None and side:
         return Readers([sides_of(model.registry, side).begin(_seats(model, route))], moments)
-    groups = [[name] for name in side] if exact else [side] if side else []
-    sides = [model.prepared.sides(model.trunk, model.registry, group, x) for group in groups]
+    groups = [[name] for name in side] if exact else [side]
+    sides = model.prepared.sides(model.trunk, model.registry, groups, x) if side else []
     return Readers([one.begin() for one in sides], moments)
 
 
