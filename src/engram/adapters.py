@@ -36,6 +36,7 @@ class _Group:
     count: int  # t adapters
     down: Tensor  # (l, 2, t, D, w)
     up: Tensor  # (l, 2, t, w, D)
+    maps: list[tuple[Tensor, Tensor]]  # both by layer and place: one gradient for all
 
 
 class Adding(Protocol):
@@ -62,7 +63,8 @@ class Bank:
             index = None if every else to_device(torch.tensor(taken), device)
             down = torch.stack([adapters.down for _, adapters in group], dim=2)
             up = torch.stack([adapters.up for _, adapters in group], dim=2)
-            self.groups.append(_Group(index, len(group), down, up))
+            maps = zip(down.flatten(0, 1).unbind(), up.flatten(0, 1).unbind(), strict=True)
+            self.groups.append(_Group(index, len(group), down, up, list(maps)))
 
     def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
         """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
@@ -71,7 +73,8 @@ class Bank:
             b, s, width = rows.shape
             rows = rows.reshape(b, group.count, -1, width).transpose(0, 1)  # (t, b, k, D)
             rows = rows.reshape(group.count, -1, width)
-            out = F.gelu(rows @ group.down[layer, place]) @ group.up[layer, place]
+            down, up = group.maps[2 * layer + place]
+            out = F.gelu(rows @ down) @ up
             out = out.view(group.count, b, -1, width).transpose(0, 1).reshape(b, s, width)
             out = out.to(x.dtype)  # autocast's products are in half precision
             x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
