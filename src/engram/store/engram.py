@@ -206,7 +206,7 @@ class Engram:
         return (
             f"The engram {self.spec.name!r} was trained on a trunk in {self.trunk.dtype}, and here "
             f"the trunk is in {trunk.dtype}: its answers differ a little from those that were "
-            f"measured. With {flag} the trunk is loaded as it was."
+            f"measured. {flag}, where it can be given, loads the trunk as it was."
         )
 
     def fill(self, task: Task) -> None:
