@@ -262,9 +262,7 @@ class Composition(nn.Module):
             >>> other = engram.MemoryViT(engram.load_trunk("pico"))
             >>> task = other.attach("flowers.safetensors")
         """
-        if not isinstance(source, Engram):
-            source = read_engram(single_engram_path(source))
-        engram = source
+        engram = source if isinstance(source, Engram) else read_engram(single_engram_path(source))
         own = TrunkInfo.from_trunk(self.trunk)
         engram.check_trunk(own, self.trunk.preprocessing)
         notice = engram.other_dtype(own)

@@ -328,13 +328,9 @@ def timm_layout(names: Iterable[str]) -> Layout:
     for part, instead in _TIMM_INSTEAD.items():
         if any(part in name for name in names):
             table |= instead
-    rotary = no_positions(names) or any(".attn.q_proj." in name for name in names)
+    learned = any(name.endswith("pos_embed") for name in names)
+    rotary = not learned or any(".attn.q_proj." in name for name in names)
     return Layout(table, ("timm_model.",), _TIMM_IGNORED, zero_biases=rotary)
-
-
-def no_positions(names: Iterable[str]) -> bool:
-    """Whether no position embedding is among the names of timm."""
-    return not any(name.endswith("pos_embed") for name in names)
 
 
 def join_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
