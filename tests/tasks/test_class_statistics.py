@@ -67,6 +67,19 @@ def test_drawn_features_have_the_same_means_and_spread() -> None:
     assert torch.allclose(torch.cov(drawn.mT), expected, atol=0.05 * float(expected.max()))
 
 
+@pytest.mark.parametrize("number", [12, 600])
+def test_sums_are_those_that_statistics_were_made_from(number: int) -> None:
+    x, groups = images(number)
+    found = kept(x, groups)
+    again = ClassStatistics(GROUPS, FEATURES)
+    again.estimate(*found.sums())
+    assert torch.allclose(again.deviation, found.deviation, rtol=1e-3)
+    assert torch.allclose(again.centre, found.centre, atol=1e-2)
+    _, sums, squares = found.sums()
+    assert torch.allclose(sums.sum(0), x.double().sum(0), rtol=1e-2, atol=1e-2 * number)
+    assert torch.allclose(squares, x.double().square().sum(0), rtol=1e-2)
+
+
 def test_one_image_a_class_and_constant_features_have_a_score() -> None:
     x, _ = images(3)
     few = kept(torch.cat([x, torch.full((3, 1), 5.0)], 1), torch.arange(3))

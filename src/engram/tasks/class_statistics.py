@@ -52,7 +52,6 @@ class ClassStatistics(nn.Module):
             # Not in a state dict, which holds what is trained.
             self.register_buffer(name, torch.zeros(shape), persistent=False)
         self._made: tuple[object, tuple[Tensor, ...]] = (None, ())
-        self._free = 1.0  # degrees of freedom within classes, as a share of the images
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, by name, as in a file."""
@@ -120,27 +119,33 @@ class ClassStatistics(nn.Module):
         means = sums / counts.clamp(min=1)[:, None]
         total = (squares / images - centre.square()).clamp(min=0)
         within = (squares - (counts[:, None] * means.square()).sum(0)).clamp(min=0)
-        free = images - (counts > 0).sum()  # none, where each class has one image
-        deviation = ((within + total) / (free + 1)).sqrt()
+        self.counts.copy_(counts)
+        deviation = ((within + total) / (self._free() + 1)).sqrt()
         deviation = deviation.clamp(min=max(1e-6, 1e-3 * float(deviation.mean())))
         away = ((means - centre) / deviation).where(counts[:, None] > 0, 0.0)
         self.centre.copy_(centre)
         self.deviation.copy_(deviation)
         self.means.copy_(_rounded(away))
-        self.counts.copy_(counts)
-        self._free = float((free + 1) / images)
+
+    def _free(self) -> float:
+        """Degrees of freedom within classes: none, where each class has one image."""
+        return float(self.counts.double().sum() - (self.counts > 0).sum())
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """What `estimate` took, but for rounding: counts, sums and the sum of squares."""
-        counts, means = self.counts.double(), self.means.double() * self.deviation + self.centre
-        free = counts.sum() - (counts > 0).sum()
-        within = self.deviation.double().square() * free
+        counts, deviation = self.counts.double(), self.deviation.double()
+        images, away = float(counts.sum()), self.means.double() * deviation
+        means = away + self.centre
+        between = (counts[:, None] * away.square()).sum(0) / images
+        total_and_within = deviation.square() * (self._free() + 1)  # total: between + within/images
+        within = (total_and_within - between).clamp(min=0) / (1 + 1 / images)
         return counts, counts[:, None] * means, (counts[:, None] * means.square()).sum(0) + within
 
     def correlate(self, features: Tensor, groups: Tensor) -> None:
         """Set the directions of correlation, from the features of some images."""
         x = (features.to(self.centre).float() - self.centre) / self.deviation
-        x = (x - self.means[groups.to(x.device)]) / (max(1, len(x)) * self._free) ** 0.5
+        share = (self._free() + 1) / max(1.0, float(self.counts.sum()))
+        x = (x - self.means[groups.to(x.device)]) / (max(1, len(x)) * share) ** 0.5
         rank = min(len(self.basis), *x.shape)
         if x.shape[0] < x.shape[1]:  # fewer images than features
             values, vectors = torch.linalg.eigh((x @ x.mT).double())
