@@ -94,6 +94,24 @@ def test_another_name_leaves_the_old_task_attached(
     assert list(model.tasks) == ["colours", "more"]
 
 
+def test_a_task_that_extends_another_grows_in_its_place(
+    small_trunk: Path, colours: Path, old: Path, tmp_path: Path
+) -> None:
+    model, data = new_model(small_trunk), load(some(colours, "red", "green", folder=tmp_path))
+    model.attach(old)
+    model.add_task("child", data.classes, 2, extends=["colours"], seed=0)
+    child = engram.fit(model, "child", data, RECIPE, out=tmp_path / "child.safetensors").path
+    blue = some(colours, "blue", folder=tmp_path)
+    with pytest.raises(EngramError, match="'colours' is extended by child; detach those first"):
+        add_classes(model, old, blue, RECIPE)
+    assert child is not None
+    add_classes(model, child, blue, RECIPE)
+    assert model.task("child").spec.classes == ("red", "green", "blue")
+    assert list(model.tasks) == ["colours", "child"]
+    with pytest.raises(EngramError, match="'child' is attached already"):
+        add_classes(model, old, blue, RECIPE, task="child")
+
+
 def test_what_cannot_grow_is_a_sentence(
     small_trunk: Path, colours: Path, old: Path, tmp_path: Path
 ) -> None:

@@ -38,10 +38,14 @@ class TaskRegistry(Mapping[str, Task]):
 
     def remove(self, name: str) -> None:
         """Remove a task; one that others extend is refused."""
+        self.check_removable(name)
+        del self._tasks[name], self._depths[name]
+
+    def check_removable(self, name: str) -> None:
+        """Refuse to remove a task that others extend."""
         children = [child for child, task in self.items() if name in task.spec.extends]
         if children:
             raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
-        del self._tasks[name], self._depths[name]
 
     def check(self, spec: TaskSpec) -> None:
         """Refuse a task that cannot join: its name, its parents or its regime."""

@@ -75,7 +75,7 @@ def add_classes(
 
     Raises:
         EngramError: The old task has no statistics or is no classification, a class is there
-            already, or the file exists.
+            already, the name is another task's or the task has children, or the file exists.
 
     Examples:
         >>> recipe = engram.Recipe(epochs=1, workers=0)
@@ -93,9 +93,14 @@ def add_classes(
     splits = with_known_classes(splits, engram).with_validation(recipe.val_share, recipe.data_seed)
     if test:
         splits["test"]  # whether there is one should show now
+    replaces = name in model.tasks and model.engram(name).content == engram.renamed(name).content
+    if replaces:
+        model.registry.check_removable(name)
+    else:
+        model.check(replace(engram.spec, name=name))
     run = None if out is None else Run(Path(out), team, overwrite, trunk=model.trunk.source)
     scratch = MemoryViT(model.trunk)
-    for parent in model.tasks if engram.parents else ():
+    for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))
     grown, statistics = _grown(scratch, engram, name, splits)
     check_fits(grown.spec, splits, same_ignore=True)
@@ -110,7 +115,9 @@ def add_classes(
         metrics = _measure(training, learner, val, known)
         keep_statistics(training, [learner], statistics)
         made = scratch.engram(name)
-        _replace(model, engram, made)
+        if replaces:
+            model.detach(name)
+        model.attach(made)
         if test:
             metrics["test"] = metrics_on_test(
                 model, name, splits, metrics["val"],
@@ -239,14 +246,6 @@ def _measure(
         metrics["val"] |= {"uncalibrated_ece": before, "temperature": at}
     old = val.labels < known
     return {**metrics, "replay": task.kind.metrics([(logits[old] / at, val.labels[old])], {})}
-
-
-def _replace(model: MemoryViT, old: Engram, made: Engram) -> None:
-    """Attach the new task, in the place of the old one where that is attached."""
-    name = made.spec.name
-    if name in model.tasks and model.engram(name).content == old.renamed(name).content:
-        model.detach(name)
-    model.attach(made)
 
 
 def _lineage(old: Engram) -> list[dict[str, Any]]:
