@@ -1,4 +1,4 @@
-"""The trunk: what each option computes, what its fingerprint covers, and what it refuses."""
+"""The trunk: its tokens, sizes of images, what its fingerprint covers, and what it refuses."""
 
 from __future__ import annotations
 

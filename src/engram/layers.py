@@ -4,8 +4,8 @@ Axes, everywhere in the package:
 
     b images   n tokens of the trunk   D width   h heads   d width of a head   l layers
 
-A block takes *how to attend* as an argument. The plain model passes `self_attention`; passes.py
-passes functions that also hand out or bring in keys and values. So the layer is written once.
+A block takes *how to attend* as an argument. The plain model gives it `self_attention`; passes.py
+gives it functions that also hand out or bring in keys and values. So the layer is written once.
 """
 
 from __future__ import annotations
