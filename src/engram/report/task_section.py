@@ -30,6 +30,10 @@ _TRIED = (
     "The best first. Of those that differ by less than noise, the one with the fewest parameters "
     "was kept. Those with few epochs were dropped early."
 )
+_TOGETHER = (
+    "Of the tasks that were trained, not solved: at each step the one that was best then. Where "
+    "another takes over, a curve may jump."
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
         score = kind.title_of(validation_metric(part.history[0]))
-        charts = Charts(learning_curves(part.history, score))
+        note = "" if part.tried is None else _TOGETHER
+        charts = Charts(learning_curves(part.history, score), note)
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += FINDINGS[kind.name](model, answers)
