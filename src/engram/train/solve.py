@@ -24,6 +24,7 @@ from engram.tasks.task import Task
 from engram.train.choice import best_of
 from engram.train.feeds import Feed, Share
 from engram.train.recipe import Recipe
+from engram.train.span import Span
 from engram.util.devices import to_device
 from engram.util.processes import Team
 from engram.vit import ViT
@@ -56,7 +57,8 @@ class Solution:
             value.copy_(self.settled[name])
 
 
-Batches = Iterable[tuple[Tensor, Tensor]]  # moments (b, features) in half precision, and labels
+Batches = Iterable[tuple[Tensor, Tensor]]  # moments (b, features) in half precision, or features
+# as they are solved with; and labels
 
 
 class _Kept:
@@ -155,7 +157,7 @@ class Solver:
         at = best_of(self.measured_by, scores)
         count, alpha, penalty, found = tried[at]
         if few is not self.train:
-            found = self._solve(found, count, alpha, penalty, self.train)
+            found = self._solve(found, self._standardised(count, alpha, self.train), penalty)
         weight, bias = self._fold(found, count, alpha)
         metrics = self._metrics((weight, bias))
         settled = {name: value.clone() for name, value in self.task.head.settled.items()}
@@ -177,12 +179,33 @@ class Solver:
         self, layers: int, alpha: float, batches: Batches
     ) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
         """A solution for each penalty, each starting from the one before."""
-        classes = len(self.task.spec.classes)
-        weight = self.mean.new_zeros(classes, self._features(layers))
-        found = weight, self.mean.new_zeros(classes)
+        classes, features = len(self.task.spec.classes), self._standardised(layers, alpha, batches)
+        span = self._span(features)
+        if span is not None:
+            features = [(span.coordinates, torch.cat([labels for _, labels in features]))]
+        width = self._features(layers) if span is None else len(span.coordinates)
+        found = self.mean.new_zeros(classes, width), self.mean.new_zeros(classes)
         for penalty in PENALTIES:
-            found = self._solve(found, layers, alpha, penalty, batches)
-            yield penalty, found
+            found = self._solve(found, features, penalty)
+            yield penalty, found if span is None else (span.weight(found[0]), found[1])
+
+    def _standardised(self, layers: int, alpha: float, batches: Batches) -> Batches:
+        """What a head of so many layers sees, as it is solved: standardised, scaled by alpha."""
+        size, scale = self._features(layers), self._column_scale(layers, alpha)
+        mean, device = self.mean[:size], self.mean.device
+
+        def read() -> Iterator[tuple[Tensor, Tensor]]:
+            for moments, labels in batches:
+                yield (moments[:, :size].to(mean) - mean) * scale, to_device(labels, device)
+
+        return _Kept(read, keep=False)
+
+    def _span(self, features: Batches) -> Span | None:
+        """What the images span, if they are fewer than features, and all of them are here."""
+        first = next(iter(features), None)
+        few = first is not None and self.count < first[0].shape[1]
+        alone = self.team.world == 1 and self.mean.device.type == "cpu"
+        return Span(torch.cat([seen for seen, _ in features])) if few and alone else None
 
     def _features(self, layers: int) -> int:
         return layers * self.per_layer or self.width
@@ -196,14 +219,11 @@ class Solver:
     def _solve(
         self,
         start: tuple[Tensor, Tensor],
-        layers: int,
-        alpha: float,
+        features: Batches,
         penalty: float,
-        batches: Batches,
     ) -> tuple[Tensor, Tensor]:
         """Minimise the mean loss and the penalty, from a start."""
         weight, bias = (part.clone().requires_grad_() for part in start)
-        mean, scale = self.mean[: weight.shape[1]], self._column_scale(layers, alpha)
         head, kind, smoothing = self.task.head, self.task.kind, self.smoothing
         optimizer = torch.optim.LBFGS(
             [weight, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
@@ -212,11 +232,9 @@ class Solver:
         def closure() -> Tensor:
             for part in (weight, bias):
                 part.grad = torch.zeros_like(part)
-            lost, count = mean.new_zeros(()), 0
-            for moments, labels in batches:
-                seen = (moments[:, : weight.shape[1]].to(mean) - mean) * scale
+            lost, count = bias.new_zeros(()), 0
+            for seen, labels in features:
                 outputs = head.finish(F.linear(seen, weight, bias))
-                labels = to_device(labels, mean.device)
                 loss = kind.losses(outputs, labels, head, smoothing, self.weights).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
