@@ -2,8 +2,9 @@
 
 The moments of all images are read once. They are standardised, those of other layers than the last
 are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which takes
-seconds. Validation chooses the penalty, alpha, and how many layers are seen; `layers` 0 is the
-plain head. What was found is folded into one weight and bias for the moments as they are.
+seconds; `span.py` is what it does where images are few. Validation chooses the penalty, alpha, and
+how many layers are seen; `layers` 0 is the plain head. What was found is folded into one weight and
+bias for the moments as they are.
 """
 
 from __future__ import annotations
