@@ -58,8 +58,8 @@ class Solution:
             value.copy_(self.settled[name])
 
 
-Batches = Iterable[tuple[Tensor, Tensor]]  # moments (b, features) in half precision, or features
-# as they are solved with; and labels
+#: Moments (b, features) in half precision, or standardised ones in full, with their labels.
+Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 class _Kept:
@@ -180,11 +180,14 @@ class Solver:
         self, layers: int, alpha: float, batches: Batches
     ) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
         """A solution for each penalty, each starting from the one before."""
-        classes, features = len(self.task.spec.classes), self._standardised(layers, alpha, batches)
-        span = self._span(features)
-        if span is not None:
-            features = [(span.coordinates, torch.cat([labels for _, labels in features]))]
-        width = self._features(layers) if span is None else len(span.coordinates)
+        features, width = self._standardised(layers, alpha, batches), self._features(layers)
+        here = self.team.world == 1 and self.mean.device.type == "cpu"
+        span = None
+        if here and 1 < self.count < width:
+            seen, labels = (torch.cat(parts) for parts in zip(*features, strict=True))
+            span = Span(seen)
+            features, width = [(span.coordinates, labels)], len(seen)
+        classes = len(self.task.spec.classes)
         found = self.mean.new_zeros(classes, width), self.mean.new_zeros(classes)
         for penalty in PENALTIES:
             found = self._solve(found, features, penalty)
@@ -201,13 +204,6 @@ class Solver:
 
         return _Kept(read, keep=False)
 
-    def _span(self, features: Batches) -> Span | None:
-        """What the images span, if they are fewer than features, and all of them are here."""
-        first = next(iter(features), None)
-        few = first is not None and self.count < first[0].shape[1]
-        alone = self.team.world == 1 and self.mean.device.type == "cpu"
-        return Span(torch.cat([seen for seen, _ in features])) if few and alone else None
-
     def _features(self, layers: int) -> int:
         return layers * self.per_layer or self.width
 
@@ -218,10 +214,7 @@ class Solver:
         return scale
 
     def _solve(
-        self,
-        start: tuple[Tensor, Tensor],
-        features: Batches,
-        penalty: float,
+        self, start: tuple[Tensor, Tensor], features: Batches, penalty: float
     ) -> tuple[Tensor, Tensor]:
         """Minimise the mean loss and the penalty, from a start."""
         weight, bias = (part.clone().requires_grad_() for part in start)
