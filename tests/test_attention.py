@@ -12,6 +12,7 @@ import engram
 from engram.attention import PARTS, attention
 from engram.errors import EngramError
 from engram.model import MemoryViT
+from engram.sights import squares_of
 from engram.tasks.regimes import REGIMES
 
 
@@ -171,7 +172,8 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
     pixels, trunk = torch.rand(2, 3, 32, 32), model.trunk
     seen = attention(model, "b", pixels)
     assert seen.weights.shape == (2, 1, *(side // trunk.config.patch for side in (32, 32)))
-    climb = model.sides(["b"]).begin()
+    squares = squares_of(trunk, (32, 32), pixels.device)
+    climb = model.sides(["b"]).begin(squares)
     with torch.no_grad():
         final = trunk.norm(trunk.encode(trunk.embed(pixels), pixels.shape[-2:], climb.see))
         climb.see(trunk.config.depth, final)
@@ -182,7 +184,7 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
             read = read + share * climb.of("b")[:, 0]
         pooled = read.repeat(1, 8)
         pooled = torch.nn.functional.layer_norm(pooled, pooled.shape[-1:])
-    assert torch.allclose(pooled, climb.features["b"], atol=1e-4)
+    assert torch.allclose(pooled, climb.features["b"][:, : pooled.shape[1]], atol=1e-4)
 
 
 def test_masks_of_side_patches_show_the_attention_of_the_trunk() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engram import ViT
 from engram.readout import Moments, Readers, moments_of, moments_per_layer
-from engram.side import Climb
+from engram.side import Climb, squares
 
 WIDTH = 8
 TRUNKS: dict[str, dict[str, Any]] = {
@@ -73,7 +73,8 @@ def test_images_of_any_size_have_as_many_moments(size: int) -> None:
 
 def climb_of(*nodes: Node) -> tuple[ViT, Climb]:
     model = model_of([*nodes])
-    return model.trunk, model.sides(list(model.tasks)).begin()
+    seen = squares(model.trunk.config.prefix, model.trunk.config.grid)
+    return model.trunk, model.sides(list(model.tasks)).begin(seen)
 
 
 def test_nothing_is_read_for_nobody() -> None:

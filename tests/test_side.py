@@ -157,7 +157,7 @@ def test_training_starts_from_a_linear_head_on_the_pooled_token() -> None:
     side, head = model.add_task("side", 3, regime="side"), model.add_task("head", 3, regime="head")
     scatter(head)
     with torch.no_grad():
-        assert torch.equal(side.head.weight, torch.zeros(3, 8 + 8 * 16))
+        assert torch.equal(side.head.weight, torch.zeros(3, 8 + 24 * 16))
         side.head.weight[:, :8] = head.head.weight
         side.head.bias.copy_(head.head.bias)
         logits = model(pixels)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from engram.errors import EngramError
 from engram.layers import Block, split_heads
 from engram.passes import forward_fast
-from engram.sights import tokens_alone
+from engram.sights import squares_of, tokens_alone
 from engram.tasks.task import Task
 from engram.vit import ViT
 
@@ -85,7 +85,8 @@ def attention(model: MemoryViT, name: str, pixels: Tensor) -> Attention:
 
 def _pooled(model: MemoryViT, name: str, pixels: Tensor) -> _Maps:
     """Each row of a side is of one trunk token; l is 1."""
-    trunk, climb = model.trunk, model.sides([name]).begin()
+    trunk = model.trunk
+    climb = model.sides([name]).begin(squares_of(trunk, pixels.shape[-2:], pixels.device))
     tokens = trunk.norm(trunk.encode(trunk.embed(pixels), pixels.shape[-2:], climb.see))
     climb.see(trunk.config.depth, tokens)
     by_query, rows = climb.weights(name), climb.of(name)  # (b, queries, n), (b, n, r)

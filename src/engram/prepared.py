@@ -49,7 +49,8 @@ def sides_of(tasks: TaskRegistry, names: Sequence[str]) -> Sides:
         task = tasks[name]
         assert task.side is not None
         assert task.cells is not None
-        members.append(Member(name, task.side, task.cells, task.spec.extends))
+        spec = task.spec
+        members.append(Member(name, task.side, task.cells, spec.extends, spec.side_form))
     return Sides(members)
 
 

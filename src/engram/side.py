@@ -2,18 +2,23 @@
 
 A masked task reads the frozen trunk with one token, through the trunk's own projections. A *side*
 task has eyes of its own: a row of r numbers for every token of the trunk, h (n, r), which starts
-at zero. At every layer it takes in the trunk's normed tokens x, reads itself and its own memory
-cells, and thinks:
+at zero. At every layer it takes in the trunk's normed tokens x, reads its own memory cells and the
+mean of its rows, and thinks:
 
     h += x P                             P (D, r): what the task wants to know of x
-    h += 0.3 attention(norm(h), cells)   one head of width r, four maps (r, r); cells are normed too
+    h += 0.3 attention(y, [mean(y), cells])   y = norm(h); one head, four maps (r, r); normed cells
     h += 0.3 mlp(norm(h))                of width 2 r
 
-and once more after the last layer, with the trunk's final normed tokens. Eight learned queries
-pool the rows into 8 r numbers, which the head sees beside the trunk's pooled token. In segmentation
-the head sees the row of every patch instead. Nothing of this reaches the trunk or another task.
+and once more after the last layer, with the trunk's final normed tokens. Then the rows are pooled
+twice: by eight learned queries, which find what is there wherever it is, and over the sixteen
+squares of a 4 x 4 grid, which keep where it is. The head sees these 24 r numbers beside the trunk's
+pooled token. In segmentation it sees the row of every patch instead. Nothing of this reaches the
+trunk or another task.
 
 A task that extends others takes in their rows, as they were before the layer, by a map of (r, r).
+
+Tasks of version 0.1.0 have the form 1: every row reads all rows, and there are no squares. That
+costs n^2 and was no better in any measurement (docs/results.md); they are computed as before.
 
 Axes, beside those of layers.py (b images, n trunk tokens, D, l layers, and here one step more):
 
@@ -35,6 +40,8 @@ from torch import Tensor, nn
 from engram.util.devices import to_device
 
 QUERIES = 8
+GRID = 4  # squares along a side of the picture
+FORM = 2  # of new tasks
 _SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
 _TASKS = 128  # of a group at most: more do not make its products faster
 _NUMBERS = 2**17  # of rows that are worked on at once, which is half a megabyte
@@ -89,10 +96,33 @@ class Member:
     side: Side
     cells: Tensor  # (steps, m, r)
     extends: tuple[str, ...] = ()  # other members
+    form: int = FORM
+
+
+def squares_seen(form: int, queries: int) -> int:
+    """How many squares a head sees beside so many queries."""
+    return GRID**2 if queries and form > 1 else 0
+
+
+def squares(prefix: int, grid: tuple[int, int]) -> Tensor:
+    """How much each of the n tokens counts in the mean of each square: (16, n).
+
+    The tokens are a prefix, which counts in none, and the patches of a grid of any size. A patch
+    on the border of squares counts in each by its area.
+    """
+    along = []
+    for size in grid:
+        edges = torch.arange(GRID + 1, dtype=torch.float64) * (size / GRID)
+        patches = torch.arange(size, dtype=torch.float64)
+        low = torch.maximum(edges[:-1, None], patches)
+        high = torch.minimum(edges[1:, None], patches + 1)
+        along.append((high - low).clamp(min=0) * (GRID / size))  # (4, size)
+    weights = along[0][:, None, :, None] * along[1][None, :, None, :]
+    return F.pad(weights.reshape(GRID**2, -1), (prefix, 0))
 
 
 class _Group:
-    """The tasks of one rank, number of cells and number of queries, with their weights stacked."""
+    """The tasks of one shape, with their weights stacked."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         def stacked(name: str, dim: int = 1) -> Tensor:
@@ -105,14 +135,15 @@ class _Group:
         self.project = project.flatten(2).unbind()
         query, key, value, output = stacked("attention").unbind(2)  # each (steps, t, r, r)
         # With one head, two maps do the work of four: (y Q)(y K)' = (y Q K') y', and so on.
-        give = value @ output * _SHARE
-        self.ask, self.give = (query @ key.mT * self.rank**-0.5).unbind(), give.unbind()
+        ask, give = query @ key.mT * self.rank**-0.5, value @ output * _SHARE
+        cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
+        form = members[0].form
+        self.read: _ReadMean | _ReadRows = (_ReadRows if form == 1 else _ReadMean)(ask, give, cells)
         self.up, self.down = stacked("up").unbind(), (stacked("down") * _SHARE).unbind()
         self.queries: Tensor | None = None
         if members[0].side.queries is not None:
             self.queries = stacked("queries", 0).mT * self.rank**-0.5  # (t, r, queries)
-        cells = _norm(torch.stack([member.cells for member in members], 1))  # (steps, t, m, r)
-        self.cells = cells.unsqueeze(2).unbind()
+        self.squares = squares_seen(form, 0 if self.queries is None else QUERIES)
 
     def climb(
         self, step: int, h: Tensor, x: Tensor, taken: Tensor | None, images: Tensor | None
@@ -142,16 +173,9 @@ class _Group:
 
         Few at a time, so that a processor's cache holds what is made of them on the way.
         """
-
-        def of(maps: Sequence[Tensor]) -> Tensor:
-            return maps[step] if part is None else maps[step][part]
-
-        y = _norm(h)
-        ask = (y.flatten(1, 2) @ of(self.ask)).view_as(y)
-        seen = torch.cat([y, of(self.cells).expand(-1, h.shape[1], -1, -1)], dim=2)
-        h = h + (_attention(ask, seen).flatten(1, 2) @ of(self.give)).view_as(h)
-        thought = F.gelu(_norm(h).flatten(1, 2) @ of(self.up))
-        return h + (thought @ of(self.down)).view_as(h)
+        h = h + self.read(step, _norm(h), part)
+        thought = F.gelu(_norm(h).flatten(1, 2) @ _of(self.up, step, part))
+        return h + (thought @ _of(self.down, step, part)).view_as(h)
 
     def weights(self, h: Tensor) -> Tensor:
         """How much of every row of h (t, b, n, r) the queries pool: (t, b, queries, n)."""
@@ -159,9 +183,52 @@ class _Group:
         weights: Tensor = (h @ self.queries.unsqueeze(1)).softmax(2)
         return weights.mT
 
-    def pool(self, h: Tensor) -> Tensor:
-        """What the heads see of h (t, b, n, r): (t, b, queries * r)."""
-        return _norm((self.weights(h) @ h).flatten(2))
+    def pool(self, h: Tensor, squares: Tensor) -> Tensor:
+        """What the heads see of h (t, b, n, r), with squares (16, n): (t, b, features)."""
+        pooled = _norm((self.weights(h) @ h).flatten(2))
+        if not self.squares:
+            return pooled
+        return torch.cat([pooled, _norm((squares.to(h) @ h).flatten(2))], dim=2)
+
+
+class _ReadMean:
+    """What normed rows y (t, b, n, r) read of their mean and of the cells: (t, b, n, r).
+
+    From the maps of every step: `ask` and `give` (steps, t, r, r), normed cells (steps, t, m, r).
+    Cells are the same for all images, and so are the maps to their scores and their values.
+    """
+
+    def __init__(self, ask: Tensor, give: Tensor, cells: Tensor) -> None:
+        self.ask, self.give = ask.unbind(), give.unbind()
+        self.keys, self.values = (ask @ cells.mT).unbind(), (cells @ give).unbind()
+
+    def __call__(self, step: int, y: Tensor, part: slice | None) -> Tensor:
+        mean = y.mean(2)  # (t, b, r)
+        key = (_of(self.ask, step, part) @ mean.mT).mT.unsqueeze(3)  # (t, b, r, 1)
+        value = (mean @ _of(self.give, step, part)).unsqueeze(2)  # (t, b, 1, r)
+        of_cells = (y.flatten(1, 2) @ _of(self.keys, step, part)).view(*y.shape[:3], -1)
+        weights = torch.cat([y @ key, of_cells], dim=3).softmax(3)  # (t, b, n, 1 + m)
+        read = weights[..., 1:].flatten(1, 2) @ _of(self.values, step, part)
+        return read.view_as(y) + weights[..., :1] * value
+
+
+class _ReadRows:
+    """The same of all rows and of the cells: form 1."""
+
+    def __init__(self, ask: Tensor, give: Tensor, cells: Tensor) -> None:
+        self.ask, self.give = ask.unbind(), give.unbind()
+        self.cells = cells.unsqueeze(2).unbind()
+
+    def __call__(self, step: int, y: Tensor, part: slice | None) -> Tensor:
+        ask = (y.flatten(1, 2) @ _of(self.ask, step, part)).view_as(y)
+        cells = _of(self.cells, step, part).expand(-1, y.shape[1], -1, -1)
+        read = _attention(ask, torch.cat([y, cells], dim=2))
+        return (read.flatten(1, 2) @ _of(self.give, step, part)).view_as(y)
+
+
+def _of(maps: Sequence[Tensor], step: int, part: slice | None) -> Tensor:
+    """The maps of a step, of all tasks or of some."""
+    return maps[step] if part is None else maps[step][part]
 
 
 def _attention(ask: Tensor, seen: Tensor) -> Tensor:
@@ -198,10 +265,10 @@ class Sides:
     """The side tasks of a pass, parents before children."""
 
     def __init__(self, members: Sequence[Member]) -> None:
-        shapes: dict[tuple[int, int, bool], list[Member]] = {}
+        shapes: dict[tuple[int, int, bool, int], list[Member]] = {}
         for member in members:
             _, cells, rank = member.cells.shape
-            shape = (rank, cells, member.side.queries is not None)
+            shape = (rank, cells, member.side.queries is not None, member.form)
             shapes.setdefault(shape, []).append(member)
         groups = [
             alike[i : i + _TASKS] for alike in shapes.values() for i in range(0, len(alike), _TASKS)
@@ -227,9 +294,9 @@ class Sides:
         index = to_device(torch.tensor(places), maps[0].device)
         return _Family(pairs, index, torch.stack(maps, 1).unbind())
 
-    def begin(self, seats: Seats | None = None) -> Climb:
-        """The climb of one pass: all tasks for all images, or each for its own."""
-        return Climb(self, None if seats is None else _Places(self, seats))
+    def begin(self, squares: Tensor, seats: Seats | None = None) -> Climb:
+        """The climb of one pass, over images with these squares: all tasks for all, or by seats."""
+        return Climb(self, squares, None if seats is None else _Places(self, seats))
 
 
 def _rows(parents: Tensor | None) -> Sequence[Tensor]:
@@ -274,8 +341,8 @@ class _Places:
 class Climb:
     """The rows of all side tasks in one pass; `see` is called with every step's tokens."""
 
-    def __init__(self, sides: Sides, places: _Places | None = None) -> None:
-        self.sides, self.places = sides, places
+    def __init__(self, sides: Sides, squares: Tensor, places: _Places | None = None) -> None:
+        self.sides, self.squares, self.places = sides, squares, places
         self._images = [None] * len(sides.groups) if places is None else places.images
         self.rows: list[Tensor] = []  # by group: h (t, b, n, r)
         self._features: dict[str, Tensor] = {}
@@ -331,10 +398,10 @@ class Climb:
 
     @property
     def features(self) -> Mapping[str, Tensor]:
-        """What the heads see at the end of the climb, by task: (b, queries * r)."""
+        """What the heads see at the end of the climb, by task: (b, features)."""
         if not self._features:  # a cached_property has a lock, which torch.compile cannot trace
             for group, h in zip(self.sides.groups, self.rows, strict=True):
                 if group.queries is not None:
-                    for name, pooled in zip(group.names, group.pool(h), strict=True):
+                    for name, pooled in zip(group.names, group.pool(h, self.squares), strict=True):
                         self._features[name] = self._asked(name, pooled)
         return self._features

@@ -30,7 +30,7 @@ from engram.positions import Rotation
 from engram.prepared import builds_graph, sides_of
 from engram.readout import Moments, Readers
 from engram.routing import Route, RoutedGroups, RoutedMemory, asks_most, buckets, merged
-from engram.side import Seats
+from engram.side import Seats, squares
 from engram.tasks.heads import Patches
 from engram.tasks.task import Task
 from engram.util.devices import to_device
@@ -141,7 +141,7 @@ def _sights_together(
     masked = [n for n in names if n != "base" and model.task(n).spec.parts.masked]
     others = [n for n in names if n not in masked]
     per_pixel = any(model.task(n).kind.per_pixel for n in names if n != "base")
-    readers = _readers(model, names, x, exact, route)
+    readers = _readers(model, names, x, size, exact, route)
     see = readers.see if readers else None
     whole = exact or per_pixel or see is not None
     keep = x.shape[1] if whole else _trunk_tokens_needed(model.trunk, others, x.shape[1])
@@ -238,7 +238,7 @@ def sights_from_pass(
     model: Composition, passed: Pass, names: Sequence[str], size: tuple[int, int]
 ) -> dict[str, Sight | BaseSight]:
     """The same of "base" and of tasks that leave the trunk alone, from a pass made elsewhere."""
-    readers = _readers(model, names, passed.raw)
+    readers = _readers(model, names, passed.raw, size)
     if readers:
         for step, tokens in enumerate(passed.layers):
             readers.see(step, tokens)
@@ -263,7 +263,7 @@ def sights_from_cache(
             (memory,) = _memories(model, [masked], pooled)
             own = model.trunk.norm(from_normed(model.trunk, layers, memory, rotation))
         streams = memory.split(model.trunk.unrounded(own))
-    readers = _readers(model, tasks, pooled)
+    readers = _readers(model, tasks, pooled, size or model.preprocessing.size)
     if readers:
         assert final is not None
         for step, tokens in enumerate([*layers, final]):
@@ -304,6 +304,7 @@ def _readers(
     model: Composition,
     names: Sequence[str],
     x: Tensor,
+    size: tuple[int, int],
     exact: bool = False,
     route: Route | None = None,
 ) -> Readers:
@@ -311,11 +312,21 @@ def _readers(
     parts = {name: model.task(name).spec.parts for name in names if name != "base"}
     side = [name for name, has in parts.items() if has.side]
     moments = Moments(model.trunk) if any(has.moments for has in parts.values()) else None
-    if route is not None and side:
-        return Readers([sides_of(model.registry, side).begin(_seats(model, route))], moments)
+    if not side:
+        return Readers([], moments)
+    squares = squares_of(model.trunk, size, x.device)
+    if route is not None:
+        climb = sides_of(model.registry, side).begin(squares, _seats(model, route))
+        return Readers([climb], moments)
     groups = [[name] for name in side] if exact else [side]
-    sides = model.prepared.sides(model.trunk, model.registry, groups, x) if side else []
-    return Readers([one.begin() for one in sides], moments)
+    sides = model.prepared.sides(model.trunk, model.registry, groups, x)
+    return Readers([one.begin(squares) for one in sides], moments)
+
+
+def squares_of(trunk: ViT, size: Sequence[int], device: torch.device) -> Tensor:
+    """The squares that side patches of images of this (height, width) are pooled over."""
+    rows, columns = (side // trunk.config.patch for side in size)
+    return to_device(squares(trunk.config.prefix, (rows, columns)), device)
 
 
 def _seats(model: Composition, route: Route) -> Seats:

@@ -30,8 +30,9 @@ from tests.support.damage import (
 )
 from tests.support.engrams import familiar, randomised, small_trunk
 from tests.support.errors import refuses
+from tests.support.paths import ROOT
 
-from engram import EngramError, MemoryViT, random_trunk
+from engram import EngramError, MemoryViT, load_trunk, random_trunk
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import Engram, TrunkInfo, dtype_of
@@ -94,17 +95,56 @@ EARLIER: list[dict[str, Any]] = [
 ]
 
 
-def test_the_contents_of_earlier_engrams_do_not_change() -> None:
+#: Those of side patches, as version 0.1.0 had them.
+EARLIER_SIDE: list[dict[str, Any]] = [
+    {"regime": "side"},
+    {"regime": "side+readout", "layers": 3},
+    {"regime": "side", "extends": ("a",)},
+    {"regime": "side", "kind": "segmentation", "values": (0, 1)},
+]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "expected"),
+    [
+        (EARLIER, "1605b4751dba99d0"),
+        ([{"rank": 2, "side_form": 1, **one} for one in EARLIER_SIDE], "a3320aba7316d2a2"),
+    ],
+    ids=["before side patches", "side patches of form 1"],
+)
+def test_the_contents_of_earlier_engrams_do_not_change(
+    earlier: list[dict[str, Any]], expected: str
+) -> None:
     """Children and lists know an engram by its content, so a new setting must not be in it."""
     contents = hashlib.sha256()
-    for settings in EARLIER:
+    for settings in earlier:
         spec = TaskSpec("flowers", ("rose", "tulip"), cells=1, **settings)
         shapes = sorted(spec.shapes(TINY).items())
         tensors = {name: torch.full(shape, i / 8) for i, (name, shape) in enumerate(shapes)}
         parents = dict.fromkeys(spec.extends, "1" * 64)
         engram = Engram(spec, tensors, TINY, Preprocessing((16, 16), None), parents)
         contents.update(engram.content.encode())
-    assert contents.hexdigest()[:16] == "1605b4751dba99d0"
+    assert contents.hexdigest()[:16] == expected
+
+
+def test_side_patches_of_the_first_form_answer_as_the_version_that_wrote_them() -> None:
+    """The file and its logits come from version 0.1.0."""
+    model = MemoryViT(load_trunk("pico"))
+    task = model.attach(ROOT / "tests" / "support" / "side_form_1.safetensors")
+    assert task.spec.side_form == 1
+    image = torch.linspace(-1, 1, 3 * 32 * 32).view(3, 32, 32).sin()
+    with torch.no_grad():
+        logits = model.eval()(torch.stack([image, image.flip(2)]))["side"]
+    expected = [[6.530885, 20.975262, -14.554556], [6.516774, 20.922831, -14.585424]]
+    torch.testing.assert_close(logits, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    assert model.engram("side").header()["format"] == 1
+
+
+def test_files_with_side_patches_of_a_newer_form_have_a_format_that_old_versions_refuse() -> None:
+    model = MemoryViT(small_trunk())
+    model.add_task("t", 3, regime="side")
+    header = model.engram("t").header()
+    assert (header["format"], header["task"]["side_form"]) == (2, 2)
 
 
 def test_the_bytes_of_the_format_do_not_change() -> None:

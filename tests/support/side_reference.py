@@ -5,6 +5,7 @@ Written from the docstrings of `engram.side` and `engram.readout` and sharing no
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class RefSide:
     cells: Tensor  # (steps, m, r)
     extends: tuple[str, ...] = ()
     parents: Tensor | None = None  # (parents, steps, r, r)
+    form: int = 2
 
 
 def normed_layers(vit: ViT, image: Tensor) -> list[Tensor]:
@@ -78,7 +80,8 @@ def one_step(
         assert task.parents is not None
         h = [own + row @ task.parents[i, step] for own, row in zip(h, rows[parent], strict=True)]
     normed = [norm(row) for row in h]
-    read = [*normed, *(norm(cell) for cell in task.cells[step])]
+    own = normed if task.form == 1 else [torch.stack(normed).sum(0) / len(normed)]
+    read = [*own, *(norm(cell) for cell in task.cells[step])]
     query, key, value, output = task.attention[step]
     for i, row in enumerate(normed):
         scores = [(row @ query) @ (other @ key) / math.sqrt(len(row)) for other in read]
@@ -86,14 +89,31 @@ def one_step(
     return [row + 0.3 * (gelu(norm(row) @ task.up[step]) @ task.down[step]) for row in h]
 
 
-def pooled_side(task: RefSide, rows: Sequence[Tensor]) -> Tensor:
-    """What a head sees of the rows: (8 r)."""
+def pooled_side(task: RefSide, rows: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
+    """What a head sees of the rows, the last of which are the patches of a grid: (24 r)."""
     assert task.queries is not None
     found = []
     for query in task.queries:
         scores = [query @ row / math.sqrt(len(row)) for row in rows]
         found.append(mixed(softmax(scores), rows))
-    return norm(torch.cat(found))
+    pooled = norm(torch.cat(found))
+    if task.form == 1:
+        return pooled
+    return torch.cat([pooled, norm(torch.cat(squares(rows[-grid[0] * grid[1] :], grid)))])
+
+
+def squares(patches: Sequence[Tensor], grid: tuple[int, int]) -> list[Tensor]:
+    """The mean of each of 4 x 4 squares of a picture whose patches are cut in 4 x 4 pieces."""
+    height, width = grid
+    found = []
+    for down, across in itertools.product(range(4), range(4)):
+        pieces = [
+            patches[y // 4 * width + x // 4]
+            for y in range(down * height, (down + 1) * height)
+            for x in range(across * width, (across + 1) * width)
+        ]
+        found.append(torch.stack(pieces).sum(0) / len(pieces))
+    return found
 
 
 def moments(vit: ViT, tokens: Tensor) -> list[Tensor]:

@@ -35,6 +35,7 @@ class Node:
     after_norm: bool = False
     family: str = "masked"  # a regime, without its adapters
     rank: int = 2  # of side patches
+    form: int = 2  # of side patches
     layers: int = 0  # of a readout
     kind: str = "classification"
 
@@ -198,6 +199,7 @@ def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
         family=family,
         cells=draw(st.integers(0, 3)),
         rank=draw(st.sampled_from([2, 2, 3])),
+        form=draw(st.sampled_from([1, 2, 2])),
         layers=draw(st.integers(0, 3)),
         kind=draw(st.sampled_from(kinds)),
     )
@@ -249,6 +251,7 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
         after_norm=node.after_norm,
         adapter_width=node.adapter or 32,
         rank=node.rank,
+        side_form=node.form,
         layers=node.layers,
         values=tuple(range(len(classes))) if node.kind == "segmentation" else (),
     )
@@ -263,7 +266,7 @@ SIDE_FAMILY = [replace(node, tokens=1, adapter=0, family="side") for node in FAM
 #: Parents with other numbers of cells, a grandchild, another rank, and tasks of other regimes.
 MIXED = [
     Node(family="side"),
-    Node((0,), family="side", cells=3),
+    Node((0,), family="side", cells=3, form=1),
     Node((0, 1), family="side", cells=0, kind="segmentation"),
     Node(family="side", rank=3, kind="regression"),
     Node((3,), family="side+readout", rank=3, cells=1),
@@ -324,6 +327,7 @@ def reference_side(task: Task) -> RefSide:
         cells=task.cells,
         extends=task.spec.extends,
         parents=task.side.parents,
+        form=task.spec.side_form,
     )
 
 
@@ -338,12 +342,13 @@ def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         found["base"] = trunk.head(raw, normed)
     sides = [reference_side(task) for task in model.tasks.values() if task.spec.parts.side]
     rows = [side_reference.climb(layers, sides) for layers in read]
+    grid = (pixels.shape[2] // trunk.config.patch, pixels.shape[3] // trunk.config.patch)
     for name, task in model.tasks.items():
         if task.spec.parts.masked:
             found[name] = torch.stack([answer.logits[name] for answer in answers])
         else:
             pairs = zip(read, rows, strict=True)
-            outputs = [beside_trunk(model, task, *pair) for pair in pairs]
+            outputs = [beside_trunk(model, task, *pair, grid) for pair in pairs]
             found[name] = torch.stack(outputs)
             if task.kind.per_pixel:
                 found[name] = upsampled(found[name], model, pixels)
@@ -351,7 +356,11 @@ def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def beside_trunk(
-    model: MemoryViT, task: Task, layers: list[Tensor], rows: Mapping[str, list[Tensor]]
+    model: MemoryViT,
+    task: Task,
+    layers: list[Tensor],
+    rows: Mapping[str, list[Tensor]],
+    grid: tuple[int, int],
 ) -> Tensor:
     """The output for an image of a task that leaves the trunk alone and has no stream."""
     spec, vit, final = task.spec, model.trunk, layers[-1]
@@ -366,7 +375,7 @@ def beside_trunk(
     if spec.parts.moments:
         seen_of_image = side_reference.readout(vit, layers, spec.layers)
     if spec.parts.side:
-        pooled = side_reference.pooled_side(reference_side(task), rows[spec.name])
+        pooled = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
         seen_of_image = torch.cat([seen_of_image, pooled])
     output = task.head.weight @ seen_of_image + task.head.bias
     if task.kind.name == "regression":

@@ -31,8 +31,9 @@ from engram.vit import ViT
 if TYPE_CHECKING:
     from engram.tasks.task import Task
 
-#: The version of the format, and that of files with statistics, which the first cannot have.
-FORMAT, WITH_STATISTICS = 1, 2
+#: The version of the format, and that of files which the first cannot have: with statistics, or
+#: with side patches of another form.
+FORMAT, NEWER_FORMAT = 1, 2
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
 _LONG_LIST = 1_000  # longer ones in metrics and recipe are recorded as their length
@@ -85,7 +86,7 @@ class Engram:
         """The fields of the header that determine the outputs of the task."""
         spec = {**self.spec.recorded(), "extends": list(self.parents)}
         return {
-            "format": WITH_STATISTICS if self.has_statistics else FORMAT,
+            "format": NEWER_FORMAT if self.has_statistics or "side_form" in spec else FORMAT,
             "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             "parents": dict(self.parents),
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),

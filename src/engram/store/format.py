@@ -22,7 +22,7 @@ from engram.images.preprocessing import Preprocessing
 from engram.store.engram import (
     FORMAT,
     MAX_METRICS,
-    WITH_STATISTICS,
+    NEWER_FORMAT,
     Engram,
     TrunkInfo,
     dtype_of,
@@ -61,6 +61,7 @@ _TASK = Object(
         "ignore": Integer(0, 65_535),
         "rank": Integer(1, 10_000),
         "layers": Integer(1, 10_000),
+        "side_form": Integer(2, 10_000),
     },
 )
 _TRUNK = Object(
@@ -240,10 +241,10 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         _VERSION.check(header, "")
     except ValueError:
         raise _damaged(path, "its header is not the JSON of an engram") from None
-    if header["format"] not in (FORMAT, WITH_STATISTICS):
+    if header["format"] not in (FORMAT, NEWER_FORMAT):
         raise EngramError(
             f"{path} has the format {header['format']}, and this version of engram reads formats "
-            f"{FORMAT} and {WITH_STATISTICS}; install a newer engram-vit."
+            f"{FORMAT} and {NEWER_FORMAT}; install a newer engram-vit."
         )
     assert isinstance(header, dict)
     return header
@@ -269,6 +270,8 @@ def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tenso
 def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     """The engram that a header describes. Whatever does not belong together raises."""
     task, trunk = dict(header["task"]), dict(header["trunk"])
+    if "rank" in task:  # side patches
+        task.setdefault("side_form", 1)
     for name in ("classes", "extends", "values"):
         task[name] = tuple(task.get(name, ()))
     trunk["image_size"] = tuple(trunk["image_size"])

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engram.side import squares_seen
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
 
@@ -107,12 +108,15 @@ def task_costs(
 def _side(trunk: TrunkShape, spec: TaskSpec, n: int) -> tuple[int, int]:
     """Side patches: one step a layer, and one for the final tokens."""
     r, steps = spec.rank, trunk.depth + 1
-    take_in, maps, mlp = n * trunk.width * r, 2 * n * r**2, 4 * n * r**2
-    attention = 2 * n * (n + spec.cells) * r
+    take_in, mlp, folded = n * trunk.width * r, 4 * n * r**2, 2 * r**3  # four maps into two
+    if spec.side_form == 1:
+        attention, pool = 2 * n * (n + spec.cells + r) * r, 2 * n * spec.queries * r
+    else:  # the mean is mapped to its key and value, and cells once
+        attention = n * (1 + 2 * spec.cells) * r + 2 * r**2
+        pool = n * (2 * spec.queries + squares_seen(spec.side_form, spec.queries)) * r
+        folded += 2 * spec.cells * r**2
     parents = len(spec.extends) * n * r**2 * trunk.depth  # their first rows are zero
-    pool = 2 * n * spec.queries * r
-    folded = 2 * r**3  # four maps into two
-    return steps * (take_in + maps + attention + mlp) + parents + pool, steps * folded
+    return steps * (take_in + attention + mlp) + parents + pool, steps * folded
 
 
 def _masked(

@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.readout import moments_per_layer
-from engram.side import QUERIES, side_shapes
+from engram.side import FORM, QUERIES, side_shapes, squares_seen
 from engram.tasks.class_statistics import PREFIX, statistics_shapes
 from engram.tasks.kinds import IGNORED, KINDS, Kind
 from engram.tasks.regimes import REGIMES, UPDATES, Regime
@@ -41,6 +41,7 @@ class TaskSpec:
     after_norm: bool = False  # cells join behind the norm: converted checkpoints
     adapter_width: int = 32
     rank: int = 16  # the width of side patches
+    side_form: int = FORM  # of side patches; files of version 0.1.0 have 1
     layers: int = 0  # whose moments a readout sees, the last ones; 0: all of them
     # Of segmentation: the value that each class has in a mask, and the one of ignored pixels.
     values: tuple[int, ...] = ()
@@ -85,6 +86,8 @@ class TaskSpec:
                 refuse(
                     f"{spell(what)} is {value!r}; it must be a whole number from {least} to 10,000."
                 )
+        if self.side_form not in (1, FORM):
+            refuse(f"its side patches have the form {self.side_form!r}; known are 1 and {FORM}.")
         if self.update not in UPDATES:
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
         if self.update != "fresh" and not (self.parts.cells and self.parts.changes_trunk):
@@ -161,7 +164,8 @@ class TaskSpec:
     def recorded(self) -> dict[str, Any]:
         """The fields that a file has: all that apply to the kind of task and its regime."""
         absent = set() if self.does.per_pixel else {"values", "ignore"}
-        absent |= set() if self.parts.side else {"rank"}
+        absent |= set() if self.parts.side else {"rank", "side_form"}
+        absent |= {"side_form"} if self.side_form == 1 else set()  # as version 0.1.0 wrote it
         absent |= set() if self.parts.moments else {"layers"}
         return {name: value for name, value in vars(self).items() if name not in absent}
 
@@ -200,8 +204,8 @@ class TaskSpec:
         parts, moments = self.parts, 1
         if parts.moments:
             moments = self.layers_read(trunk) * moments_per_layer(trunk.class_token)
-        side = self.rank * (self.queries or 1) if parts.side else 0
-        return moments * trunk.width + side
+        rows = self.queries + squares_seen(self.side_form, self.queries) or 1
+        return moments * trunk.width + (rows * self.rank if parts.side else 0)
 
     def layers_read(self, trunk: TrunkShape) -> int:
         """Of how many layers a readout sees the moments; the final tokens count as a layer."""
