@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python -m benchmarks.regularisers --seconds 500
 
 Tasks train from the cached tokens of a real ViT-Ti/16 at 224 pixels: pets (592 training and 148
-validation images) and fashion (600 and 400), 100 steps of 64 images, two seeds in each pass. Every
-row changes one thing. No test image is read. A finished pass is a line of
-results/regularisers.jsonl and never repeated; a process that is stopped loses only the pass it was
-in. `--table` prints the tables. A pass takes one to four minutes of one core.
+validation images), fashion (600 and 400) and, for side patches, handwritten digits (600 and 400),
+100 steps of 64 images, two seeds in each pass. Every row changes one thing. No test image is read.
+A finished pass is a line of results/regularisers.jsonl and never repeated; a process that is
+stopped loses only the pass it was in. `--table` prints the tables. A pass takes one to four minutes
+of one core.
 
 What is not in the package is tried here by replacing parts of engram.side for one pass.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,8 +33,9 @@ from benchmarks.paper.runs import datasets
 from benchmarks.paths import RESULTS, require_trunk
 from benchmarks.report import markdown_table
 from engram import side
-from engram.data.datasets import Splits
+from engram.data.datasets import Splits, load
 from engram.model import MemoryViT
+from engram.tasks import spec
 from engram.tasks.heads import TaskHead
 from engram.tasks.settings import TaskSettings
 from engram.train.cache_plan import CachePlan
@@ -44,7 +47,7 @@ from engram.util.processes import Team
 from engram.util.progress import silent
 
 RECORDS = Records(RESULTS / "regularisers.jsonl")
-SETS = ("pets", "fashion")
+SETS = {"masked": ("pets", "fashion"), "side": ("pets", "fashion", "digits")}
 SEEDS = (0, 1)
 BASE = Recipe(steps=100, evaluations=5, workers=0)
 BOTH, SIDE = ("masked", "side"), ("side",)
@@ -120,41 +123,31 @@ def _shared_projection() -> Any:
     return mock.patch.object(side._Group, "__init__", init)
 
 
-def _convolution() -> Any:
-    """A depthwise 3 x 3 convolution over the patches and a map, in place of the attention.
+def _all_rows() -> Any:
+    """Every row reads all rows, as in the form 1."""
+    return mock.patch.object(side, "_ReadMean", side._ReadRows)
 
-    The kernels are the first nine columns of the query maps.
-    """
 
-    def init(self: Any, members: Sequence[side.Member]) -> None:
-        plain_init(self, members)
-        maps = torch.stack([member.side.attention for member in members], 1)  # (steps, t, 4, r, r)
-        r = self.rank
-        self.kernels = (maps[:, :, 0, :, :9] * r**0.5 / 3).unbind()
-        self.mix = (maps[:, :, 3] * side._SHARE).unbind()
+def _no_reading() -> Any:
+    return mock.patch.object(side._ReadMean, "__call__", lambda self, step, y, part: 0 * y)
 
-    def think(self: Any, step: int, h: Tensor, part: slice | None = None) -> Tensor:
-        t, b, n, r = h.shape
-        kernels, mix, up, down = (
-            maps[step] if part is None else maps[step][part]
-            for maps in (self.kernels, self.mix, self.up, self.down)
-        )
-        y = side._norm(h)
-        grid = int((n - 1) ** 0.5)
-        patches = y[:, :, 1:].transpose(2, 3).reshape(t, b, r, grid, grid)
-        patches = patches.transpose(0, 1).reshape(b, t * r, grid, grid)
-        seen = F.conv2d(patches, kernels.reshape(t * r, 1, 3, 3), padding=1, groups=t * r)
-        seen = seen.view(b, t, r, n - 1).permute(1, 0, 3, 2)
-        seen = torch.cat([y[:, :, :1], seen], 2)
-        h = h + torch.bmm(seen.flatten(1, 2), mix).view_as(h)
-        thought: Tensor = F.gelu(side._norm(h).flatten(1, 2) @ up)
-        return h + torch.bmm(thought, down).view_as(h)
 
-    plain_init = side._Group.__init__
+def _no_squares() -> Any:
     patches = ExitStack()
-    patches.enter_context(mock.patch.object(side._Group, "__init__", init))
-    patches.enter_context(mock.patch.object(side._Group, "_think", think))
+    for module in (side, spec):
+        patches.enter_context(mock.patch.object(module, "squares_seen", return_value=0))
     return patches
+
+
+def _no_queries() -> Any:
+    plain = side._Group.pool
+
+    def pool(self: Any, h: Tensor, squares: Tensor) -> Tensor:
+        pooled = plain(self, h, squares)
+        pooled[..., : -self.squares * self.rank] *= 0
+        return pooled
+
+    return mock.patch.object(side._Group, "pool", pool)
 
 
 @dataclass(frozen=True)
@@ -164,6 +157,7 @@ class Row:
     name: str
     title: str
     regimes: tuple[str, ...] = BOTH
+    form: int = side.FORM
     recipe: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     patch: Patch = ExitStack
@@ -180,40 +174,43 @@ REGULARISERS = (
     Row("drop-path", "drop-path of 10 %", SIDE, patch=_drop_path),
 )
 SHAPES = (
+    Row("form 1", "form 1: every row reads all rows, no squares", SIDE, form=1),
+    Row("all rows", "every row reads all rows", SIDE, patch=_all_rows),
+    Row("no reading", "rows read nothing", SIDE, patch=_no_reading),
+    Row("no squares", "eight queries alone", SIDE, patch=_no_squares),
+    Row("no queries", "sixteen squares alone", SIDE, patch=_no_queries),
     Row("rank 8", "rank 8", SIDE, settings={"rank": 8}),
     Row("rank 32", "rank 32", SIDE, settings={"rank": 32}),
-    Row("convolution", "3 x 3 convolution, no attention", SIDE, patch=_convolution),
     Row("second", "every second layer", SIDE, patch=_every_second),
     Row("shared", "one projection for all layers", SIDE, patch=_shared_projection),
 )
 #: In the order of their worth.
 QUEUE = [
-    (name, row)
-    for rows in ((PLAIN,), REGULARISERS[:4], SHAPES[:4], REGULARISERS[4:], SHAPES[4:])
+    (name, regime, row)
+    for rows in ((PLAIN,), SHAPES[:5], REGULARISERS[2:4], SHAPES[5:7], REGULARISERS, SHAPES[7:])
     for row in rows
-    for name in SETS
+    for regime in row.regimes
+    for name in SETS[regime]
 ]
 
 
 # A pass
 
 
-def run(name: str, row: Row) -> Record:
-    """Train both seeds of every regime: validation accuracy and loss, averaged weights or not."""
+def run(name: str, regime: str, row: Row) -> Record:
+    """Train both seeds: validation accuracy and loss, averaged weights or not."""
     splits, model = _splits(name), MemoryViT(datasets.trunk(224))
     recipe = BASE.but(**row.recipe)
-    learners = {}
-    for regime in row.regimes:
-        for seed in SEEDS:
-            called = f"{regime.replace('+', '-')}.{seed}"
-            spec = splits.task_spec(called, TaskSettings(regime=regime, **row.settings))
-            model.add(spec, seed=seed)
-            learners[regime, seed] = Learner(model, called, recipe)
     began = time.process_time()
     # All passes read the same cache, also those without a task that needs all of a row.
     with row.patch(), mock.patch.object(CachePlan, "keeps", "all"):
         torch.manual_seed(0)
-        every = list(learners.values())
+        every = []
+        for seed in SEEDS:
+            called = f"task.{seed}"
+            what = splits.task_spec(called, TaskSettings(regime=regime, **row.settings))
+            model.add(replace(what, side_form=row.form), seed=seed)
+            every.append(Learner(model, called, recipe))
         training = Training(model, every, splits, recipe, None, Team(), silent)
         training.prepare()
         training.begin("")
@@ -226,14 +223,14 @@ def run(name: str, row: Row) -> Record:
             learner.swap_average()
         training.end()
         kept = _measured(training, every)
-    scores = {
-        f"{regime}.{seed}": {"kept": k, "last": b, "averaged": a}
-        for (regime, seed), k, b, a in zip(learners, kept, last, averaged, strict=True)
-    }
     return {
-        "set": name, "row": row.name, "scores": scores,
+        "kept": kept, "last": last, "averaged": averaged,
         "cpu_seconds": round(time.process_time() - began),
     }  # fmt: skip
+
+
+def record_name(name: str, regime: str, row: Row) -> str:
+    return f"{name} {regime} {row.name}"
 
 
 def _measured(training: Training, learners: Sequence[Learner]) -> list[list[float]]:
@@ -245,10 +242,13 @@ def _measured(training: Training, learners: Sequence[Learner]) -> list[list[floa
 
 
 def _splits(name: str) -> Splits:
+    if name == "digits":
+        whole = load("digits")["train"]
+        order = np.random.default_rng(0).permutation(len(whole))
+        train, val = whole.subset(order[:600]), whole.subset(order[600:1_000])
+        return Splits(name, whole.classes, train=train, val=val, augment="none")
     found = datasets.splits(name, 224, 600)
-    if name != "fashion":
-        return found
-    return replace(found, val=found["val"].subset(range(400)))
+    return found if name == "pets" else replace(found, val=found["val"].subset(range(400)))
 
 
 # The tables
@@ -256,44 +256,38 @@ def _splits(name: str) -> Splits:
 
 def tables() -> list[str]:
     lines = []
-    for title, rows in (("Regularisers", REGULARISERS), ("Shapes", SHAPES)):
-        regimes = BOTH if rows is REGULARISERS else SIDE
-        columns = [f"{regime}, {name}" for regime in regimes for name in SETS]
+    for title, regime, rows in (
+        ("masked", "masked", REGULARISERS),
+        ("side", "side", REGULARISERS),
+        ("Shapes of side patches", "side", SHAPES),
+    ):
         body = [
-            [row.title, *(_cell(name, row, regime) for regime in regimes for name in SETS)]
+            [row.title, *(_cell(name, regime, row) for name in SETS[regime])]
             for row in (PLAIN, *rows)
+            if regime in row.regimes
         ]
-        lines += ["", f"## {title}", "", *markdown_table(["changed", *columns], body)]
         if rows is REGULARISERS:
-            body = [
-                [f"nothing; {words}", *(_cell(n, PLAIN, r, which) for r in regimes for n in SETS)]
-                for which, words in (("last", "last weights"), ("averaged", "last average"))
+            which = {"last": "no averaged weights: the last ones"}
+            body += [
+                [words, *(_cell(name, regime, PLAIN, one) for name in SETS[regime])]
+                for one, words in which.items()
             ]
-            lines += [f"| {' | '.join(line)} |" for line in body]
+        lines += ["", f"## {title}", "", *markdown_table(["changed", *SETS[regime]], body)]
     return lines
 
 
-def _cell(name: str, row: Row, regime: str, which: str = "kept") -> str:
+def _cell(name: str, regime: str, row: Row, which: str = "kept") -> str:
     """Accuracy and loss of both seeds; with the difference to nothing changed."""
-    if regime not in row.regimes:
-        return "–"
-    found = _scores(name, row, regime, which)
-    if found is None:
+    record = RECORDS.get(record_name(name, regime, row))
+    plain = RECORDS.get(record_name(name, regime, PLAIN))
+    if record is None:
         return "not run"
-    accuracy, loss = (statistics.fmean(values) for values in zip(*found, strict=True))
-    plain = _scores(name, PLAIN, regime, "kept")
+    accuracy, loss = (statistics.fmean(values) for values in zip(*record[which], strict=True))
     if plain is None or (row is PLAIN and which == "kept"):
         return f"{accuracy:.1f}, loss {loss:.2f}"
-    gain = [a[0] - b[0] for a, b in zip(found, plain, strict=True)]
+    gain = [a[0] - b[0] for a, b in zip(record[which], plain["kept"], strict=True)]
     each = " / ".join(f"{value:+.1f}" for value in gain)
     return f"{accuracy:.1f} ({each}), loss {loss:.2f}"
-
-
-def _scores(name: str, row: Row, regime: str, which: str) -> list[list[float]] | None:
-    record = RECORDS.get(f"{name} {row.name}")
-    if record is None:
-        return None
-    return [record["scores"][f"{regime}.{seed}"][which] for seed in SEEDS]
 
 
 def main() -> None:
@@ -306,13 +300,14 @@ def main() -> None:
     began = time.monotonic()
     if not given.table:
         require_trunk()
-        for name, row in QUEUE:
-            if f"{name} {row.name}" in RECORDS:
+        for name, regime, row in QUEUE:
+            called = record_name(name, regime, row)
+            if called in RECORDS:
                 continue
             if given.seconds and time.monotonic() - began > given.seconds:
                 break
-            RECORDS.append(f"{name} {row.name}", run(name, row))
-            print(name, row.name, f"{time.monotonic() - began:.0f} s", flush=True)
+            RECORDS.append(called, run(name, regime, row))
+            print(called, f"{time.monotonic() - began:.0f} s", flush=True)
     print("\n".join(tables()))
 
 

@@ -337,7 +337,7 @@ def side_column(top: int, pitch: int, head: int) -> list[str]:
     parts = [
         label(650, 40, "side patches (flowers)", "text name"),
         label(650, 64, "a thin row for every token takes it in,", "soft"),
-        label(650, 82, "then reads the others and its cells", "soft"),
+        label(650, 82, "then reads their mean and its cells", "soft"),
     ]
     for step, y in enumerate(range(top, top + 4 * pitch, pitch)):
         dots = step == 2
@@ -355,7 +355,7 @@ def side_column(top: int, pitch: int, head: int) -> list[str]:
     pool = top + 4 * pitch
     return [
         *parts,
-        box(640, pool, 180, 30, "eight queries pool"),
+        box(640, pool, 180, 30, "8 queries, 16 squares"),
         arrow(f"M694 {pool + 30}V{head - 4}", "flowers"),
         box(640, head, 180, 32, "flowers"),
     ]
@@ -386,10 +386,11 @@ def side() -> str:
     ]
     about = (
         "The ViT in the middle runs as without tasks. On the right, side patches: a thin row for "
-        "every token takes in the tokens that enter each layer, reads the other rows and cells of "
-        "its own, and goes on; after the last step eight queries pool the rows for the head, which "
-        "also sees the ViT's class token. On the left, a readout: the class token, the mean and "
-        "the standard deviation of the patches at every layer go to one linear head."
+        "every token takes in the tokens that enter each layer, reads the mean of the rows and "
+        "cells of its own, and goes on; after the last step eight queries and sixteen squares of "
+        "the picture pool the rows for the head, which also sees the ViT's class token. On the "
+        "left, a readout: the class token, the mean and the standard deviation of the patches at "
+        "every layer go to one linear head."
     )
     return picture(960, head + 90, "Side patches and readout", about, parts)
 

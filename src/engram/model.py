@@ -13,7 +13,7 @@ from engram.errors import EngramError
 from engram.memory import Memory
 from engram.prepared import memory_of, sides_of
 from engram.pretrained import Pretrained
-from engram.readout import Moments
+from engram.readout import Moments, squares_of
 from engram.routing import Entry, Route
 from engram.side import Sides
 from engram.sights import (
@@ -124,7 +124,7 @@ class MemoryViT(Pretrained):
 
         - `head`, `mlp-head`: the trunk's pooled token, the same as `"base"`.
         - `masked`, `masked+adapter`: the task's own class token (the mean, if it has several).
-        - `readout`: the moments of all layers that its head reads.
+        - `readout`: the moments of all layers that its head reads, and the squares if it does.
         - `side`, `side+readout`: the pooled token or the moments, then the pooled side patches.
         - all others: the pooled token of the pass that the task changed.
 
@@ -306,17 +306,18 @@ class MemoryViT(Pretrained):
         return {name: self._head(name, sight) for name, sight in seen.items()}
 
     def from_moments(self, moments: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Logits of readouts and heads, from the moments (b, features) of every layer."""
+        """Logits of readouts and heads, from all moments and squares (b, features)."""
         heads = {name: self.task(name).head for name in tasks}
         return {n: head.read(moments[:, : head.in_features], None) for n, head in heads.items()}
 
     def moments(self, pixels: Tensor) -> Tensor:
-        """What a `readout` of all layers sees of these images: (b, features)."""
-        moments = Moments(self.trunk)
+        """What a `readout` of all layers and squares sees of these images: (b, features)."""
+        size = pixels.shape[-2:]
+        moments = Moments(self.trunk, squares_of(self.trunk, size, pixels.device))
         with self.trunk.products():
-            raw = self.trunk.encode(self.trunk.embed(pixels), pixels.shape[-2:], moments.see)
+            raw = self.trunk.encode(self.trunk.embed(pixels), size, moments.see)
             moments.see(self.trunk.config.depth, self.trunk.norm(raw))
-            return self.trunk.unrounded(moments.last(len(moments.layers)))
+            return self.trunk.unrounded(moments.last(len(moments.layers), squares=True))
 
     def sides(self, names: Sequence[str]) -> Sides:
         """The side patches of these tasks and of all they extend, parents first."""

@@ -1,9 +1,13 @@
 """Readout: what a linear head sees of every layer of the trunk, not of the last alone.
 
 Of each layer's normed tokens, and of the final ones, three *moments*: the class token, and the
-mean and the standard deviation of the patches (D numbers each). A `readout` task is a linear head
-on the moments of the last k of them, solved by L-BFGS (`train.solve`). It has no parameters but
-its head, costs one small product and reads nothing of other tasks.
+mean and the standard deviation of the patches (D numbers each). They do not say where in the
+picture something is. So there are also the *squares* of three layers, the means of the patches in
+each square of a 4 x 4 grid (16 D numbers a layer).
+
+A `readout` task is a linear head on the moments of the last k layers, or on all moments and
+squares, solved by L-BFGS (`train.solve`). It has no parameters but its head, costs one small
+product and reads nothing of other tasks.
 """
 
 from __future__ import annotations
@@ -13,8 +17,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engram.side import Climb
+from engram.side import GRID, Climb, squares
+from engram.util.devices import to_device
 from engram.vit import ViT
+
+#: Whose squares are seen: a layer low down, one past the middle, and the final tokens.
+_HEIGHTS = (0.25, 0.6, 1.0)
+
+
+def squared_steps(depth: int) -> tuple[int, ...]:
+    """The steps whose squares are seen, the last one first; a step is a layer, or the final one."""
+    return tuple(dict.fromkeys(round(height * depth) for height in reversed(_HEIGHTS)))
+
+
+def squares_count(depth: int) -> int:
+    """All squares of a trunk of this depth."""
+    return GRID**2 * len(squared_steps(depth))
+
+
+def squares_of(trunk: ViT, size: Sequence[int], device: torch.device) -> Tensor:
+    """The squares of images of this (height, width), as `engram.side.squares` has them."""
+    rows, columns = (side // trunk.config.patch for side in size)
+    return to_device(squares(trunk.config.prefix, (rows, columns)), device)
 
 
 def moments_per_layer(class_token: bool) -> int:
@@ -23,12 +47,16 @@ def moments_per_layer(class_token: bool) -> int:
 
 
 class Moments:
-    """The moments of all layers in one pass; `see` is called with every step's tokens."""
+    """The moments of all layers in one pass; `see` is called with every step's tokens.
 
-    def __init__(self, trunk: ViT) -> None:
-        self.config = trunk.config
+    With `squares` (16, n), these are seen, too.
+    """
+
+    def __init__(self, trunk: ViT, squares: Tensor | None) -> None:
+        self.config, self._weights = trunk.config, squares
         self.layers: list[Tensor] = []  # (b, moments, D) each
-        self._last: dict[int, Tensor] = {}  # by the number of layers, while no other is seen
+        self.squares: dict[int, Tensor] = {}  # (b, 16, D) each, by step
+        self._last: dict[tuple[int, bool], Tensor] = {}  # while no other is seen
 
     def see(self, step: int, tokens: Tensor) -> None:
         """Take in the trunk's normed tokens (b, n, D) of a layer, or the final ones."""
@@ -39,26 +67,31 @@ class Moments:
         spread = spread * patches.shape[1] ** -0.5
         own = [tokens[:, 0]] if self.config.class_token else []
         self.layers.append(torch.stack([*own, mean, spread], dim=1))
+        if self._weights is not None and step in squared_steps(self.config.depth):
+            self.squares[step] = self._weights.to(tokens) @ tokens
         self._last.clear()
 
-    def last(self, layers: int) -> Tensor:
+    def last(self, layers: int, squares: bool = False) -> Tensor:
         """The moments of the last layers, the final tokens' first: (b, layers * moments * D).
 
-        So the first D numbers are the pooled token, which all that is left of no layer is.
+        So the first D numbers are the pooled token, which all that is left of no layer is. The
+        squares come behind the moments.
         """
         if not layers:
             return self.layers[-1][:, 0]
-        if layers not in self._last:
-            self._last[layers] = torch.cat(self.layers[: -layers - 1 : -1], dim=1).flatten(1)
-        return self._last[layers]
+        if (layers, squares) not in self._last:
+            seen = self.layers[: -layers - 1 : -1]
+            seen += [self.squares[i] for i in squared_steps(self.config.depth)] if squares else []
+            self._last[layers, squares] = torch.cat(seen, dim=1).flatten(1)
+        return self._last[layers, squares]
 
 
-def moments_of(layers: Sequence[Tensor], trunk: ViT) -> Tensor:
-    """All moments of normed tokens (b, n, D) of every layer, and of the final ones."""
-    moments = Moments(trunk)
+def moments_of(layers: Sequence[Tensor], trunk: ViT, squares: Tensor) -> Tensor:
+    """All moments and squares of normed tokens (b, n, D) of every layer, and of the final ones."""
+    moments = Moments(trunk, squares)
     for step, tokens in enumerate(layers):
         moments.see(step, tokens)
-    return moments.last(len(layers))
+    return moments.last(len(layers), squares=True)
 
 
 class Readers:
@@ -79,13 +112,18 @@ class Readers:
             self.moments.see(step, tokens)
 
     def features(
-        self, name: str, layers: int, pooled: Tensor, rows: Tensor | None = None
+        self,
+        name: str,
+        layers: int,
+        pooled: Tensor,
+        rows: Tensor | None = None,
+        squares: bool = False,
     ) -> Tensor:
         """What the head of a task sees of the image: moments or the pooled token, and its side.
 
         In a routed pass `rows` are the images that asked for it.
         """
-        seen = pooled if self.moments is None or not layers else self.moments.last(layers)
+        seen = pooled if self.moments is None or not layers else self.moments.last(layers, squares)
         seen = seen if rows is None else seen[rows]
         climb = self.of.get(name)
         return seen if climb is None else torch.cat([seen, climb.features[name]], dim=-1)

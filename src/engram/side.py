@@ -43,6 +43,7 @@ QUERIES = 8
 GRID = 4  # squares along a side of the picture
 FORM = 2  # of new tasks
 _SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
+_SQUARES = 0.5  # times what a head sees of squares: at full size, few images would be learned by it
 _TASKS = 128  # of a group at most: more do not make its products faster
 _NUMBERS = 2**17  # of rows that are worked on at once, which is half a megabyte
 _SHORT = 128  # keys, up to which two products are faster than torch's attention kernel
@@ -175,7 +176,7 @@ class _Group:
         """
         h = h + self.read(step, _norm(h), part)
         thought = F.gelu(_norm(h).flatten(1, 2) @ _of(self.up, step, part))
-        return h + (thought @ _of(self.down, step, part)).view_as(h)
+        return torch.baddbmm(h.flatten(1, 2), thought, _of(self.down, step, part)).view_as(h)
 
     def weights(self, h: Tensor) -> Tensor:
         """How much of every row of h (t, b, n, r) the queries pool: (t, b, queries, n)."""
@@ -188,28 +189,31 @@ class _Group:
         pooled = _norm((self.weights(h) @ h).flatten(2))
         if not self.squares:
             return pooled
-        return torch.cat([pooled, _norm((squares.to(h) @ h).flatten(2))], dim=2)
+        return torch.cat([pooled, _SQUARES * _norm((squares.to(h) @ h).flatten(2))], dim=2)
 
 
 class _ReadMean:
     """What normed rows y (t, b, n, r) read of their mean and of the cells: (t, b, n, r).
 
     From the maps of every step: `ask` and `give` (steps, t, r, r), normed cells (steps, t, m, r).
-    Cells are the same for all images, and so are the maps to their scores and their values.
+    Cells are the same for all images, and so are the maps to their scores and their values. Scores
+    have the rows last, not the few that are read: a softmax over six neighbours is slow.
     """
 
     def __init__(self, ask: Tensor, give: Tensor, cells: Tensor) -> None:
-        self.ask, self.give = ask.unbind(), give.unbind()
-        self.keys, self.values = (ask @ cells.mT).unbind(), (cells @ give).unbind()
+        self.ask, self.give = ask.mT.unbind(), give.unbind()
+        self.keys, self.values = (cells @ ask.mT).unbind(), (cells @ give).unbind()
 
     def __call__(self, step: int, y: Tensor, part: slice | None) -> Tensor:
-        mean = y.mean(2)  # (t, b, r)
-        key = (_of(self.ask, step, part) @ mean.mT).mT.unsqueeze(3)  # (t, b, r, 1)
-        value = (mean @ _of(self.give, step, part)).unsqueeze(2)  # (t, b, 1, r)
-        of_cells = (y.flatten(1, 2) @ _of(self.keys, step, part)).view(*y.shape[:3], -1)
-        weights = torch.cat([y @ key, of_cells], dim=3).softmax(3)  # (t, b, n, 1 + m)
-        read = weights[..., 1:].flatten(1, 2) @ _of(self.values, step, part)
-        return read.view_as(y) + weights[..., :1] * value
+        t, b, n, _ = y.shape
+        mean, rows = y.mean(2), y.flatten(1, 2).mT  # (t, b, r), (t, r, b n)
+        key = (mean @ _of(self.ask, step, part)).unsqueeze(2)  # (t, b, 1, r)
+        value = (mean @ _of(self.give, step, part)).unsqueeze(2)
+        of_mean = (key @ y.mT).view(t, 1, b * n)
+        of_cells = _of(self.keys, step, part) @ rows  # (t, m, b n)
+        weights = torch.cat([of_mean, of_cells], dim=1).softmax(1)
+        read = (weights[:, 1:].mT @ _of(self.values, step, part)).view_as(y)
+        return read + weights[:, 0].view(t, b, n, 1) * value
 
 
 class _ReadRows:

@@ -28,9 +28,9 @@ from engram.passes import (
 )
 from engram.positions import Rotation
 from engram.prepared import builds_graph, sides_of
-from engram.readout import Moments, Readers
+from engram.readout import Moments, Readers, squares_of
 from engram.routing import Route, RoutedGroups, RoutedMemory, asks_most, buckets, merged
-from engram.side import Seats, squares
+from engram.side import Seats
 from engram.tasks.heads import Patches
 from engram.tasks.task import Task
 from engram.util.devices import to_device
@@ -293,7 +293,7 @@ def _sight(
         tokens = readers.patches(name, patches.tokens)
         return Sight(pooled if rows is None else pooled[rows], replace(patches, tokens=tokens))
     layers = spec.layers if spec.parts.moments else 0
-    return Sight(readers.features(name, layers, pooled, rows), patches)
+    return Sight(readers.features(name, layers, pooled, rows, spec.squares), patches)
 
 
 def _memories(model: Composition, groups: Sequence[Sequence[str]], x: Tensor) -> list[Memory]:
@@ -311,22 +311,20 @@ def _readers(
     """What reads the trunk's normed tokens for these tasks; with `exact`, each by itself."""
     parts = {name: model.task(name).spec.parts for name in names if name != "base"}
     side = [name for name, has in parts.items() if has.side]
-    moments = Moments(model.trunk) if any(has.moments for has in parts.values()) else None
+    reads = [name for name, has in parts.items() if has.moments]
+    if not side and not reads:
+        return Readers([], None)
+    squares = squares_of(model.trunk, size, x.device)
+    seen = squares if any(model.task(name).spec.squares for name in reads) else None
+    moments = Moments(model.trunk, seen) if reads else None
     if not side:
         return Readers([], moments)
-    squares = squares_of(model.trunk, size, x.device)
     if route is not None:
         climb = sides_of(model.registry, side).begin(squares, _seats(model, route))
         return Readers([climb], moments)
     groups = [[name] for name in side] if exact else [side]
     sides = model.prepared.sides(model.trunk, model.registry, groups, x)
     return Readers([one.begin(squares) for one in sides], moments)
-
-
-def squares_of(trunk: ViT, size: Sequence[int], device: torch.device) -> Tensor:
-    """The squares that side patches of images of this (height, width) are pooled over."""
-    rows, columns = (side // trunk.config.patch for side in size)
-    return to_device(squares(trunk.config.prefix, (rows, columns)), device)
 
 
 def _seats(model: Composition, route: Route) -> Seats:

@@ -99,7 +99,8 @@ def pooled_side(task: RefSide, rows: Sequence[Tensor], grid: tuple[int, int]) ->
     pooled = norm(torch.cat(found))
     if task.form == 1:
         return pooled
-    return torch.cat([pooled, norm(torch.cat(squares(rows[-grid[0] * grid[1] :], grid)))])
+    of_squares = torch.cat(squares(rows[-grid[0] * grid[1] :], grid))
+    return torch.cat([pooled, 0.5 * norm(of_squares)])
 
 
 def squares(patches: Sequence[Tensor], grid: tuple[int, int]) -> list[Tensor]:
@@ -124,9 +125,15 @@ def moments(vit: ViT, tokens: Tensor) -> list[Tensor]:
     return [*([tokens[0]] if vit.config.class_token else []), mean, spread]
 
 
-def readout(vit: ViT, layers: Sequence[Tensor], last: int) -> Tensor:
-    """The moments of the last layers, the final tokens' first."""
+def readout(
+    vit: ViT, layers: Sequence[Tensor], last: int, grid: tuple[int, int] | None = None
+) -> Tensor:
+    """The moments of the last layers, the final tokens' first, then the squares of a grid."""
     found: list[Tensor] = []
     for tokens in list(reversed(layers))[:last]:
         found += moments(vit, tokens)
+    if grid is not None:
+        heights = [len(layers) - 1, round(0.6 * (len(layers) - 1)), round((len(layers) - 1) / 4)]
+        for step in sorted(set(heights), reverse=True):
+            found += squares(list(layers[step][vit.config.prefix :]), grid)
     return torch.cat(found)

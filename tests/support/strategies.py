@@ -37,6 +37,7 @@ class Node:
     rank: int = 2  # of side patches
     form: int = 2  # of side patches
     layers: int = 0  # of a readout
+    squares: bool = False  # of a readout of all layers
     kind: str = "classification"
 
     @property
@@ -200,7 +201,8 @@ def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
         cells=draw(st.integers(0, 3)),
         rank=draw(st.sampled_from([2, 2, 3])),
         form=draw(st.sampled_from([1, 2, 2])),
-        layers=draw(st.integers(0, 3)),
+        layers=(layers := draw(st.integers(0, 3))),
+        squares=REGIMES[family].moments and not layers and draw(st.booleans()),
         kind=draw(st.sampled_from(kinds)),
     )
 
@@ -253,6 +255,7 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
         rank=node.rank,
         side_form=node.form,
         layers=node.layers,
+        squares=node.squares,
         values=tuple(range(len(classes))) if node.kind == "segmentation" else (),
     )
 
@@ -269,9 +272,9 @@ MIXED = [
     Node((0,), family="side", cells=3, form=1),
     Node((0, 1), family="side", cells=0, kind="segmentation"),
     Node(family="side", rank=3, kind="regression"),
-    Node((3,), family="side+readout", rank=3, cells=1),
+    Node((3,), family="side+readout", rank=3, cells=1, squares=True),
     Node(family="readout", layers=2),
-    Node(family="readout", kind="multilabel"),
+    Node(family="readout", kind="multilabel", squares=True),
     Node(),
     Node((7,), 3, 2),
     Node(family="head", kind="segmentation"),
@@ -373,7 +376,8 @@ def beside_trunk(
         return patches @ task.head.weight.T + task.head.bias
     seen_of_image = side_reference.moments(vit, final)[0]
     if spec.parts.moments:
-        seen_of_image = side_reference.readout(vit, layers, spec.layers)
+        squares = grid if spec.squares else None
+        seen_of_image = side_reference.readout(vit, layers, spec.layers, squares)
     if spec.parts.side:
         pooled = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
         seen_of_image = torch.cat([seen_of_image, pooled])

@@ -20,11 +20,13 @@ from engram.data.datasets import Splits
 from engram.tasks.task import Task
 from engram.train import solve
 from engram.train.feeds import Share
-from engram.train.solve import Solution, Solver
+from engram.train.solve import PLAIN, Seen, Solution, Solver
 from engram.util.processes import Team
 
 QUICK = Recipe(steps=4, batch=16, evaluations=2, workers=0)
 WIDTH, FEATURES = 16, 3 * 3 * 16
+SQUARES = 3 * 16 * WIDTH  # behind the features
+ALL = Seen(3, squares=True)
 
 
 @dataclass
@@ -83,6 +85,7 @@ def standardised(seen: Tensor, found: Solution) -> np.ndarray:
     deviation = x[:48].std(0)
     x = np.where(deviation > 1e-5, (x - x[:48].mean(0)) / np.maximum(deviation, 1e-5), 0)
     x[:, WIDTH:] *= found.alpha
+    x[:, FEATURES:] /= 2
     return np.asarray(x / WIDTH**0.5)
 
 
@@ -90,12 +93,17 @@ def outputs(seen: Tensor, found: Solution) -> Tensor:
     return seen[:, : found.weight.shape[1]] @ found.weight.T + found.bias
 
 
-@pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_classifier_is_the_one_of_scikit_learn(trunk: ViT, seen: Tensor, layers: int) -> None:
+@pytest.mark.parametrize(
+    ("what", "features"),
+    [(PLAIN, WIDTH), (Seen(1), 3 * WIDTH), (Seen(3), FEATURES), (ALL, FEATURES + SQUARES)],
+)
+def test_a_classifier_is_the_one_of_scikit_learn(
+    trunk: ViT, seen: Tensor, what: Seen, features: int
+) -> None:
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
-    found = solver_of(trunk, "classification", seen, labels, 3).best([layers])
-    assert found.layers == layers
-    assert found.weight.shape == (3, {0: WIDTH, 1: 3 * WIDTH, 3: FEATURES}[layers])
+    found = solver_of(trunk, "classification", seen, labels, 3).best([what])
+    assert found.seen == what
+    assert found.weight.shape == (3, features)
     x = standardised(seen, found)
     peer = LogisticRegression(C=1 / found.penalty, max_iter=10_000, tol=1e-8)
     peer.fit(x[:48], labels[:48].numpy())
@@ -105,11 +113,11 @@ def test_a_classifier_is_the_one_of_scikit_learn(trunk: ViT, seen: Tensor, layer
     assert found.metrics["accuracy"] == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize("layers", [0, 3])
-def test_numbers_are_those_of_ridge_regression(trunk: ViT, seen: Tensor, layers: int) -> None:
+@pytest.mark.parametrize("what", [PLAIN, Seen(3), ALL])
+def test_numbers_are_those_of_ridge_regression(trunk: ViT, seen: Tensor, what: Seen) -> None:
     labels = seen[:, [2, 40]] * torch.tensor([100.0, 0.1]) + torch.tensor([7.0, -1.0])
     labels = labels + 0.3 * labels.std(0) * torch.randn(72, 2)
-    found = solver_of(trunk, "regression", seen, labels, 2).best([layers])
+    found = solver_of(trunk, "regression", seen, labels, 2).best([what])
     x, mean, std = standardised(seen, found), labels[:48].mean(0), labels[:48].std(0, correction=0)
     assert found.settled["mean"].numpy() == pytest.approx(mean.numpy(), rel=1e-4)
     peer = Ridge(alpha=found.penalty).fit(x[:48], ((labels[:48] - mean) / std).numpy())
@@ -120,7 +128,7 @@ def test_numbers_are_those_of_ridge_regression(trunk: ViT, seen: Tensor, layers:
 
 def test_several_labels_are_as_many_classifiers(trunk: ViT, seen: Tensor) -> None:
     labels = (seen[:, [1, 20]] + 0.2 * torch.randn(72, 2) > seen[:, [1, 20]].mean(0)).long()
-    found = solver_of(trunk, "multilabel", seen, labels, 2).best([1])
+    found = solver_of(trunk, "multilabel", seen, labels, 2).best([Seen(1)])
     x = standardised(seen, found)
     answers = outputs(seen, found).sigmoid().numpy()
     for c in range(2):
@@ -134,10 +142,10 @@ def test_moments_that_do_not_fit_the_memory_are_read_again(
     trunk: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = seen[:, :3].argmax(1)
-    kept = solver_of(trunk, "classification", seen, labels, 3).best([0, 3])
+    kept = solver_of(trunk, "classification", seen, labels, 3).best([PLAIN, Seen(3)])
     monkeypatch.setattr(solve, "_IN_MEMORY", 1)
-    read = solver_of(trunk, "classification", seen, labels, 3).best([0, 3])
-    assert (read.layers, read.alpha, read.penalty) == (kept.layers, kept.alpha, kept.penalty)
+    read = solver_of(trunk, "classification", seen, labels, 3).best([PLAIN, Seen(3)])
+    assert (read.seen, read.alpha, read.penalty) == (kept.seen, kept.alpha, kept.penalty)
     assert torch.equal(read.weight, kept.weight)
     assert torch.equal(read.bias, kept.bias)
 
@@ -147,7 +155,7 @@ def test_what_is_chosen_on_a_share_is_solved_with_all(
 ) -> None:
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
     monkeypatch.setattr(solve, "_SEARCH", 10)
-    found = solver_of(trunk, "classification", seen, labels, 3).best([3])
+    found = solver_of(trunk, "classification", seen, labels, 3).best([Seen(3)])
     x = standardised(seen, found)
     peer = LogisticRegression(C=1 / found.penalty, max_iter=10_000, tol=1e-8)
     peer.fit(x[:48], labels[:48].numpy())
@@ -158,7 +166,7 @@ def test_a_moment_that_never_changes_counts_for_nothing(trunk: ViT, seen: Tensor
     """Its deviation is zero; on other images it may be anything."""
     labels, constant = seen[:, :3].argmax(1), [5, WIDTH + 1, FEATURES - 1]
     seen[:, constant] = torch.tensor([0.0, 3.0, -2.0])
-    found = solver_of(trunk, "classification", seen, labels, 3).best([3])
+    found = solver_of(trunk, "classification", seen, labels, 3).best([Seen(3)])
     assert bool(found.weight.isfinite().all())
     assert bool(found.bias.isfinite().all())
     assert not found.weight[:, constant].any()
@@ -169,7 +177,7 @@ def test_unreadable_validation_images_count_as_wrong(trunk: ViT, seen: Tensor) -
     task = MemoryViT(trunk).add_task("t", 3, regime="head")
     scores = [
         Solver(Given(seen, labels, bad), trunk, task, Team(), Recipe(), labels.numpy())
-        .best([0])
+        .best([PLAIN])
         .metrics
         for bad in (0, 24)
     ]
@@ -184,7 +192,7 @@ def test_a_solved_head_has_class_weights_in_place_of_a_sampler(trunk: ViT, seen:
         task = MemoryViT(trunk).add_task("t", 2, regime="head")
         recipe = Recipe(balance=balance)
         solver = Solver(Given(seen, labels), trunk, task, Team(), recipe, labels[:48].numpy())
-        found[balance] = solver.best([0])
+        found[balance] = solver.best([PLAIN])
     assert torch.equal(found["weights"].weight, found["sampler"].weight)
     assert not torch.equal(found["weights"].weight, found["none"].weight)
 
@@ -208,8 +216,9 @@ def test_fit_writes_a_readout_that_answers_as_it_was_measured(
     assert result.regime == "readout"
     written = engram.inspect(out)
     assert written.spec == model.task("t").spec
-    assert written.spec.layers in (1, 3)
-    assert written.tensors["head.weight"].shape == (3, written.spec.layers * 3 * 32)
+    assert (written.spec.layers, written.spec.squares) in ((1, False), (3, False), (3, True))
+    features = written.spec.layers * 3 + written.spec.squares * 3 * 16
+    assert written.tensors["head.weight"].shape == (3, features * 32)
     assert result.parameters == written.parameters
     other = MemoryViT(trunk)
     other.attach(out)
@@ -235,13 +244,15 @@ def test_a_finished_readout_is_resumed_as_a_success(
     assert again.engram("t").content == engram.inspect(out).content
 
 
-def test_a_finished_readout_of_few_layers_is_resumed(
-    model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seen", [Seen(1), ALL])
+def test_a_finished_readout_is_resumed_whatever_it_sees(
+    seen: Seen, model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Solver, "depths", (1,))
+    monkeypatch.setattr(Solver, "choices", (seen,))
     out, trunk = tmp_path / "t.safetensors", model.trunk
     engram.fit(readout(trunk, splits)[0], "t", splits, QUICK, out=out)
-    assert engram.inspect(out).spec.layers == 1
+    spec = engram.inspect(out).spec
+    assert (spec.layers, spec.squares) == seen
     again, _ = readout(trunk, splits)
     engram.fit(again, "t", splits, QUICK, out=out, resume=True)
     assert again.engram("t").content == engram.inspect(out).content

@@ -142,7 +142,7 @@ def _bundle_entry(engram: Engram, costs: Costs) -> dict[str, Any]:
         "regime": spec.regime,
         "cells": spec.cells,
         **({"rank": spec.rank} if spec.parts.side else {}),
-        **({"layers": spec.layers} if spec.parts.moments else {}),
+        **({"layers": spec.layers, "squares": spec.squares} if spec.parts.moments else {}),
         "extends": list(spec.extends),
         "parameters": engram.parameters,
         "metrics": engram.header()["metrics"],

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from engram.tasks.task import Task
 
 #: The version of the format, and that of files which the first cannot have: with statistics, or
-#: with side patches of another form.
+#: with one of these fields of a task, which it has only where they matter.
 FORMAT, NEWER_FORMAT = 1, 2
+_NEWER_FIELDS = {"side_form", "squares"}
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
 _LONG_LIST = 1_000  # longer ones in metrics and recipe are recorded as their length
@@ -84,9 +85,9 @@ class Engram:
 
     def _identity(self) -> dict[str, Any]:
         """The fields of the header that determine the outputs of the task."""
-        spec = {**self.spec.recorded(), "extends": list(self.parents)}
+        spec, newer = {**self.spec.recorded(), "extends": list(self.parents)}, _NEWER_FIELDS
         return {
-            "format": NEWER_FORMAT if self.has_statistics or "side_form" in spec else FORMAT,
+            "format": NEWER_FORMAT if self.has_statistics or newer & set(spec) else FORMAT,
             "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             "parents": dict(self.parents),
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
@@ -260,7 +261,8 @@ def summarise_regime(spec: TaskSpec) -> str:
     if spec.parts.side:
         parts.append(f"side patches of rank {spec.rank}")
     if spec.parts.moments and spec.layers:
-        parts.append(f"a head on the last {spec.layers} layers")
+        squares = " and the squares of some" if spec.squares else ""
+        parts.append(f"a head on the last {spec.layers} layers{squares}")
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")
     return ", ".join(parts)

@@ -62,6 +62,7 @@ _TASK = Object(
         "rank": Integer(1, 10_000),
         "layers": Integer(1, 10_000),
         "side_form": Integer(2, 10_000),
+        "squares": Boolean(),
     },
 )
 _TRUNK = Object(
@@ -300,6 +301,8 @@ def _check_fields(task: Mapping[str, Any], engram: Engram) -> None:
     read = engram.spec.layers_read(engram.trunk)
     if engram.spec.parts.moments and engram.spec.layers != read:
         raise Invalid(f"task.layers is {engram.spec.layers}, and the trunk has {read} to read")
+    if engram.spec.squares and read != engram.trunk.depth + 1:
+        raise Invalid(f"task.squares belong to a readout of all layers, and it reads {read}")
 
 
 def _check_tensors(path: Path, engram: Engram, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engram.readout import squares_count
 from engram.side import squares_seen
 from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
@@ -85,6 +86,8 @@ def task_costs(
         macs, once = _masked(trunk, spec, ancestors, n, adapters)
     else:
         macs, once = _through_trunk(trunk, spec, n, adapters)
+    if spec.squares:
+        macs += n * trunk.width * squares_count(trunk.depth)
     return Costs(
         parameters=sum(sizes.values()) - head + (trunk.parameters if parts.trunk else 0),
         head_parameters=head,

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any
 
 from engram.errors import EngramError
-from engram.readout import moments_per_layer
+from engram.readout import moments_per_layer, squares_count
 from engram.side import FORM, QUERIES, side_shapes, squares_seen
 from engram.tasks.class_statistics import PREFIX, statistics_shapes
 from engram.tasks.kinds import IGNORED, KINDS, Kind
@@ -43,6 +43,7 @@ class TaskSpec:
     rank: int = 16  # the width of side patches
     side_form: int = FORM  # of side patches; files of version 0.1.0 have 1
     layers: int = 0  # whose moments a readout sees, the last ones; 0: all of them
+    squares: bool = False  # whether a readout of all layers sees the squares of some, too
     # Of segmentation: the value that each class has in a mask, and the one of ignored pixels.
     values: tuple[int, ...] = ()
     ignore: int = IGNORED
@@ -101,6 +102,8 @@ class TaskSpec:
             )
         if self.tokens > 1 and not self.parts.masked:
             refuse(f"the regime {self.regime!r} has one class token, not {self.tokens}.")
+        if self.squares and not self.parts.moments:
+            refuse(f"squares are for readouts, and its regime is {self.regime!r}.")
         if self.does.per_pixel and self.parts.moments:
             refuse(
                 f"the regime {self.regime!r} sees averages over the patches, so it cannot answer "
@@ -167,6 +170,7 @@ class TaskSpec:
         absent |= set() if self.parts.side else {"rank", "side_form"}
         absent |= {"side_form"} if self.side_form == 1 else set()  # as version 0.1.0 wrote it
         absent |= set() if self.parts.moments else {"layers"}
+        absent |= set() if self.squares else {"squares"}  # version 0.1.0 had none
         return {name: value for name, value in vars(self).items() if name not in absent}
 
     def shapes(self, trunk: TrunkShape) -> dict[str, tuple[int, ...]]:
@@ -204,6 +208,7 @@ class TaskSpec:
         parts, moments = self.parts, 1
         if parts.moments:
             moments = self.layers_read(trunk) * moments_per_layer(trunk.class_token)
+            moments += squares_count(trunk.depth) if self.squares else 0
         rows = self.queries + squares_seen(self.side_form, self.queries) or 1
         return moments * trunk.width + (rows * self.rank if parts.side else 0)
 

@@ -42,7 +42,7 @@ from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, RunResult
 from engram.train.run import Run
-from engram.train.solve import Solution, Solver
+from engram.train.solve import PLAIN, Seen, Solution, Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.util.processes import Team
@@ -287,12 +287,12 @@ class Portfolio:
         sgd = self.recipe.optimizer == "sgd"
         return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
 
-    def _add(self, regime: str, layers: int = 0) -> str:
+    def _add(self, regime: str, seen: Seen = PLAIN) -> str:
         """Add an untrained task, with a name that no parent has."""
         numbers = itertools.count(len(self.model.tasks))
         called = next(name for n in numbers if (name := f"tried-{n}") not in self.model.tasks)
         settings = replace(self.settings, regime=regime)
-        spec = replace(self.splits.task_spec(called, settings), layers=layers)
+        spec = replace(self.splits.task_spec(called, settings), **seen._asdict())
         self.model.add(spec, class_init=settings.class_init, seed=self.recipe.seed)
         return called
 
@@ -351,9 +351,9 @@ class Portfolio:
         labels = self.splits["train"].labels
         solver = Solver(training.feed, self.model.trunk, task, self.team, self.recipe, labels)
         found = []
-        for regime, layers in (("head", (0,)), ("readout", solver.depths)):
-            solution = solver.best(layers)
-            called = self._add(regime, solution.layers)
+        for regime, choices in (("head", (PLAIN,)), ("readout", solver.choices)):
+            solution = solver.best(choices)
+            called = self._add(regime, solution.seen)
             solution.put_into(self.model.task(called))
             found.append((called, solution))
             progress("solving", len(found), 2, "")
@@ -365,8 +365,8 @@ class Portfolio:
         """The best average of a side task with a solved one."""
         made = []
         for _, solution in solved:
-            regime = "side+readout" if solution.layers else "side"
-            average = self._add(regime, solution.layers)
+            regime = "side+readout" if solution.seen.layers else "side"
+            average = self._add(regime, solution.seen)
             _average(self.model, average, side.name, solution)
             learner = Learner(self.model, average, self.recipe)
             training.measure([learner])

@@ -39,7 +39,7 @@ from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.memory import Normed
 from engram.passes import TrunkPass
-from engram.readout import moments_of, moments_per_layer
+from engram.readout import moments_of, moments_per_layer, squares_count, squares_of
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
@@ -75,7 +75,7 @@ def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
 
 
 #: What a row holds of an image, always with the pooled token behind it: the normed tokens of every
-#: layer; these and the final ones; or the moments of all of them (`readout`), a hundredth of it.
+#: layer; these and the final ones; or all moments and squares (`readout`), a small part of it.
 Keeps = Literal["layers", "all", "moments"]
 
 
@@ -85,7 +85,7 @@ def _rows_of(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
     kept = {
         "layers": depth * n,
         "all": (depth + 1) * n,
-        "moments": (depth + 1) * moments_per_layer(trunk.config.class_token),
+        "moments": (depth + 1) * moments_per_layer(trunk.config.class_token) + squares_count(depth),
     }
     return kept[keeps] + 1
 
@@ -195,12 +195,16 @@ class Cache:
         return rows[:, -1 - self._final : -1].float() if self._final else None
 
     def moments_of(self, rows: Tensor) -> Tensor:
-        """The moments of all layers, the final tokens' first: (b, moments * D), in fp32."""
+        """All moments and squares, the final tokens' first: (b, features), in fp32."""
         if self.keeps == "moments":
             return rows[:, :-1].flatten(1).float()
         final = self.final_of(rows)
         assert final is not None
-        return moments_of([*self.split(rows)[0], final], self.trunk)
+        return self._moments([*self.split(rows)[0], final])
+
+    def _moments(self, layers: Sequence[Tensor]) -> Tensor:
+        squares = squares_of(self.trunk, self.preprocessing.size, layers[0].device)
+        return moments_of(layers, self.trunk, squares)
 
     def _release(self) -> None:
         """Let the pages that were read go again."""
@@ -325,7 +329,7 @@ class Cache:
             final = self.trunk.norm(trunk.tokens)
         kept = [*layers, final] if self.keeps == "all" else layers
         if self.keeps == "moments":
-            moments = moments_of([*layers, final], self.trunk)
+            moments = self._moments([*layers, final])
             kept = [moments.view(len(final), -1, final.shape[-1])]
         return torch.cat([*kept, self.trunk.pool(final).unsqueeze(1)], dim=1).half().cpu()
 

@@ -1,17 +1,17 @@
 """Heads that are solved instead of trained: the regime `readout`, and a plain linear head.
 
-The moments of all images are read once. They are standardised, those of other layers than the last
-are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which takes
-seconds; `span.py` is what it does where images are few. Validation chooses the penalty, alpha, and
-how many layers are seen; `layers` 0 is the plain head. What was found is folded into one weight and
-bias for the moments as they are.
+The moments and squares of all images are read once. They are standardised, all but the pooled
+token are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which
+takes seconds; `span.py` is what it does where images are few. Validation chooses the penalty,
+alpha, how many layers are seen, and whether the squares are. What was found is folded into one
+weight and bias for the moments as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.model import MemoryViT
-from engram.readout import moments_per_layer
+from engram.readout import moments_per_layer, squares_count
 from engram.tasks.heads import Settled
 from engram.tasks.task import Task
 from engram.train.choice import best_of
@@ -32,16 +32,27 @@ from engram.vit import ViT
 
 PENALTIES = (0.1, 0.01, 0.001)
 ALPHAS = (0.1, 0.3, 1.0)
+_SQUARES = 0.5  # times alpha: there are sixteen of a layer, where it has three moments
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of moments that are kept; more are read again at every evaluation
 _ITERATIONS = 40
 
 
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """A solved head, for the moments of the last `layers` as they are; 0: the pooled token."""
+class Seen(NamedTuple):
+    """What a head sees: the moments of the last layers (none: the pooled token), and squares."""
 
     layers: int
+    squares: bool = False
+
+
+PLAIN = Seen(0)  # a plain linear head
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A solved head, for moments and squares as they are."""
+
+    seen: Seen
     alpha: float
     penalty: float
     weight: Tensor  # (classes, features)
@@ -98,7 +109,7 @@ class Solver:
             self.weights = weights.to(team.device)
         passes = max(1, recipe.views)
         self.width, depth = trunk.config.width, trunk.config.depth
-        self.steps = depth + 1
+        self.steps, self.squares = depth + 1, squares_count(depth) * self.width
         self.per_layer = moments_per_layer(trunk.config.class_token) * self.width
 
         def train() -> Iterator[tuple[Tensor, Tensor]]:
@@ -126,7 +137,7 @@ class Solver:
 
     def _standardise(self) -> None:
         """Mean and deviation of every moment over the training images of all processes."""
-        features = self.steps * self.per_layer
+        features = self.steps * self.per_layer + self.squares
         count, total, squares = 0, torch.zeros(features).double(), torch.zeros(features).double()
         for moments, _ in self.train:
             values = moments.double()
@@ -141,28 +152,28 @@ class Solver:
         self.mean, self.scale = (part.float().to(self.team.device) for part in (mean, scale))
 
     @property
-    def depths(self) -> tuple[int, int]:
-        """The numbers of layers that are tried: a third of them, and all."""
-        return -(-self.steps // 3), self.steps
+    def choices(self) -> tuple[Seen, ...]:
+        """What readouts are tried: a third of the layers, all, and all with squares."""
+        return Seen(-(-self.steps // 3)), Seen(self.steps), Seen(self.steps, squares=True)
 
-    def best(self, layers: Sequence[int]) -> Solution:
-        """The best of all penalties, and of all alphas, for these numbers of layers."""
+    def best(self, choices: Sequence[Seen]) -> Solution:
+        """The best of all penalties, and of all alphas, for heads that see this."""
         few = self._share()
         tried = [
-            (count, alpha, penalty, found)
-            for count in layers
-            for alpha in (ALPHAS if count else (1.0,))
-            for penalty, found in self._path(count, alpha, few)
+            (seen, alpha, penalty, found)
+            for seen in choices
+            for alpha in (ALPHAS if seen.layers else (1.0,))
+            for penalty, found in self._path(seen, alpha, few)
         ]
-        scores = [self._metrics(self._fold(found, c, a)) for c, a, _, found in tried]
+        scores = [self._metrics(self._fold(found, s, a)) for s, a, _, found in tried]
         at = best_of(self.measured_by, scores)
-        count, alpha, penalty, found = tried[at]
+        seen, alpha, penalty, found = tried[at]
         if few is not self.train:
-            found = self._solve(found, self._standardised(count, alpha, self.train), penalty)
-        weight, bias = self._fold(found, count, alpha)
+            found = self._solve(found, self._standardised(seen, alpha, self.train), penalty)
+        weight, bias = self._fold(found, seen, alpha)
         metrics = self._metrics((weight, bias))
         settled = {name: value.clone() for name, value in self.task.head.settled.items()}
-        return Solution(count, alpha, penalty, weight, bias, settled, metrics)
+        return Solution(seen, alpha, penalty, weight, bias, settled, metrics)
 
     def _share(self) -> Batches:
         """At most `_SEARCH` training images, of all processes together."""
@@ -177,10 +188,10 @@ class Solver:
         return share
 
     def _path(
-        self, layers: int, alpha: float, batches: Batches
+        self, what: Seen, alpha: float, batches: Batches
     ) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
         """A solution for each penalty, each starting from the one before."""
-        features, width = self._standardised(layers, alpha, batches), self._features(layers)
+        features, width = self._standardised(what, alpha, batches), self._features(what)
         here = self.team.world == 1 and self.mean.device.type == "cpu"
         span = None
         if here and 1 < self.count < width:
@@ -193,9 +204,9 @@ class Solver:
             found = self._solve(found, features, penalty)
             yield penalty, found if span is None else (span.weight(found[0]), found[1])
 
-    def _standardised(self, layers: int, alpha: float, batches: Batches) -> Batches:
-        """What a head of so many layers sees, as it is solved: standardised, scaled by alpha."""
-        size, scale = self._features(layers), self._column_scale(layers, alpha)
+    def _standardised(self, what: Seen, alpha: float, batches: Batches) -> Batches:
+        """What a head sees, as it is solved: standardised, scaled by alpha."""
+        size, scale = self._features(what), self._column_scale(what, alpha)
         mean, device = self.mean[:size], self.mean.device
 
         def read() -> Iterator[tuple[Tensor, Tensor]]:
@@ -204,13 +215,14 @@ class Solver:
 
         return _Kept(read, keep=False)
 
-    def _features(self, layers: int) -> int:
-        return layers * self.per_layer or self.width
+    def _features(self, what: Seen) -> int:
+        return what.layers * self.per_layer + what.squares * self.squares or self.width
 
-    def _column_scale(self, layers: int, alpha: float) -> Tensor:
-        """What standardises each moment, with alpha for all but the pooled token."""
-        scale: Tensor = self.scale[: self._features(layers)].clone()
+    def _column_scale(self, what: Seen, alpha: float) -> Tensor:
+        """What standardises each number, with alpha for all but the pooled token."""
+        scale: Tensor = self.scale[: self._features(what)].clone()
         scale[self.width :] *= alpha
+        scale[self.steps * self.per_layer :] *= _SQUARES
         return scale
 
     def _solve(
@@ -256,10 +268,10 @@ class Solver:
         return sums[0] / images, int(images)
 
     def _fold(
-        self, found: tuple[Tensor, Tensor], layers: int, alpha: float
+        self, found: tuple[Tensor, Tensor], what: Seen, alpha: float
     ) -> tuple[Tensor, Tensor]:
         """The same head for moments that are not standardised."""
-        weight = found[0] * self._column_scale(layers, alpha)
+        weight = found[0] * self._column_scale(what, alpha)
         return weight, found[1] - weight @ self.mean[: weight.shape[1]]
 
     def _metrics(self, head: tuple[Tensor, Tensor]) -> dict[str, Any]:
@@ -283,12 +295,12 @@ def solve_task(
     recipe: Recipe,
     labels: npt.NDArray[Any],
 ) -> None:
-    """Solve a `readout` task of the model, which then sees as many layers as validation chose."""
+    """Solve a `readout` task of the model, which then sees what validation chose."""
     task = model.task(name)
     solver = Solver(feed, model.trunk, task, team, recipe, labels)
-    solution = solver.best(solver.depths)
-    if solution.layers != task.spec.layers:
-        task = model.swap(replace(task.spec, layers=solution.layers))
+    solution = solver.best(solver.choices)
+    if solution.seen != (task.spec.layers, task.spec.squares):
+        task = model.swap(replace(task.spec, **solution.seen._asdict()))
     solution.put_into(task)
 
 
