@@ -12,7 +12,7 @@ import engram
 from engram.attention import PARTS, attention
 from engram.errors import EngramError
 from engram.model import MemoryViT
-from engram.sights import squares_of
+from engram.squares import squares_of
 from engram.tasks.regimes import REGIMES
 
 

@@ -19,7 +19,8 @@ from engram.readout import (
     squared_steps,
     squares_count,
 )
-from engram.side import Climb, squares
+from engram.side import Climb
+from engram.squares import squares
 
 WIDTH = 8
 TRUNKS: dict[str, dict[str, Any]] = {

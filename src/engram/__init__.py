@@ -25,6 +25,7 @@ The map, from the top down. A module imports only what is below it, and import-l
     memory.py     the paper: cells, and which stream reads which
     readout.py    what a head sees of every layer
     side.py       side patches: a thin copy of the picture beside the trunk
+    squares.py    the means of squares of the picture, which keep where things are
     adapters.py   the bottleneck adapters of the paper's comparison
     trunks        other people's ViT files become a trunk
     vit.py        the ViT itself

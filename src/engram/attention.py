@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from engram.errors import EngramError
 from engram.layers import Block, split_heads
 from engram.passes import forward_fast
-from engram.readout import squares_of
 from engram.sights import tokens_alone
+from engram.squares import squares_of
 from engram.tasks.task import Task
 from engram.vit import ViT
 

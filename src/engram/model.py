@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engram.attention import attention
 from engram.errors import EngramError
-from engram.memory import Memory
+from engram.memory import KeysValues, Memory
 from engram.prepared import memory_of, sides_of
 from engram.pretrained import Pretrained
-from engram.readout import Moments, squares_of
+from engram.readout import Moments
 from engram.routing import Entry, Route
 from engram.side import Sides
 from engram.sights import (
@@ -26,6 +26,7 @@ from engram.sights import (
     sights_from_cache,
     sights_from_pass,
 )
+from engram.squares import squares_of
 
 Vectors = dict[str, Tensor]  # (images, numbers), by task
 
@@ -279,7 +280,7 @@ class MemoryViT(Pretrained):
 
     def from_cache(
         self,
-        layers: Sequence[Tensor],
+        layers: Sequence[Tensor] | Sequence[KeysValues],
         pooled: Tensor,
         tasks: Sequence[str],
         final: Tensor | None = None,
@@ -287,7 +288,8 @@ class MemoryViT(Pretrained):
     ) -> dict[str, Tensor]:
         """Logits of tasks that leave the trunk alone, from what `cache.Cache` kept of it.
 
-        `layers` are the trunk's normed tokens (b, n, D) of every layer, `pooled` (b, D) its last.
+        `layers` are the trunk's normed tokens (b, n, D) of every layer, or for masked tasks its
+        keys and values, `pooled` (b, D) its last token.
         Tasks that read all of the last tokens need the `final` normed ones (b, n, D), too, and
         those that answer for every pixel the (height, width) of the images. So does a trunk with
         rotary positions, unless they have the size of the preprocessing.

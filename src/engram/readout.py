@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engram.side import GRID, Climb, squares
-from engram.util.devices import to_device
+from engram.side import Climb
+from engram.squares import SQUARES
 from engram.vit import ViT
 
 #: Whose squares are seen: a layer low down, one past the middle, and the final tokens.
@@ -32,13 +32,7 @@ def squared_steps(depth: int) -> tuple[int, ...]:
 
 def squares_count(depth: int) -> int:
     """All squares of a trunk of this depth."""
-    return GRID**2 * len(squared_steps(depth))
-
-
-def squares_of(trunk: ViT, size: Sequence[int], device: torch.device) -> Tensor:
-    """The squares of images of this (height, width), as `engram.side.squares` has them."""
-    rows, columns = (side // trunk.config.patch for side in size)
-    return to_device(squares(trunk.config.prefix, (rows, columns)), device)
+    return SQUARES * len(squared_steps(depth))
 
 
 def moments_per_layer(class_token: bool) -> int:

@@ -37,10 +37,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.squares import SQUARES
 from engram.util.devices import to_device
 
 QUERIES = 8
-GRID = 4  # squares along a side of the picture
 FORM = 2  # of new tasks
 _SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
 _SQUARES = 0.5  # times what a head sees of squares: at full size, few images would be learned by it
@@ -102,24 +102,7 @@ class Member:
 
 def squares_seen(form: int, queries: int) -> int:
     """How many squares a head sees beside so many queries."""
-    return GRID**2 if queries and form > 1 else 0
-
-
-def squares(prefix: int, grid: tuple[int, int]) -> Tensor:
-    """How much each of the n tokens counts in the mean of each square: (16, n).
-
-    The tokens are a prefix, which counts in none, and the patches of a grid of any size. A patch
-    on the border of squares counts in each by its area.
-    """
-    along = []
-    for size in grid:
-        edges = torch.arange(GRID + 1, dtype=torch.float64) * (size / GRID)
-        patches = torch.arange(size, dtype=torch.float64)
-        low = torch.maximum(edges[:-1, None], patches)
-        high = torch.minimum(edges[1:, None], patches + 1)
-        along.append((high - low).clamp(min=0) * (GRID / size))  # (4, size)
-    weights = along[0][:, None, :, None] * along[1][None, :, None, :]
-    return F.pad(weights.reshape(GRID**2, -1), (prefix, 0))
+    return SQUARES if queries and form > 1 else 0
 
 
 class _Group:

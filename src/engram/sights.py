@@ -16,7 +16,7 @@ from engram.adapters import Bank
 from engram.composition import Composition
 from engram.errors import EngramError
 from engram.layers import See
-from engram.memory import Memory
+from engram.memory import KeysValues, Memory
 from engram.passes import (
     TrunkPass,
     WatchFirst,
@@ -28,9 +28,10 @@ from engram.passes import (
 )
 from engram.positions import Rotation
 from engram.prepared import builds_graph, sides_of
-from engram.readout import Moments, Readers, squares_of
+from engram.readout import Moments, Readers
 from engram.routing import Route, RoutedGroups, RoutedMemory, asks_most, buckets, merged
 from engram.side import Seats
+from engram.squares import squares_of
 from engram.tasks.heads import Patches
 from engram.tasks.task import Task
 from engram.util.devices import to_device
@@ -248,7 +249,7 @@ def sights_from_pass(
 
 def sights_from_cache(
     model: Composition,
-    layers: Sequence[Tensor],
+    layers: Sequence[Tensor] | Sequence[KeysValues],
     pooled: Tensor,
     tasks: Sequence[str],
     final: Tensor | None,
@@ -257,16 +258,23 @@ def sights_from_cache(
     """The same of tasks that leave the trunk alone; `MemoryViT.from_cache` says from what."""
     masked = [name for name in tasks if model.task(name).spec.parts.masked]
     streams: dict[str, Tensor] = {}
+    images = size or model.preprocessing.size
+    views = [layer for layer in layers if isinstance(layer, KeysValues)]
+    normed = [layer for layer in layers if isinstance(layer, Tensor)]
     if masked:
-        rotation = model.trunk.rotation(size or model.preprocessing.size, layers[0].shape[1])
         with model.trunk.products():
             (memory,) = _memories(model, [masked], pooled)
-            own = model.trunk.norm(from_normed(model.trunk, layers, memory, rotation))
+            if views:
+                own = forward_tasks(model.trunk, views, memory, len(pooled))
+            else:
+                rotation = model.trunk.rotation(images, normed[0].shape[1])
+                own = from_normed(model.trunk, normed, memory, rotation)
+            own = model.trunk.norm(own)
         streams = memory.split(model.trunk.unrounded(own))
-    readers = _readers(model, tasks, pooled, size or model.preprocessing.size)
+    readers = _readers(model, tasks, pooled, images)
     if readers:
         assert final is not None
-        for step, tokens in enumerate([*layers, final]):
+        for step, tokens in enumerate([*normed, final]):
             readers.see(step, tokens)
     patches = None
     if final is not None and size is not None:

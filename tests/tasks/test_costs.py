@@ -89,23 +89,14 @@ def test_a_trunk_costs_what_torch_counts(options: dict[str, object]) -> None:
     + [spec("memory", update="propagate"), spec("memory", update="add"), spec(cells=0)]
     + [spec(tokens=2), spec("masked+adapter", tokens=2, adapter_width=5)]
     + [spec("side", cells=0, rank=5), spec("side+readout", rank=4)]
+    + [spec("readout", squares=True), spec("side", side_form=1)]
     + [spec(regime, kind="segmentation", values=(0, 1, 2)) for regime in ("side", "head")],
     ids=lambda task: f"{task.regime}-{task.update}-{task.cells}-{task.tokens}-{task.kind}",
 )
 def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, object]) -> None:
     trunk = random_trunk(classes=0, **options)  # type: ignore[arg-type]
     model = MemoryViT(trunk).eval()
-    added = model.add_task(
-        "t",
-        task.classes,
-        task.cells,
-        regime=task.regime,
-        update=task.update,
-        tokens=task.tokens,
-        adapter_width=task.adapter_width,
-        rank=task.rank,
-        kind=task.kind,
-    )
+    added = model.add(task)
     costs = task_costs(TrunkShape.of(trunk), task)
     assert costs.parameters + costs.head_parameters == sum(p.numel() for p in added.parameters())
 

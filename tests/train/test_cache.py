@@ -26,7 +26,7 @@ from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.tasks.spec import TaskSpec
 from engram.train import caches
-from engram.train.cache import Cache, View, contents_of, row_bytes
+from engram.train.cache import Cache, Keeps, View, contents_of, row_bytes
 from engram.train.caches import default_root
 from engram.vit import ViT, ViTConfig
 
@@ -46,8 +46,9 @@ def assert_near(stored: Tensor, direct: Tensor) -> None:
     assert (direct - stored).abs().max().item() <= 2e-3 * direct.abs().max().item()
 
 
-def test_logits_from_the_cache_are_the_models(small_trunk: Path, noise: Path) -> None:
-    kept = filled(small_trunk, noise)
+@pytest.mark.parametrize("keeps", ["layers", "keys"])
+def test_logits_from_the_cache_are_the_models(keeps: Keeps, small_trunk: Path, noise: Path) -> None:
+    kept = filled(small_trunk, noise, keeps)
     model = MemoryViT(kept.trunk)
     model.add_task("parent", 3, 2, seed=0)
     model.add_task("child", 4, 3, extends=["parent"], seed=1)
@@ -124,6 +125,7 @@ def test_moments_are_kept_in_little_space(small_trunk: Path, noise: Path) -> Non
     assert row_bytes(trunk, size, "moments") == 135_168
     assert row_bytes(trunk, size) == 3_632_640
     assert row_bytes(trunk, size, "all") == 3_935_232
+    assert row_bytes(trunk, size, "keys") == 7_263_744
 
 
 # What is stored

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from engram import MemoryViT, Recipe, load_trunk
 from engram.data.datasets import load
 from engram.tasks.settings import TaskSettings
@@ -9,10 +11,12 @@ from engram.train.cache import row_bytes
 from engram.train.cache_plan import CachePlan
 
 
-def plan_of(trunk: Path, data: Path, recipe: Recipe, regime: str = "masked") -> CachePlan:
+def plan_of(
+    trunk: Path, data: Path, recipe: Recipe, regime: str = "masked", tasks: int = 1
+) -> CachePlan:
     splits = load(data).with_validation()
-    spec = splits.task_spec("t", TaskSettings(regime=regime))
-    return CachePlan(MemoryViT(load_trunk(trunk)), [spec], splits, recipe)
+    specs = [splits.task_spec(f"t{i}", TaskSettings(regime=regime)) for i in range(tasks)]
+    return CachePlan(MemoryViT(load_trunk(trunk)), specs, splits, recipe)
 
 
 def test_the_disk_is_that_of_all_images_and_views(small_trunk: Path, colours: Path) -> None:
@@ -21,6 +25,31 @@ def test_the_disk_is_that_of_all_images_and_views(small_trunk: Path, colours: Pa
     assert (plan.reason_against(), plan.bytes) == (None, 60 * row)
     views = plan_of(small_trunk, colours, Recipe(augment="pad-crop", views=3))
     assert (views.reason_against(), views.bytes) == (None, (3 * 54 + 6) * row)
+
+
+@pytest.mark.parametrize(
+    ("regime", "tasks", "keeps"),
+    [
+        ("masked", 1, "layers"),
+        ("masked", 200, "keys"),
+        ("head", 200, "layers"),
+        ("side", 200, "all"),
+        ("readout", 200, "moments"),
+    ],
+)
+def test_the_keys_and_values_are_kept_for_many_masked_tasks(
+    regime: str, tasks: int, keeps: str, small_trunk: Path, colours: Path
+) -> None:
+    assert plan_of(small_trunk, colours, Recipe(), regime, tasks).keeps == keeps
+
+
+def test_tokens_are_kept_where_keys_and_values_would_take_too_much_disk(
+    small_trunk: Path, colours: Path
+) -> None:
+    plan = plan_of(small_trunk, colours, Recipe(), tasks=200)
+    row = row_bytes(plan.model.trunk, plan.model.preprocessing, "layers")
+    little = plan_of(small_trunk, colours, Recipe(cache_gb=60 * row / 1e9), tasks=200)
+    assert (little.keeps, little.too_large()) == ("layers", None)
 
 
 def test_what_speaks_against_the_cache(small_trunk: Path, colours: Path) -> None:

@@ -71,7 +71,8 @@ def test_a_variant_ends_as_if_it_had_been_alone(
         assert score.engram.spec == single.task("t").spec
         for name, value in single.task("t").tensors().items():
             found = score.engram.tensors[name]
-            assert torch.allclose(found, value, rtol=0, atol=2e-5), (variant, name)
+            # many variants read keys and values from the cache, one alone reads tokens
+            assert torch.allclose(found, value, rtol=0, atol=1e-4), (variant, name)
 
 
 def test_deviation_is_over_seeds() -> None:

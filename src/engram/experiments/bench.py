@@ -31,6 +31,7 @@ from engram.model import MemoryViT
 from engram.passes import reads_tokens
 from engram.tasks.costs import Costs, task_costs
 from engram.tasks.shape import TrunkShape
+from engram.train.cache import keys_values
 from engram.trunks.load import load_trunk
 from engram.trunks.random import trunk_of_shape
 from engram.util.description import Description
@@ -232,14 +233,12 @@ def cached_limit(workload: Workload, variants: int = 1, regime: str = "masked") 
 
 
 def _masked_layers(workload: Workload, variants: int) -> int:
-    """What `passes.from_normed` computes: no gradient for the trunk's weights."""
+    """What a step from the cache computes: no gradient for the trunk's weights."""
     config, costs = workload.trunk.config, workload.task_costs()
     n, width = _tokens(workload), config.width
     step = 2 * variants * (costs.macs // config.depth)  # of a layer
     if reads_tokens(workload.trunk, n, variants, passes=2):
         step += 2 * variants * 2 * (config.heads - 1) * (n + 1 + workload.cells) * width
-    else:
-        step += 2 * n * width**2
     return config.depth * step
 
 
@@ -249,17 +248,22 @@ def _tokens(workload: Workload) -> int:
 
 
 def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str = "masked") -> Step:
-    """A step of several variants on the rows of the cache: half precision, all layers."""
-    model = workload.model(variants, regime)
-    depth, tokens, names = workload.trunk.config.depth, _tokens(workload), list(model.tasks)
-    kept = depth + model.task("task0").spec.parts.reads_final
-    shape = (batch, kept * tokens + 1, workload.trunk.config.width)
+    """A step of several variants on the rows of the cache: half precision, all layers.
+
+    The cache of many masked tasks has keys and values, that of others the normed tokens.
+    """
+    model, trunk = workload.model(variants, regime), workload.trunk
+    depth, tokens, names = trunk.config.depth, _tokens(workload), list(model.tasks)
+    keys = regime == "masked" and not reads_tokens(trunk, tokens, variants, passes=2)
+    kept = 2 * depth if keys else depth + model.task("task0").spec.parts.reads_final
+    shape = (batch, kept * tokens + 1, trunk.config.width)
     rows = torch.randn(shape, device=workload.device).half()
 
     def logits() -> Iterable[Tensor]:
         seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
-        final = seen[-1] if kept > depth else None
-        return model.from_cache(seen[:depth], rows[:, -1].float(), names, final).values()
+        final = seen[-1] if kept == depth + 1 else None
+        layers = keys_values(seen, trunk) if keys else seen[:depth]
+        return model.from_cache(layers, rows[:, -1].float(), names, final).values()
 
     return _step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 

@@ -86,7 +86,7 @@ def task_costs(
         macs, once = _masked(trunk, spec, ancestors, n, adapters)
     else:
         macs, once = _through_trunk(trunk, spec, n, adapters)
-    if spec.squares:
+    if parts.moments and spec.squares:
         macs += n * trunk.width * squares_count(trunk.depth)
     return Costs(
         parameters=sum(sizes.values()) - head + (trunk.parameters if parts.trunk else 0),

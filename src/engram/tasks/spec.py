@@ -102,8 +102,6 @@ class TaskSpec:
             )
         if self.tokens > 1 and not self.parts.masked:
             refuse(f"the regime {self.regime!r} has one class token, not {self.tokens}.")
-        if self.squares and not self.parts.moments:
-            refuse(f"squares are for readouts, and its regime is {self.regime!r}.")
         if self.does.per_pixel and self.parts.moments:
             refuse(
                 f"the regime {self.regime!r} sees averages over the patches, so it cannot answer "
@@ -170,7 +168,7 @@ class TaskSpec:
         absent |= set() if self.parts.side else {"rank", "side_form"}
         absent |= {"side_form"} if self.side_form == 1 else set()  # as version 0.1.0 wrote it
         absent |= set() if self.parts.moments else {"layers"}
-        absent |= set() if self.squares else {"squares"}  # version 0.1.0 had none
+        absent |= set() if self.parts.moments and self.squares else {"squares"}
         return {name: value for name, value in vars(self).items() if name not in absent}
 
     def shapes(self, trunk: TrunkShape) -> dict[str, tuple[int, ...]]:

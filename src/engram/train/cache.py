@@ -37,9 +37,11 @@ from engram.data.loader import Loader
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.memory import Normed
+from engram.layers import merge_heads, split_heads
+from engram.memory import KeysValues, Normed
 from engram.passes import TrunkPass
-from engram.readout import moments_of, moments_per_layer, squares_count, squares_of
+from engram.readout import moments_of, moments_per_layer, squares_count
+from engram.squares import squares_of
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
@@ -69,22 +71,28 @@ class _Row(NamedTuple):
     check: str  # CRC-32 in hex
 
 
-def _tokens(trunk: ViT, preprocessing: Preprocessing) -> int:
+def tokens_of(trunk: ViT, preprocessing: Preprocessing) -> int:
+    """The tokens of an image."""
     rows, columns = (side // trunk.config.patch for side in preprocessing.size)
     return trunk.config.prefix + rows * columns
 
 
 #: What a row holds of an image, always with the pooled token behind it: the normed tokens of every
-#: layer; these and the final ones; or all moments and squares (`readout`), a small part of it.
-Keeps = Literal["layers", "all", "moments"]
+#: layer; these and the final ones; the keys and values of every layer, which are twice as much and
+#: need not be made of the tokens in every step; or all moments and squares (`readout`), which are
+#: a small part of it.
+Keeps = Literal["layers", "all", "keys", "moments"]
+#: The normed tokens (b, n, D) of every layer, or its keys and values.
+Layers = list[Tensor] | list[KeysValues]
 
 
 def _rows_of(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
     """The tokens that are kept of an image."""
-    n, depth = _tokens(trunk, preprocessing), trunk.config.depth
+    n, depth = tokens_of(trunk, preprocessing), trunk.config.depth
     kept = {
         "layers": depth * n,
         "all": (depth + 1) * n,
+        "keys": depth * 2 * n,
         "moments": (depth + 1) * moments_per_layer(trunk.config.class_token) + squares_count(depth),
     }
     return kept[keeps] + 1
@@ -109,7 +117,7 @@ class Cache:
         view = view or View()
         self.trunk, self.preprocessing, self.view, self.keeps = trunk, preprocessing, view, keeps
         config = trunk.config
-        self.tokens = _tokens(trunk, preprocessing)
+        self.tokens = tokens_of(trunk, preprocessing)
         self.shape = (_rows_of(trunk, preprocessing, keeps), config.width)
         self.row_bytes = row_bytes(trunk, preprocessing, keeps)
         meta = {
@@ -179,11 +187,13 @@ class Cache:
         self._release()
         return torch.from_numpy(batch)
 
-    def split(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The normed tokens (b, n, D) of every layer and the pooled last one (b, D), in fp32."""
+    def split(self, rows: Tensor) -> tuple[Layers, Tensor]:
+        """What a layer feeds to tasks, of every layer, and the pooled token (b, D), in fp32."""
         n, end = self.tokens, rows.shape[1] - 1 - self._final
-        layers = [] if self.keeps == "moments" else range(0, end, n)
-        return [rows[:, i : i + n].float() for i in layers], rows[:, -1].float()
+        starts = [] if self.keeps == "moments" else range(0, end, n)
+        parts = [rows[:, i : i + n].float() for i in starts]
+        layers = keys_values(parts, self.trunk) if self.keeps == "keys" else parts
+        return layers, rows[:, -1].float()
 
     @property
     def _final(self) -> int:
@@ -200,7 +210,8 @@ class Cache:
             return rows[:, :-1].flatten(1).float()
         final = self.final_of(rows)
         assert final is not None
-        return self._moments([*self.split(rows)[0], final])
+        layers = [layer for layer in self.split(rows)[0] if isinstance(layer, Tensor)]
+        return self._moments([*layers, final])
 
     def _moments(self, layers: Sequence[Tensor]) -> Tensor:
         squares = squares_of(self.trunk, self.preprocessing.size, layers[0].device)
@@ -324,14 +335,30 @@ class Cache:
         rotation = self.trunk.rotation(pixels.shape[-2:], self.tokens)
         with self.trunk.products():
             embedded = self.trunk.embed(pixels)
-            trunk = TrunkPass(self.trunk, embedded, self.tokens, lean=True, rotation=rotation)
-            layers = [view.tokens for view in trunk if isinstance(view, Normed)]
+            lean = self.keeps != "keys"
+            trunk = TrunkPass(self.trunk, embedded, self.tokens, lean, rotation=rotation)
+            layers = [
+                part
+                for view in trunk
+                for part in (
+                    [view.tokens]
+                    if isinstance(view, Normed)
+                    else [merge_heads(view.k), merge_heads(view.v)]
+                )
+            ]
             final = self.trunk.norm(trunk.tokens)
         kept = [*layers, final] if self.keeps == "all" else layers
         if self.keeps == "moments":
             moments = self._moments([*layers, final])
             kept = [moments.view(len(final), -1, final.shape[-1])]
         return torch.cat([*kept, self.trunk.pool(final).unsqueeze(1)], dim=1).half().cpu()
+
+
+def keys_values(parts: Sequence[Tensor], trunk: ViT) -> list[KeysValues]:
+    """The keys and values of every layer, of parts (b, n, D) that are each in turn."""
+    heads = trunk.config.heads
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return [KeysValues(split_heads(k, heads), split_heads(v, heads)) for k, v in pairs]
 
 
 def _checksum(content: str, row: memoryview) -> str:
