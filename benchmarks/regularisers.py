@@ -267,11 +267,8 @@ def tables() -> list[str]:
             if regime in row.regimes
         ]
         if rows is REGULARISERS:
-            which = {"last": "no averaged weights: the last ones"}
-            body += [
-                [words, *(_cell(name, regime, PLAIN, one) for name in SETS[regime])]
-                for one, words in which.items()
-            ]
+            last = [_cell(name, regime, PLAIN, "last") for name in SETS[regime]]
+            body.append(["no averaged weights: the last ones", *last])
         lines += ["", f"## {title}", "", *markdown_table(["changed", *SETS[regime]], body)]
     return lines
 

@@ -42,7 +42,7 @@ def from_cache(tokens: bool) -> Pass:
         rotation = model.trunk.rotation(pixels.shape[-2:], layers[0].shape[1])
         can = tokens and rotation is None
         with mock.patch.object(passes, "reads_tokens", return_value=can):
-            y = passes.from_normed(model.trunk, layers, streams, rotation)
+            y = passes.from_cached(model.trunk, layers, streams, rotation)
         own = streams.split(model.trunk.norm(y))
         return {name: model.task(name).head(own[name].mean(1)) for name in model.tasks}
 

@@ -16,8 +16,8 @@ from engram.readout import (
     Readers,
     moments_of,
     moments_per_layer,
-    squared_steps,
     squares_count,
+    steps_with_squares,
 )
 from engram.side import Climb
 from engram.squares import squares
@@ -96,7 +96,7 @@ def test_images_of_any_size_have_as_many_moments(size: int) -> None:
 def test_squares_are_of_three_layers_low_in_the_middle_and_last(
     depth: int, steps: tuple[int, ...]
 ) -> None:
-    assert squared_steps(depth) == steps
+    assert steps_with_squares(depth) == steps
     assert squares_count(depth) == 16 * len(steps)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engram.attention import attention
 from engram.errors import EngramError
-from engram.memory import KeysValues, Memory
+from engram.memory import Memory
+from engram.passes import CachedLayers
 from engram.prepared import memory_of, sides_of
 from engram.pretrained import Pretrained
 from engram.readout import Moments
@@ -280,7 +281,7 @@ class MemoryViT(Pretrained):
 
     def from_cache(
         self,
-        layers: Sequence[Tensor] | Sequence[KeysValues],
+        layers: CachedLayers,
         pooled: Tensor,
         tasks: Sequence[str],
         final: Tensor | None = None,

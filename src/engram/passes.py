@@ -2,7 +2,7 @@
 
 Each takes the trunk's embedded tokens x (b, n, D), or what was cached of them, and gives the last
 layer's tokens before the final norm. The masked ones compute the same: `forward_fast` is for
-inference, `forward_tasks` beside a `TrunkPass` for training, `from_normed` for training from a
+inference, `forward_tasks` beside a `TrunkPass` for training, `from_cached` for training from a
 cache. In `full_attention` every token reads the cells. Axes as in memory.py.
 """
 
@@ -22,6 +22,8 @@ from engram.memory import QKV, KeysValues, Memory, Normed, TrunkView, Watch
 from engram.positions import Rotation
 from engram.vit import ViT
 
+#: Of every layer, the trunk's normed tokens (b, n, D), or its keys and values.
+CachedLayers = Sequence[Tensor] | Sequence[KeysValues]
 #: A `Watch` where all tokens read each other, of token 0: weights (b, h, n + m), values, (b, 1, D).
 WatchFirst = Callable[[Block, Tensor, Tensor, Tensor], None]
 
@@ -197,18 +199,22 @@ def _in_width(vit: ViT, n: int, s: int) -> int:
     return s * (2 * width**2 + 2 * vit.config.heads * n * width)
 
 
-def from_normed(
-    vit: ViT, layers: Sequence[Tensor], memory: Memory, rotation: Rotation | None = None
+def from_cached(
+    vit: ViT, layers: CachedLayers, memory: Memory, rotation: Rotation | None = None
 ) -> Tensor:
-    """`forward_tasks` for a trunk that was cached: its normed tokens (b, n, D) of every layer."""
+    """`forward_tasks` for a trunk of which a cache kept tokens, or keys and values."""
+    keys = [layer for layer in layers if isinstance(layer, KeysValues)]
+    if keys:
+        return forward_tasks(vit, keys, memory, len(keys[0].k))
+    normed = [layer for layer in layers if isinstance(layer, Tensor)]
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
     views: Iterable[TrunkView]
-    if reads_tokens(vit, layers[0].shape[1], len(memory.token), passes):
-        views = map(Normed, layers)
+    if reads_tokens(vit, normed[0].shape[1], len(memory.token), passes):
+        views = map(Normed, normed)
     else:
-        pairs = zip(layers, vit.layers, strict=True)
-        views = (KeysValues(*block.keys_values(normed, rotation)) for normed, block in pairs)
-    return forward_tasks(vit, views, memory, len(layers[0]))
+        pairs = zip(normed, vit.layers, strict=True)
+        views = (KeysValues(*block.keys_values(tokens, rotation)) for tokens, block in pairs)
+    return forward_tasks(vit, views, memory, len(normed[0]))
 
 
 def full_attention(

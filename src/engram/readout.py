@@ -25,14 +25,14 @@ from engram.vit import ViT
 _HEIGHTS = (0.25, 0.6, 1.0)
 
 
-def squared_steps(depth: int) -> tuple[int, ...]:
+def steps_with_squares(depth: int) -> tuple[int, ...]:
     """The steps whose squares are seen, the last one first; a step is a layer, or the final one."""
     return tuple(dict.fromkeys(round(height * depth) for height in reversed(_HEIGHTS)))
 
 
 def squares_count(depth: int) -> int:
     """All squares of a trunk of this depth."""
-    return SQUARES * len(squared_steps(depth))
+    return SQUARES * len(steps_with_squares(depth))
 
 
 def moments_per_layer(class_token: bool) -> int:
@@ -43,11 +43,12 @@ def moments_per_layer(class_token: bool) -> int:
 class Moments:
     """The moments of all layers in one pass; `see` is called with every step's tokens.
 
-    With `squares` (16, n), these are seen, too.
+    With the weights of `squares` (16, n), as `squares_of` gives them, these are seen, too.
     """
 
     def __init__(self, trunk: ViT, squares: Tensor | None) -> None:
-        self.config, self._weights = trunk.config, squares
+        self.config, self._pool = trunk.config, squares
+        self._pooled_steps = steps_with_squares(trunk.config.depth)
         self.layers: list[Tensor] = []  # (b, moments, D) each
         self.squares: dict[int, Tensor] = {}  # (b, 16, D) each, by step
         self._last: dict[tuple[int, bool], Tensor] = {}  # while no other is seen
@@ -61,8 +62,8 @@ class Moments:
         spread = spread * patches.shape[1] ** -0.5
         own = [tokens[:, 0]] if self.config.class_token else []
         self.layers.append(torch.stack([*own, mean, spread], dim=1))
-        if self._weights is not None and step in squared_steps(self.config.depth):
-            self.squares[step] = self._weights.to(tokens) @ tokens
+        if self._pool is not None and step in self._pooled_steps:
+            self.squares[step] = self._pool.to(tokens) @ tokens
         self._last.clear()
 
     def last(self, layers: int, squares: bool = False) -> Tensor:
@@ -75,7 +76,7 @@ class Moments:
             return self.layers[-1][:, 0]
         if (layers, squares) not in self._last:
             seen = self.layers[: -layers - 1 : -1]
-            seen += [self.squares[i] for i in squared_steps(self.config.depth)] if squares else []
+            seen += [self.squares[step] for step in self._pooled_steps] if squares else []
             self._last[layers, squares] = torch.cat(seen, dim=1).flatten(1)
         return self._last[layers, squares]
 

@@ -5,9 +5,9 @@ task has eyes of its own: a row of r numbers for every token of the trunk, h (n,
 at zero. At every layer it takes in the trunk's normed tokens x, reads its own memory cells and the
 mean of its rows, and thinks:
 
-    h += x P                             P (D, r): what the task wants to know of x
-    h += 0.3 attention(y, [mean(y), cells])   y = norm(h); one head, four maps (r, r); normed cells
-    h += 0.3 mlp(norm(h))                of width 2 r
+    h += x P                                   P (D, r): what the task wants to know of x
+    h += 0.3 attention(y, mean(y) and cells)   y = norm(h), cells normed; one head, four maps (r, r)
+    h += 0.3 mlp(norm(h))                      of width 2 r
 
 and once more after the last layer, with the trunk's final normed tokens. Then the rows are pooled
 twice: by eight learned queries, which find what is there wherever it is, and over the sixteen
@@ -17,8 +17,8 @@ trunk or another task.
 
 A task that extends others takes in their rows, as they were before the layer, by a map of (r, r).
 
-Tasks of version 0.1.0 have the form 1: every row reads all rows, and there are no squares. That
-costs n^2 and was no better in any measurement (docs/results.md); they are computed as before.
+Tasks of version 0.1.0 have the form 1, and are computed as before: every row reads all rows, which
+costs n^2 and made no visible difference (docs/results.md), and there are no squares.
 
 Axes, beside those of layers.py (b images, n trunk tokens, D, l layers, and here one step more):
 
@@ -43,7 +43,7 @@ from engram.util.devices import to_device
 QUERIES = 8
 FORM = 2  # of new tasks
 _SHARE = 0.3  # of what is read and thought, so that the rows stay near to what they took in
-_SQUARES = 0.5  # times what a head sees of squares: at full size, few images would be learned by it
+_SQUARES = 0.5  # scale of the squares in the head: at 1, small sets of photographs overfit
 _TASKS = 128  # of a group at most: more do not make its products faster
 _NUMBERS = 2**17  # of rows that are worked on at once, which is half a megabyte
 _SHORT = 128  # keys, up to which two products are faster than torch's attention kernel

@@ -16,13 +16,14 @@ from engram.adapters import Bank
 from engram.composition import Composition
 from engram.errors import EngramError
 from engram.layers import See
-from engram.memory import KeysValues, Memory
+from engram.memory import Memory
 from engram.passes import (
+    CachedLayers,
     TrunkPass,
     WatchFirst,
     forward_fast,
     forward_tasks,
-    from_normed,
+    from_cached,
     full_attention,
     reads_lean,
 )
@@ -249,7 +250,7 @@ def sights_from_pass(
 
 def sights_from_cache(
     model: Composition,
-    layers: Sequence[Tensor] | Sequence[KeysValues],
+    layers: CachedLayers,
     pooled: Tensor,
     tasks: Sequence[str],
     final: Tensor | None,
@@ -259,17 +260,12 @@ def sights_from_cache(
     masked = [name for name in tasks if model.task(name).spec.parts.masked]
     streams: dict[str, Tensor] = {}
     images = size or model.preprocessing.size
-    views = [layer for layer in layers if isinstance(layer, KeysValues)]
     normed = [layer for layer in layers if isinstance(layer, Tensor)]
     if masked:
+        rotation = model.trunk.rotation(images, normed[0].shape[1]) if normed else None
         with model.trunk.products():
             (memory,) = _memories(model, [masked], pooled)
-            if views:
-                own = forward_tasks(model.trunk, views, memory, len(pooled))
-            else:
-                rotation = model.trunk.rotation(images, normed[0].shape[1])
-                own = from_normed(model.trunk, normed, memory, rotation)
-            own = model.trunk.norm(own)
+            own = model.trunk.norm(from_cached(model.trunk, layers, memory, rotation))
         streams = memory.split(model.trunk.unrounded(own))
     readers = _readers(model, tasks, pooled, images)
     if readers:

@@ -1,4 +1,4 @@
-"""Squares: the means of the patches in each square of a 4 x 4 grid, which keep where things are.
+"""Squares: average pooling of the patches over a 4 x 4 grid, which keeps where things are.
 
 Heads of side patches and readouts see them beside what is pooled over the whole picture.
 """
@@ -39,4 +39,8 @@ def squares_of(trunk: ViT, size: Sequence[int], device: torch.device) -> Tensor:
     """The squares of images of this (height, width), for its tokens, prefix included."""
     rows, columns = (side // trunk.config.patch for side in size)
     exact = torch.promote_types(trunk.dtype, torch.float32)  # not every device has float64
-    return to_device(squares(trunk.config.prefix, (rows, columns)).to(exact), device)
+
+    def make() -> Tensor:
+        return to_device(squares(trunk.config.prefix, (rows, columns)).to(exact), device)
+
+    return trunk.keep(("squares", rows, columns, exact, device), make)

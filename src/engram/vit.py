@@ -95,7 +95,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.head = Head(config, config.head) if config.head else None
-        self._kept: dict[object, Any] = {}  # positions, by the size of images
+        self._kept: dict[object, Any] = {}  # positions and squares, by the size of images
         self._fingerprint: tuple[object, str] | None = None
         self._rounded: tuple[str, str] | None = None  # hashes of the rounded weights, and before
 
@@ -195,7 +195,7 @@ class ViT(nn.Module):
             return None
         grid, d = (size[0] // config.patch, size[1] // config.patch), config.width // config.heads
         make = partial(rotation, config.rotary, grid, n, d, like)
-        return self._keep(("rotation", grid, n, like.device, like.dtype), make)
+        return self.keep(("rotation", grid, n, like.device, like.dtype), make)
 
     def embed(self, pixels: Tensor, class_token: Tensor | None = None) -> Tensor:
         """Pixels (b, 3, height, width) to the first layer's input (b, n, D).
@@ -250,7 +250,7 @@ class ViT(nn.Module):
             if config.positions != "waves":
                 return None
             make = partial(waves, grid, config.width, like)
-            return self._keep(("waves", grid, like.device, like.dtype), make)
+            return self.keep(("waves", grid, like.device, like.dtype), make)
         if grid == config.grid:
             return position
         make = partial(resized, position, config.grid, grid, config.antialias)
@@ -259,9 +259,9 @@ class ViT(nn.Module):
             self._kept.clear()  # some optimisers write where `version` does not see it
         if learns or torch.compiler.is_compiling():
             return make()
-        return self._keep(("position", grid, version(position)), make)
+        return self.keep(("position", grid, version(position)), make)
 
-    def _keep(self, key: object, make: Callable[[], _Made]) -> _Made:
+    def keep(self, key: object, make: Callable[[], _Made]) -> _Made:
         """What `make` makes, kept for a few sizes of images; a graph that is traced keeps none."""
         kept: _Made | None = self._kept.get(key)
         if kept is not None:

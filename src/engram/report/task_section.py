@@ -108,7 +108,7 @@ def _sizes(spec: TaskSpec) -> list[tuple[str, str]]:
     if spec.parts.side:
         sizes.append(("rank of its side patches", str(spec.rank)))
     if spec.parts.moments:
-        squares = ", and squares of some" if spec.squares else ""
+        squares = ", some also as a 4 x 4 grid" if spec.squares else ""
         sizes.append(("layers its head sees", f"{spec.layers}{squares}"))
     return sizes
 

@@ -85,9 +85,10 @@ class Engram:
 
     def _identity(self) -> dict[str, Any]:
         """The fields of the header that determine the outputs of the task."""
-        spec, newer = {**self.spec.recorded(), "extends": list(self.parents)}, _NEWER_FIELDS
+        spec = {**self.spec.recorded(), "extends": list(self.parents)}
+        newer = self.has_statistics or not _NEWER_FIELDS.isdisjoint(spec)
         return {
-            "format": NEWER_FORMAT if self.has_statistics or newer & set(spec) else FORMAT,
+            "format": NEWER_FORMAT if newer else FORMAT,
             "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             "parents": dict(self.parents),
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
@@ -261,7 +262,7 @@ def summarise_regime(spec: TaskSpec) -> str:
     if spec.parts.side:
         parts.append(f"side patches of rank {spec.rank}")
     if spec.parts.moments and spec.layers:
-        squares = " and the squares of some" if spec.squares else ""
+        squares = " and a 4 x 4 grid of some" if spec.squares else ""
         parts.append(f"a head on the last {spec.layers} layers{squares}")
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")

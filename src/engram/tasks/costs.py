@@ -113,11 +113,11 @@ def _side(trunk: TrunkShape, spec: TaskSpec, n: int) -> tuple[int, int]:
     r, steps = spec.rank, trunk.depth + 1
     take_in, mlp, folded = n * trunk.width * r, 4 * n * r**2, 2 * r**3  # four maps into two
     if spec.side_form == 1:
-        attention, pool = 2 * n * (n + spec.cells + r) * r, 2 * n * spec.queries * r
+        attention = 2 * n * (n + spec.cells + r) * r
     else:  # the mean is mapped to its key and value, and cells once
         attention = n * (1 + 2 * spec.cells) * r + 2 * r**2
-        pool = n * (2 * spec.queries + squares_seen(spec.side_form, spec.queries)) * r
         folded += 2 * spec.cells * r**2
+    pool = n * (2 * spec.queries + squares_seen(spec.side_form, spec.queries)) * r
     parents = len(spec.extends) * n * r**2 * trunk.depth  # their first rows are zero
     return steps * (take_in + attention + mlp) + parents + pool, steps * folded
 

@@ -88,7 +88,10 @@ class TaskSpec:
                     f"{spell(what)} is {value!r}; it must be a whole number from {least} to 10,000."
                 )
         if self.side_form not in (1, FORM):
-            refuse(f"its side patches have the form {self.side_form!r}; known are 1 and {FORM}.")
+            refuse(
+                f"its side patches have the form {self.side_form!r}; known are 1 and {FORM}, so it "
+                "may need a newer engram-vit."
+            )
         if self.update not in UPDATES:
             refuse(f"there is no update {self.update!r}; choose fresh, propagate or add.")
         if self.update != "fresh" and not (self.parts.cells and self.parts.changes_trunk):
@@ -165,9 +168,10 @@ class TaskSpec:
     def recorded(self) -> dict[str, Any]:
         """The fields that a file has: all that apply to the kind of task and its regime."""
         absent = set() if self.does.per_pixel else {"values", "ignore"}
-        absent |= set() if self.parts.side else {"rank", "side_form"}
-        absent |= {"side_form"} if self.side_form == 1 else set()  # as version 0.1.0 wrote it
+        absent |= set() if self.parts.side else {"rank"}
         absent |= set() if self.parts.moments else {"layers"}
+        # As version 0.1.0 wrote it, which had no other form and no squares.
+        absent |= set() if self.parts.side and self.side_form > 1 else {"side_form"}
         absent |= set() if self.parts.moments and self.squares else {"squares"}
         return {name: value for name, value in vars(self).items() if name not in absent}
 

@@ -38,8 +38,8 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.layers import merge_heads, split_heads
-from engram.memory import KeysValues, Normed
-from engram.passes import TrunkPass
+from engram.memory import KeysValues, Normed, TrunkView
+from engram.passes import CachedLayers, TrunkPass
 from engram.readout import moments_of, moments_per_layer, squares_count
 from engram.squares import squares_of
 from engram.train.caches import INDEX_LINE, default_root
@@ -82,8 +82,6 @@ def tokens_of(trunk: ViT, preprocessing: Preprocessing) -> int:
 #: need not be made of the tokens in every step; or all moments and squares (`readout`), which are
 #: a small part of it.
 Keeps = Literal["layers", "all", "keys", "moments"]
-#: The normed tokens (b, n, D) of every layer, or its keys and values.
-Layers = list[Tensor] | list[KeysValues]
 
 
 def _rows_of(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
@@ -187,7 +185,7 @@ class Cache:
         self._release()
         return torch.from_numpy(batch)
 
-    def split(self, rows: Tensor) -> tuple[Layers, Tensor]:
+    def split(self, rows: Tensor) -> tuple[CachedLayers, Tensor]:
         """What a layer feeds to tasks, of every layer, and the pooled token (b, D), in fp32."""
         n, end = self.tokens, rows.shape[1] - 1 - self._final
         starts = [] if self.keeps == "moments" else range(0, end, n)
@@ -337,15 +335,7 @@ class Cache:
             embedded = self.trunk.embed(pixels)
             lean = self.keeps != "keys"
             trunk = TrunkPass(self.trunk, embedded, self.tokens, lean, rotation=rotation)
-            layers = [
-                part
-                for view in trunk
-                for part in (
-                    [view.tokens]
-                    if isinstance(view, Normed)
-                    else [merge_heads(view.k), merge_heads(view.v)]
-                )
-            ]
+            layers = [part for view in trunk for part in _parts(view)]
             final = self.trunk.norm(trunk.tokens)
         kept = [*layers, final] if self.keeps == "all" else layers
         if self.keeps == "moments":
@@ -354,8 +344,15 @@ class Cache:
         return torch.cat([*kept, self.trunk.pool(final).unsqueeze(1)], dim=1).half().cpu()
 
 
+def _parts(view: TrunkView) -> list[Tensor]:
+    """What is kept of a layer, (b, n, D) each: its normed tokens, or its keys and its values."""
+    if isinstance(view, Normed):
+        return [view.tokens]
+    return [merge_heads(view.k), merge_heads(view.v)]
+
+
 def keys_values(parts: Sequence[Tensor], trunk: ViT) -> list[KeysValues]:
-    """The keys and values of every layer, of parts (b, n, D) that are each in turn."""
+    """The keys and values of every layer, from what a cache kept: first keys, then values."""
     heads = trunk.config.heads
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return [KeysValues(split_heads(k, heads), split_heads(v, heads)) for k, v in pairs]

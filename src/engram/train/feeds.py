@@ -18,8 +18,9 @@ from engram.data.loader import Loader, Transform
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.model import MemoryViT
+from engram.passes import CachedLayers
 from engram.sights import sights_from_cache
-from engram.train.cache import Cache, Layers, View, contents_of, prefetched
+from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import room
 from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
@@ -30,7 +31,7 @@ from engram.util.spelling import spell
 from engram.util.text import storage
 
 #: The arguments of `MemoryViT.from_cache`.
-FromCache = tuple[Layers, Tensor, Sequence[str], Tensor | None, tuple[int, int]]
+FromCache = tuple[CachedLayers, Tensor, Sequence[str], Tensor | None, tuple[int, int]]
 
 
 @dataclass(frozen=True)
