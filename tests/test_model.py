@@ -104,6 +104,16 @@ def test_a_task_does_not_depend_on_unrelated_tasks_or_the_order_of_attachment(
                         torch.testing.assert_close(logits[name], many_logits[name], **CLOSE)
 
 
+def test_side_patches_that_a_child_reads_do_not_depend_on_it() -> None:
+    """A product of two tasks of rank 3 rounds other than one of one."""
+    nodes = [Node(family="side", rank=3), Node((0,), family="side", rank=3)]
+    model, pixels = model_of(nodes), some_pixels(dtype=torch.float32)
+    with torch.no_grad():
+        for names in (["task0", "task1"], ["task1", "task0"]):
+            beside = model(pixels, tasks=names, exact=True)["task0"]
+            assert torch.equal(beside, model(pixels, tasks=["task0"], exact=True)["task0"])
+
+
 def lineage(nodes: list[Node], position: int, data: st.DataObject) -> list[int]:
     """A task behind all it extends, siblings shuffled."""
     found: list[int] = []

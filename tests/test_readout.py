@@ -109,15 +109,15 @@ def climb_of(*nodes: Node) -> tuple[ViT, Climb]:
 
 
 def test_nothing_is_read_for_nobody() -> None:
-    assert not Readers([], None)
+    assert not Readers({}, None)
     trunk, climb = climb_of(Node(family="side"))
-    assert Readers([climb], None)
-    assert Readers([], Moments(trunk, None))
+    assert Readers(dict.fromkeys(climb.sides.places, climb), None)
+    assert Readers({}, Moments(trunk, None))
 
 
 def test_a_head_sees_moments_or_the_pooled_token_and_its_own_side() -> None:
     trunk, climb = climb_of(Node(family="side"), Node(family="side"))
-    readers = Readers([climb], Moments(trunk, climb.squares))
+    readers = Readers(dict.fromkeys(climb.sides.places, climb), Moments(trunk, climb.squares))
     layers = tokens_of(trunk)
     with torch.no_grad():
         for step, tokens in enumerate(layers):
@@ -134,7 +134,7 @@ def test_a_head_sees_moments_or_the_pooled_token_and_its_own_side() -> None:
 
 def test_a_head_sees_the_rows_of_patches_without_those_of_the_prefix() -> None:
     trunk, climb = climb_of(Node(family="side"))
-    readers, layers = Readers([climb], None), tokens_of(trunk)
+    readers, layers = Readers(dict.fromkeys(climb.sides.places, climb), None), tokens_of(trunk)
     with torch.no_grad():
         for step, tokens in enumerate(layers):
             readers.see(step, tokens)

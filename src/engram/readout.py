@@ -12,7 +12,7 @@ product and reads nothing of other tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -92,9 +92,9 @@ def moments_of(layers: Sequence[Tensor], trunk: ViT, squares: Tensor) -> Tensor:
 class Readers:
     """All that reads the trunk's normed tokens in one pass: side patches, and moments."""
 
-    def __init__(self, climbs: Sequence[Climb], moments: Moments | None) -> None:
-        self.climbs, self.moments = climbs, moments
-        self.of = {name: climb for climb in climbs for name in climb.sides.places}
+    def __init__(self, climbs: Mapping[str, Climb], moments: Moments | None) -> None:
+        self.of, self.moments = climbs, moments  # the climb that answers for a task
+        self.climbs = list(dict.fromkeys(climbs.values()))
 
     def __bool__(self) -> bool:
         return bool(self.climbs) or self.moments is not None

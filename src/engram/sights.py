@@ -317,18 +317,20 @@ def _readers(
     side = [name for name, has in parts.items() if has.side]
     reads = [name for name, has in parts.items() if has.moments]
     if not side and not reads:
-        return Readers([], None)
+        return Readers({}, None)
     squares = squares_of(model.trunk, size, x.device)
     seen = squares if any(model.task(name).spec.squares for name in reads) else None
     moments = Moments(model.trunk, seen) if reads else None
     if not side:
-        return Readers([], moments)
+        return Readers({}, moments)
     if route is not None:
         climb = sides_of(model.registry, side).begin(squares, _seats(model, route))
-        return Readers([climb], moments)
+        return Readers(dict.fromkeys(side, climb), moments)
     groups = [[name] for name in side] if exact else [side]
     sides = model.prepared.sides(model.trunk, model.registry, groups, x)
-    return Readers([one.begin(squares) for one in sides], moments)
+    climbs = [one.begin(squares) for one in sides]
+    pairs = zip(groups, climbs, strict=True)
+    return Readers({name: climb for group, climb in pairs for name in group}, moments)
 
 
 def _seats(model: Composition, route: Route) -> Seats:
