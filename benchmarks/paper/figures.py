@@ -64,8 +64,8 @@ def _draw_costs(axes: Axes, dataset: str) -> None:
         name = label.strip("*").split(":")[0]
         if name == "auto":  # a ring around what it kept
             axes.plot(cost, mean, "o", ms=12, mfc="none", mec="#d8402a", zorder=4)
-            axes.annotate("auto", (cost, mean), (0, 9), textcoords="offset points",
-                          color="#d8402a", ha="center", size=8)  # fmt: skip
+            axes.annotate("auto", (cost, mean), (-9, 0), textcoords="offset points",
+                          color="#d8402a", ha="right", va="center", size=8)  # fmt: skip
             continue
         colour = GREY if label.startswith("*") else BLUE
         axes.plot([cost] * len(values), values, "_", color=colour, zorder=2)
