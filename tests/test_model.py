@@ -105,7 +105,7 @@ def test_a_task_does_not_depend_on_unrelated_tasks_or_the_order_of_attachment(
 
 
 def test_side_patches_that_a_child_reads_do_not_depend_on_it() -> None:
-    """A product of two tasks of rank 3 rounds other than one of one."""
+    """In one product with its child's, rows of rank 3 would be rounded differently."""
     nodes = [Node(family="side", rank=3), Node((0,), family="side", rank=3)]
     model, pixels = model_of(nodes), some_pixels(dtype=torch.float32)
     with torch.no_grad():

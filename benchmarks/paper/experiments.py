@@ -195,9 +195,9 @@ LARGE_ROWS: tuple[tuple[str, Callable[[str], Setting]], ...] = (
 def large_jobs() -> list[Job]:
     """Auto and every regime that leaves the trunk unchanged, beside what does not, at 224 pixels.
 
-    About 300 s of processor time for auto on pets, and 1,200 s on fashion. LoRA, full tuning,
-    memory and adapters train in bf16 for 10 epochs: 400 s on pets and 1,600 s on fashion for each
-    rate and seed.
+    About 180 s of processor time for auto on pets, and 300 s on fashion. LoRA, full tuning,
+    memory and adapters train in bf16 for 10 epochs: 400 s on pets and 1,200 to 1,600 s on fashion
+    for each rate and seed.
     """
     return [job for seed in SEEDS for job in large_runs(seed)]
 

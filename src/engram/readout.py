@@ -90,10 +90,13 @@ def moments_of(layers: Sequence[Tensor], trunk: ViT, squares: Tensor) -> Tensor:
 
 
 class Readers:
-    """All that reads the trunk's normed tokens in one pass: side patches, and moments."""
+    """All that reads the trunk's normed tokens in one pass: side patches, and moments.
+
+    `climbs` has the climb that answers for each task with side patches; tasks may share one.
+    """
 
     def __init__(self, climbs: Mapping[str, Climb], moments: Moments | None) -> None:
-        self.of, self.moments = climbs, moments  # the climb that answers for a task
+        self.of, self.moments = climbs, moments
         self.climbs = list(dict.fromkeys(climbs.values()))
 
     def __bool__(self) -> bool:
