@@ -5,7 +5,9 @@ Blue points leave the trunk unchanged; grey ones need a pass of the trunk for ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from benchmarks.paper.experiments import LARGE_ROWS, poster_settings, table2_settings
@@ -48,14 +50,16 @@ def _against_cost() -> Figure:
 
 
 def _draw_costs(axes: Axes, dataset: str) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     axes.set(title=dataset, xscale="log", xlim=(5e-5, 4e3))
     axes.margins(y=0.25)
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_locator(LogLocator(100))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3))
     axes.grid(color="#e3e6ea", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
+    columns: dict[int, dict[str, tuple[float, float]]] = {}  # points of about one cost, by name
     for label, setting in LARGE_ROWS:
         values = [100 * value for value in accuracies(setting(dataset))]
         if not values:
@@ -70,7 +74,23 @@ def _draw_costs(axes: Axes, dataset: str) -> None:
         colour = GREY if label.startswith("*") else BLUE
         axes.plot([cost] * len(values), values, "_", color=colour, zorder=2)
         axes.plot(cost, mean, "o", ms=6, color=colour, zorder=3)
-        axes.annotate(name, (cost, mean), (7, 0), textcoords="offset points", va="center", size=8)
+        columns.setdefault(round(math.log10(cost)), {})[name] = (cost, mean)
+    low, high = axes.get_ylim()
+    for points in columns.values():
+        heights = _apart([mean for _, mean in points.values()], (high - low) / 17)
+        for (name, (cost, _)), height in zip(points.items(), heights, strict=True):
+            axes.annotate(name, (cost, height), (7, 0), textcoords="offset points",
+                          va="center", size=8)  # fmt: skip
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """The same heights, but those of neighbours that are too close are moved apart."""
+    order, moved = sorted(range(len(heights)), key=heights.__getitem__), list(heights)
+    for _ in range(20):
+        for below, above in pairwise(order):
+            push = max(gap - (moved[above] - moved[below]), 0) / 2
+            moved[below], moved[above] = moved[below] - push, moved[above] + push
+    return moved
 
 
 def _cost(setting: Setting) -> float:
