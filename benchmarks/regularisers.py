@@ -142,18 +142,18 @@ def _convolution() -> Any:
     def init(self: Any, members: Sequence[side.Member]) -> None:
         plain(self, members)
         maps = torch.stack([member.side.attention for member in members], 1)  # (steps, t, 4, r, r)
-        weights = (maps[:, :, 0, :9] * (self.rank**0.5 / 3)).mT  # (steps, t, r, 9)
-        give = maps[:, :, 2] @ maps[:, :, 3] * side._SHARE  # (steps, t, r, r)
+        weights = (maps[:, :, 0, :9] * (self.rank**0.5 / 3)).mT.unbind()  # (t, r, 9) each
+        give = (maps[:, :, 2] @ maps[:, :, 3] * side._SHARE).unbind()  # (t, r, r) each
 
         def read(step: int, y: Tensor, part: slice | None) -> Tensor:
             t, b, n, r = y.shape
             edge = int(n**0.5)
             patches = y[:, :, -(edge**2) :].permute(1, 0, 3, 2).reshape(b, t * r, edge, edge)
-            kernel = weights[step, part or slice(None)].reshape(t * r, 1, 3, 3)
+            kernel = side._of(weights, step, part).reshape(t * r, 1, 3, 3)
             near = F.conv2d(patches, kernel, padding=1, groups=t * r)
             near = near.view(b, t, r, -1).permute(1, 0, 3, 2)
             whole = torch.cat([y[:, :, : -(edge**2)], near], dim=2)
-            return (whole.flatten(1, 2) @ give[step, part or slice(None)]).view_as(y)
+            return (whole.flatten(1, 2) @ side._of(give, step, part)).view_as(y)
 
         self.read = read
 
