@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.paper.runs import auto, concatenation, extension
 from benchmarks.paper.runs.auto import UnchangedRun
-from benchmarks.paper.runs.datasets import FIRST
+from benchmarks.paper.runs.datasets import FIRST, SETS
 from benchmarks.paper.runs.from_cache import CachedRuns, cached_runs
 from benchmarks.paper.runs.lora import LoraRun
 from benchmarks.paper.runs.settings import SEEDS, Setting
@@ -50,6 +50,11 @@ RATE_OF = {"flowers": "pets", "fashion": "cifar10"}
 
 def unchanged_setting(dataset: str, regime: str) -> Setting:
     return large_setting(dataset, regime, epochs=auto.EPOCHS, batch=auto.BATCH)
+
+
+def small_auto(dataset: str) -> Setting:
+    """`auto` at 112 pixels, with the images of the paper's tables."""
+    return Setting(dataset, "auto", epochs=auto.EPOCHS, batch=auto.BATCH)
 
 
 def other_setting(dataset: str, regime: str) -> Setting:
@@ -115,6 +120,7 @@ def all_jobs() -> list[Job]:
         for name in ("cifar10", "flowers"):
             jobs += trunk_runs(name, seed, MAIN + MANY_CELLS + MORE)
     jobs += [job for seed in SEEDS for job in large_runs(seed)]
+    jobs += [UnchangedRun(small_auto(name), seed) for seed in SEEDS for name in SETS]
     return list(dict.fromkeys(jobs))
 
 
@@ -130,4 +136,6 @@ def jobs_for(settings: Sequence[Setting]) -> list[Job]:
         elif isinstance(job, TrunkRun):
             rate_of_others = job.chooses and job.setting in likes
             jobs += [job] if job.setting in settings or rate_of_others else []
+        elif isinstance(job, UnchangedRun):
+            jobs += [job] if job.setting in settings else []
     return jobs
