@@ -76,7 +76,10 @@ def poster_settings(dataset: str) -> list[Setting]:
 
 
 def small_settings(dataset: str) -> list[Setting]:
-    """All but `auto` are columns of other tables. `auto` takes 60 s a set and seed."""
+    """All but `auto`, which takes 60 to 100 s a set and seed, are columns of other tables.
+
+    Expect of `auto` 86.7 on fashion, 64.9 ± 1.5 on pets, 77.7 ± 0.1 on CIFAR-10, 84.9 on flowers.
+    """
     others = [Setting(dataset, "memory"), Setting(dataset, "adapter"), Setting(dataset, "full")]
     return [
         small_auto(dataset),
