@@ -80,12 +80,11 @@ def small_settings(dataset: str) -> list[Setting]:
 
     Expect of `auto` 86.7 on fashion, 64.9 ± 1.5 on pets, 77.7 ± 0.1 on CIFAR-10, 84.9 on flowers.
     """
-    others = [Setting(dataset, "memory"), Setting(dataset, "adapter"), Setting(dataset, "full")]
     return [
         small_auto(dataset),
         cached_setting(dataset, **HEAD),
         cached_setting(dataset, **MASKED),
-        *others,
+        *(Setting(dataset, regime) for regime in ("memory", "adapter", "full")),
     ]
 
 
