@@ -15,12 +15,17 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_DEMO := $(VENV)/.installed-demo
 INSTALLED_FOR_BENCH := $(VENV)/.installed-bench
 
-.PHONY: help setup test lint types format demo bench docs wheel wheel-test chromium deploy-tools clean
+# One torch thread a worker: two workers with two threads each would fight over two cores. With
+# work stealing neighbours stay on one worker, so that what the tests of a file share is made once.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.PHONY: help setup check test lint types format demo bench docs wheel wheel-test chromium deploy-tools clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      see what Engram does"
-	@echo "make test      lint, types and all tests"
+	@echo "make check     lint and the fast tests: after every change (a minute)"
+	@echo "make test      lint, types and all tests: before a change lands"
 	@echo "make setup     create $(VENV) and install, nothing else"
 	@echo "make lint      ruff, the import contract and hadolint     make format   let ruff fix and format"
 	@echo "make types     mypy --strict"
@@ -62,10 +67,11 @@ $(INSTALLED_FOR_BENCH): $(INSTALLED) locks/bench.txt
 	$(LOCKED) -r locks/bench.txt
 	@touch $@
 
-# One torch thread a worker: two workers with two threads each would fight over two cores. With
-# work stealing neighbours stay on one worker, so that what the tests of a file share is made once.
-test: setup lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+check: lint
+	$(TESTS) -m fast
+
+test: lint types
+	$(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import run_engram
-from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
 
 TARGETS = {"pets": 0.88, "flowers": 0.95}
@@ -35,7 +35,7 @@ def main() -> None:
     argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy", description=str(__doc__).splitlines()[0]
     ).parse_args()
-    require_trunk()
+    require_backbone()
     with tempfile.TemporaryDirectory() as temporary:
         rows = measure(Path(temporary))
     title = "The default recipe on photographs (ViT-Ti/16, masked, 5 cells)"
@@ -62,7 +62,7 @@ def fit(name: str, data: Path, file: Path) -> tuple[float, float]:
     """Train one task with an empty cache: its test accuracy, and the seconds it took."""
     began = time.perf_counter()
     result = run_engram(
-        *("fit", data, "--task", name, "--backbone", TRUNK, "-o", file, "--test"),
+        *("fit", data, "--task", name, "--backbone", BACKBONE, "-o", file, "--test"),
         *("--regime", "masked"),
         cache=file.parent / f"cache-{name}",
     )
@@ -71,7 +71,7 @@ def fit(name: str, data: Path, file: Path) -> tuple[float, float]:
 
 def evaluate(folder: Path, *arguments: str | Path) -> dict[str, Any]:
     """The test scores by task, as `engram eval` prints them."""
-    return run_engram("eval", *arguments, "--backbone", TRUNK, cache=folder)
+    return run_engram("eval", *arguments, "--backbone", BACKBONE, cache=folder)
 
 
 if __name__ == "__main__":

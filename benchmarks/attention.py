@@ -23,10 +23,12 @@ from torch import Tensor
 
 import engram
 from benchmarks.command import run_engram
-from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
 from engram.images.preprocessing import normalise
-from engram.passes import forward_fast
+from engram.methods import Masked
+from engram.methods.forward import forward_fast
+from engram.model.passes import task_inputs
 
 COLUMNS = ("map", "of", "on the animal", "brightest patch on it", "in the four corners")
 WHO = {"masked": "a masked task", "base": "the ViT itself", "side": "a side task"}
@@ -36,9 +38,9 @@ def main() -> None:
     argparse.ArgumentParser(
         prog="python -m benchmarks.attention", description=str(__doc__).splitlines()[0]
     ).parse_args()
-    require_trunk()
+    require_backbone()
     with tempfile.TemporaryDirectory() as temporary:
-        model = engram.load_model(trained(Path(temporary)), TRUNK)
+        model = engram.load_model(trained(Path(temporary)), BACKBONE)
     maps, masks = measure(model)
     rows = [[*name, *scores(found, masks)] for name, found in maps.items()]
     title = "Attention maps and the trimaps of 370 pets (ViT-Ti/16)"
@@ -50,7 +52,7 @@ def trained(folder: Path) -> list[Path]:
     for regime in ("masked", "side"):
         files.append(folder / f"{regime}.safetensors")
         run_engram(
-            *("fit", ASSETS / "data" / "pets", "--task", regime, "--backbone", TRUNK),
+            *("fit", ASSETS / "data" / "pets", "--task", regime, "--backbone", BACKBONE),
             *("--regime", regime, "--epochs", "8", "-o", files[-1]),
             cache=folder / "cache",
         )
@@ -68,7 +70,7 @@ def measure(model: engram.MemoryViT) -> tuple[Mapping[tuple[str, str], Tensor], 
     masks = []
     for batch in engram.data.Loader(pets.subset(range(0, len(pets), 2)), model.preprocessing, 32):
         classes = torch.stack([batch.labels == 0, batch.labels == 1], 1).float()
-        masks.append(F.avg_pool2d(classes, model.trunk.config.patch))
+        masks.append(F.avg_pool2d(classes, model.backbone.config.patch))
         pixels = normalise(batch.images, model.preprocessing)
         for who in WHO:
             for method in ("weights", "contribution"):
@@ -92,33 +94,34 @@ def measure(model: engram.MemoryViT) -> tuple[Mapping[tuple[str, str], Tensor], 
 
 def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
     """Attention rollout (Abnar and Zuidema, 2020) of a class token: (images, rows, columns)."""
-    trunk, x = model.trunk, model.trunk.embed(pixels)
-    rotation = trunk.rotation(pixels.shape[-2:], x.shape[1])
+    backbone, x = model.backbone, model.backbone.embed(pixels)
+    rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
     layers: list[Tensor] = []
 
     def see(layer: int, normed: Tensor) -> None:
-        q, k, _ = trunk.layers[layer].project(normed, rotation)
+        q, k, _ = backbone.layers[layer].project(normed, rotation)
         layers.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).mean(1))
 
-    trunk.encode(x, pixels.shape[-2:], see)
+    backbone.encode(x, pixels.shape[-2:], see)
     reads: list[tuple[Tensor, Tensor]] = []
 
-    def watch(layer: int, to_trunk: Tensor, to_tokens: Tensor, *others: object) -> None:
-        of_trunk, itself = (part.mean(1)[:, 0] for part in (to_trunk, to_tokens))
-        total = of_trunk.sum(1, keepdim=True) + itself
-        reads.append((of_trunk / total, itself / total))
+    def watch(layer: int, to_backbone: Tensor, to_tokens: Tensor, *others: object) -> None:
+        of_backbone, itself = (part.mean(1)[:, 0] for part in (to_backbone, to_tokens))
+        total = of_backbone.sum(1, keepdim=True) + itself
+        reads.append((of_backbone / total, itself / total))
 
     if who != "base":
-        forward_fast(trunk, x, model.memory([who]), 0, watch, rotation=rotation)
+        memory = Masked.join(task_inputs(model, [who]), backbone).memory
+        forward_fast(backbone, x, memory, 0, watch, rotation=rotation)
     flow = torch.eye(x.shape[1]).expand(len(x), -1, -1)
     own = x.new_zeros(len(x), x.shape[1])
     for layer, weights in enumerate(layers):
         if reads:
-            of_trunk, itself = reads[layer]
-            own = 0.5 * own + 0.5 * ((of_trunk.unsqueeze(1) @ flow)[:, 0] + itself * own)
+            of_backbone, itself = reads[layer]
+            own = 0.5 * own + 0.5 * ((of_backbone.unsqueeze(1) @ flow)[:, 0] + itself * own)
         flow = 0.5 * flow + 0.5 * weights @ flow
-    patches = (own if reads else flow[:, 0])[:, trunk.config.prefix :]
-    return patches.reshape(len(x), *trunk.config.grid)
+    patches = (own if reads else flow[:, 0])[:, backbone.config.prefix :]
+    return patches.reshape(len(x), *backbone.config.grid)
 
 
 def scores(maps: Tensor, masks: Tensor) -> list[str]:

@@ -3,7 +3,7 @@
     python -m benchmarks.bulk [--images 1500] [--many 100000]
 
 Speed: images a second of `engram predict --out`, as it reports them, on JPEG photographs (a real
-ViT-Ti/16 with one task), next to those of the plain trunk on pixels that are in memory already;
+ViT-Ti/16 with one task), next to those of the plain backbone on pixels that are in memory already;
 both in turn, medians of three rounds. Memory: that of the command and its decoder as they go over
 many small images in an archive. It takes about ten minutes on two idle cores, needs the assets
 folder (../shared, or ENGRAM_ASSETS), and writes benchmarks/results/bulk.md.
@@ -30,7 +30,7 @@ import torch
 from PIL import Image
 
 import engram
-from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
 from engram.model import MemoryViT
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1500)
     parser.add_argument("--many", type=int, default=100_000)
     given = parser.parse_args()
-    require_trunk()
+    require_backbone()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = speed(folder, given.images)
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def speed(folder: Path, images: int) -> list[list[str]]:
-    """The plain trunk and the command in turn."""
-    model = MemoryViT(engram.load_trunk(TRUNK)).eval()
+    """The plain backbone and the command in turn."""
+    model = MemoryViT(engram.load_backbone(BACKBONE)).eval()
     model.add_task("pets", 37)
     task = model.save("pets", folder / "pets.safetensors")
     photographs = sorted((ASSETS / "data" / "pets").rglob("*.jpg"))
@@ -67,12 +67,14 @@ def speed(folder: Path, images: int) -> list[list[str]]:
     plain, bulk = [], []
     for i in range(ROUNDS):
         plain.append(plain_rate(model, pixels, images))
-        command = predict_command(task, listing, folder / f"{i}.parquet", "--backbone", str(TRUNK))
+        command = predict_command(
+            task, listing, folder / f"{i}.parquet", "--backbone", str(BACKBONE)
+        )
         answer = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
         bulk.append(json.loads(answer)["images_per_second"])
     ratios = [b / p for b, p in zip(bulk, plain, strict=True)]
     return [
-        ["the plain trunk, pixels in memory", f"{statistics.median(plain):.1f}"],
+        ["the plain backbone, pixels in memory", f"{statistics.median(plain):.1f}"],
         ["`engram predict --out`, JPEG files", f"{statistics.median(bulk):.1f}"],
         [
             "ratio (target)",
@@ -91,13 +93,13 @@ def plain_rate(model: MemoryViT, pixels: torch.Tensor, images: int) -> float:
     began = time.perf_counter()
     with torch.inference_mode():
         for _ in range(images // BATCH):
-            model.trunk.tokens(pixels)
+            model.backbone.tokens(pixels)
     return images // BATCH * BATCH / (time.perf_counter() - began)
 
 
 def peaks(folder: Path, many: int) -> list[list[str]]:
     """The memory of the command and its decoder as it goes over many images."""
-    model = MemoryViT(engram.load_trunk("pico"))
+    model = MemoryViT(engram.load_backbone("pico"))
     model.add_task("small", 3)
     task = model.save("small", folder / "small.safetensors")
     archive = small_images(folder / "many.tar", many)

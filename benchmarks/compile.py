@@ -23,11 +23,11 @@ class Mode(StrEnum):
 def main(
     mode: Mode = Mode.train, backbone: str = "pico", batch: int = 32, seconds: float = 40
 ) -> None:
-    trunk = engram.load_trunk(backbone)
-    model = engram.MemoryViT(trunk).eval()
+    vit = engram.load_backbone(backbone)
+    model = engram.MemoryViT(vit).eval()
     for i in range(3):
         model.add_task(f"task{i}", 10, cells=5, seed=i)
-    pixels, labels = torch.rand(batch, 3, *trunk.config.image_size), torch.randint(10, (batch,))
+    pixels, labels = torch.rand(batch, 3, *vit.config.image_size), torch.randint(10, (batch,))
 
     def answer(run: torch.nn.Module) -> None:
         with torch.no_grad():
@@ -50,7 +50,7 @@ def main(
     found = compare(cases, seconds=seconds, least=12, most=60)
     plain, fast = found["plain"], found["compiled"]
     print(
-        f"{mode.value}, {trunk.source}, batch {batch}: first call {first:.0f} s; plain "
+        f"{mode.value}, {vit.source}, batch {batch}: first call {first:.0f} s; plain "
         f"{1e3 * plain.seconds:.0f} ms, compiled {1e3 * fast.seconds:.0f} ms, ratio "
         f"{fast.ratio:.2f} ({fast.low:.2f} to {fast.high:.2f}, {fast.rounds} rounds)"
     )

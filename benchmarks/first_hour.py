@@ -4,10 +4,10 @@
 
 Each row is `engram fit PHOTOS --task NAME -o FILE` and `engram eval` as the README shows them, in
 an empty folder, with an empty cache, and with stdout and stderr in a pipe, as for a log file. The
-trunk is the one that `fit` chooses: with an empty cache of the Hub and no network, and with a real
-ViT-Ti/16 in it. The photographs are pets and flowers, and a folder as it comes from phones: HEIC,
-rotated JPEGs, screenshots and videos. It takes about fifteen minutes on two idle cores, needs the
-assets folder (../shared, or ENGRAM_ASSETS), and writes benchmarks/results/first_hour.md.
+backbone is the one that `fit` chooses: with an empty cache of the Hub and no network, and with a
+real ViT-Ti/16 in it. The photographs are pets and flowers, and a folder as it comes from phones:
+HEIC, rotated JPEGs, screenshots and videos. It takes about fifteen minutes on two idle cores, needs
+the assets folder (../shared, or ENGRAM_ASSETS), and writes benchmarks/results/first_hour.md.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
 
 VIT = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 COLUMNS = (
     "photographs",
-    "trunk that was chosen",
+    "backbone that was chosen",
     "first line",
     "longest silence",
     "lines",
@@ -65,7 +65,7 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", help="pets, flowers or phone; repeatable")
     only = parser.parse_args().only
-    require_trunk()
+    require_backbone()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         phone = phone_photographs(folder / "phone")
@@ -85,8 +85,8 @@ def main() -> None:
         ]
     write_report("first_hour", "The first hour, with nothing but defaults", [
         *markdown_table(COLUMNS, rows), "",
-        "The row with pico is a machine without a network: `fit` says that the bundled trunk sees "
-        "32 pixels and which command fetches a better one.",
+        "The row with pico is a machine without a network: `fit` says that the bundled backbone "
+        "sees 32 pixels and which command fetches a better one.",
         *([f"\nMeasured with `--only {' --only '.join(only)}`."] if only else []),
     ])  # fmt: skip
 
@@ -103,7 +103,7 @@ def first_result(folder: Path, name: str, data: Path, hub: Path) -> list[str]:
         test = f"{scores[name]['accuracy']:.1%}"
     return [
         name,
-        described["trunk"]["source"],
+        described["backbone"]["source"],
         f"{fit.lines[0][0]:.1f} s",
         f"{fit.longest_silence:.1f} s",
         str(len(fit.lines)),
@@ -157,13 +157,13 @@ def environment(folder: Path, hub: Path) -> Mapping[str, str]:
 
 
 def hub_cache(folder: Path) -> Path:
-    """A cache of the Hub with a real trunk, as a download leaves it."""
+    """A cache of the Hub with a real backbone, as a download leaves it."""
     repo = folder / f"models--{VIT.replace('/', '--')}"
     snapshot = repo / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("0" * 40)
-    shutil.copy(TRUNK, snapshot / "model.safetensors")
+    shutil.copy(BACKBONE, snapshot / "model.safetensors")
     config = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000}
     normalisation = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
     about = {"input_size": [3, 224, 224], "crop_pct": 0.9, **normalisation}

@@ -76,7 +76,7 @@ class Case:
         return [self.path(way) for way in WAYS]
 
     def _fit(self, splits: Splits, way: str, out: Path) -> None:
-        model = engram.MemoryViT(datasets.trunk(224))
+        model = engram.MemoryViT(datasets.backbone(224))
         model.add_task(self.name(way), splits.classes, regime=self.regime, seed=self.seed)
         engram.fit(model, self.name(way), splits, self.recipe, out=out, resume=True)
 
@@ -87,7 +87,7 @@ class Case:
         self._fit(splits_of(self.data), "joint", out)
 
     def _replay(self, out: Path) -> None:
-        model = engram.MemoryViT(datasets.trunk(224))
+        model = engram.MemoryViT(datasets.backbone(224))
         add_classes(
             model, self.path("before"), self.part(later=True), self.recipe,
             task=self.name("replay"), out=out, overwrite=True,
@@ -97,7 +97,7 @@ class Case:
         """All parameters of the old task, with a head that has room for the later classes."""
         old, name = engram.inspect(self.path("before")), self.name("fine-tuning")
         later = with_known_classes(self.part(later=True), old)
-        model = engram.MemoryViT(datasets.trunk(224))
+        model = engram.MemoryViT(datasets.backbone(224))
         task = model.add_task(name, later.classes, regime=self.regime, seed=self.seed)
         with torch.no_grad():
             for key, tensor in task.tensors().items():
@@ -109,7 +109,7 @@ class Case:
         """Of all tasks of this dataset, in one pass over its test images."""
         path = self.work.folder / f"{self.data}-{self.regime}-{self.seed}.pt"
         if self.work.piece(path):
-            model = engram.MemoryViT(datasets.trunk(224)).eval()
+            model = engram.MemoryViT(datasets.backbone(224)).eval()
             for one in every:
                 model.attach(one)
             torch.save(answer(model, splits_of(self.data)["test"]), path)

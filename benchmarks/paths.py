@@ -12,10 +12,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 #: Exported graphs, decoded images, quick runs: everything that is not worth committing.
 BUILD = ROOT / "build"
 ASSETS = Path(os.environ.get("ENGRAM_ASSETS", ROOT.parent / "shared"))
-TRUNK = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+BACKBONE = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
 
 
-def require_trunk() -> None:
+def require_backbone() -> None:
     """End the process with one sentence if the weights are missing."""
-    if not TRUNK.exists():
-        sys.exit(f"There is no {TRUNK}; set ENGRAM_ASSETS to the folder of weights and data.")
+    if not BACKBONE.exists():
+        sys.exit(f"There is no {BACKBONE}; set ENGRAM_ASSETS to the folder of weights and data.")

@@ -1,15 +1,15 @@
-"""Which regularisers and which shapes of side patches are worth it, on validation images.
+"""Which regularisers and which shapes of the side network are worth it, on validation images.
 
     OMP_NUM_THREADS=1 python -m benchmarks.regularisers --seconds 500
 
 Tasks train from the cached tokens of a real ViT-Ti/16 at 224 pixels: pets (592 training and 148
-validation images), fashion (600 and 400) and, for side patches, handwritten digits (600 and 400),
+validation images), fashion (600 and 400) and, for side tasks, handwritten digits (600 and 400),
 100 steps of 64 images, two seeds in each pass. Every row changes one thing. No test image is read.
 A finished pass is a line of results/regularisers.jsonl and never repeated; a process that is
 stopped loses only the pass it was in. `--table` prints the tables. A pass takes one to four minutes
 of one core.
 
-What is not in the package is tried here by replacing parts of engram.side for one pass.
+What is not in the package is tried here by replacing parts of engram.methods.side for one pass.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from torch import Tensor
 
 from benchmarks.paper.records import Record, Records
 from benchmarks.paper.runs import datasets
-from benchmarks.paths import RESULTS, require_trunk
+from benchmarks.paths import RESULTS, require_backbone
 from benchmarks.report import markdown_table
-from engram import side
 from engram.data.datasets import Splits, load
+from engram.methods import create_method, side
+from engram.methods.method import TaskInput
 from engram.model import MemoryViT
-from engram.tasks import spec
 from engram.tasks.heads import TaskHead
-from engram.tasks.settings import TaskSettings
 from engram.train.cache_plan import CachePlan
 from engram.train.feeds import CacheFeed
 from engram.train.learner import Learner
@@ -89,93 +88,57 @@ def _dropout() -> Any:
 
 
 def _drop_path() -> Any:
-    """What a step reads and thinks is left out for one image in ten."""
-    plain = side._Group._think
+    """What a step reads and what its MLP adds is left out for one image in ten."""
+    plain = side._SideGroup._attend_and_mlp
 
-    def think(self: Any, step: int, h: Tensor, part: slice | None = None) -> Tensor:
-        new = plain(self, step, h, part)
+    def attend_and_mlp(self: Any, step: int, h: Tensor, chunk: slice | None = None) -> Tensor:
+        new = plain(self, step, h, chunk)
         if not torch.is_grad_enabled():
             return new
         kept = (torch.rand(*h.shape[:2], 1, 1) > 0.1).to(h)
         return h + (new - h) * kept / 0.9
 
-    return mock.patch.object(side._Group, "_think", think)
+    return mock.patch.object(side._SideGroup, "_attend_and_mlp", attend_and_mlp)
 
 
 def _every_second() -> Any:
-    plain = side._Group.climb
+    plain = side._SideGroup.step
 
-    def climb(self: Any, step: int, h: Tensor, *given: Any) -> Tensor:
+    def one_step(self: Any, step: int, h: Tensor, *given: Any) -> Tensor:
         return h if step % 2 else plain(self, step, h, *given)
 
-    return mock.patch.object(side._Group, "climb", climb)
+    return mock.patch.object(side._SideGroup, "step", one_step)
 
 
 def _shared_projection() -> Any:
     """One P for all steps: the mean of those that the task has, of the same size as each."""
-    plain = side._Group.__init__
+    plain = side._SideGroup.__init__
 
-    def init(self: Any, members: Sequence[side.Member]) -> None:
-        plain(self, members)
+    def init(self: Any, tasks: Sequence[TaskInput]) -> None:
+        plain(self, tasks)
         shared = torch.stack(self.project).mean(0) * len(self.project) ** 0.5
-        self.project = [shared] * len(self.project)
+        self.project = (shared,) * len(self.project)
 
-    return mock.patch.object(side._Group, "__init__", init)
-
-
-def _all_rows() -> Any:
-    """Every row reads all rows, as in the form 1."""
-    return mock.patch.object(side, "_ReadMean", side._ReadRows)
+    return mock.patch.object(side._SideGroup, "__init__", init)
 
 
 def _no_reading() -> Any:
-    return mock.patch.object(side._ReadMean, "__call__", lambda self, step, y, part: 0 * y)
+    return mock.patch.object(side._SideGroup, "_attend", lambda self, y, *weights: 0 * y)
 
 
-def _convolution() -> Any:
-    """Every row reads its eight neighbours in the grid of patches, channel by channel.
-
-    Nine rows of the map that would make queries are the 3 x 3 weights; cells are not read.
-    """
-    plain = side._Group.__init__
-
-    def init(self: Any, members: Sequence[side.Member]) -> None:
-        plain(self, members)
-        maps = torch.stack([member.side.attention for member in members], 1)  # (steps, t, 4, r, r)
-        weights = (maps[:, :, 0, :9] * (self.rank**0.5 / 3)).mT.unbind()  # (t, r, 9) each
-        give = (maps[:, :, 2] @ maps[:, :, 3] * side._SHARE).unbind()  # (t, r, r) each
-
-        def read(step: int, y: Tensor, part: slice | None) -> Tensor:
-            t, b, n, r = y.shape
-            edge = int(n**0.5)
-            patches = y[:, :, -(edge**2) :].permute(1, 0, 3, 2).reshape(b, t * r, edge, edge)
-            kernel = side._of(weights, step, part).reshape(t * r, 1, 3, 3)
-            near = F.conv2d(patches, kernel, padding=1, groups=t * r)
-            near = near.view(b, t, r, -1).permute(1, 0, 3, 2)
-            whole = torch.cat([y[:, :, : -(edge**2)], near], dim=2)
-            return (whole.flatten(1, 2) @ side._of(give, step, part)).view_as(y)
-
-        self.read = read
-
-    return mock.patch.object(side._Group, "__init__", init)
-
-
-def _no_squares() -> Any:
-    patches = ExitStack()
-    for module in (side, spec):
-        patches.enter_context(mock.patch.object(module, "squares_seen", return_value=0))
-    return patches
+def _no_grid() -> Any:
+    return mock.patch.object(side, "_GRID_SCALE", 0.0)
 
 
 def _no_queries() -> Any:
-    plain = side._Group.pool
+    plain = side._SideGroup.pool
 
-    def pool(self: Any, h: Tensor, squares: Tensor) -> Tensor:
-        pooled = plain(self, h, squares)
-        pooled[..., : -self.squares * self.rank] *= 0
+    def pool(self: Any, h: Tensor, grid: Tensor) -> Tensor:
+        pooled = plain(self, h, grid)
+        pooled[..., : side.QUERIES * self.rank] *= 0
         return pooled
 
-    return mock.patch.object(side._Group, "pool", pool)
+    return mock.patch.object(side._SideGroup, "pool", pool)
 
 
 @dataclass(frozen=True)
@@ -185,7 +148,6 @@ class Row:
     name: str
     title: str
     regimes: tuple[str, ...] = BOTH
-    form: int = side.FORM
     recipe: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     patch: Patch = ExitStack
@@ -202,12 +164,9 @@ REGULARISERS = (
     Row("drop-path", "drop-path of 10 %", SIDE, patch=_drop_path),
 )
 SHAPES = (
-    Row("form 1", "form 1: every row reads all rows, no squares", SIDE, form=1),
-    Row("no squares", "eight queries alone", SIDE, patch=_no_squares),
-    Row("all rows", "every row reads all rows", SIDE, patch=_all_rows),
-    Row("no reading", "rows read nothing", SIDE, patch=_no_reading),
-    Row("convolution", "rows read their neighbours: 3 x 3, by channel", SIDE, patch=_convolution),
-    Row("no queries", "sixteen squares alone", SIDE, patch=_no_queries),
+    Row("no squares", "eight queries alone, no grid", SIDE, patch=_no_grid),
+    Row("no reading", "nothing is read: neither mean nor cells", SIDE, patch=_no_reading),
+    Row("no queries", "the grid alone", SIDE, patch=_no_queries),
     Row("rank 8", "rank 8", SIDE, settings={"rank": 8}),
     Row("rank 32", "rank 32", SIDE, settings={"rank": 32}),
     Row("second", "every second layer", SIDE, patch=_every_second),
@@ -228,7 +187,7 @@ QUEUE = [
 
 def run(name: str, regime: str, row: Row) -> Record:
     """Train both seeds: validation accuracy and loss, averaged weights or not."""
-    splits, model = _splits(name), MemoryViT(datasets.trunk(224))
+    splits, model = _splits(name), MemoryViT(datasets.backbone(224))
     recipe = BASE.but(**row.recipe)
     began = time.process_time()
     # All passes read the same cache, also those without a task that needs all of a row.
@@ -237,8 +196,8 @@ def run(name: str, regime: str, row: Row) -> Record:
         every = []
         for seed in SEEDS:
             called = f"task.{seed}"
-            what = splits.task_spec(called, TaskSettings(regime=regime, **row.settings))
-            model.add(replace(what, side_form=row.form), seed=seed)
+            method = create_method(regime, dict(row.settings))
+            model.add(splits.task_spec(called, method), seed=seed)
             every.append(Learner(model, called, recipe))
         training = Training(model, every, splits, recipe, None, Team(), silent)
         training.prepare()
@@ -288,7 +247,7 @@ def tables() -> list[str]:
     for title, regime, rows in (
         ("masked", "masked", REGULARISERS),
         ("side", "side", REGULARISERS),
-        ("Shapes of side patches", "side", SHAPES),
+        ("Shapes of the side network", "side", SHAPES),
     ):
         body = [
             [row.title, *(_cell(name, regime, row) for name in SETS[regime])]
@@ -325,7 +284,7 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     if not given.table:
-        require_trunk()
+        require_backbone()
         for name, regime, row in QUEUE:
             called = record_name(name, regime, row)
             if called in RECORDS:

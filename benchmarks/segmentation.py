@@ -5,7 +5,7 @@
 It trains three engrams: `outline` (segmentation from the trimaps; the border, value 3, is ignored),
 `breed` (classification, the default recipe) and `species` (multilabel: one column for cat and one
 for dog), all masked. For comparison it also trains a linear probe of outlines (regime `head`) and
-side patches. Then it evaluates the three in one pass and compares every output with that of the
+side networks. Then it evaluates the three in one pass and compares every output with that of the
 task alone. Learning rates and numbers of epochs were chosen on the validation split. All runs share
 one cache, which is empty at first: `outline` fills what it needs, and `species` reads what `breed`
 stored.
@@ -36,7 +36,7 @@ import torch
 
 import engram
 from benchmarks.command import run_engram
-from benchmarks.paths import ASSETS, TRUNK, require_trunk
+from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
@@ -125,7 +125,7 @@ class Workspace:
         steps = ("--steps", "4") if self.quick else ()
         return self.run(
             name,
-            *("fit", data, "--task", name, "--backbone", TRUNK, "-o", self.file(name), "--test"),
+            *("fit", data, "--task", name, "--backbone", BACKBONE, "-o", self.file(name), "--test"),
             *SETTINGS[name],
             *steps,
             *("--resume", "--overwrite"),
@@ -138,8 +138,8 @@ def differences(files: list[Path], photos: list[Path]) -> dict[str, tuple[float,
     Returns, by task, the largest absolute difference and the same as a share of the task's largest
     output. With `exact=True` there must be none, which is asserted.
     """
-    trunk = engram.load_trunk(TRUNK)
-    composed = engram.MemoryViT(trunk).eval()
+    backbone = engram.load_backbone(BACKBONE)
+    composed = engram.MemoryViT(backbone).eval()
     for file in files:
         composed.attach(file)
     preprocessing = composed.preprocessing
@@ -148,9 +148,9 @@ def differences(files: list[Path], photos: list[Path]) -> dict[str, tuple[float,
     found = {}
     with torch.no_grad():
         outputs, exact = composed(pixels), composed(pixels, exact=True)
-        assert torch.equal(exact["base"], trunk(pixels)), "base changed"
+        assert torch.equal(exact["base"], backbone(pixels)), "base changed"
         for name, file in zip(composed.tasks, files, strict=True):
-            alone = engram.MemoryViT(trunk).eval()
+            alone = engram.MemoryViT(backbone).eval()
             alone.attach(file)
             assert torch.equal(alone(pixels, exact=True)[name], exact[name]), f"{name} changed"
             most = float((alone(pixels)[name] - outputs[name]).abs().max())
@@ -162,7 +162,7 @@ def measure(work: Workspace) -> list[str]:
     fitted = {name: work.fit(name) for name in SETTINGS}
     files = [work.file(name) for name in SCORES]
     pairs = [word for name in SCORES for word in ("--data", f"{name}={work.data[name]}")]
-    composed = work.run("together", "eval", *files, *pairs, "--backbone", TRUNK)
+    composed = work.run("together", "eval", *files, *pairs, "--backbone", BACKBONE)
     rows = [score_row(work.file(name), name, fitted[name], composed[name]) for name in SCORES]
     photos = sorted((work.pets / "test").glob("*/*"))[:: 4 if work.quick else 23]
     print(f"differences: {len(photos)} photographs", file=sys.stderr, flush=True)
@@ -175,7 +175,7 @@ def measure(work: Workspace) -> list[str]:
         "",
         "A linear probe on the frozen patches (`--regime head`, the same recipe) has a mean IoU of "
         f"{fitted['probe']['metrics']['test']['miou']:.4f}. Target for the outline: above 0.93, "
-        "and above the probe. Side patches (`--regime side`) have "
+        "and above the probe. side networks (`--regime side`) have "
         f"{fitted['side']['metrics']['test']['miou']:.4f}.",
         "",
         f"Largest difference between a task's output in one pass with the others and alone, over "
@@ -188,7 +188,7 @@ def measure(work: Workspace) -> list[str]:
 def score_row(file: Path, name: str, fitted: dict[str, Any], composed: dict[str, Any]) -> list[str]:
     """One row of the table: the scores of one task, and whether they are the same alone."""
     spec, score = engram.inspect(file).spec, SCORES[name]
-    shown = f"{spec.does.title} {spec.does.shown(composed[score])}"
+    shown = f"{spec.kind_object.title} {spec.kind_object.shown(composed[score])}"
     if name == "outline":
         shown += f", pixel accuracy {composed['pixel_accuracy']:.4f}"
     if name == "species":
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep finished steps here and continue from them")
     parser.add_argument("--quick", action="store_true", help="a short test run without results")
     given = parser.parse_args()
-    require_trunk()
+    require_backbone()
     with tempfile.TemporaryDirectory() as temporary:
         work = Workspace((given.work or Path(temporary)).resolve(), given.quick)
         work.prepare()

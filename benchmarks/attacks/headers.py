@@ -30,15 +30,15 @@ FILE = "odd.safetensors"
 IMAGE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 
 
-def make_trunk() -> ViT:
-    trunk = engram.random_trunk(image_size=16, patch=4, width=16, depth=2, heads=2)
-    trunk.preprocessing = Preprocessing((16, 16))
-    return trunk
+def make_backbone() -> ViT:
+    backbone = engram.random_backbone(image_size=16, patch=4, width=16, depth=2, heads=2)
+    backbone.preprocessing = Preprocessing((16, 16))
+    return backbone
 
 
-def good_engrams(trunk: ViT) -> list[bytes]:
+def good_engrams(backbone: ViT) -> list[bytes]:
     """Files of all kinds of task and several regimes."""
-    model = MemoryViT(trunk)
+    model = MemoryViT(backbone)
     model.add_task("first", ["rose", "tulip", "é"], cells=3)
     model.add_task("child", 4, regime="masked+adapter", extends=["first"], adapter_width=2)
     model.add_task("head", 2, regime="mlp-head")
@@ -74,12 +74,12 @@ def with_header(data: bytes, header: Any) -> bytes:
     return struct.pack("<Q", len(written)) + written + tensors
 
 
-def attack(trunk: ViT, data: bytes) -> None:
+def attack(backbone: ViT, data: bytes) -> None:
     """What a user does with a file: inspect it, attach it, ask it about an image."""
     found = parse_engram(data, FILE)
     document = describe_engram(found, len(data)).document
     json.dumps(document)
-    model = MemoryViT(trunk)
+    model = MemoryViT(backbone)
     model.attach(found)
     view = torch.from_numpy(evaluation_view(IMAGE, model.preprocessing))
     with torch.inference_mode():
@@ -87,12 +87,12 @@ def attack(trunk: ViT, data: bytes) -> None:
 
 
 def run(count: int) -> Record:
-    rng, trunk = random.Random(0), make_trunk()
-    good = good_engrams(trunk)
+    rng, backbone = random.Random(0), make_backbone()
+    good = good_engrams(backbone)
     headers = [json.loads(header_of(data)[0]["__metadata__"]["engram"]) for data in good]
     cases = []
     for i in range(count):
         which = i % len(good)
         place, header = oddly_changed(headers[which], rng)
         cases.append((f"{headers[which]['task']['name']}, {place}", (good[which], header)))
-    return run_isolated(cases, lambda case: attack(trunk, with_header(*case)))
+    return run_isolated(cases, lambda case: attack(backbone, with_header(*case)))

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 import engram
-from benchmarks.attacks.headers import make_trunk
+from benchmarks.attacks.headers import make_backbone
 from benchmarks.attacks.record import Record
 
 ROUNDS = 5  # kills of one configuration before it may finish
@@ -104,7 +104,7 @@ class Bench:
         command, *rest = flags
         arguments = [
             command, str(self.folder / "photographs"), "--task", "colours",
-            "--backbone", str(self.folder / "trunk"), "-o", str(out), *STEPS, *rest, *more,
+            "--backbone", str(self.folder / "backbone"), "-o", str(out), *STEPS, *rest, *more,
         ]  # fmt: skip
         log, cache = str(self.folder / "log"), str(self.folder / f"cache-{out.stem}")
         process = self.context.Process(target=start_command, args=(arguments, log, cache))
@@ -171,7 +171,7 @@ def run(count: int) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), context)
         make_photographs(bench.folder / "photographs")
-        engram.save_trunk(make_trunk(), bench.folder / "trunk")
+        engram.save_backbone(make_backbone(), bench.folder / "backbone")
         for i, name in enumerate(names):
             kills = count // len(names) + (i < count % len(names))
             attack(bench, name, CONFIGURATIONS[name], kills, rng, record)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +60,19 @@ class Attacked:
 
 
 @contextmanager
-def attacked_service(record: Record, *flags: str) -> Iterator[Attacked]:
-    """A service on pico, watched until the block ends; then it has to stop well."""
+def attacked_service(
+    record: Record,
+    *flags: str,
+    files: int | None = None,
+    world: Callable[[Path], World] = make_world,
+) -> Iterator[Attacked]:
+    """A service on pico, or another world, watched until the block ends; it has to stop well.
+
+    `files` is how many files it may open.
+    """
     with tempfile.TemporaryDirectory() as name:
-        world = make_world(Path(name))
-        attacked = Attacked(world, Service(world.bundle, Path(name), *flags))
+        made = world(Path(name))
+        attacked = Attacked(made, Service(made.bundle, Path(name), *flags, files=files))
         command = [sys.executable, "-m", "benchmarks.attacks.health", attacked.url]
         pipe = subprocess.PIPE
         sampler = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
@@ -76,6 +84,7 @@ def attacked_service(record: Record, *flags: str) -> Iterator[Attacked]:
         log = attacked.service.log.read_text(errors="replace")
         if code != 0:
             record.lost.append(f"the service ended with {code}: {log[-300:]}")
-        if "Traceback" in log:
-            record.lost.append(f"the log has a traceback: {log[log.index('Traceback') :][:300]}")
+        for word in ("Traceback", "panicked"):
+            if word in log:
+                record.lost.append(f"the log has a {word}: {log[log.index(word) :][:300]}")
         record.slowest_health = float(sampled)

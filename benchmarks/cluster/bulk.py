@@ -33,7 +33,7 @@ from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.bulk import answered_on
-from engram.cluster.settings import ClusterSettings
+from engram.cluster.connect import ClusterSettings
 from engram.inference.bulk.answers import Answering, answered_here
 from engram.inference.bulk.job import predict_to
 from engram.inference.bulk.settings import BulkSettings
@@ -47,7 +47,7 @@ TITLES = {
     "two": "cluster, 2 actors",
     "losses": "cluster, 2 actors, with losses",
 }
-ACTOR = "Map(Model)"  # in the title of the processes that hold the model
+ACTOR = "ModelActor"  # in the title of the processes that hold the model
 BROKEN = 5  # images that cannot be read
 TIMEOUT = 30.0  # seconds of silence after which work is begun anew
 
@@ -113,8 +113,10 @@ def make_photos(images: int) -> Path:
 def make_model() -> MemoryViT:
     """A small ViT with a task of random weights: work for minutes, and the same each time."""
     torch.manual_seed(0)
-    trunk = engram.random_trunk(image_size=64, patch=8, width=192, depth=6, heads=3, classes=10)
-    model = MemoryViT(trunk).eval()
+    backbone = engram.random_backbone(
+        image_size=64, patch=8, width=192, depth=6, heads=3, classes=10
+    )
+    model = MemoryViT(backbone).eval()
     task = model.add_task("colours", ["red", "green", "blue"], cells=5)
     torch.nn.init.normal_(task.head.weight, std=0.3)
     return model

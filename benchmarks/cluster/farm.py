@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,12 @@ import torch
 from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
-from engram.cluster.farm import RayRunner
+from engram.cluster.farm import held, run_farm
+from engram.cluster.jobs import read_jobs
+from engram.cluster.plan import make_plan
+from engram.cluster.status import FarmResult, Status
+from engram.cluster.workers import Workers, local_workers, ray_workers
 from engram.data.arrays import DIGITS
-from engram.farm.farm import FarmResult, held, run_farm
-from engram.farm.jobs import read_jobs
-from engram.farm.local import LocalRunner
-from engram.farm.plan import make_plan
-from engram.farm.schedule import Runner, Status
 from engram.store.bundles import read_bundle
 
 FOLDER = BUILD / "cluster" / "farm"
@@ -73,10 +72,12 @@ class Watch:
     def line(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
-    def show(self, statuses: Sequence[Status]) -> None:
+    def __call__(self, statuses: Sequence[Status], text: str) -> None:
+        if text:
+            self.line(text)
         if self._cluster is None or self.lost:
             return
-        training = [one.name for one in statuses if one.running and "training" in one.note]
+        training = [one.name for one in statuses if not one.ended and "training" in one.note]
         for node in self._cluster.worker_nodes:
             for name in training:
                 if processes(node, f"{_TITLE}{name}"):
@@ -86,18 +87,19 @@ class Watch:
                     return
 
 
-def farm(name: str, runner_of: Any, watch: Watch) -> FarmResult:
+def farm(
+    name: str, workers_in: Callable[[Path], AbstractContextManager[Workers]], watch: Watch
+) -> FarmResult:
     """Run the jobs in a folder of their own, with a cache of their own."""
     folder = FOLDER / f"{name}.farm"
     os.environ["ENGRAM_CACHE"] = str(FOLDER / f"{name}.cache")
     plan = make_plan(read_jobs(Path("jobs.toml"), folder, folder / "bundle"), print)
-    runner: AbstractContextManager[Runner] = runner_of(folder)
     with held(folder):
-        return run_farm(plan, folder, runner, watch)
+        return run_farm(plan, folder, workers_in(folder), watch, retries=3)
 
 
-def on(address: str, folder: Path) -> RayRunner:
-    return RayRunner(address, slots=2, retries=3, cpus=1, gpus=0, folder=folder)
+def on(address: str, folder: Path) -> AbstractContextManager[Workers]:
+    return ray_workers(address, slots=2, cpus=1, gpus=0, folder=folder)
 
 
 def contents(result: FarmResult) -> dict[str, str]:
@@ -119,7 +121,7 @@ def main() -> None:
     digits = np.load(DIGITS)
     np.savez("digits.npz", images=digits["images"][:IMAGES], labels=digits["labels"][:IMAGES])
     torch.set_num_threads(1)
-    alone = farm("alone", lambda folder: LocalRunner(1, 0, 1, folder), Watch())
+    alone = farm("alone", lambda folder: local_workers(1, 1), Watch())
     runs = {"one process after another": (alone, "")}
     with three_nodes() as cluster:
         there = partial(on, cluster.address)

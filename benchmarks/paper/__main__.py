@@ -22,7 +22,7 @@ from benchmarks.paper.experiments import EXPERIMENTS
 from benchmarks.paper.queue import all_jobs
 from benchmarks.paper.records import FOLDER
 from benchmarks.paper.worker import Job, work_through
-from benchmarks.paths import require_trunk
+from benchmarks.paths import require_backbone
 from engram.errors import EngramError
 
 
@@ -42,7 +42,7 @@ def main(given: Sequence[str] | None = None) -> None:
     elif arguments.list:
         _print_list(jobs)
     else:
-        require_trunk()
+        require_backbone()
         work_through(jobs, arguments.limit)
         _print_tables(names)
 

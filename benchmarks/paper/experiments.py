@@ -207,7 +207,8 @@ LARGE_ROWS: tuple[tuple[str, Callable[[str], Setting]], ...] = (
 
 
 def large_jobs() -> list[Job]:
-    """Auto and every regime that leaves the trunk unchanged, beside what does not, at 224 pixels.
+    """Auto and every regime that leaves the backbone unchanged, beside what does not, at 224
+    pixels.
 
     About 180 s of processor time for auto on pets, and 300 s on fashion. LoRA, full tuning,
     memory and adapters train in bf16 for 10 epochs: 400 s on pets and 1,200 to 1,600 s on fashion
@@ -222,7 +223,7 @@ def large() -> list[str]:
         first = setting("pets")
         cost = "" if first.regime == "auto" else macs_cell(first, datasets.shape())
         rows.append([label, *(accuracy_cell(setting(name)) for name in SETS), cost])
-    return markdown_table(("", *SETS, "extra MACs, relative to the trunk's pass"), rows)
+    return markdown_table(("", *SETS, "extra MACs, relative to the backbone's pass"), rows)
 
 
 GAP_SETS = ("fashion", "pets")
@@ -272,7 +273,7 @@ def gap() -> list[str]:
         [label, *map(accuracy_cell, row), parameters_cell(row[0]), macs_cell(row[0], shape)]
         for label, row in zip(labels, zip(*map(gap_settings, GAP_SETS), strict=True), strict=True)
     ]
-    head = ("", *GAP_SETS, "parameters", "extra MACs, relative to the trunk's pass")
+    head = ("", *GAP_SETS, "parameters", "extra MACs, relative to the backbone's pass")
     return markdown_table(head, rows)
 
 
@@ -292,7 +293,7 @@ TRIAL_ROWS: tuple[tuple[str, Row, float], ...] = (
 
 
 def trial_settings(dataset: str) -> list[Setting]:
-    """500 s from the cache and 1,500 s through the trunk.
+    """500 s from the cache and 1,500 s through the backbone.
 
     The earlier trial took the first 1,000 training and the first 1,000 test images of
     Fashion-MNIST, and the best rate on those test images. Here the rows are trained on the same
@@ -300,10 +301,10 @@ def trial_settings(dataset: str) -> list[Setting]:
     a rate that is chosen on validation images. Expect head 81.1, masked with 5 cells 82.4,
     memory 85.8, full 87.6.
     """
-    through_trunk = ("memory", "full")
+    through_backbone = ("memory", "full")
     return [
         Setting(dataset, **row)
-        if row["regime"] in through_trunk
+        if row["regime"] in through_backbone
         else cached_setting(dataset, **row)
         for _, row, _ in TRIAL_ROWS
     ]

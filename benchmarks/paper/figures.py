@@ -1,12 +1,13 @@
 """The two figures of docs/results.md, from the records: accuracy against cost, and the order.
 
-Blue points leave the trunk unchanged; grey ones need a pass of the trunk for each task.
+Blue points leave the backbone unchanged; grey ones need a pass of the backbone for each task.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def _against_cost() -> Figure:
     figure = Figure(figsize=(9, 6.6), layout="constrained")
     for axes, name in zip(figure.subplots(2, 2, sharex=True).flat, datasets.SETS, strict=True):
         _draw_costs(axes, name)
-    figure.supxlabel("multiply-adds of one more task, in % of the trunk's pass", size=10)
+    figure.supxlabel("multiply-adds of one more task, in % of the backbone's pass", size=10)
     figure.supylabel("test accuracy, %", size=10)
     return figure
 
@@ -94,13 +95,14 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _cost(setting: Setting) -> float:
-    """Per cent of the trunk's pass, with the head; a whole pass more where the trunk changes."""
+    """Per cent of the backbone's pass, with the head; one pass more where the backbone changes."""
     regime = setting.regime
     if regime == "auto":
         regime = str(run_records(setting)[0]["kept"])
     if regime == "lora":
-        return 100.0  # merged into the trunk's own weights
-    spec = TaskSpec("task", class_names(CLASSES[setting.set]), regime=regime, cells=setting.cells)
+        return 100.0  # merged into the backbone's own weights
+    method = replace(setting, regime=regime).method()
+    spec = TaskSpec("task", class_names(CLASSES[setting.set]), method=method)
     costs = task_costs(datasets.shape(), spec, image_size=(setting.pixels, setting.pixels))
     return 100 * (costs.share + costs.own_pass)
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.paper.runs.settings import SEEDS, Setting, run_records
+from engram.backbones.shape import BackboneShape
 from engram.tasks.costs import task_costs
-from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec, class_names
 
 MISSING = "not run"
@@ -39,26 +39,20 @@ def parameters_cell(setting: Setting) -> str:
     return f"{found[0]:,}" if found else MISSING
 
 
-def macs_cell(setting: Setting, trunk: TrunkShape) -> str:
-    """Multiply-accumulates per image, as a share of the trunk's own pass at that image size."""
-    share, own_pass = extra_macs(setting, trunk)
+def macs_cell(setting: Setting, backbone: BackboneShape) -> str:
+    """Multiply-accumulates per image, as a share of the backbone's own pass at that image size."""
+    share, own_pass = extra_macs(setting, backbone)
     return f"{100 * share:.1f} %{', in a separate pass' if own_pass else ''}"
 
 
-def extra_macs(setting: Setting, trunk: TrunkShape) -> tuple[float, bool]:
-    """What a task adds to the trunk's pass, as a share of it, and whether it needs its own pass."""
+def extra_macs(setting: Setting, backbone: BackboneShape) -> tuple[float, bool]:
+    """The cost of a task as a share of the backbone's pass, and whether it needs its own pass."""
     if setting.regime == "lora":
-        return 0.0, True  # merged into the trunk's own weights
-    spec = TaskSpec(
-        "task",
-        class_names(2),
-        regime=setting.regime,
-        cells=setting.cells,
-        adapter_width=setting.width or 32,
-    )
+        return 0.0, True  # merged into the backbone's own weights
+    spec = TaskSpec("task", class_names(2), method=setting.method())
     size = (setting.pixels, setting.pixels)
-    cost = task_costs(trunk, spec, image_size=size)
+    cost = task_costs(backbone, spec, image_size=size)
     more = cost.macs
     if setting.place != "both":
-        more -= 2 * trunk.width * setting.width * trunk.depth
-    return more / cost.trunk_macs, cost.own_pass
+        more -= 2 * backbone.width * setting.width * backbone.depth
+    return more / cost.backbone_macs, cost.own_pass

@@ -12,10 +12,10 @@ from benchmarks.paper.runs.datasets import FIRST, SETS
 from benchmarks.paper.runs.from_cache import CachedRuns, cached_runs
 from benchmarks.paper.runs.lora import LoraRun
 from benchmarks.paper.runs.settings import SEEDS, Setting
-from benchmarks.paper.runs.through_trunk import TrunkRun
+from benchmarks.paper.runs.through_backbone import BackboneRun
 from benchmarks.paper.worker import Job
 
-#: Rows that train through the trunk, each at the best of its own learning rates.
+#: Rows that train through the backbone, each at the best of its own learning rates.
 MAIN: tuple[dict[str, Any], ...] = (
     {"regime": "full"},
     {"regime": "memory"},
@@ -33,16 +33,16 @@ MORE: tuple[dict[str, Any], ...] = (
 )
 
 
-def trunk_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> list[Job]:
+def backbone_runs(dataset: str, seed: int, rows: Sequence[dict[str, Any]]) -> list[Job]:
     jobs: list[Job] = []
     for row in rows:
         like = Setting(dataset, **row["like"]) if "like" in row else None
         setting = Setting(dataset, **{key: value for key, value in row.items() if key != "like"})
-        jobs.append(TrunkRun(setting, seed, like))
+        jobs.append(BackboneRun(setting, seed, like))
     return jobs
 
 
-#: At 224 pixels: what leaves the trunk unchanged, what does not, and whose rate a set takes.
+#: At 224 pixels: what leaves the backbone unchanged, what does not, and whose rate a set takes.
 UNCHANGED = ("auto", "head", "readout", "masked", "masked+adapter", "side")
 OTHERS = ("lora", "full", "memory", "adapter")
 RATE_OF = {"flowers": "pets", "fashion": "cifar10"}
@@ -68,7 +68,7 @@ def large_setting(dataset: str, regime: str, **row: Any) -> Setting:
 
 
 def large_runs(seed: int) -> list[Job]:
-    """Auto, then training through the trunk, then every regime; sets that choose a rate first."""
+    """Auto, then training through the backbone, then every regime; sets that choose rates first."""
     order = ("pets", "flowers", "cifar10", "fashion")
     unchanged: list[Job] = [
         UnchangedRun(unchanged_setting(dataset, regime), seed)
@@ -80,45 +80,45 @@ def large_runs(seed: int) -> list[Job]:
         first = RATE_OF.get(dataset)
         for regime in OTHERS:
             like = None if first is None else other_setting(first, regime)
-            run = LoraRun if regime == "lora" else TrunkRun
+            run = LoraRun if regime == "lora" else BackboneRun
             others.append(run(other_setting(dataset, regime), seed, like))
     return [*unchanged[: len(order)], *others, *unchanged[len(order) :]]
 
 
 def all_jobs() -> list[Job]:
-    jobs: list[Job] = [cached_runs("fashion", "rows", 0), *trunk_runs("fashion", 0, MAIN)]
-    jobs += [*trunk_runs("pets", 0, MAIN), cached_runs("flowers", "five", 0)]
-    jobs += [*trunk_runs("flowers", 0, MAIN[1:2]), *concatenation.jobs()]
-    jobs += [cached_runs("pets", "rows", 0), *trunk_runs("fashion", 0, MANY_CELLS)]
+    jobs: list[Job] = [cached_runs("fashion", "rows", 0), *backbone_runs("fashion", 0, MAIN)]
+    jobs += [*backbone_runs("pets", 0, MAIN), cached_runs("flowers", "five", 0)]
+    jobs += [*backbone_runs("flowers", 0, MAIN[1:2]), *concatenation.jobs()]
+    jobs += [cached_runs("pets", "rows", 0), *backbone_runs("fashion", 0, MANY_CELLS)]
     jobs += [cached_runs(name, "rows", seed) for seed in (1, 2) for name in ("pets", "fashion")]
-    jobs += [*trunk_runs("fashion", 0, MORE), *trunk_runs("pets", 0, MANY_CELLS)]
+    jobs += [*backbone_runs("fashion", 0, MORE), *backbone_runs("pets", 0, MANY_CELLS)]
     jobs += [cached_runs("fashion", "crops", 0), cached_runs("fashion", "gap", 0)]
     jobs += [cached_runs("fashion", "views", 0), cached_runs("pets", "large", *SEEDS)]
     jobs += extension.jobs()
     for seed in SEEDS[1:]:
-        jobs += [*trunk_runs("pets", seed, MAIN[:2]), *trunk_runs("fashion", seed, MAIN[:2])]
+        jobs += [*backbone_runs("pets", seed, MAIN[:2]), *backbone_runs("fashion", seed, MAIN[:2])]
     jobs += [cached_runs(FIRST, "rows", 0), cached_runs(FIRST, "views", 0)]
-    jobs += [*trunk_runs(FIRST, 0, MAIN[:2]), *trunk_runs(FIRST, 0, MANY_CELLS)]
-    jobs += [*trunk_runs("pets", 0, MORE), cached_runs("pets", "gap", 0)]
+    jobs += [*backbone_runs(FIRST, 0, MAIN[:2]), *backbone_runs(FIRST, 0, MANY_CELLS)]
+    jobs += [*backbone_runs("pets", 0, MORE), cached_runs("pets", "gap", 0)]
     jobs += [cached_runs("pets", "views", 0)]
     jobs += [cached_runs(name, "rows", 0) for name in ("flowers", "cifar10")]
     jobs += [cached_runs("flowers", "large", *SEEDS)]
     for seed in SEEDS[1:]:
-        jobs += [*trunk_runs("pets", seed, MAIN), *trunk_runs("fashion", seed, MAIN)]
+        jobs += [*backbone_runs("pets", seed, MAIN), *backbone_runs("fashion", seed, MAIN)]
         jobs += [cached_runs(name, "rows", seed) for name in ("flowers", "cifar10")]
     jobs += [cached_runs("fashion", "large", *SEEDS)]
     for seed in SEEDS[1:]:
         for name in ("pets", "fashion"):
-            jobs += trunk_runs(name, seed, MANY_CELLS + MORE)
+            jobs += backbone_runs(name, seed, MANY_CELLS + MORE)
     jobs += [cached_runs("pets", "large views", *SEEDS), cached_runs("cifar10", "large", *SEEDS)]
     jobs += [cached_runs(name, "views", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
     jobs += [cached_runs(name, "gap", seed) for seed in SEEDS[1:] for name in ("pets", "fashion")]
-    jobs += [*trunk_runs("flowers", 0, MAIN), *trunk_runs("cifar10", 0, MAIN)]
+    jobs += [*backbone_runs("flowers", 0, MAIN), *backbone_runs("cifar10", 0, MAIN)]
     jobs += [cached_runs(name, "norm", *SEEDS) for name in ("cifar10", "flowers")]
     jobs += [cached_runs("flowers", "views", 0), cached_runs("flowers", "large views", *SEEDS)]
     for seed in SEEDS:
         for name in ("cifar10", "flowers"):
-            jobs += trunk_runs(name, seed, MAIN + MANY_CELLS + MORE)
+            jobs += backbone_runs(name, seed, MAIN + MANY_CELLS + MORE)
     jobs += [job for seed in SEEDS for job in large_runs(seed)]
     jobs += [UnchangedRun(small_auto(name), seed) for seed in SEEDS for name in SETS]
     return list(dict.fromkeys(jobs))
@@ -127,13 +127,13 @@ def all_jobs() -> list[Job]:
 def jobs_for(settings: Sequence[Setting]) -> list[Job]:
     """The jobs that these settings need, and no more."""
     jobs: list[Job] = []
-    runs = [job for job in all_jobs() if isinstance(job, TrunkRun)]
+    runs = [job for job in all_jobs() if isinstance(job, BackboneRun)]
     likes = {job.like for job in runs if job.setting in settings}
     for job in all_jobs():
         if isinstance(job, CachedRuns):
             wanted = tuple(one for one in job.settings if one in settings)
             jobs += [replace(job, settings=wanted)] if wanted else []
-        elif isinstance(job, TrunkRun):
+        elif isinstance(job, BackboneRun):
             rate_of_others = job.chooses and job.setting in likes
             jobs += [job] if job.setting in settings or rate_of_others else []
         elif isinstance(job, UnchangedRun):

@@ -1,4 +1,4 @@
-"""The service's ONNX engines with ten tasks, compared with the plain trunk in PyTorch.
+"""The service's ONNX engines with ten tasks, compared with the plain backbone in PyTorch.
 
     python -m benchmarks.serve.engines --threads 2 --seconds 60
 
@@ -24,15 +24,15 @@ from torch import Tensor
 
 from benchmarks.paths import RESULTS
 from benchmarks.report import markdown_table
+from engram.backbones.random import backbone_of_shape
 from engram.experiments.timing import Case, Timing, compare, describe_machine, machine
 from engram.export.engine import OnnxEngine
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
 from engram.model import MemoryViT
-from engram.trunks.random import trunk_of_shape
 from engram.vit import ViT
 
-PLAIN = "plain trunk, torch"
+PLAIN = "plain backbone, torch"
 INT8 = "onnx-int8"
 LEAST = {1: 1.0, 16: 1.6}  # of INT8, by batch size
 
@@ -44,9 +44,9 @@ def run_torch(model: ViT | MemoryViT, pixels: Tensor) -> None:
 
 def make_model(shape: str, tasks: int, cells: int, classes: int) -> MemoryViT:
     torch.manual_seed(0)
-    trunk = trunk_of_shape(shape)
-    trunk.preprocessing = Preprocessing(trunk.config.image_size)
-    model = MemoryViT(trunk).eval()
+    backbone = backbone_of_shape(shape)
+    backbone.preprocessing = Preprocessing(backbone.config.image_size)
+    model = MemoryViT(backbone).eval()
     for i in range(tasks):
         task = model.add_task(f"task{i}", classes, cells)
         torch.nn.init.normal_(task.head.weight, std=0.1)
@@ -55,7 +55,7 @@ def make_model(shape: str, tasks: int, cells: int, classes: int) -> MemoryViT:
 
 def with_another(model: MemoryViT) -> MemoryViT:
     """The model as the service makes it to attach a task."""
-    other = MemoryViT(model.trunk).eval()
+    other = MemoryViT(model.backbone).eval()
     for name in model.tasks:
         other.attach(model.engram(name))
     other.add_task("another", 10, 5)
@@ -95,15 +95,15 @@ def table(batch: int, found: dict[str, Timing]) -> list[str]:
         ratio = f"{1 / timing.ratio:.2f} ({1 / timing.high:.2f} to {1 / timing.low:.2f})"
         rows.append([name, f"{batch / timing.seconds:.1f}", ratio])
     rounds = next(iter(found.values())).rounds
-    head = ("", "images/s", "relative to the plain trunk in torch (quartiles)")
+    head = ("", "images/s", "relative to the plain backbone in torch (quartiles)")
     return [f"## Batch {batch}", "", *markdown_table(head, rows), "", f"{rounds} rounds.", ""]
 
 
 def cases_of(model: MemoryViT, engines: Mapping[str, OnnxEngine], batch: int) -> dict[str, Case]:
     """What is timed at one batch size."""
-    trunk, tasks = model.trunk, len(model.tasks)
+    backbone, tasks = model.backbone, len(model.tasks)
     pixels = generated_pixels(model.preprocessing, batch)
-    cases = {PLAIN: Case(partial(run_torch, trunk, pixels))}
+    cases = {PLAIN: Case(partial(run_torch, backbone, pixels))}
     cases[f"{tasks} tasks, torch"] = Case(partial(run_torch, model, pixels))
     for name, engine in engines.items():
         cases[f"{tasks} tasks, {name}"] = Case(partial(engine.run, pixels, engine.names))
@@ -130,7 +130,7 @@ def parse() -> argparse.Namespace:
         prog="python -m benchmarks.serve.engines", description=str(__doc__).splitlines()[0]
     )
     add = parser.add_argument
-    add("--shape", default="ViT-B/32", help="architecture of the trunk")
+    add("--shape", default="ViT-B/32", help="architecture of the backbone")
     add("--tasks", type=int, default=10, help="number of tasks")
     add("--cells", type=int, default=5, help="cells of each task")
     add("--classes", type=int, default=10, help="classes of each task")
@@ -149,7 +149,7 @@ def main() -> None:
     engines, started = start(model, given.threads)
     print("\n".join(started), flush=True)
     lines = [
-        f"# {given.tasks} tasks in ONNX, compared with the plain trunk",
+        f"# {given.tasks} tasks in ONNX, compared with the plain backbone",
         "",
         f"{given.shape} with random weights, {given.tasks} tasks of {given.cells} cells and "
         f"{given.classes} classes, {given.threads} threads for every engine. Measured by `python "

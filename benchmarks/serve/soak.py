@@ -27,7 +27,9 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,7 +67,7 @@ class World:
 def make_world(folder: Path) -> World:
     """pico with six tasks of random weights, two of them in the bundle."""
     torch.manual_seed(0)
-    model = MemoryViT(engram.load_trunk("pico")).eval()
+    model = MemoryViT(engram.load_backbone("pico")).eval()
     engrams = {}
     for i, name in enumerate(STAY + COME_AND_GO):
         extends = {"b": ["a"], "d": ["a"], "f": ["a", "b"]}.get(name, [])
@@ -92,7 +94,7 @@ def random_images() -> list[bytes]:
 
 def answers(model: MemoryViT, image: bytes) -> dict[str, dict[str, float]]:
     """The probability of every class of every task, from the model called directly."""
-    preprocessing = model.trunk.preprocessing
+    preprocessing = model.backbone.preprocessing
     assert preprocessing is not None
     view = torch.from_numpy(evaluation_view(image, preprocessing))
     with torch.inference_mode():
@@ -101,7 +103,7 @@ def answers(model: MemoryViT, image: bytes) -> dict[str, dict[str, float]]:
 
 
 def _probabilities(model: MemoryViT, name: str, logits: torch.Tensor) -> dict[str, float]:
-    labels = model.trunk.labels if name == "base" else model.task(name).spec.classes
+    labels = model.backbone.labels if name == "base" else model.task(name).spec.classes
     assert labels is not None
     return dict(zip(labels, logits.softmax(-1).tolist(), strict=True))
 
@@ -109,7 +111,8 @@ def _probabilities(model: MemoryViT, name: str, logits: torch.Tensor) -> dict[st
 class Service:
     """`engram serve` in its own process."""
 
-    def __init__(self, bundle: Path, folder: Path, *flags: str) -> None:
+    def __init__(self, bundle: Path, folder: Path, *flags: str, files: int | None = None) -> None:
+        """Start it; `files` is how many files it may open."""
         self.log = folder / f"stderr-{len(list(folder.glob('stderr-*')))}"
         command = [sys.executable, "-m", "engram", "serve", str(bundle), "--port", "0", "--json"]
         with self.log.open("w") as log:
@@ -119,6 +122,9 @@ class Service:
                 stderr=log,
                 text=True,
                 env={**os.environ, "ENGRAM_TOKEN": TOKEN},
+                preexec_fn=None
+                if files is None
+                else partial(setrlimit, RLIMIT_NOFILE, (files,) * 2),
             )
         assert self.process.stdout is not None
         text = ""

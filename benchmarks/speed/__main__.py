@@ -1,10 +1,10 @@
 """Measure everything in one run, then write speed.md, its plots and the tables of docs/scale.md.
 
     python -m benchmarks.speed                      everything: about 35 minutes on two idle cores
-    python -m benchmarks.speed --quick              a small trunk and few rounds: no valid figures
-    python -m benchmarks.speed --resume             continue an interrupted run
-    python -m benchmarks.speed --only side          measure one section (again)
-    python -m benchmarks.speed --write              only write the pages, from the last measurements
+    python -m benchmarks.speed --quick              a small backbone and few rounds: no valid
+    figures python -m benchmarks.speed --resume             continue an interrupted run python -m
+    benchmarks.speed --only side          measure one section (again) python -m benchmarks.speed
+    --write              only write the pages, from the last measurements
 
 The results are in benchmarks/results: speed.md, its plots and the measured numbers of each section
 in speed/. A section is written as soon as it is done.
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--quick", dest="plan", action="store_const", const="quick", default="full",
-        help="a small trunk and few rounds, to see that everything runs")  # fmt: skip
+        help="a small backbone and few rounds, to see that everything runs")  # fmt: skip
     add("--plan", choices=sorted(PLANS), help="full, quick, or tiny (for tests)")
     add("--only", type=lambda text: text.split(","), default=[], metavar="A,B",
         help=f"sections to measure: {', '.join(SECTIONS)}")  # fmt: skip

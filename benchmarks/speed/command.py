@@ -1,9 +1,9 @@
 """The whole `engram fit` command, compared with one plain pass over the same photographs.
 
-    python -m benchmarks.speed.command TRUNK FOLDER
+    python -m benchmarks.speed.command BACKBONE FOLDER
 
-prints the seconds of that pass: reading, decoding and the trunk, without starting Python. The time
-of the command counts everything, from the start of the process to its report.
+prints the seconds of that pass: reading, decoding and the backbone, without starting Python. The
+time of the command counts everything, from the start of the process to its report.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import torch
 from PIL import Image
 
 from benchmarks.command import run_engram
-from benchmarks.paths import ASSETS, ROOT, TRUNK
+from benchmarks.paths import ASSETS, BACKBONE, ROOT
 from benchmarks.speed.plan import Plan
+from engram.backbones.load import load_backbone
 from engram.data.datasets import load
 from engram.data.loader import Loader
 from engram.experiments.bench import PLAIN, Measurement
 from engram.experiments.timing import Say, Timing
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.train.recipe import Recipe
-from engram.trunks.load import load_trunk
 
 COMMANDS = {"masked": ("--regime", "masked"), "auto": ("--regime", "auto")}
 _BATCH = 32
@@ -37,28 +37,28 @@ _BATCH = 32
 
 def measure_command(plan: Plan, say: Say) -> dict[str, Any]:
     """One run of each command, by the regime; no row where the assets are missing."""
-    if plan.real and not TRUNK.exists():
-        say(f"there is no {TRUNK}: the whole command is not measured")
+    if plan.real and not BACKBONE.exists():
+        say(f"there is no {BACKBONE}: the whole command is not measured")
         return {"rows": []}
-    trunk = str(TRUNK) if plan.real else "pico"
+    backbone = str(BACKBONE) if plan.real else "pico"
     with tempfile.TemporaryDirectory() as temporary:
         photographs = Path(temporary) / "photographs"
         count = (_copied if plan.real else _drawn)(photographs, plan.photographs)
         say(f"a plain pass over {count} photographs")
-        plain = _plain_pass(trunk, photographs)
+        plain = _plain_pass(backbone, photographs)
         rows = [_row(PLAIN, count, plain, plain)]
         for what, flags in COMMANDS.items():
             say(f"engram fit, {what}")
             out = Path(temporary) / what
             began = time.perf_counter()
             run_engram(
-                "fit", photographs, "--task", "photographs", "--backbone", trunk,
+                "fit", photographs, "--task", "photographs", "--backbone", backbone,
                 "-o", out / "photographs.safetensors", *flags, cache=out / "cache",
             )  # fmt: skip
             rows.append(_row(f"engram fit, {what}", count, time.perf_counter() - began, plain))
             shutil.rmtree(out)
-    shape = "ViT-Ti/16" if plan.real else trunk
-    return {"rows": [{"trunk": shape, **row} for row in rows]}
+    shape = "ViT-Ti/16" if plan.real else backbone
+    return {"rows": [{"backbone": shape, **row} for row in rows]}
 
 
 def _row(what: str, count: int, seconds: float, plain: float) -> dict[str, Any]:
@@ -87,22 +87,22 @@ def _drawn(folder: Path, count: int) -> int:
     return count
 
 
-def _plain_pass(trunk: str, folder: Path) -> float:
+def _plain_pass(backbone: str, folder: Path) -> float:
     """In a process of its own, like the commands."""
-    command = [sys.executable, "-m", "benchmarks.speed.command", trunk, str(folder)]
+    command = [sys.executable, "-m", "benchmarks.speed.command", backbone, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT)
     return float(done.stdout)
 
 
 @torch.inference_mode()
 def main(name: str, folder: str) -> None:
-    trunk = load_trunk(name)
-    preprocessing = trunk.preprocessing or Preprocessing(trunk.config.image_size, None)
+    backbone = load_backbone(name)
+    preprocessing = backbone.preprocessing or Preprocessing(backbone.config.image_size, None)
     dataset = load(folder)["train"]
     began = time.perf_counter()
     loader = Loader(dataset, preprocessing, _BATCH, workers=Recipe().workers)
     for batch in loader.epoch(0):
-        trunk.tokens(normalise(batch.images, preprocessing))
+        backbone.tokens(normalise(batch.images, preprocessing))
     print(time.perf_counter() - began)
 
 

@@ -1,4 +1,4 @@
-"""How time grows with tasks, images, cells and the trunk, measured and predicted.
+"""How time grows with tasks, images, cells and the backbone, measured and predicted.
 
 An exponent is the slope of log time over log size. The predicted one is the same slope of the
 multiply-accumulates that `engram.tasks.costs` counts, over the same points. A pass has a part that
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed.plan import Plan, trunk_of
+from benchmarks.speed.plan import Plan, backbone_of
+from engram.backbones.shape import BackboneShape
 from engram.experiments.bench import PLAIN, Workload
 from engram.experiments.timing import Case, Say, Timing, exponent
-from engram.tasks.costs import task_costs, trunk_macs
-from engram.tasks.shape import TrunkShape
+from engram.methods import Masked
+from engram.tasks.costs import backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec, class_names
 from engram.vit import ViT
 
@@ -26,25 +27,25 @@ Document = dict[str, Any]
 
 
 def growth(plan: Plan, say: Say) -> Document:
-    trunk = trunk_of(plan.big)
+    backbone = backbone_of(plan.big)
     grown = {
-        "tasks": _over_tasks(plan, trunk, say),
-        "images": _over_images(plan, trunk, say),
-        "cells": _over_cells(plan, trunk, say),
-        "width of the trunk": _over_trunks(plan, say),
+        "tasks": _over_tasks(plan, backbone, say),
+        "images": _over_images(plan, backbone, say),
+        "cells": _over_cells(plan, backbone, say),
+        "width of the backbone": _over_backbones(plan, say),
     }
     return {"last": LAST, "of": grown}
 
 
-def _over_tasks(plan: Plan, trunk: ViT, say: Say) -> Document:
+def _over_tasks(plan: Plan, backbone: ViT, say: Say) -> Document:
     workload, batch, counts = (
-        plan.workload(trunk, 60, least=3),
+        plan.workload(backbone, 60, least=3),
         plan.growth_batch,
         plan.growth_tasks,
     )
     pixels = workload.pixels(batch)
     tasks = {n: Case(partial(workload.model(n), pixels)) for n in counts}
-    plain = Case(partial(trunk, pixels))
+    plain = Case(partial(backbone, pixels))
     say(f"growth: tasks, batch {batch}")
     found: Mapping[Any, Timing] = _compare(workload, {PLAIN: plain, **tasks}, say)
     grown = _fitted(
@@ -56,8 +57,8 @@ def _over_tasks(plan: Plan, trunk: ViT, say: Say) -> Document:
     return {**grown, "plain_seconds": found[PLAIN].seconds}
 
 
-def _over_images(plan: Plan, trunk: ViT, say: Say) -> Document:
-    workload, tasks = plan.workload(trunk, 70, least=3), plan.middle
+def _over_images(plan: Plan, backbone: ViT, say: Say) -> Document:
+    workload, tasks = plan.workload(backbone, 70, least=3), plan.middle
     model = workload.model(tasks)
     cases = {n: Case(partial(model, workload.pixels(n))) for n in plan.growth_images}
     say(f"growth: images, {tasks} tasks")
@@ -69,8 +70,8 @@ def _over_images(plan: Plan, trunk: ViT, say: Say) -> Document:
     )
 
 
-def _over_cells(plan: Plan, trunk: ViT, say: Say) -> Document:
-    workload, tasks, batch = plan.workload(trunk, 30, least=3), plan.middle, plan.growth_batch
+def _over_cells(plan: Plan, backbone: ViT, say: Say) -> Document:
+    workload, tasks, batch = plan.workload(backbone, 30, least=3), plan.middle, plan.growth_batch
     pixels = workload.pixels(batch)
     cases = {n: Case(partial(workload.model(tasks, cells=n), pixels)) for n in plan.growth_cells}
     say(f"growth: cells, {tasks} tasks, batch {batch}")
@@ -82,16 +83,18 @@ def _over_cells(plan: Plan, trunk: ViT, say: Say) -> Document:
     )
 
 
-def _over_trunks(plan: Plan, say: Say) -> Document:
+def _over_backbones(plan: Plan, say: Say) -> Document:
     tasks, batch = plan.middle, plan.growth_batch
-    workloads = {name: plan.workload(trunk_of(name), 30, least=3) for name in plan.growth_trunks}
+    workloads = {
+        name: plan.workload(backbone_of(name), 30, least=3) for name in plan.growth_backbones
+    }
     cases = {
         name: Case(partial(each.model(tasks), each.pixels(batch)))
         for name, each in workloads.items()
     }
-    say(f"growth: trunks, {tasks} tasks, batch {batch}")
+    say(f"growth: backbones, {tasks} tasks, batch {batch}")
     return _fitted(
-        [each.trunk.config.width for each in workloads.values()],
+        [each.backbone.config.width for each in workloads.values()],
         list(_compare(next(iter(workloads.values())), cases, say).values()),
         [_macs(each, tasks, batch, each.cells) for each in workloads.values()],
         f"{', '.join(workloads)}, {tasks} tasks, batch {batch}",
@@ -105,9 +108,10 @@ def _compare(workload: Workload, cases: Mapping[Any, Case], say: Say) -> dict[An
 
 def _macs(workload: Workload, tasks: int, images: int, cells: int) -> int:
     """The multiply-accumulates of one pass."""
-    shape = TrunkShape.of(workload.trunk)
-    costs = task_costs(shape, TaskSpec("task", class_names(workload.classes), cells=cells))
-    return images * (trunk_macs(shape) + tasks * (costs.macs + costs.head_macs))
+    shape = BackboneShape.of(workload.backbone)
+    spec = TaskSpec("task", class_names(workload.classes), method=Masked(cells))
+    costs = task_costs(shape, spec)
+    return images * (backbone_macs(shape) + tasks * (costs.macs + costs.head_macs))
 
 
 def _fitted(

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from benchmarks.paths import ROOT
 from benchmarks.speed.command import measure_command
 from benchmarks.speed.growth import growth
-from benchmarks.speed.plan import Plan, trunk_of
+from benchmarks.speed.plan import Plan, backbone_of
 from engram.experiments.bench import (
     PLAIN,
     Measurement,
@@ -46,20 +46,20 @@ ROUTED = ", one for each image"
 
 
 def measure_forward(plan: Plan, say: Say) -> Document:
-    workload = plan.workload(trunk_of(plan.big), 240)
+    workload = plan.workload(backbone_of(plan.big), 240)
     rows = forward(workload, plan.tasks, plan.batches, say)
-    return {"trunk": plan.big, "cells": workload.cells, "rows": [row.to_dict() for row in rows]}
+    return {"backbone": plan.big, "cells": workload.cells, "rows": [row.to_dict() for row in rows]}
 
 
 def measure_training(plan: Plan, say: Say) -> Document:
     """One step at a small batch with its peak memory, and one from the cache at a large batch."""
-    workload = plan.workload(trunk_of(plan.big), 130)
+    workload = plan.workload(backbone_of(plan.big), 130)
     rows = [row.to_dict() for row in training(workload, plan.step_batch, say)]
     names = [row["what"] for row in rows if row["what"] != PLAIN]
     say("memory of the steps")
     peaks = peaks_of(plan, [name for name in names if not plan.peaks or name in plan.peaks])
     rows = [{**row, "peak": peaks[row["what"]]} if row["what"] in peaks else row for row in rows]
-    large = plan.workload(workload.trunk, 90)
+    large = plan.workload(workload.backbone, 90)
     batch = plan.cached_batch
     cases = {
         PLAIN: Case(plain_step(large, batch)),
@@ -72,7 +72,7 @@ def measure_training(plan: Plan, say: Say) -> Document:
         Measurement(name, 1, batch, timing, limits.get(name)).to_dict()
         for name, timing in found.items()
     ]
-    return {"trunk": plan.big, "cells": workload.cells, "rows": rows}
+    return {"backbone": plan.big, "cells": workload.cells, "rows": rows}
 
 
 def peaks_of(plan: Plan, names: list[str]) -> dict[str, int]:
@@ -93,15 +93,17 @@ def measure_sweep(plan: Plan, say: Say) -> Document:
     """Many variants in one pass, compared with one run after the other."""
     rows = []
     for name, seconds in ((plan.small, 45), (plan.big, 90)):
-        workload = plan.workload(trunk_of(name), seconds)
+        workload = plan.workload(backbone_of(name), seconds)
         batch, variants = plan.sweep_batch, plan.variants
-        few = max(batch // 4, 1)  # batch of the steps that run the trunk; their time is multiplied
+        few = max(
+            batch // 4, 1
+        )  # batch of the steps that run the backbone; their time is multiplied
         ways, all_steps, some = steps(workload, few), variants * batch // few, min(4, variants)
         cases = {
             PLAIN: Case(plain_step(workload, batch)),
             "engram, one pass": Case(cached_step(workload, batch, variants)),
             "engram, run by run from the cache": Case(cached_step(workload, batch), some, variants),
-            "engram, run by run with the trunk": Case(ways["engram"](), 1, all_steps),
+            "engram, run by run with the backbone": Case(ways["engram"](), 1, all_steps),
         }
         if "PEFT LoRA" in ways:
             cases["PEFT LoRA, run by run"] = Case(ways["PEFT LoRA"](), 1, all_steps)
@@ -111,17 +113,17 @@ def measure_sweep(plan: Plan, say: Say) -> Document:
             note = f"{case.runs} of {case.of} steps" if case.scale != 1 else ""
             limit = cached_limit(workload, variants) if what == "engram, one pass" else None
             row = Measurement(what, variants, batch, timing, limit, note)
-            rows.append({"trunk": name, **row.to_dict()})
+            rows.append({"backbone": name, **row.to_dict()})
     return {"rows": rows}
 
 
 def measure_side(plan: Plan, say: Say) -> Document:
-    """Side patches and readouts: many tasks in a pass, and training from the cache."""
-    big, small = trunk_of(plan.big), trunk_of(plan.small)
+    """Side network and readouts: many tasks in a pass, and training from the cache."""
+    big, small = backbone_of(plan.big), backbone_of(plan.small)
     regimes = {"side": plan.side_tasks, "readout": plan.readouts}
     workload = plan.workload(big, 180)
     rows = [
-        {"trunk": plan.big, **row.to_dict()}
+        {"backbone": plan.big, **row.to_dict()}
         for row in _many(workload, regimes, plan.side_batch, say)
     ]
     workload = plan.workload(big, 90)
@@ -155,7 +157,7 @@ def measure_route(plan: Plan, say: Say) -> Document:
 
     Every pass has another route, as in a service, so nothing that is kept for a selection helps.
     """
-    workload = plan.workload(trunk_of(plan.big), 180)
+    workload = plan.workload(backbone_of(plan.big), 180)
     batch, count = plan.side_batch, plan.routed
     pixels, draw = workload.pixels(batch), random.Random(0)
     names = [f"task{i}" for i in range(count)]
@@ -180,27 +182,27 @@ def measure_route(plan: Plan, say: Say) -> Document:
         share = 0.0 if what == PLAIN else workload.task_costs(what.split(",")[0]).share
         limit = 1 + share * (1 if what.endswith(ROUTED) else tasks)
         row = Measurement(what, tasks, batch, timing, limit)
-        rows.append({"trunk": plan.big, **row.to_dict()})
-    return {"trunk": plan.big, "rows": rows}
+        rows.append({"backbone": plan.big, **row.to_dict()})
+    return {"backbone": plan.big, "rows": rows}
 
 
 def _cached_side(
-    workload: Workload, trunk: str, batch: int, variants: int, say: Say
+    workload: Workload, backbone: str, batch: int, variants: int, say: Say
 ) -> list[Document]:
     """A step of some variants from the cache; steps are measured four in a row, as in training."""
     step = cached_step(workload, batch, variants, "side")
     cases = {PLAIN: Case(plain_step(workload, batch)), SIDE_STEP: Case(step, runs=4, of=1)}
-    say(f"side patches from the cache on {trunk}, batch {batch}")
+    say(f"side networks from the cache on {backbone}, batch {batch}")
     limits = {PLAIN: 1.0, SIDE_STEP: cached_limit(workload, variants, "side")}
     return [
-        {"trunk": trunk, **Measurement(what, variants, batch, timing, limits[what]).to_dict()}
+        {"backbone": backbone, **Measurement(what, variants, batch, timing, limits[what]).to_dict()}
         for what, timing in workload.compare(cases, say).items()
     ]
 
 
 def measure_storage(plan: Plan, say: Say) -> Document:
     """The size of one task's file, as each library writes it."""
-    workload = Workload(trunk_of(plan.big))
+    workload = Workload(backbone_of(plan.big))
     found: dict[str, Path] = {}
     say("files")
     with tempfile.TemporaryDirectory() as temporary:
@@ -208,31 +210,31 @@ def measure_storage(plan: Plan, say: Say) -> Document:
         found["engram"] = workload.model(1).save("task0", folder / "engram.safetensors")
         adapted = workload.model(1, "masked+adapter")
         found["engram, masked+adapter"] = adapted.save("task0", folder / "adapted.safetensors")
-        there = installed(workload.trunk)
+        there = installed(workload.backbone)
         if "vit-pytorch" in there:
-            theirs = VitPytorch(workload.trunk, 1, workload.classes, workload.cells).tensors()
+            theirs = VitPytorch(workload.backbone, 1, workload.classes, workload.cells).tensors()
             found["vit-pytorch, an Adapter without its ViT"] = folder / "vit.safetensors"
             save_file(theirs, folder / "vit.safetensors")
         if "lora" in there:
-            lora = Lora(workload.trunk, 1, workload.classes)
+            lora = Lora(workload.backbone, 1, workload.classes)
             found[f"PEFT LoRA, rank {RANK}"] = lora.save(folder / "lora")
-        whole = {name: p.detach().contiguous() for name, p in workload.trunk.named_parameters()}
+        whole = {name: p.detach().contiguous() for name, p in workload.backbone.named_parameters()}
         found["separate model"] = folder / "full.safetensors"
         save_file(whole, folder / "full.safetensors")
         rows = [{"what": what, "bytes": path.stat().st_size} for what, path in found.items()]
     return {
-        "trunk": plan.big,
+        "backbone": plan.big,
         "cells": workload.cells,
         "classes": workload.classes,
         "cache_row": row_bytes(
-            workload.trunk, Preprocessing(workload.trunk.config.image_size, None)
+            workload.backbone, Preprocessing(workload.backbone.config.image_size, None)
         ),
         "rows": rows,
     }
 
 
 def measure_decoding(plan: Plan, say: Say) -> Document:
-    """Decoding a JPEG of 500 x 375 pixels to the trunk's input, on one core."""
+    """Decoding a JPEG of 500 x 375 pixels to the backbone's input, on one core."""
     say("decoding")
     noise = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     picture = Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC)

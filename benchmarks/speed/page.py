@@ -33,20 +33,20 @@ TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
     ),
     (
         "sweep",
-        {"what": "engram, one pass", "trunk": "ViT-Ti/16"},
+        {"what": "engram, one pass", "backbone": "ViT-Ti/16"},
         0.35,
         "16 variants in one pass, ViT-Ti/16",
     ),
     (
         "sweep",
-        {"what": "engram, one pass", "trunk": "ViT-B/32"},
+        {"what": "engram, one pass", "backbone": "ViT-B/32"},
         0.80,
         "16 variants in one pass, ViT-B/32",
     ),
     *(
         (
             "side",
-            {"what": what, "trunk": "ViT-B/32", "tasks": count, "batch": 16},
+            {"what": what, "backbone": "ViT-B/32", "tasks": count, "batch": 16},
             ratio,
             f"{count:,} {what} tasks, batch 16",
         )
@@ -65,29 +65,29 @@ TARGETS: list[tuple[str, dict[str, Any], float, str]] = [
     ),
     (
         "side",
-        {"what": SIDE_STEP, "trunk": "ViT-B/32", "batch": 128},
+        {"what": SIDE_STEP, "backbone": "ViT-B/32", "batch": 128},
         0.04,
         "a step of a side task from the cache, batch 128",
     ),
     (
         "side",
-        {"what": SIDE_STEP, "trunk": "ViT-Ti/16", "tasks": 16},
+        {"what": SIDE_STEP, "backbone": "ViT-Ti/16", "tasks": 16},
         1.5,
         "16 side variants in one pass, ViT-Ti/16",
     ),
     *(
         (
             "command",
-            {"what": f"engram fit, {regime}", "trunk": "ViT-Ti/16"},
+            {"what": f"engram fit, {regime}", "backbone": "ViT-Ti/16"},
             ratio,
             f"`engram fit --regime {regime}`, the whole command",
         )
         for regime, ratio in (("masked", 2.5), ("auto", 5.0))
     ),
 ]
-TARGET_TRUNK = "ViT-B/32"  # for targets that name no other
-MEMORY_TARGET = 0.20  # of the same step with gradients through the trunk
-THROUGH = "engram, gradients through the trunk"
+TARGET_BACKBONE = "ViT-B/32"  # for targets that name no other
+MEMORY_TARGET = 0.20  # of the same step with gradients through the backbone
+THROUGH = "engram, gradients through the backbone"
 
 _ONE_TASK = "it answers that task only, while Engram also answers base, with one more token"
 _SMALL = (
@@ -95,14 +95,14 @@ _SMALL = (
     "need (its small operations were 3.5 % of a pass at batch 1)"
 )
 WHY_LOST = {
-    ("separate models", 1): f"one separate model is the plain trunk; {_ONE_TASK}",
+    ("separate models", 1): f"one separate model is the plain backbone; {_ONE_TASK}",
     ("PEFT LoRA", 1): f"an adapter adds no token; {_ONE_TASK}",
     ("vit-pytorch", 1): _ONE_TASK,
     ("straightforward", 1): _SMALL,
     ("straightforward", 10): _SMALL,
 }
 _HEADER = (
-    "the tensors are the same size; an engram also has a header (classes, trunk, fingerprint, "
+    "the tensors are the same size; an engram also has a header (classes, backbone, fingerprint, "
     "preprocessing, lineage)"
 )
 
@@ -135,7 +135,7 @@ def page(found: Found) -> str:
             "",
             *_sweep(found["sweep"]),
             "",
-            "## Side patches and readouts",
+            "## Side network and readouts",
             "",
             *_side(found.get("side", {"rows": []})),
             "",
@@ -159,11 +159,11 @@ def page(found: Found) -> str:
             "",
             f"`python -m benchmarks.speed` on {describe_machine(first['machine'])}. "
             "All methods run in turn in one process, round after round. A ratio is relative to the "
-            "plain trunk's forward pass on the same images in the same round; the table gives its "
-            "median and its quartiles. Weights are random, inference runs in `inference_mode`, and "
-            "all methods use SDPA except vit-pytorch, which has its own attention code. Separate "
-            "models, vit-pytorch and LoRA answer one task per pass and nothing for base. Their "
-            "passes are all alike, so only some of them are run in a round and the time is "
+            "plain backbone's forward pass on the same images in the same round; the table gives "
+            "its median and its quartiles. Weights are random, inference runs in `inference_mode`, "
+            "and all methods use SDPA except vit-pytorch, which has its own attention code. "
+            "Separate models, vit-pytorch and LoRA answer one task per pass and nothing for base. "
+            "Their passes are all alike, so only some of them are run in a round and the time is "
             "multiplied (†). Steps from the cache at the large batch are measured four in a row, "
             "because in training they follow each other, and a step is the mean of the four. The "
             "numbers are in `benchmarks/results/speed/`.",
@@ -180,7 +180,7 @@ def _about(found: Found) -> list[str]:
     small = [name for name, section in found.items() if section["plan"] != "full"]
     if small:
         lines.append(
-            f"**Not valid as results, from a small trunk and few rounds: {', '.join(small)}.**"
+            f"**Not valid as results, from a small backbone and few rounds: {', '.join(small)}.**"
         )
     hasty = {
         name: section["haste"] for name, section in found.items() if section.get("haste", 1) != 1
@@ -209,16 +209,16 @@ def _targets(found: Found) -> list[str]:
     for section, wanted, target, words in TARGETS:
         measured_there = found.get(section, {"rows": []})
         row = pick(measured_there["rows"], **wanted)
-        if row is None or measured_there.get("trunk", TARGET_TRUNK) != TARGET_TRUNK:
+        if row is None or measured_there.get("backbone", TARGET_BACKBONE) != TARGET_BACKBONE:
             rows.append([words, f"{target:g}", "not measured", "", "", ""])
             continue
         limit = "" if row["limit"] is None else f"{row['limit']:.3g}"
         measured = [f"{row['ratio']:.3g}", _range(row), limit, _verdict(row, target)]
         rows.append([words, f"{target:g}", *measured])
     share = memory_share(found)
-    if share is not None and found["training"]["trunk"] == TARGET_TRUNK:
+    if share is not None and found["training"]["backbone"] == TARGET_BACKBONE:
         verdict = "reached" if share <= MEMORY_TARGET else "**missed**"
-        words = "memory of a training step, relative to one with gradients through the trunk"
+        words = "memory of a training step, relative to one with gradients through the backbone"
         rows.append([words, f"{MEMORY_TARGET:g}", f"{share:.2f}", "", "", verdict])
     return markdown_table(("", "target", "measured", "quartiles", "by FLOPs", ""), rows)
 
@@ -248,13 +248,15 @@ def memory_share(found: Found) -> float | None:
 def _forward(section: Mapping[str, Any]) -> list[str]:
     rows = section["rows"]
     counts = sorted({row["tasks"] for row in rows if row["tasks"]})
-    lines = [f"{section['trunk']}, {section['cells']} cells per task, ratio to the plain trunk."]
+    lines = [
+        f"{section['backbone']}, {section['cells']} cells per task, ratio to the plain backbone."
+    ]
     lost: list[str] = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         here = [row for row in rows if row["batch"] == batch]
         plain = pick(here, what=PLAIN)
         assert plain is not None
-        lines += ["", f"Batch {batch} (the plain trunk: {1e3 * plain['seconds']:,.0f} ms)", ""]
+        lines += ["", f"Batch {batch} (the plain backbone: {1e3 * plain['seconds']:,.0f} ms)", ""]
         lines += _forward_table(here, counts)
         other = pick(here, what="transformers, plain")
         if other:
@@ -297,9 +299,9 @@ def _lost(rows: Sequence[Row], where: str) -> list[str]:
 
 def _training(section: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"{section['trunk']}, one task of {section['cells']} cells, AdamW: forward, backward and "
-        "update, relative to the plain trunk's forward pass on the same images. Memory is the peak "
-        "by which a separate process grows during the step.",
+        f"{section['backbone']}, one task of {section['cells']} cells, AdamW: forward, backward "
+        "and update, relative to the plain backbone's forward pass on the same images. Memory is "
+        "the peak by which a separate process grows during the step.",
         "",
     ]
     rows = []
@@ -324,18 +326,18 @@ def _sweep(section: Mapping[str, Any]) -> list[str]:
     variants = section["rows"][0]["tasks"]
     lines = [
         f"One training step of {variants} variants of a task, all in one pass or one run after the "
-        "other, relative to the plain trunk's forward pass.",
+        "other, relative to the plain backbone's forward pass.",
         "",
     ]
     rows = []
     for row in section["rows"]:
         limit = "" if row["limit"] is None else f"{row['limit']:.2f}"
         what = f"{row['what']}{'†' if row['note'] else ''}"
-        about = [what, row["trunk"], str(row["batch"])]
+        about = [what, row["backbone"], str(row["batch"])]
         rows.append([*about, f"{row['ratio']:.3g}", _range(row), limit])
-    lines += markdown_table(("", "trunk", "batch", "ratio", "quartiles", "by FLOPs"), rows)
-    for trunk in dict.fromkeys(row["trunk"] for row in section["rows"]):
-        here = [row for row in section["rows"] if row["trunk"] == trunk]
+    lines += markdown_table(("", "backbone", "batch", "ratio", "quartiles", "by FLOPs"), rows)
+    for backbone in dict.fromkeys(row["backbone"] for row in section["rows"]):
+        here = [row for row in section["rows"] if row["backbone"] == backbone]
         one = pick(here, what="engram, one pass")
         assert one is not None
         gains = [
@@ -343,7 +345,7 @@ def _sweep(section: Mapping[str, Any]) -> list[str]:
             for row in here
             if row["what"] not in (PLAIN, "engram, one pass")
         ]
-        lines += ["", f"On {trunk} one pass is {', '.join(gains)}."]
+        lines += ["", f"On {backbone} one pass is {', '.join(gains)}."]
     return lines
 
 
@@ -352,7 +354,8 @@ def _side(section: Mapping[str, Any]) -> list[str]:
         return ["Not measured yet (`--only side`)."]
     lines = [
         "Many tasks of rank 16 in one pass, and training steps (forward, backward and update) of "
-        "one task or several variants from the cache, relative to the plain trunk's forward pass.",
+        "one task or several variants from the cache, relative to the plain backbone's forward "
+        "pass.",
         "",
     ]
     return [*lines, *_timed(section["rows"])]
@@ -363,22 +366,22 @@ def _route(section: Mapping[str, Any]) -> list[str]:
         return ["Not measured yet (`--only route`)."]
     lines = [
         "Many tasks attached, of which each image of a batch is asked for another one "
-        "(`route=`), or all for every image, relative to the plain trunk. The route is drawn anew "
-        "for every pass.",
+        "(`route=`), or all for every image, relative to the plain backbone. The route is drawn "
+        "anew for every pass.",
         "",
     ]
     return [*lines, *_timed(section["rows"])]
 
 
 def _timed(rows: Sequence[Row]) -> list[str]:
-    """A table of passes and steps with their trunks."""
+    """A table of passes and steps with their backbones."""
     table = []
     for row in rows:
         tasks = f"{row['tasks']:,}" if row["what"] != PLAIN else ""
-        about = [row["what"], row["trunk"], tasks, str(row["batch"])]
+        about = [row["what"], row["backbone"], tasks, str(row["batch"])]
         time = [f"{row['ratio']:.3g}", _range(row), f"{1e3 * row['seconds']:,.0f}"]
         table.append([*about, *time, f"{row['limit']:.3g}"])
-    head = ("", "trunk", "tasks", "batch", "ratio", "quartiles", "ms", "by FLOPs")
+    head = ("", "backbone", "tasks", "batch", "ratio", "quartiles", "ms", "by FLOPs")
     return markdown_table(head, table)
 
 
@@ -387,9 +390,9 @@ def _command(section: Mapping[str, Any]) -> list[str]:
     if not rows:
         return ["Not measured yet: it needs the assets folder (`--only command`)."]
     lines = [
-        f"Training a task on {rows[0]['batch']:,} photographs with {rows[0]['trunk']}: the whole "
-        "command, from its start to its report, with an empty cache, relative to one plain pass "
-        "over these photographs, decoding included. One run of each.",
+        f"Training a task on {rows[0]['batch']:,} photographs with {rows[0]['backbone']}: the "
+        "whole command, from its start to its report, with an empty cache, relative to one plain "
+        "pass over these photographs, decoding included. One run of each.",
         "",
     ]
     table = [[row["what"], f"{row['ratio']:.2f}", f"{row['seconds']:,.0f}"] for row in rows]
@@ -400,7 +403,7 @@ def _storage(section: Mapping[str, Any]) -> list[str]:
     ours = pick(section["rows"], what="engram")
     assert ours is not None
     lines = [
-        f"{section['trunk']}, {section['cells']} cells, {section['classes']} classes, fp32. The "
+        f"{section['backbone']}, {section['cells']} cells, {section['classes']} classes, fp32. The "
         "engrams are without the statistics of training images that `engram fit` adds.",
         "",
     ]

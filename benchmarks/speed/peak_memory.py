@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401, the first optimiser would import it
 
-from benchmarks.speed.plan import PLANS, trunk_of
+from benchmarks.speed.plan import PLANS, backbone_of
 from engram.experiments.bench import Workload, steps
 
 
 def peak(plan_name: str, what: str) -> int:
     plan = PLANS[plan_name]
-    workload = Workload(trunk_of(plan.big))
+    workload = Workload(backbone_of(plan.big))
     steps(workload, 1)[what]()()
     step = steps(workload, plan.step_batch)[what]()
     gc.collect()

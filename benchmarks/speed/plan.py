@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from engram.backbones.random import backbone_of_shape, random_backbone
 from engram.experiments.bench import Workload
-from engram.trunks.random import random_trunk, trunk_of_shape
 from engram.vit import ViT
 
 
@@ -23,7 +23,9 @@ class Plan:
     routed: int = 100  # tasks of which every image is asked for one
     side_batch: int = 16
     photographs: int = 2000  # that `engram fit` gets
-    real: bool = True  # of the assets folder, with its trunk; else drawn, for a very small trunk
+    real: bool = (
+        True  # of the assets folder, with its backbone; else drawn, for a very small backbone
+    )
     step_batch: int = 16
     cached_batch: int = 128
     sweep_batch: int = 64
@@ -33,14 +35,14 @@ class Plan:
     growth_tasks: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200)
     growth_images: tuple[int, ...] = (1, 4, 16, 64, 256)
     growth_cells: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 50)
-    growth_trunks: tuple[str, ...] = ("ViT-Ti/16", "ViT-S/16", "ViT-B/16")
+    growth_backbones: tuple[str, ...] = ("ViT-Ti/16", "ViT-S/16", "ViT-B/16")
     haste: float = 1.0  # divides the seconds that every table may take
     least: int = 5  # minimum number of rounds
     peaks: tuple[str, ...] = field(default=())  # steps whose memory is measured; empty: all
 
-    def workload(self, trunk: ViT, seconds: float, least: int | None = None) -> Workload:
+    def workload(self, backbone: ViT, seconds: float, least: int | None = None) -> Workload:
         rounds = min(least or self.least, self.least)
-        return Workload(trunk, seconds=seconds / self.haste, least=rounds, passes=2)
+        return Workload(backbone, seconds=seconds / self.haste, least=rounds, passes=2)
 
 
 FULL = Plan()
@@ -49,7 +51,7 @@ QUICK = replace(
     name="quick",
     big="ViT-Ti/32",
     small="ViT-Ti/32",
-    growth_trunks=("ViT-Ti/32", "ViT-S/32", "ViT-B/32"),
+    growth_backbones=("ViT-Ti/32", "ViT-S/32", "ViT-B/32"),
     side_tasks=(10, 100),
     readouts=(100,),
     photographs=60,
@@ -82,16 +84,16 @@ TINY = Plan(
     growth_tasks=(1, 2, 4),
     growth_images=(1, 2, 4),
     growth_cells=(0, 1, 2),
-    growth_trunks=("random-16", "random-32", "random-64"),
+    growth_backbones=("random-16", "random-32", "random-64"),
     haste=1000,
     least=1,
-    peaks=("engram", "engram, gradients through the trunk"),
+    peaks=("engram", "engram, gradients through the backbone"),
 )
 PLANS = {plan.name: plan for plan in (FULL, QUICK, TINY)}
 
 
-def trunk_of(name: str) -> ViT:
-    """A trunk of a standard architecture, or `random-WIDTH` for a very small one."""
+def backbone_of(name: str) -> ViT:
+    """A backbone of a standard architecture, or `random-WIDTH` for a very small one."""
     if name.startswith("random-"):
-        return random_trunk(image_size=16, depth=2, heads=2, width=int(name[7:]))
-    return trunk_of_shape(name)
+        return random_backbone(image_size=16, depth=2, heads=2, width=int(name[7:]))
+    return backbone_of_shape(name)

@@ -44,14 +44,14 @@ def _speed(found: Found) -> Figure:
     batches = list(dict.fromkeys(row["batch"] for row in rows))
     for axes, batch in zip(panels[0], batches, strict=False):
         _over_tasks(axes, [row for row in rows if row["batch"] == batch])
-        axes.set_title(f"Forward, {found['forward']['trunk']}, batch {batch}")
+        axes.set_title(f"Forward, {found['forward']['backbone']}, batch {batch}")
     panels[0][0].legend(frameon=False, fontsize=8)
     steps = found["training"]["rows"]
     batch = steps[0]["batch"]
     steps = [row for row in steps if row["batch"] == batch and row["what"] != PLAIN]
     _bars(panels[1][0], {row["what"]: row["ratio"] for row in steps}, "{:.2f}")
     panels[1][0].set_title(f"One training step, batch {batch}")
-    panels[1][0].set_xlabel("time, relative to the plain trunk's forward")
+    panels[1][0].set_xlabel("time, relative to the plain backbone's forward")
     _bars(panels[1][1], {r["what"]: r["peak"] / 1e6 for r in steps if "peak" in r}, "{:,.0f}")
     panels[1][1].set_title("Its memory")
     panels[1][1].set_xlabel("MB by which a process grows")
@@ -73,7 +73,7 @@ def _over_tasks(axes: Axes, rows: list[Mapping[str, Any]]) -> None:
     limits = [pick(rows, what="engram", tasks=n) for n in counts]
     axes.plot(counts, [row["limit"] if row else 1 for row in limits], color="black", linestyle=":",
               label="by FLOPs")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="tasks", ylabel="ratio to the plain trunk")
+    axes.set(xscale="log", yscale="log", xlabel="tasks", ylabel="ratio to the plain backbone")
     _plain_ticks(axes, counts)
 
 

@@ -42,7 +42,7 @@ class Job:
 class Measured:
     """Core-seconds per image, and bytes."""
 
-    trunk: str
+    backbone: str
     threads: int
     decode: float
     plain: float
@@ -84,11 +84,11 @@ def measured(found: Found) -> Measured:
         return next((row["bytes"] for row in rows if row["what"].startswith(start)), 0)
 
     cached = [r for r in training if r["what"] == "engram, from the cache"]
-    sweep = [r for r in found["sweep"]["rows"] if r["trunk"] == found["forward"]["trunk"]]
+    sweep = [r for r in found["sweep"]["rows"] if r["backbone"] == found["forward"]["backbone"]]
     many = pick(sweep, what="engram, one pass")
     assert many is not None
     return Measured(
-        trunk=found["forward"]["trunk"],
+        backbone=found["forward"]["backbone"],
         threads=threads,
         decode=found["decoding"]["seconds"],
         plain=plain,
@@ -138,18 +138,19 @@ def _measured_lines(found: Found, m: Measured) -> list[str]:
     about = found["forward"]["machine"]
     small = [name for name, section in found.items() if section["plan"] != "full"]
     quick = (
-        f" **Not valid as results: {', '.join(small)} came from a quick run on a smaller trunk.**"
+        f" **Not valid as results: {', '.join(small)} came from a quick run on a smaller "
+        "backbone.**"
         if small
         else ""
     )
     rows = [
         ("decode", f"one JPEG of {m.photo / 1e3:.0f} KB to pixels", m.decode),
-        ("plain", f"the plain {m.trunk}", m.plain),
+        ("plain", f"the plain {m.backbone}", m.plain),
         ("fixed", f"a pass with tasks: its fixed part (linear fit of 1 to {m.most_tasks} tasks)",
          m.tasks_fixed),
         ("per_task", "a pass with tasks: what each task adds", m.per_task),
         ("lora", "a pass of one LoRA adapter", m.lora),
-        ("step", "a training step of one task, with the trunk's forward pass", m.step),
+        ("step", "a training step of one task, with the backbone's forward pass", m.step),
         ("cached", "a training step of one task from the cache", m.cached),
         ("sweep", f"a training step of {m.variants} variants from the cache", m.sweep),
         ("lora_step", "a training step of LoRA", m.lora_step),
@@ -194,7 +195,7 @@ def _answering(job: Job, m: Measured) -> list[str]:
     ]
     lines = [f"**Answers of {tasks:,} tasks for {images:,.0f} images.**", "", *_hours(rows, job)]
     share = tasks * m.per_task / one_pass
-    slowest = "the tasks' own tokens" if share > 0.5 else "the trunk"
+    slowest = "the tasks' own tokens" if share > 0.5 else "the backbone"
     feeding = m.decode / one_pass
     rate = job.cores / (one_pass + m.decode)  # images per second of a machine
     return [
@@ -212,7 +213,11 @@ def _training(job: Job, m: Measured) -> list[str]:
     images, epochs = job.images, job.epochs
     fill = m.decode + m.plain
     rows = [
-        ("with the trunk's forward pass", "epochs * (decode + step)", epochs * (m.decode + m.step)),
+        (
+            "with the backbone's forward pass",
+            "epochs * (decode + step)",
+            epochs * (m.decode + m.step),
+        ),
         ("filling the cache", "decode + plain", fill),
         ("training from the cache", "epochs * cached", epochs * m.cached),
         (f"{m.variants} variants of each", "epochs * sweep", epochs * m.sweep),

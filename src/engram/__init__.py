@@ -1,41 +1,27 @@
 """Engram: one frozen Vision Transformer, any number of tasks, through learnable memory.
 
-The map, from the top down. A module imports only what is below it, and import-linter checks that:
+The map, from the top down. A folder imports only what is below it, and import-linter checks that:
 
     cli           the commands: parse, call, print
-    cluster       the same work on more than one machine, with Ray
-    farm          many trainings from one file of jobs
+    cluster       many trainings from one file, and more than one machine, with Ray
     experiments   the demo, the speed measurements, the paper's tables
-    serve         the HTTP service and its page
-    report        the HTML page about tasks
+    serve         the HTTP service and its page         report   the HTML page about tasks
     train         from a task and its data to an engram
     export        ONNX and torch.export files
     inference     evaluate, predict, embed
-    model.py      MemoryViT: a trunk and the tasks attached to it
-    attention.py  what a task reads of every patch
-    sights.py     what the head of each task is given of images
-    pretrained.py  from_pretrained, save_pretrained, push_to_hub
-    composition.py  the base of MemoryViT: add, attach, detach and save tasks
-    prepared.py   what tasks bring into a pass that depends on no image
+    model         MemoryViT: a backbone and the tasks attached to it
     store         engrams on disk and on the Hub
     data          where labelled images come from
-    tasks         what a task is: regime, kind, head, metrics, costs
-    routing.py    a task per image: streams of a batch whose images ask for different tasks
-    passes.py     the passes: how trunk and tasks go through the layers
-    memory.py     the paper: cells, and which stream reads which
-    readout.py    what a head sees of every layer
-    side.py       side patches: a thin copy of the picture beside the trunk
-    squares.py    the means of squares of the picture, which keep where things are
-    adapters.py   the bottleneck adapters of the paper's comparison
-    trunks        other people's ViT files become a trunk
-    vit.py        the ViT itself
-    layers.py     its configuration, its layer and its head
-    positions.py  rotary positions, waves, and resized ones
+    tasks         what a task is: spec, kind, head, metrics, costs
+    methods       the paper (memory.py) and its relatives, a class for each
+    backbones     other people's ViT files become a backbone
+    vit           one plain ViT
     images        decode, preprocess, augment
     util          files, text, processes, the Hub
     errors.py     what users see when something is wrong
 
-Start with `memory.py`, then `model.py`. docs/architecture.md follows an image through them.
+Start with `methods/memory.py`, then `model/memory_vit.py`. docs/architecture.md follows an image
+through them.
 """
 
 from __future__ import annotations
@@ -49,15 +35,20 @@ if TYPE_CHECKING:
     from engram import data as data
     from engram import export as export
     from engram import images as images
+    from engram import methods as methods
     from engram import store as store
     from engram import tasks as tasks
+    from engram.backbones.load import load_backbone, save_backbone
+    from engram.backbones.objects import from_timm, from_transformers
+    from engram.backbones.random import random_backbone
     from engram.errors import EngramError
     from engram.inference.embed import embed
     from engram.inference.evaluate import evaluate
     from engram.inference.load import load_model
     from engram.inference.pipeline import pipeline
     from engram.inference.predict import predict
-    from engram.model import MemoryViT
+    from engram.methods import register
+    from engram.model.memory_vit import MemoryViT
     from engram.store.bundles import compose
     from engram.store.format import read_engram as inspect
     from engram.store.merging import merge
@@ -71,10 +62,7 @@ if TYPE_CHECKING:
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
     from engram.train.trainable import train_only
-    from engram.trunks.load import load_trunk, save_trunk
-    from engram.trunks.objects import from_timm, from_transformers
-    from engram.trunks.random import random_trunk
-    from engram.vit import ViT
+    from engram.vit.vit import ViT
 
 __version__ = "0.1.0"
 
@@ -94,15 +82,16 @@ __all__ = [
     "from_timm",
     "from_transformers",
     "inspect",
+    "load_backbone",
     "load_model",
-    "load_trunk",
     "merge",
     "pipeline",
     "predict",
     "pull",
     "push",
-    "random_trunk",
-    "save_trunk",
+    "random_backbone",
+    "register",
+    "save_backbone",
     "sweep",
     "train_only",
 ]
@@ -123,21 +112,23 @@ _HOMES = {
     "evaluate": "inference.evaluate:evaluate",
     "export": "export",
     "fit": "train.fit:fit",
-    "from_timm": "trunks.objects:from_timm",
-    "from_transformers": "trunks.objects:from_transformers",
+    "from_timm": "backbones.objects:from_timm",
+    "from_transformers": "backbones.objects:from_transformers",
     "images": "images",
     "inspect": "store.format:read_engram",
     # Not in __all__: `import *` must not hide Python's own.
     "list": "store.remote:list_engrams",
     "load_model": "inference.load:load_model",
-    "load_trunk": "trunks.load:load_trunk",
+    "load_backbone": "backbones.load:load_backbone",
     "merge": "store.merging:merge",
+    "methods": "methods",
     "pipeline": "inference.pipeline:pipeline",
     "predict": "inference.predict:predict",
     "pull": "store.sharing:pull",
     "push": "store.sharing:push",
-    "random_trunk": "trunks.random:random_trunk",
-    "save_trunk": "trunks.load:save_trunk",
+    "random_backbone": "backbones.random:random_backbone",
+    "register": "methods:register",
+    "save_backbone": "backbones.load:save_backbone",
     "store": "store",
     "sweep": "train.sweep:sweep",
     "tasks": "tasks",

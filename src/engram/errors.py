@@ -19,7 +19,7 @@ class EngramError(Exception):
 
     Examples:
         >>> try:
-        ...     engram.load_trunk("no/such/file.npz")
+        ...     engram.load_backbone("no/such/file.npz")
         ... except engram.EngramError as error:
         ...     print(error)
         There is no file or folder no/such/file.npz; check the path.

@@ -17,7 +17,7 @@ from benchmarks.paper.__main__ import main
 from benchmarks.paper.records import Records
 from engram.errors import EngramError
 
-#: Runs on a small random trunk and an easy task, instead of the real ones: one worker is killed
+#: Runs on a small random backbone and an easy task, instead of the real ones: one worker is killed
 #: after its first record, then two others work side by side. Workers are forks of one process, so
 #: that torch is imported only once.
 SMALL = """
@@ -27,15 +27,15 @@ from pathlib import Path
 import torch._dynamo  # an optimizer would import it in every worker
 from benchmarks.paper.records import FOLDER, RUNS
 from benchmarks.paper.runs import datasets
-from engram import load_trunk
+from engram import load_backbone
 from engram.data.datasets import load
 
 data = load({data!r}).with_validation(0.2)
-datasets.trunk = lambda pixels, raw=False: load_trunk({trunk!r})
+datasets.backbone = lambda pixels, raw=False: load_backbone({backbone!r})
 datasets.splits = lambda *_: data
 
 from benchmarks.paper import worker
-from benchmarks.paper.queue import MAIN, trunk_runs
+from benchmarks.paper.queue import MAIN, backbone_runs
 from benchmarks.paper.runs.auto import UnchangedRun
 from benchmarks.paper.runs.from_cache import cached_runs
 from benchmarks.paper.runs.settings import Setting
@@ -43,8 +43,8 @@ from benchmarks.paper.runs.settings import Setting
 worker.WAIT = 0.1
 rows = [{{**row, "epochs": 2}} for row in MAIN]
 jobs = [
-    *trunk_runs("fashion", 0, rows),
-    *trunk_runs("fashion", 1, rows[:1]),
+    *backbone_runs("fashion", 0, rows),
+    *backbone_runs("fashion", 1, rows[:1]),
     cached_runs("fashion", "rows", 0, 1),
     cached_runs("fashion", "gap", 0),
     *(UnchangedRun(Setting("fashion", r, epochs=2), 0) for r in ("auto", "readout", "side")),
@@ -74,9 +74,9 @@ print(json.dumps({{"before": before, "codes": [process.exitcode for process in t
 
 
 def test_a_killed_worker_loses_the_run_it_was_in_and_two_share_the_rest(
-    tmp_path: Path, small_trunk: Path, colours: Path
+    tmp_path: Path, small_backbone: Path, colours: Path
 ) -> None:
-    script = SMALL.format(data=str(colours), trunk=str(small_trunk))
+    script = SMALL.format(data=str(colours), backbone=str(small_backbone))
     environment = {
         **os.environ,
         "ENGRAM_PAPER_WORK": str(tmp_path / "work"),

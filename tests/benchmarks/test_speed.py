@@ -18,7 +18,7 @@ from benchmarks.speed.measure import SECTIONS, SIDE_STEP
 from engram.experiments.bench import PLAIN
 
 SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
-                  "Side patches and readouts", "The whole command", "Growth")  # fmt: skip
+                  "Side network and readouts", "The whole command", "Growth")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,13 @@ def row(what: str, ratio: float, **more: Any) -> dict[str, Any]:
 
 
 def test_targets_are_reached_missed_or_beyond_the_limit(found: dict[str, Any]) -> None:
-    assert "| 10 tasks, batch 16 | 1.25 | not measured |" in page.page(found)  # another trunk
-    found["forward"]["trunk"] = page.TARGET_TRUNK
+    assert "| 10 tasks, batch 16 | 1.25 | not measured |" in page.page(found)  # another backbone
+    found["forward"]["backbone"] = page.TARGET_BACKBONE
     found["forward"]["rows"] += [
         row("engram", 1.2, tasks=10, batch=16, limit=1.195),
         row("engram", 1.30, tasks=10, batch=1, limit=1.195),
         row("engram", 3.1, tasks=100, batch=16, limit=2.95),
-        row("plain trunk", 1.0, tasks=0, batch=16),
+        row("plain backbone", 1.0, tasks=0, batch=16),
     ]
     lines = {line.split("|")[1].strip(): line for line in page.page(found).splitlines()
              if line.startswith("| ")}  # fmt: skip
@@ -106,12 +106,12 @@ def test_side_patches_readouts_and_the_command_have_targets(found: dict[str, Any
     assert "| `engram fit --regime auto`, the whole command | 5 | not measured |" in text
     assert {row["tasks"] for row in found["side"]["rows"] if row["what"] == "side"} == {1, 3}
     assert all(row["limit"] >= 1 for row in found["side"]["rows"] if row["what"] == "readout")
-    big = {"trunk": page.TARGET_TRUNK}
+    big = {"backbone": page.TARGET_BACKBONE}
     found["side"]["rows"] += [
         row("side", 4.9, tasks=1000, batch=16, limit=3.5, **big),
         row(SIDE_STEP, 0.2, tasks=1, batch=128, limit=0.008, **big),
     ]
-    found["command"]["rows"].append(row("engram fit, auto", 5.5, trunk="ViT-Ti/16", batch=2000))
+    found["command"]["rows"].append(row("engram fit, auto", 5.5, backbone="ViT-Ti/16", batch=2000))
     lines = page.page(found).splitlines()
     assert "| 1,000 side tasks, batch 16 | 5 | 4.9 | 4.85 to 4.95 | 3.5 | reached |" in lines
     assert any(line.startswith("| a step of a side") and "missed" in line for line in lines)
@@ -142,7 +142,7 @@ def test_a_task_per_image_is_measured_beside_all_tasks(found: dict[str, Any]) ->
 
 def test_a_lost_row_is_told_with_its_reason(found: dict[str, Any]) -> None:
     found["forward"]["rows"] = [
-        row("plain trunk", 1.0, tasks=0, batch=1),
+        row("plain backbone", 1.0, tasks=0, batch=1),
         row("engram", 1.2, tasks=1, batch=1, limit=1.02),
         row("separate models", 1.0, tasks=1, batch=1),
         row("straightforward", 1.4, tasks=1, batch=1),

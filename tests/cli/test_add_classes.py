@@ -46,9 +46,9 @@ def test_a_task_grows_at_the_command_line(pictures: Path, capsys: Output) -> Non
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (("--regime", "head"), "--regime cannot be given with --add-classes"),
-        (("--cells", 3), "--cells cannot be given with --add-classes"),
-        (("--resume",), "--resume cannot be given with --add-classes"),
+        (("--regime", "head"), "--regime cannot be given"),
+        (("--cells", 3), "--cells cannot be given"),
+        (("--resume",), "--resume cannot be given"),
     ],
 )
 def test_what_the_old_task_decides_is_refused(

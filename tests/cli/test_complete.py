@@ -53,7 +53,7 @@ def test_commands_flags_and_choices_are_completed(
 def test_the_tasks_of_files_and_bundles_are_completed(folder: Path, capsys: Output) -> None:
     assert run("compose", "roses.safetensors", "flowers.safetensors", "-o", "garden") == 0
     assert completed("bundle", "remove", "garden", "r") == ["roses"]
-    assert completed("predict", "flowers.safetensors", "trunk", "--task", "f") == ["flowers"]
+    assert completed("predict", "flowers.safetensors", "backbone", "--task", "f") == ["flowers"]
 
 
 def test_the_script_for_a_shell_is_printed(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ def test_both_files_hold_the_vectors_of_the_model(work: Path, capsys: Output) ->
         assert np.array_equal(np.array(table[name].to_pylist(), np.float32), archive[name])
 
 
-def test_a_folder_without_engrams_gets_the_vectors_of_the_trunk(work: Path, capsys: Output) -> None:
+def test_a_folder_without_engrams_gets_the_vectors_of_the_backbone(
+    work: Path, capsys: Output
+) -> None:
     (work / "album").mkdir()
     for i in range(3):
         Image.new("RGB", (20, 16), (90 * i, 50, 60)).save(work / "album" / f"{i}.png")
@@ -55,21 +57,21 @@ def test_a_folder_without_engrams_gets_the_vectors_of_the_trunk(work: Path, caps
         assert archive["base"].shape == (4, 32)
 
 
-def test_without_a_backbone_the_trunk_suits_the_size_of_the_images(
+def test_without_a_backbone_the_backbone_suits_the_size_of_the_images(
     work: Path, capsys: Output
 ) -> None:
     assert run("embed", "red.png", "-o", "v.npz", *QUICK) == 0
-    assert document(capsys)["trunk"] == "pico"  # for 20 x 16 pixels
+    assert document(capsys)["backbone"] == "pico"  # for 20 x 16 pixels
 
 
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (("red.png", "-o", "v.csv"), "v.csv is no file for vectors; give one that ends in"),
+        (("red.png", "-o", "v.csv"), "v.csv is no file for vectors"),
         (("nowhere", "-o", "v.npz"), "nowhere does not exist"),
         (("red.png", "-o", "nowhere/v.npz"), "nowhere/v.npz cannot be written"),
         (("red.png", "-o", "v.npz", "--task", "nobody"), "There is no task 'nobody'"),
-        (("empty.png", "-o", "v.npz"), "No image can be read, so v.npz was not written"),
+        (("empty.png", "-o", "v.npz"), "No image can be read"),
     ],
 )
 def test_what_cannot_be_embedded_is_a_sentence_and_leaves_the_old_file(

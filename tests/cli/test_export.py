@@ -16,7 +16,7 @@ from tests.support.exports import refuse_to_trace, trace_once
 from tests.support.strategies import scatter
 
 import engram
-from engram import MemoryViT, load_trunk, random_trunk, save_trunk
+from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.cli import main as cli
 from engram.export import OnnxModel
 from engram.images.preprocessing import Preprocessing
@@ -27,14 +27,14 @@ Output = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def work(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle for a trunk of one layer: what an export takes grows with the layers."""
+    """A bundle for a backbone of one layer: what an export takes grows with the layers."""
     monkeypatch.chdir(tmp_path)
     trace_once(monkeypatch)
-    trunk = random_trunk(image_size=16, patch=4, width=32, depth=1, heads=2, classes=7)
-    trunk.preprocessing = Preprocessing((16, 16), None)
-    save_trunk(trunk, "vit")
+    backbone = random_backbone(image_size=16, patch=4, width=32, depth=1, heads=2, classes=7)
+    backbone.preprocessing = Preprocessing((16, 16), None)
+    save_backbone(backbone, "vit")
     os.symlink(colours, "colours.npz")
-    model = MemoryViT(load_trunk("vit"))
+    model = MemoryViT(load_backbone("vit"))
     for name in ("one", "two"):
         scatter(model.add_task(name, ["red", "green", "blue"], 2, seed=0), by=0.2)
         model.save(name, f"{name}.safetensors")
@@ -121,7 +121,7 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert run("bundle", "-o", "model.onnx") == 2
-    assert "install it with pip install 'engram-vit[export]'" in capsys.readouterr().err
+    assert "pip install 'engram-vit[export]'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import pytest
@@ -22,6 +22,8 @@ from engram.cli.flags import (
     flags_of,
     numbers,
 )
+from engram.methods import METHODS
+from engram.methods.settings import REGIMES, MethodFlags
 from engram.util.settings import Given, setting
 
 
@@ -155,3 +157,10 @@ def test_numbers_are_split_at_commas() -> None:
     assert numbers("--cells", "", int) == []
     with pytest.raises(EngramError, match=r"--cells is '1\.5'; give numbers with commas between"):
         numbers("--cells", "1.5", int)
+
+
+def test_the_flags_that_are_known_without_torch_are_those_of_the_methods() -> None:
+    assert [method for method in METHODS if method in REGIMES] == list(REGIMES)
+    own = [item for name in REGIMES for item in fields(METHODS[name]) if item.metadata["flag"]]
+    known = {item.name: (item.type, item.default, item.metadata) for item in fields(MethodFlags)}
+    assert {item.name: (item.type, item.default, item.metadata) for item in own} == known

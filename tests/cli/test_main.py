@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.support.commands import Output, run
 from tests.support.nursery import Nursery
+from tests.support.waiting import FUSE
 
 # What goes wrong
 
@@ -18,15 +18,15 @@ from tests.support.nursery import Nursery
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("grow",), "No such command 'grow'; `engram --help` lists what it takes."),
-        (("inspect",), "Missing argument 'FILE|BUNDLE|TRUNK'; `engram inspect --help` lists"),
-        (("compose", "x"), "Missing option '-o' / '--out'; `engram compose --help` lists what"),
-        (("--wrong",), "No such option: --wrong (Possible options: --version); `engram --help`"),
+        (("grow",), "No such command 'grow'"),
+        (("inspect",), "Missing argument 'FILE|BUNDLE|BACKBONE'"),
+        (("compose", "x"), "Missing option '-o'"),
+        (("--wrong",), "No such option: --wrong"),
         (
             ("predict", "x", "--top", "2"),
-            "No such option: --top (Possible options: ",
+            "No such option: --top",
         ),
-        (("predict", "x", "--top-k", "two"), "Invalid value for '--top-k': "),
+        (("predict", "x", "--top-k", "two"), "Invalid value for '--top-k'"),
     ],
 )
 def test_wrong_usage_is_a_sentence_and_exits_with_2(
@@ -81,8 +81,7 @@ def test_a_signal_stops_a_real_process_that_tidies_up(number: int, tmp_path: Pat
     code = (
         "import sys, time, types; from engram.cli.main import main\n"
         "def wait(source):\n"
-        "    print('ready', flush=True)\n"
-        "    try: time.sleep(60)\n"
+        "    try: print('ready', flush=True), time.sleep(600)\n"
         "    finally: print('tidied up')\n"
         "sys.modules['engram.store.describe'] = types.SimpleNamespace(describe=wait)\n"
         "sys.exit(main(['inspect', 'x']))"
@@ -92,9 +91,8 @@ def test_a_signal_stops_a_real_process_that_tidies_up(number: int, tmp_path: Pat
     )
     assert child.stdout is not None
     child.stdout.readline()
-    time.sleep(0.1)
     child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=FUSE)
     assert child.returncode == 130
     assert out == "tidied up\n"
     assert err == "Stopped.\n"

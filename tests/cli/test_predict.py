@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 from tests.support.engrams import familiar
 
-from engram import MemoryViT, load_trunk
+from engram import MemoryViT, load_backbone
 from engram.cli.main import main
 
 
 @pytest.fixture
-def task(small_trunk: Path, tmp_path: Path) -> Path:
-    model = MemoryViT(load_trunk(small_trunk))
+def task(small_backbone: Path, tmp_path: Path) -> Path:
+    model = MemoryViT(load_backbone(small_backbone))
     model.add_task("colours", ["red", "green"])
     return model.save("colours", tmp_path / "colours.safetensors")
 
@@ -51,9 +51,9 @@ def test_answers_go_to_a_file(
 
 
 def test_a_score_is_a_column(
-    small_trunk: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_backbone: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = MemoryViT(load_trunk(small_trunk))
+    model = MemoryViT(load_backbone(small_backbone))
     familiar(model.add_task("colours", ["red", "green"]))
     task = str(model.save("colours", tmp_path / "colours.safetensors"))
     assert main(["predict", task, str(photos), "--json"]) == 0
@@ -90,7 +90,11 @@ def test_paths_come_from_standard_input_and_a_folder_keeps_the_parts(
     monkeypatch.setattr("sys.stdin", io.StringIO(listing))
     out = tmp_path / "answers"
     assert main(["predict", str(task), "-", "-o", str(out), "--decoders", "0"]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["_job.json", "part-000000.parquet"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "_job.json",
+        "_lock",
+        "part-000000.parquet",
+    ]
 
 
 def test_mistakes_about_a_cluster_are_sentences(

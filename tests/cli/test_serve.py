@@ -57,4 +57,4 @@ def test_a_bundle_that_is_missing_is_a_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = run("serve", "gone", "--json")
-    assert_refused("gone does not exist, so it is not a bundle; `engram compose", code, capsys)
+    assert_refused("gone does not exist", code, capsys)

@@ -11,8 +11,8 @@ from tests.support.commands import Output, run
 
 import engram
 from engram import MemoryViT
+from engram.backbones.load import load_backbone
 from engram.store.bundles import read_bundle
-from engram.trunks.load import load_trunk
 
 
 def test_inspect_says_what_an_engram_is(folder: Path, capsys: Output) -> None:
@@ -23,12 +23,12 @@ def test_inspect_says_what_an_engram_is(folder: Path, capsys: Output) -> None:
         "flowers",
         "classification",
         "2 classes (rose, tulip)",
-        "masked, 3 cells per layer",
+        "masked, cells per layer 3",
         "146, 34 of them in the head",
         "kMAC per image",
-        "% of the trunk's",
-        "trunk  ",
-        header.trunk.fingerprint,
+        "% of the backbone's",
+        "backbone  ",
+        header.backbone.fingerprint,
         "16 x 16, squashed, bicubic",
         "accuracy 91.25%",
         "lr 0.01",
@@ -39,7 +39,7 @@ def test_inspect_says_what_an_engram_is(folder: Path, capsys: Output) -> None:
 
 
 def test_merge_writes_the_average_and_shows_what_it_is_of(folder: Path, capsys: Output) -> None:
-    model = MemoryViT(load_trunk(folder / "trunk"))
+    model = MemoryViT(load_backbone(folder / "backbone"))
     model.add_task("flowers", classes=["rose", "tulip"], cells=3)
     model.save("flowers", "again.safetensors")
     files = ("flowers.safetensors", "again.safetensors")
@@ -53,8 +53,8 @@ def test_merge_writes_the_average_and_shows_what_it_is_of(folder: Path, capsys: 
     assert "--weights is 1, 1, which is 2 together" in " ".join(capsys.readouterr().err.split())
 
 
-def test_inspect_needs_no_trunk(folder: Path, capsys: Output) -> None:
-    (folder / "trunk" / "model.safetensors").unlink()
+def test_inspect_needs_no_backbone(folder: Path, capsys: Output) -> None:
+    (folder / "backbone" / "model.safetensors").unlink()
     assert run("inspect", "roses.safetensors") == 0
     assert "extends flowers" in " ".join(capsys.readouterr().out.split())
 
@@ -71,7 +71,7 @@ def test_json_is_one_document(folder: Path, capsys: Output) -> None:
 
 
 def test_compose_and_inspect_a_bundle(folder: Path, capsys: Output) -> None:
-    arguments = ("compose", "roses.safetensors", "flowers.safetensors", "--backbone", "trunk")
+    arguments = ("compose", "roses.safetensors", "flowers.safetensors", "--backbone", "backbone")
     assert run(*arguments, "-o", "garden/", "--json") == 0
     composed = json.loads(capsys.readouterr().out)
     assert [e["task"] for e in composed["engrams"]] == ["flowers", "roses"]
@@ -80,13 +80,13 @@ def test_compose_and_inspect_a_bundle(folder: Path, capsys: Output) -> None:
     assert json.loads(capsys.readouterr().out) == composed
     assert run("inspect", "garden") == 0
     said = capsys.readouterr().out
-    assert re.search(r"roses +classification +7 +- +masked +2 +flowers", said)
+    assert re.search(r"roses +classification +7 +- +masked +cells 2, tokens 1 +flowers", said)
 
 
 def test_side_patches_and_readouts_are_inspected_listed_and_composed(
     folder: Path, capsys: Output
 ) -> None:
-    model = MemoryViT(load_trunk("trunk"))
+    model = MemoryViT(load_backbone("backbone"))
     model.add_task("thin", classes=3, cells=2, regime="side", rank=4)
     model.add_task("finer", classes=3, cells=1, regime="side", rank=4, extends=["thin"])
     model.add_task("layers", classes=3, regime="readout")
@@ -95,7 +95,7 @@ def test_side_patches_and_readouts_are_inspected_listed_and_composed(
         model.save(name, f"new/{name}.safetensors")
     assert run("inspect", "new/finer.safetensors") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "side, 1 cells per layer, side patches of rank 4, extends thin" in said
+    assert "side, cells per layer 1, rank of its side network 4, extends thin" in said
     assert run("list", "new", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["engrams"]
     assert {one["task"]: one["regime"] for one in listed} == {
@@ -104,7 +104,7 @@ def test_side_patches_and_readouts_are_inspected_listed_and_composed(
         "thin": "side",
     }
     paths = [f"new/{name}.safetensors" for name in ("finer", "layers", "thin")]
-    assert run("compose", *paths, "flowers.safetensors", "--backbone", "trunk", "-o", "all") == 0
+    assert run("compose", *paths, "flowers.safetensors", "--backbone", "backbone", "-o", "all") == 0
     capsys.readouterr()
     assert run("inspect", "all", "--json") == 0
     entries = json.loads(capsys.readouterr().out)["engrams"]
@@ -116,19 +116,19 @@ def test_side_patches_and_readouts_are_inspected_listed_and_composed(
     assert tasks.index("thin") < tasks.index("finer")
 
 
-def test_inspect_a_trunk(folder: Path, capsys: Output) -> None:
-    for source in ("trunk", "trunk/model.safetensors"):
+def test_inspect_a_backbone(folder: Path, capsys: Output) -> None:
+    for source in ("backbone", "backbone/model.safetensors"):
         assert run("inspect", source, "--json") == 0
         document = json.loads(capsys.readouterr().out)
-        assert document["what"] == "trunk"
-        assert document["fingerprint"] == load_trunk("trunk").fingerprint
-    assert run("inspect", "trunk") == 0
+        assert document["what"] == "backbone"
+        assert document["fingerprint"] == load_backbone("backbone").fingerprint
+    assert run("inspect", "backbone") == 0
     assert "width 16, 2 layers" in capsys.readouterr().out
 
 
 def test_what_a_file_says_cannot_write_to_the_terminal(folder: Path, capsys: Output) -> None:
-    model = MemoryViT(load_trunk("trunk"))
-    model.trunk.source = "evil\x1b[2J\nsource"
+    model = MemoryViT(load_backbone("backbone"))
+    model.backbone.source = "evil\x1b[2J\nsource"
     model.add_task("t", classes=["\x1b]0;title\x07", "\u202e"])
     model.save("t", "t.safetensors")
     assert run("inspect", "t.safetensors") == 0
@@ -156,8 +156,8 @@ MISTAKES = [
     ("compose", "roses.safetensors", "-o", "out"),
     ("compose", "flowers.safetensors", "-o", "."),
     ("compose", "flowers.safetensors", "-o", "out", "--backbone", "missing"),
-    ("convert", "old.pt", "--base", "trunk", "-o", "out"),
-    ("convert", "flowers.safetensors", "--base", "trunk", "-o", "out"),
+    ("convert", "old.pt", "--base", "backbone", "-o", "out"),
+    ("convert", "flowers.safetensors", "--base", "backbone", "-o", "out"),
 ]
 
 
@@ -180,9 +180,9 @@ def test_bundle_remove_takes_a_task_and_its_file_out(folder: Path, capsys: Outpu
     assert run("compose", "roses.safetensors", "flowers.safetensors", "-o", "garden") == 0
     capsys.readouterr()
     for arguments, sentence in (
-        (("garden", "flowers"), "'flowers' is extended by roses; remove those first."),
-        (("garden", "tulips"), "garden has no task 'tulips'; it has flowers, roses."),
-        (("trunk", "roses"), "trunk is not a bundle"),
+        (("garden", "flowers"), "'flowers' is extended by roses"),
+        (("garden", "tulips"), "garden has no task 'tulips'"),
+        (("backbone", "roses"), "backbone is not a bundle"),
     ):
         assert run("bundle", "remove", *arguments) == 2
         assert sentence in capsys.readouterr().err
@@ -193,9 +193,11 @@ def test_bundle_remove_takes_a_task_and_its_file_out(folder: Path, capsys: Outpu
     assert not Path("garden/roses.safetensors").exists()
     assert run("compose", "garden", "roses.safetensors", "-o", "garden") == 0  # adds it again
     assert len(read_bundle("garden").engrams) == 2
-    assert run("bundle", "remove", "garden", "roses") == 0
+    assert run("compose", "flowers.safetensors", "-o", "garden") == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert run("compose", "flowers.safetensors", "-o", "garden", "--overwrite") == 0
     assert run("bundle", "remove", "garden", "flowers") == 2
-    assert "is the only task of the bundle" in capsys.readouterr().err
+    assert "is the only task" in capsys.readouterr().err
 
 
 def test_lists_and_bundles_say_how_good_tasks_are(folder: Path, capsys: Output) -> None:

@@ -39,8 +39,8 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert fit("--json", "--test", *masked, "--label-smoothing", 0.1) == 0
     said = document(capsys)
     promised = ["task", "path", "regime", "parameters", "seconds", "metrics", "training"]
-    assert list(said) == [*promised, "trunk", "report"]
-    assert said["trunk"] == "vit"
+    assert list(said) == [*promised, "backbone", "report"]
+    assert said["backbone"] == "vit"
     assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
     assert 0 < said["seconds"] < 60
@@ -58,7 +58,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
 def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert fit("--json") == 0
     said = document(capsys)
-    assert list(said)[-3:] == ["tried", "trunk", "report"]
+    assert list(said)[-3:] == ["tried", "backbone", "report"]
     assert {one["regime"] for one in said["tried"]} >= {
         "head", "readout", "masked", "masked+adapter", "side",
     }  # fmt: skip
@@ -104,7 +104,7 @@ def test_fit_without_test_leaves_the_test_split_alone(work: Path, capsys: Output
 def test_fit_says_what_it_does(work: Path, capsys: Output) -> None:
     assert fit() == 0
     said = capsys.readouterr().err.splitlines()
-    first = next(i for i, line in enumerate(said) if line.startswith("trunk  vit, images of 16"))
+    first = next(i for i, line in enumerate(said) if line.startswith("backbone  vit, images of 16"))
     assert "6 held out of 60 to validate" in said[first + 1]
     assert said[first + 2].startswith("cache  ")
     stages = [line.partition(":")[0] for line in said[first + 3 :]]
@@ -120,7 +120,7 @@ def test_fit_prints_rows_for_people(work: Path, capsys: Output) -> None:
     said = capsys.readouterr().out
     for label in (
         "engram",
-        "trunk",
+        "backbone",
         "regime",
         "parameters",
         "seconds",
@@ -137,14 +137,14 @@ def test_extends_reads_an_engram_by_its_name(work: Path, capsys: Output) -> None
     assert header.spec.extends == ("old",)
     assert header.parents == {"old": engram.inspect("old.safetensors").content}
     assert fit("--extends", "older=old.safetensors", out="other.safetensors") == 2
-    assert "is called 'old', not 'older'; write --extends old=old.saf" in capsys.readouterr().err
+    assert "is called 'old', not 'older'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_a_sentence(work: Path, capsys: Output) -> None:
     (work / "locked").mkdir(mode=0o500)
     assert fit(out="locked/new.safetensors") == 2
-    assert "cannot be written (Permission denied); choose another -o" in capsys.readouterr().err
+    assert "cannot be written (Permission denied)" in capsys.readouterr().err
 
 
 def test_logs_are_named_at_the_command_line(
@@ -152,7 +152,7 @@ def test_logs_are_named_at_the_command_line(
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    assert_refused("no log 'board'; --log takes csv, ", fit("--json", "--log", "board"), capsys)
+    assert_refused("no log 'board'", fit("--json", "--log", "board"), capsys)
     assert fit("--regime", "masked", "--log", "tensorboard, mlflow") == 0
     assert list((work / "new.run").glob("events.out.tfevents.*"))
     (metric,) = (work / "mlruns").glob("*/*/metrics/val_loss")
@@ -187,7 +187,7 @@ def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> 
     command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
     assert run(*command, "--lr", 0.01, "--refit", "-o", "new.safetensors") == 0
     page = (work / "new.run" / "report.html").read_text()
-    assert "what follows is about images that it has learned" in page
+    assert "images that it has learned" in page
     assert "train accuracy" in page
     assert "val accuracy" not in page
 
@@ -196,9 +196,9 @@ def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> 
 
 
 def test_the_commands_show_and_clear_it(
-    small_trunk: Path, noise: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
+    small_backbone: Path, noise: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = filled(small_trunk, noise)
+    kept = filled(small_backbone, noise)
     (own_cache / "mine.txt").write_text("not the cache's")
     for other in ("holiday", "0" * 24):
         (own_cache / other).mkdir()
@@ -209,7 +209,7 @@ def test_the_commands_show_and_clear_it(
     assert said["folder"] == str(own_cache)
     [about] = said["caches"]
     assert about["images"] == 12
-    assert about["fingerprint"] == kept.trunk.fingerprint
+    assert about["fingerprint"] == kept.backbone.fingerprint
     assert 12 * kept.row_bytes < about["bytes"] < 12 * kept.row_bytes + 5000
     assert run("cache", "info") == 0
     assert "16x16" in capsys.readouterr().out
@@ -225,7 +225,7 @@ def test_the_commands_show_and_clear_it(
 
 REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "gone does not exist; data can be": {"data": "gone"},
-    "there is no regime 'some'; choose": {"more": ["--regime", "some"]},
+    "no regime 'some'; choose": {"more": ["--regime", "some"]},
     "There is no recipe 'best'; choose": {"more": ["--recipe", "best"]},
     "--lr is -1.0; it must be a number": {"more": ["--lr", "-1"]},
     "optimizer is 'adam'; it can be": {"more": ["--optimizer", "adam"]},
@@ -235,10 +235,8 @@ REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "old.safetensors exists already": {"out": "old.safetensors"},
     "cannot be written": {"out": "red.png/new.safetensors"},
     "gone.safetensors": {"more": ["--extends", "old=gone.safetensors"]},
-    "only masked and side tasks extend": {
-        "more": ["--extends", "old=old.safetensors", "--regime", "head"]
-    },
-    "--update add is for the regimes memory": {"more": ["--update", "add"]},
+    "its regime is 'head'": {"more": ["--extends", "old=old.safetensors", "--regime", "head"]},
+    "'masked' has no setting 'update'": {"more": ["--update", "add", "--regime", "masked"]},
     "--class-init is 'zero'": {"more": ["--class-init", "zero"]},
     "nowhere": {"backbone": "nowhere"},
     "--seeds is -1; at least one": {"more": ["--seeds", "-1"]},

@@ -18,7 +18,11 @@ def cluster() -> Iterator[Any]:
 
     This process is connected to it, so `connected("ray")` uses it.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_health_check_period_ms": "1000",  # a lost node is noticed sooner
+        "RAY_health_check_failure_threshold": "3",
+    }
     import ray
     from ray.cluster_utils import Cluster
 

@@ -5,29 +5,32 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from tests.support.waiting import wait_until
 
 import engram
 from benchmarks.cluster.nodes import processes
 from engram import EngramError, MemoryViT
-from engram.cluster.bulk import actors_for, answered_on
-from engram.cluster.connect import connected
-from engram.cluster.settings import ClusterSettings
+from engram.cluster.bulk import ModelActor, actors_for, answered_on, decode_batch
+from engram.cluster.connect import ClusterSettings, connected
+from engram.images.preprocessing import Preprocessing
 from engram.inference.bulk.answers import Batch, Questions
+from engram.inference.bulk.decoders import DecodedItem
 from engram.inference.bulk.items import Item
 from engram.inference.bulk.job import predict_to
 from engram.inference.bulk.settings import BulkSettings
 
 SETTINGS = BulkSettings(rows=10, batch=4, decoders=0, logits=True)
 IMAGES = 120
+PREPROCESSING = Preprocessing((16, 16), None)
 
 
 @pytest.fixture
@@ -42,15 +45,38 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def model(small_trunk: Path) -> MemoryViT:
+def model(small_backbone: Path) -> MemoryViT:
     torch.manual_seed(0)
-    model = MemoryViT(engram.load_trunk(small_trunk)).eval()
+    model = MemoryViT(engram.load_backbone(small_backbone)).eval()
     task = model.add_task("colours", ["red", "green", "blue"])
     torch.nn.init.normal_(task.head.weight, std=0.3)
     return model
 
 
-def test_the_table_is_that_of_one_machine_though_an_actor_is_killed(
+class Losses:
+    """Told of the progress, kills an actor, and later removes a node."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster, self.node = (
+            cluster,
+            cluster.add_node(num_cpus=1, object_store_memory=80 << 20),
+        )
+        self.waiting = [(30, self.kill), (60, self.remove)]
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        if self.waiting and done > self.waiting[0][0]:
+            self.waiting.pop(0)[1]()
+
+    def kill(self) -> None:
+        nodes = self.cluster.list_all_nodes()
+        actors = [one for node in nodes for one in processes(node, "ModelActor")]
+        os.kill(actors[0].pid, signal.SIGKILL)
+
+    def remove(self) -> None:
+        self.cluster.remove_node(self.node, allow_graceful=False)
+
+
+def test_the_table_is_that_of_one_machine_whatever_is_lost(
     cluster: Any, model: MemoryViT, photos: Path, tmp_path: Path
 ) -> None:
     """And two parts, which one machine wrote, are not computed again."""
@@ -59,39 +85,36 @@ def test_the_table_is_that_of_one_machine_though_an_actor_is_killed(
     out.mkdir()
     for name in ("_job.json", "part-000002.parquet", "part-000007.parquet"):
         shutil.copy(alone / name, out / name)
-    killed: list[int] = []
-
-    def kill_one(what: str, done: int, total: int, note: str = "") -> None:
-        if done > 40 and not killed:
-            actors = (processes(node, "Map(Model)") for node in cluster.list_all_nodes())
-            killed.append(next(chain.from_iterable(actors)).pid)
-            os.kill(killed[0], signal.SIGKILL)
-
-    result = predict_to(
-        model, sources, out, SETTINGS,
-        answering=answered_on("ray", sources, ClusterSettings(actors=1)), progress=kill_one,
-    )  # fmt: skip
+    losses, settings = Losses(cluster), ClusterSettings(actors=2)
+    on = answered_on("ray", sources, settings)
+    result = predict_to(model, sources, out, SETTINGS, answering=on, progress=losses)
     assert (result.images, result.errors, result.resumed) == (IMAGES, 1, 20)
-    assert killed
+    assert losses.waiting == []
     tables = [pyarrow.parquet.read_table(folder) for folder in (alone, out)]
     assert tables[0].equals(tables[1])
 
 
-def test_silence_ends_in_a_sentence(cluster: Any, model: MemoryViT) -> None:
-    """Actors need more than a second to start, so it is as if they hung."""
-    settings = ClusterSettings(timeout=1, retries=0)
+def test_silence_ends_in_a_sentence(
+    cluster: Any, model: MemoryViT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time to answer, it is as if all actors hung."""
+    settings = ClusterSettings(retries=0)
+    object.__setattr__(settings, "timeout", 0.0)  # shorter than a user may ask for
+    monkeypatch.setattr("engram.cluster.bulk._POLL", 0.001)
     batches = iter([Batch(0, 0, 0, (Item("a.png"),), True)])
     answering = answered_on("ray", [], settings)
-    with pytest.raises(EngramError, match="gave no answer in 1 attempt; at last: no answer for"):
+    with pytest.raises(EngramError, match="no answer in 1 attempt"):
         list(answering(Questions(model, ["colours"], BulkSettings()), batches))
 
 
 def test_actors_that_leave_no_cpu_are_refused(cluster: Any) -> None:
     with connected("ray") as ray:
-        assert actors_for(ray, ClusterSettings()) == 1  # of 2 CPUs
-        with pytest.raises(EngramError, match="--actors 2 need 1 CPU each, and one more CPU"):
+        # A node that an earlier test removed may still be listed.
+        wait_until(lambda: ray.cluster_resources()["CPU"] == 2)
+        assert actors_for(ray, ClusterSettings()) == 1
+        with pytest.raises(EngramError, match="--actors 2 need 1 CPU"):
             actors_for(ray, ClusterSettings(actors=2))
-        with pytest.raises(EngramError, match="0 GPUs, and can hold 0 actors"):
+        with pytest.raises(EngramError, match="can hold 0"):
             actors_for(ray, ClusterSettings(gpus_per_actor=0.5))
 
 
@@ -102,3 +125,42 @@ def test_a_job_that_is_done_needs_no_cluster(
     predict_to(model, sources, out, SETTINGS)
     answering = answered_on("127.0.0.1:1", sources, ClusterSettings())
     assert predict_to(model, sources, out, SETTINGS, answering=answering).resumed == IMAGES
+
+
+def test_relative_paths_start_where_the_command_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(os.getcwd())  # to come back
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "a.png")
+    items = (Item("a.png"), Item("b.png"))
+    good, bad = decode_batch(items, PREPROCESSING, str(tmp_path), (), False)
+    assert (good.name, good.view is not None and good.view.shape) == ("a.png", (16, 16, 3))
+    assert "b.png: the file does not exist" in bad.error
+
+
+def test_a_node_that_does_not_see_the_images_says_so() -> None:
+    with pytest.raises(EngramError, match="has no /mnt/photos"):
+        decode_batch((Item("/mnt/a.png"),), PREPROCESSING, "/nowhere", ("/mnt/photos",), False)
+
+
+def test_an_actor_ends_when_its_memory_has_grown_past_its_limit(
+    model: MemoryViT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is replaced, and its batch given to another."""
+
+    def ended(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", ended)
+    questions = Questions(model, ["colours"], BulkSettings())
+    view = np.zeros((16, 16, 3), np.uint8)
+    images = [DecodedItem("a.png", view), DecodedItem("b.png", None, "b.png: broken")]
+    with pytest.raises(EngramError, match="--memory-per-actor has to be more"):
+        ModelActor(questions, False, 1e6).rows(images)
+    resident = psutil.Process().memory_info().rss
+    actor = ModelActor(questions, False, resident + 200e6)
+    assert [row["error"] for row in actor.rows(images)] == [None, "b.png: broken"]
+    leak = b"\x01" * (300 << 20)
+    with pytest.raises(SystemExit):
+        actor.rows(images)
+    del leak

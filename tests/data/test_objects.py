@@ -12,7 +12,7 @@ from PIL import Image
 from tests.support.errors import refuses
 from torch.utils import data as torch_data
 
-from engram import MemoryViT, Recipe, auto, evaluate, fit, load_trunk, sweep
+from engram import MemoryViT, Recipe, auto, evaluate, fit, load_backbone, sweep
 from engram.data.datasets import Splits, load
 from engram.errors import Notice
 from engram.images.decode import read_image
@@ -153,13 +153,13 @@ def test_what_cannot_be_taken_is_refused(data: Any, sentence: str) -> None:
 
 
 def test_a_loader_says_what_is_not_used() -> None:
-    with pytest.warns(Notice, match="Of the DataLoader its dataset is used"):
+    with pytest.warns(Notice, match="its dataset is used"):
         load(torch_data.DataLoader(Pairs()))
 
 
 @pytest.fixture
-def model(small_trunk: Path) -> MemoryViT:
-    return MemoryViT(load_trunk(small_trunk))
+def model(small_backbone: Path) -> MemoryViT:
+    return MemoryViT(load_backbone(small_backbone))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -27,7 +27,7 @@ def test_another_label_column_can_be_chosen(hub: Path) -> None:
     splits = load(f"hf:{hub / 'dict'}", label="coarse_label")
     assert splits.classes == ("cold", "warm")
     assert splits["train"].labels.tolist() == [1, 0, 0, 1]
-    with pytest.raises(EngramError, match="has no column 'label2'; it has img, fine_label"):
+    with pytest.raises(EngramError, match="has no column 'label2'"):
         load(f"hf:{hub / 'dict'}", label="label2")
 
 
@@ -44,7 +44,7 @@ def test_parquet_files_are_a_hub_dataset(hub: Path) -> None:
     assert splits["train"].labels.tolist() == splits["val"].labels.tolist() == [2, 0, 1, 2]
     one = hub / "parquet" / "train-00000-of-00001.parquet"
     assert load(f"hf:{one}", split="test")["test"].labels.tolist() == [2, 0, 1, 2]
-    with pytest.raises(EngramError, match="holds images, not paths; load it as hf:"):
+    with pytest.raises(EngramError, match="holds images, not paths"):
         load(one, image="img")
 
 
@@ -62,13 +62,13 @@ def test_labels_that_are_not_public_are_explained(tmp_path: Path) -> None:
     )
     table = datasets.Dataset.from_dict({"image": ["a", "b"], "label": [-1, -1]}, features=features)
     table.save_to_disk(tmp_path / "secret")
-    with pytest.raises(EngramError, match="-1 means that the labels are not public"):
+    with pytest.raises(EngramError, match="not public"):
         load(f"hf:{tmp_path / 'secret'}")
 
 
 def test_a_hub_dataset_that_cannot_be_loaded_is_an_error() -> None:
     pytest.importorskip("datasets")
-    with pytest.raises(EngramError, match="hf:owner/name cannot be loaded: "):
+    with pytest.raises(EngramError, match="hf:owner/name cannot be loaded"):
         load("hf:owner/name")
     with pytest.raises(EngramError, match=r"hf:\./gone does not exist on disk"):
         load("hf:./gone")
@@ -76,9 +76,7 @@ def test_a_hub_dataset_that_cannot_be_loaded_is_an_error() -> None:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        EngramError, match=r"cifar10 needs the package datasets, .*vit\[hub-data\]'"
-    ):
+    with pytest.raises(EngramError, match="cifar10 needs the package datasets"):
         load("hf:uoft-cs/cifar10")
 
 
@@ -100,15 +98,23 @@ def test_inaturalist_is_read_from_its_own_annotations(folder: Path) -> None:
     assert splits.classes == ("Blue", "Red")
     assert sample_names(splits.train) == [str(folder / "blue/000.png"), str(folder / "red/001.png")]
     assert sample_names(splits.test) == [str(folder / "red/002.png")]
-    with pytest.raises(
-        EngramError, match="is not on the Hub; give the folder that holds train2017"
-    ):
+    with pytest.raises(EngramError, match="is not on the Hub"):
         load("inaturalist2017")
-    (folder / "val2017.json").write_text("{}")
-    with pytest.raises(EngramError, match="is not an annotation file"):
-        load(f"inaturalist2017:{folder}")
+    for text in ("{}", "[" * 100_000, "9" * 5000):
+        (folder / "val2017.json").write_text(text)
+        with pytest.raises(EngramError, match="is not an annotation file"):
+            load(f"inaturalist2017:{folder}")
 
 
 def test_every_preset_has_an_augmentation_and_training_data() -> None:
     assert {preset.augment for preset in PRESETS.values()} <= set(AUGMENTATIONS) - {"none"}
     assert all("train" in preset.splits for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+def test_a_copy_on_disk_that_names_an_address_is_refused(tmp_path: Path, name: str) -> None:
+    path = '"http:\\x2f/127.0.0.1:9/x.parquet"'  # as YAML may write it
+    card = f"a: &a [{path}]\nconfigs:\n- config_name: default\n  data_files: *a\n"
+    (tmp_path / name).write_text(f"---\n{card}---\n" if name == "README.md" else card)
+    with pytest.raises(EngramError, match="not fetched"):
+        load(f"hf:{tmp_path}")

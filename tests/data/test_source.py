@@ -38,9 +38,9 @@ def test_splits_are_matched_by_their_usual_names_or_as_given() -> None:
 @pytest.mark.parametrize(
     ("names", "given", "sentence"),
     [
-        (["a", "b"], {"test": "c"}, "t has no split 'c'; it has a, b."),
-        (["val", "dev"], {}, "t has two val splits, val and dev; keep one."),
-        (list("abcdefghi"), {}, "t has the splits a, b, c, d, e, f, g, h, …; rename them to one"),
+        (["a", "b"], {"test": "c"}, "t has no split 'c'"),
+        (["val", "dev"], {}, "t has two val splits, val and dev"),
+        (list("abcdefghi"), {}, "t has the splits a, b, c, d, e, f, g, h, …"),
     ],
 )
 def test_splits_that_cannot_be_matched_are_refused(
@@ -52,9 +52,9 @@ def test_splits_that_cannot_be_matched_are_refused(
 
 
 def test_a_request_for_an_unknown_kind_or_split_is_refused() -> None:
-    with pytest.raises(EngramError, match="There is no kind of task 'guess'; choose one of"):
+    with pytest.raises(EngramError, match="no kind of task 'guess'"):
         DataRequest("guess")
-    with pytest.raises(EngramError, match="There is no split 'training'; choose train, val"):
+    with pytest.raises(EngramError, match="There is no split 'training'"):
         DataRequest(split_names={"training": "a"})
     assert DataRequest("segmentation").has_masks
     assert not DataRequest("regression").has_masks

@@ -60,7 +60,7 @@ def test_flags_divide_the_rows_together(pictures: Path) -> None:
     splits = load(table(pictures, is_test=test, is_val=val))
     assert sizes(splits) == {"train": 2, "val": 2, "test": 2}
     assert splits.split_by == "the columns 'is_test' and 'is_val'"
-    with pytest.raises(EngramError, match="row 5 is marked for test and val by the columns is_t"):
+    with pytest.raises(EngramError, match="row 5 is marked for test and val"):
         load(table(pictures, is_test=test, is_val=test))
 
 
@@ -89,7 +89,7 @@ def test_columns_that_contradict_each_other_are_asked_about(pictures: Path) -> N
     assert sizes(load(path, split_column="fold")) == {"train": 4, "test": 2}
     assert load(path, split_column="is_test")["test"].labels.tolist() == [0, 1]
     assert sizes(load(path, split_column="none")) == {"train": 6}
-    with pytest.raises(EngramError, match="no column 'folds'; it has path, label, fold, is_test"):
+    with pytest.raises(EngramError, match="no column 'folds'"):
         load(path, split_column="folds")
 
 
@@ -100,7 +100,7 @@ def test_columns_that_agree_are_not_asked_about(pictures: Path) -> None:
 
 def test_empty_cells_are_asked_about(pictures: Path) -> None:
     path = table(pictures, fold=["", "", "train", "train", "test", "test"])
-    with pytest.raises(EngramError, match=r"'fold' names splits, but is empty in 2 of 6 rows"):
+    with pytest.raises(EngramError, match="'fold' names splits"):
         load(path)
     splits = load(path, split_column="fold")
     assert sizes(splits) == {"train": 2, "test": 2}
@@ -134,5 +134,5 @@ def test_rows_of_the_hub_are_divided_too(pictures: Path) -> None:
         assert splits.split_by == "the column 'fold'"
     assert sizes(load(f"hf:{pictures / 'single'}", split_column="none")) == {"train": 6}
     datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(pictures / "both")
-    with pytest.raises(EngramError, match=r"has the splits train, test, so --split-column"):
+    with pytest.raises(EngramError, match="has the splits train, test"):
         load(f"hf:{pictures / 'both'}", split_column="fold")

@@ -1,5 +1,6 @@
 """Tables of paths and labels are read; a wrong table or row is refused with its reason."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -62,18 +63,16 @@ def test_columns_and_splits_can_be_named(folder: Path) -> None:
     assert sample_names(splits.test) == [str(folder / r["path"]) for r in RECORDS[2:]]
     with pytest.raises(
         EngramError,
-        match=r"no column 'image'; it has what, photo, fold; .* to one of image, img, ",
+        match="no column 'image'",
     ):
         load(table)
-    with pytest.raises(EngramError, match=r"no column 'label'; .*; name one of them with --label"):
+    with pytest.raises(EngramError, match="no column 'label'"):
         load(table, image="photo")
-    with pytest.raises(
-        EngramError, match=r"column 'fold', has the splits a, b; rename them to .*train, training, "
-    ):
+    with pytest.raises(EngramError, match="column 'fold', has the splits a, b"):
         load(table, image="photo", label="what", split_column="fold")
-    with pytest.raises(EngramError, match=r"has no column 'kind'; it has what, photo, fold"):
+    with pytest.raises(EngramError, match="has no column 'kind'"):
         load(table, image="photo", label="kind")
-    with pytest.raises(EngramError, match="has no split 'c'; it has a, b"):
+    with pytest.raises(EngramError, match="has no split 'c'"):
         load(table, image="photo", label="what", split_column="fold", splits={"train": "c"})
 
 
@@ -96,6 +95,21 @@ def test_the_separator_and_the_byte_order_mark_are_found(
 def test_number_labels_are_sorted_as_numbers(folder: Path) -> None:
     records = [{"path": "red/000.png", "label": label} for label in (10, 9, 2)]
     assert load(write_table(folder / "table.jsonl", records)).classes == ("2", "9", "10")
+    long = "1" * 5000  # more digits than Python converts
+    records = [{"path": "red/000.png", "label": label} for label in (long, "10", "007", "9")]
+    assert load(write_table(folder / "table.csv", records)).classes == ("007", "9", "10", long)
+
+
+def test_a_number_that_no_float_holds_is_refused(folder: Path) -> None:
+    table = write_table(folder / "table.jsonl", [{"path": "red/000.png", "label": 10**400}])
+    with pytest.raises(EngramError, match=r"row 1: .* expected a number"):
+        load(table, kind="regression")
+
+
+def test_a_table_may_have_many_columns(folder: Path) -> None:
+    many = {f"column {i}": "1" for i in range(30_000)}
+    records = [{**record, **many} for record in RECORDS[:2]]
+    assert load(write_table(folder / "table.csv", records)).classes == ("blue", "red")
 
 
 @pytest.mark.parametrize(
@@ -119,26 +133,36 @@ def test_a_wrong_row_is_refused(folder: Path, change: dict[str, str], sentence: 
         (
             "t.csv",
             "path,label\na.png,red,or blue",
-            "line 2: more fields than .* columns .2, with ','",
+            "line 2: more fields",
         ),
         ("t.csv", 'path,label\n"a.png,red\n', "line 2: unexpected end of data"),
         ("t.jsonl", "{]", "cannot be read as a table"),
-        ("t.jsonl", '{"path": 1}\n\n{"path": 2', r"as a table: line 3 column 11: Expecting"),
-        ("t.jsonl", "[1]", "line 1: every line must be an object"),
+        ("t.jsonl", '{"path": 1}\n\n{"path": 2', "line 3 column 11"),
+        ("t.jsonl", "[1]", "line 1.*an object"),
         ("t.parquet", "no parquet", "cannot be read as a table"),
+        (
+            "t.csv",
+            f"image,label,{'x' * 200_000}\na.png,red,1\n",
+            "as a table: line 1: field larger",
+        ),
+        ("t.csv", ",".join(map(str, range(100_000))) + "\n1\n", "no column 'image'.* and .* more"),
+        ("t.jsonl", "[" * 100_000, "line 1: it is nested too deeply"),
+        ("t.jsonl", "9" * 5000, "line 1: a number in it has thousands of digits"),
     ],
+    ids=itertools.count(),
 )
 def test_a_broken_table_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_text(text)
-    with pytest.raises(EngramError, match=sentence):
+    with pytest.raises(EngramError, match=sentence) as caught:
         load(tmp_path / name)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_table_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("path,label\na.png,grün\n".encode("cp1252"))
-    with pytest.raises(EngramError, match=r"is not text in UTF-8 .*; save the table as CSV UTF-8"):
+    with pytest.raises(EngramError, match="is not text in UTF-8"):
         load(tmp_path / "t.csv")
 
 
@@ -153,3 +177,23 @@ def test_a_table_can_have_a_column_of_masks(tmp_path: Path) -> None:
     path.write_text("image,mask\nimages/1.png,masks/9.png\n")
     with pytest.raises(EngramError, match=r"row 1: .*masks/9\.png does not exist"):
         load(path, kind="segmentation")
+
+
+def test_a_small_table_does_not_become_gigabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of a megabyte in the dictionary, and rows that repeat it: 500 bytes in the file."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("engram.data.tables.MAX_SMALL", 20_000_000)
+    cells = pyarrow.DictionaryArray.from_arrays([0] * 3000, ["x" * 1_000_000])
+    table = pyarrow.table({"path": cells, "label": ["a", "b"] * 1500})
+    parquet.write_table(table, tmp_path / "t.parquet", compression="zstd", store_schema=False)
+    assert (tmp_path / "t.parquet").stat().st_size < 10_000
+    with pytest.raises(EngramError, match="expands"):
+        load(tmp_path / "t.parquet")
+
+
+def test_a_table_names_files_and_no_devices_or_addresses(folder: Path) -> None:
+    for path in ("/dev/zero", "http://127.0.0.1:9/x.png", "file:///etc/hostname"):
+        with pytest.raises(EngramError, match=r"row 1: .* does not exist"):
+            load(write_table(folder / "table.csv", [{"path": path, "label": "blue"}]))

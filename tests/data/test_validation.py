@@ -67,11 +67,11 @@ def test_a_share_is_held_out_where_there_are_no_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 1, 2, 0]])
 def test_too_little_data_to_hold_out_is_refused(labels: list[int]) -> None:
     count = len(labels)
-    with pytest.raises(EngramError, match=rf"small to hold out 10% for validation: {count} images"):
+    with pytest.raises(EngramError, match=rf"hold out.* {count} images"):
         split_validation(in_memory(labels, 3))
 
 
 def test_the_validation_share_is_between_0_and_1() -> None:
     for share in (0.0, 1.0):
-        with pytest.raises(EngramError, match=rf"share is {share}; it must be between 0 and 1"):
+        with pytest.raises(EngramError, match=rf"share is {share}"):
             split_validation(in_memory([0, 1, 2], 3), share)

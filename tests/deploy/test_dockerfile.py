@@ -4,10 +4,8 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -17,15 +15,12 @@ import httpx
 import pytest
 from tests.support.dockerfiles import Stage, read_dockerfile
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.waiting import FUSE, wait_until
 
 from engram.serve.settings import Settings
 
 BUILD, IMAGE = read_dockerfile(ROOT / "deploy" / "Dockerfile")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +52,14 @@ def healthy(env: dict[str, str]) -> bool:
 def test_the_command_answers_is_healthy_and_ends_at_sigterm(
     env: dict[str, str], service: "subprocess.Popen[bytes]"
 ) -> None:
-    deadline = time.monotonic() + 120
-    while not healthy(env):
-        assert service.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: healthy(env) or service.poll() is not None)
+    assert service.poll() is None
     url = f"http://127.0.0.1:{env['PORT']}/v1/tasks"
-    assert httpx.get(url).status_code == 401
-    tasks = httpx.get(url, headers={"Authorization": "Bearer x"}).json()["tasks"]
+    assert httpx.get(url, timeout=60).status_code == 401
+    tasks = httpx.get(url, headers={"Authorization": "Bearer x"}, timeout=60).json()["tasks"]
     assert [task["name"] for task in tasks] == ["colour"]
     service.send_signal(signal.SIGTERM)  # to the process that was started, as a container does
-    _, log = service.communicate(timeout=60)
+    _, log = service.communicate(timeout=FUSE)
     assert service.returncode == 0
     assert json.loads(log.splitlines()[0])["event"] == "request"  # CMD's flags were given to it
     assert not healthy(env)

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from PIL import Image
 from tests.support.nursery import Nursery
 from tests.support.paths import ROOT
-from tests.support.units import Started, start_unit, wait_for
+from tests.support.ports import free_port
+from tests.support.units import Started, answers, start_unit
+from tests.support.waiting import wait_until
 
 from engram.serve.settings import Settings
 
@@ -97,8 +100,7 @@ def proxied(
     folder = tmp_path_factory.mktemp("proxy")
     own = Path(shutil.copytree(bundle, folder / "bundle"))
     service = start_unit(nursery, SITE, own, ENGRAM_ASK_TOKEN="ask", ENGRAM_TOKEN="attach")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = int(taken.getsockname()[1])
+    port = free_port()
     public, key = certificate(folder)
     configuration = adapted(caddy, f"{SITE}:{port}", f"127.0.0.1:{service.port}")
     # What only a public machine can do: get a certificate, and listen on ports 80 and 443.
@@ -117,7 +119,8 @@ def proxied(
             stdout=log,
             stderr=log,
         )
-    wait_for(port)
+    wait_until(lambda: answers(port) or process.poll() is not None)
+    assert process.poll() is None, (folder / "log").read_text()
     yield Proxied(service, port, ssl.create_default_context(cafile=str(public)))
     process.kill()
     process.wait()
@@ -149,7 +152,7 @@ def test_the_page_is_shown_with_its_own_headers_and_the_proxys(proxied: Proxied)
 def test_the_metrics_are_for_inside(proxied: Proxied) -> None:
     assert proxied.ask("GET", "/metrics", headers=ASKING).status_code == 404
     inside = f"http://127.0.0.1:{proxied.service.port}/metrics"
-    assert httpx.get(inside, headers=ASKING).status_code == 200
+    assert httpx.get(inside, headers=ASKING, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("more", [0, 20_000_000])
@@ -169,7 +172,7 @@ def test_a_length_that_is_far_too_large_ends_at_the_proxy(
 ) -> None:
     """By what is declared: nothing of that size has to be sent."""
     headers = "Authorization: Bearer attach\r\nContent-Type: application/json"
-    plain = socket.create_connection(("127.0.0.1", proxied.port), timeout=30)
+    plain = socket.create_connection(("127.0.0.1", proxied.port), timeout=60)
     with plain, proxied.trusted.wrap_socket(plain, server_hostname=SITE) as connection:
         head = f"{method} {path} HTTP/1.1\r\nHost: {SITE}\r\n{headers}\r\n"
         connection.sendall(f"{head}Content-Length: {most}\r\n\r\n{{".encode())
@@ -186,9 +189,38 @@ def test_a_task_is_attached_through_it(proxied: Proxied, bundle: Path) -> None:
 def test_the_service_sees_who_the_client_is_and_not_who_it_says_it_is(proxied: Proxied) -> None:
     headers = {**ASKING, "X-Forwarded-For": "203.0.113.9"}
     assert proxied.ask("GET", "/v1/tasks", "127.0.0.2", headers=headers).status_code == 200
-    log = [json.loads(line) for line in proxied.service.running.stderr.splitlines()]
-    clients = [line["client"] for line in log if line.get("path") == "/v1/tasks"]
-    assert clients == ["127.0.0.2"]
+
+    def clients() -> list[str]:  # of whole lines; the log is written after the answer
+        lines = proxied.service.running.stderr.rpartition("\n")[0].splitlines()
+        log = [json.loads(line) for line in lines]
+        return [line["client"] for line in log if line.get("path") == "/v1/tasks"]
+
+    wait_until(clients)
+    assert clients() == ["127.0.0.2"]
+
+
+def test_more_clients_than_one_address_may_have_connections_are_answered(proxied: Proxied) -> None:
+    """The service sees one address, that of the proxy."""
+    count, pid = Settings().client_connections + 20, proxied.service.running.pid
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: {SITE}\r\nContent-Type: application/json\r\n"
+    asking = f"Authorization: {ASKING['Authorization']}\r\nContent-Length: 2\r\n\r\n{{"
+    clients = list[ssl.SSLSocket]()
+    for i in range(count):
+        plain = socket.create_connection(
+            ("127.0.0.1", proxied.port), 60, (f"127.0.1.{1 + i % 4}", 0)
+        )
+        clients.append(proxied.trusted.wrap_socket(plain, server_hostname=SITE))
+        clients[-1].sendall((head + asking).encode())
+    deadline = time.monotonic() + 20
+    while len(os.listdir(f"/proc/{pid}/fd")) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for client in clients:
+        client.sendall(b"}")
+    answers = {client.recv(65536).split()[1] for client in clients}
+    for client in clients:
+        client.close()
+    assert answers == {b"422"}
 
 
 def test_the_limits_are_above_those_of_the_service(caddy: str) -> None:

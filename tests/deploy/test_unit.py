@@ -50,9 +50,9 @@ def test_the_command_answers_to_the_site_and_ends_at_sigterm(
     service = start_unit(nursery, "engram.test", bundle, ENGRAM_ASK_TOKEN="x")
     url = f"http://127.0.0.1:{service.port}/v1/tasks"
     asking = {"Authorization": "Bearer x"}
-    assert httpx.get(url, headers={**asking, "Host": "engram.test"}).status_code == 200
-    assert httpx.get(url, headers={**asking, "Host": "other.test"}).status_code == 421
-    assert httpx.get(url, headers={"Host": "engram.test"}).status_code == 401
+    assert httpx.get(url, headers={**asking, "Host": "engram.test"}, timeout=60).status_code == 200
+    assert httpx.get(url, headers={**asking, "Host": "other.test"}, timeout=60).status_code == 421
+    assert httpx.get(url, headers={"Host": "engram.test"}, timeout=60).status_code == 401
     assert service.stop(signal.SIGTERM) == 0
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from engram import random_trunk
+from engram import random_backbone
+from engram.backbones.random import backbone_of_shape
+from engram.backbones.shape import BackboneShape
 from engram.cli.main import main
 from engram.errors import EngramError
 from engram.experiments.bench import (
@@ -17,15 +19,13 @@ from engram.experiments.bench import (
     forward,
     steps,
 )
-from engram.tasks.costs import trunk_macs
-from engram.tasks.shape import TrunkShape
-from engram.trunks.random import trunk_of_shape
+from engram.tasks.costs import backbone_macs
 from engram.vit import ViT
 
 
 @pytest.fixture
-def trunk() -> ViT:
-    return random_trunk(image_size=16, width=16, depth=2, heads=2)
+def backbone() -> ViT:
+    return random_backbone(image_size=16, width=16, depth=2, heads=2)
 
 
 @pytest.fixture
@@ -51,9 +51,11 @@ def run_twice(step: Any) -> None:
     step()
 
 
-def test_every_step_updates_and_the_frozen_trunk_stays(trunk: ViT, updated: list[bool]) -> None:
-    before = trunk.fingerprint
-    workload = Workload(trunk, cells=2, classes=3)
+def test_every_step_updates_and_the_frozen_backbone_stays(
+    backbone: ViT, updated: list[bool]
+) -> None:
+    before = backbone.fingerprint
+    workload = Workload(backbone, cells=2, classes=3)
     makers = steps(workload, batch=2)
     assert {"engram", "engram, from the cache", "straightforward, all gradients"} <= makers.keys()
     for name, make in makers.items():
@@ -62,17 +64,17 @@ def test_every_step_updates_and_the_frozen_trunk_stays(trunk: ViT, updated: list
     updated.clear()
     run_twice(cached_step(workload, batch=2, variants=3))
     assert updated[3:] == [True] * 3
-    assert trunk.fingerprint == before
-    assert not any(p.requires_grad for p in trunk.parameters())
+    assert backbone.fingerprint == before
+    assert not any(p.requires_grad for p in backbone.parameters())
 
 
 def test_a_shape_has_the_size_of_its_name() -> None:
-    assert trunk_macs(TrunkShape.of(trunk_of_shape("ViT-Ti/32"))) < trunk_macs(
-        TrunkShape.of(trunk_of_shape("ti/16"))
+    assert backbone_macs(BackboneShape.of(backbone_of_shape("ViT-Ti/32"))) < backbone_macs(
+        BackboneShape.of(backbone_of_shape("ti/16"))
     )
-    assert trunk_of_shape("ViT-S/16").config.width == 384
+    assert backbone_of_shape("ViT-S/16").config.width == 384
     with pytest.raises(EngramError, match="ViT-B/32"):
-        trunk_of_shape("ViT-XXL/3")
+        backbone_of_shape("ViT-XXL/3")
 
 
 def test_the_document_has_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +82,7 @@ def test_the_document_has_what_it_promises(capsys: pytest.CaptureFixture[str]) -
     arguments = ["--tasks", "1,3", "--batch", "2", "--cells", "1", "--seconds", "0.001"]
     assert main(["bench", *arguments, "--threads", threads, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["trunk"] == "pico"
+    assert document["backbone"] == "pico"
     assert {"processor", "cores", "torch", "threads"} <= document["machine"].keys()
     rows = {(row["what"], row["tasks"]): row for row in document["forward"]}
     for what in ("engram", "straightforward", "separate models"):
@@ -93,8 +95,8 @@ def test_the_document_has_what_it_promises(capsys: pytest.CaptureFixture[str]) -
         assert row["low"] <= row["ratio"] <= row["high"]
 
 
-def test_long_loops_are_measured_in_part_and_say_so(trunk: ViT) -> None:
-    rows = forward(Workload(trunk, seconds=0, least=1, passes=2), tasks=[5], batches=[1])
+def test_long_loops_are_measured_in_part_and_say_so(backbone: ViT) -> None:
+    rows = forward(Workload(backbone, seconds=0, least=1, passes=2), tasks=[5], batches=[1])
     notes = {row.what: row.note for row in rows}
     assert notes["separate models"] == "2 of 5 passes"
     assert notes["engram"] == ""
@@ -128,4 +130,4 @@ def test_the_table_is_for_people() -> None:
     assert rows["engram"][1:3] == ("2", "1")
     assert float(rows["engram"][6]) > 1
     assert "engram (training)" in rows
-    assert dict(described.rows)["trunk"] == "pico"
+    assert dict(described.rows)["backbone"] == "pico"

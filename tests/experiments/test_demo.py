@@ -11,11 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from engram.backbones.load import load_backbone
 from engram.cli.main import main
 from engram.experiments.demo import Demo, DemoSize, run_demo
 from engram.experiments.demo_output import DEMO
 from engram.inference.load import load_model
-from engram.trunks.load import load_trunk
 from engram.util.invocation import program
 
 TINY = DemoSize(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)
@@ -58,7 +58,7 @@ def test_the_bundle_answers_and_leaves_base_alone(ran: tuple[Path, dict[str, Any
     pixels = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
         logits = model(pixels, exact=True)
-        assert torch.equal(logits["base"], load_trunk("pico").eval()(pixels))
+        assert torch.equal(logits["base"], load_backbone("pico").eval()(pixels))
     assert {name: values.shape[1] for name, values in logits.items()} == {
         "base": 10,
         "digits": 10,

@@ -30,7 +30,7 @@ TEST = scene_splits("shape", train=1, val=1, test=6).test
 @pytest.fixture
 def model() -> MemoryViT:
     """Three tasks with random values; `second` extends `first`."""
-    model = MemoryViT(engram.random_trunk())
+    model = MemoryViT(engram.random_backbone())
     for name, extends in (("first", []), ("second", ["first"]), ("third", [])):
         model.add_task(name, 5, 3, extends=extends)
         for parameter in model.task(name).parameters():
@@ -60,9 +60,9 @@ def test_accuracy_is_a_share() -> None:
 
 
 def test_a_bit_that_differs_is_found(model: MemoryViT, pixels: Tensor) -> None:
-    plain = copy.deepcopy(model.trunk)
+    plain = copy.deepcopy(model.backbone)
     assert base_is_identical(model, plain, torch.split(pixels, 4))
-    other = engram.random_trunk(seed=1)
+    other = engram.random_backbone(seed=1)
     assert not base_is_identical(model, other, [pixels])
 
 
@@ -88,7 +88,7 @@ def test_times_are_medians_per_image_without_the_warm_up(
     assert time_passes(model, pixels[:2], turns()) == {
         "one_pass_ms": 4,
         "pass_per_task_ms": 16,  # base and three tasks
-        "plain_trunk_ms": 3,
+        "plain_backbone_ms": 3,
         "ratio": 4,
     }
 

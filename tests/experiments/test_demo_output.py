@@ -35,7 +35,7 @@ def test_a_second_demo_replaces_the_first(tmp_path: Path, monkeypatch: pytest.Mo
     run_demo(tmp_path / "demo")
     assert (tmp_path / "demo" / "report.html").read_text() == "new"
     (tmp_path / "demo" / "notes.txt").write_text("mine")
-    with pytest.raises(EngramError, match=r"holds a demo and other files \(notes.txt\)"):
+    with pytest.raises(EngramError, match="other files"):
         run_demo(tmp_path / "demo")
     assert (tmp_path / "demo" / "notes.txt").read_text() == "mine"
 
@@ -55,7 +55,7 @@ def test_the_folder_one_stands_in_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--out", "."]) == 2
-    assert "is the current folder and cannot be replaced; choose" in capsys.readouterr().err
+    assert "current folder" in capsys.readouterr().err
     assert main(["demo", "--seed", "-1"]) == 2
 
 
@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_on_the_way_is_called_full(
     free = iter([10**10, 4096])
     usage = lambda path: type("", (), {"free": next(free)})()  # noqa: E731
     monkeypatch.setattr(demo_output.shutil, "disk_usage", usage)
-    with pytest.raises(EngramError, match=r"The disk of .* is full; make room"):
+    with pytest.raises(EngramError, match=r"The disk of .* is full"):
         run_demo(tmp_path / "demo")
     assert list(tmp_path.iterdir()) == []
 

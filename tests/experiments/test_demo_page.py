@@ -25,7 +25,7 @@ def write(path: Path, identical: bool) -> tuple[str, Checker]:
             "truth": {"count": "three"},
         },
         "base_identical": identical,
-        "passes": {"one_pass_ms": 5.0, "pass_per_task_ms": 20.0, "plain_trunk_ms": 4.0},
+        "passes": {"one_pass_ms": 5.0, "pass_per_task_ms": 20.0, "plain_backbone_ms": 4.0},
         "without_mask": {
             "task": "digits",
             "steps": [

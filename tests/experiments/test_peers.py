@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from engram import MemoryViT, random_trunk
+from engram import MemoryViT, random_backbone
 from engram.errors import EngramError
 from engram.experiments.peers import Lora, Separate, Straightforward, VitPytorch, installed
 from engram.vit import ViT
 
 
 @pytest.fixture
-def trunk() -> ViT:
-    return random_trunk(image_size=16, width=16, depth=2, heads=2)
+def backbone() -> ViT:
+    return random_backbone(image_size=16, width=16, depth=2, heads=2)
 
 
 def with_values(model: MemoryViT) -> MemoryViT:
@@ -29,8 +29,8 @@ def with_values(model: MemoryViT) -> MemoryViT:
     "options", [{}, {"layer_scale": True, "qkv_bias": False}, {"registers": 2}]
 )
 def test_the_straightforward_way_gives_the_same_logits(options: dict[str, object]) -> None:
-    trunk = random_trunk(image_size=16, width=16, depth=3, heads=2, **options)
-    model = MemoryViT(trunk)
+    backbone = random_backbone(image_size=16, width=16, depth=3, heads=2, **options)
+    model = MemoryViT(backbone)
     for i, cells in enumerate((5, 0, 2)):
         model.add_task(f"task{i}", classes=3 + i, cells=cells)
     model = with_values(model)
@@ -42,8 +42,8 @@ def test_the_straightforward_way_gives_the_same_logits(options: dict[str, object
         torch.testing.assert_close(found[name], wanted[name], atol=1e-5, rtol=1e-4)
 
 
-def test_the_straightforward_way_gives_the_same_gradients(trunk: ViT) -> None:
-    model = MemoryViT(trunk)
+def test_the_straightforward_way_gives_the_same_gradients(backbone: ViT) -> None:
+    model = MemoryViT(backbone)
     task = model.add_task("task0", classes=3, cells=2)
     with_values(model)
     pixels = torch.randn(2, 3, 16, 16)
@@ -57,8 +57,8 @@ def test_the_straightforward_way_gives_the_same_gradients(trunk: ViT) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
-def test_the_straightforward_way_refuses_what_it_cannot_do(trunk: ViT) -> None:
-    model = MemoryViT(trunk)
+def test_the_straightforward_way_refuses_what_it_cannot_do(backbone: ViT) -> None:
+    model = MemoryViT(backbone)
     model.add_task("a", 2)
     model.add_task("b", 2, extends=["a"])
     with pytest.raises(EngramError, match="no parents"):
@@ -69,13 +69,13 @@ def test_the_straightforward_way_refuses_what_it_cannot_do(trunk: ViT) -> None:
 
 
 @pytest.mark.parametrize("name", ["separate", "vit-pytorch", "lora"])
-def test_peers_answer_one_task_a_pass_and_train_it(trunk: ViT, name: str) -> None:
-    if name != "separate" and name not in installed(trunk):
+def test_peers_answer_one_task_a_pass_and_train_it(backbone: ViT, name: str) -> None:
+    if name != "separate" and name not in installed(backbone):
         pytest.skip(f"{name} is not installed")
     peer = {
-        "separate": lambda: Separate(trunk, 2, 3),
-        "vit-pytorch": lambda: VitPytorch(trunk, 2, 3, 5),
-        "lora": lambda: Lora(trunk, 2, 3),
+        "separate": lambda: Separate(backbone, 2, 3),
+        "vit-pytorch": lambda: VitPytorch(backbone, 2, 3, 5),
+        "lora": lambda: Lora(backbone, 2, 3),
     }[name]()
     pixels = torch.randn(2, 3, 16, 16)
     with torch.inference_mode():
@@ -85,7 +85,7 @@ def test_peers_answer_one_task_a_pass_and_train_it(trunk: ViT, name: str) -> Non
     assert torch.equal(first, again)  # two tasks, in turn
     trained = list(peer.trained())
     counts = {
-        "separate": sum(p.numel() for n, p in trunk.named_parameters() if n[:5] != "head.") + 51,
+        "separate": sum(p.numel() for n, p in backbone.named_parameters() if n[:5] != "head.") + 51,
         "vit-pytorch": 2 * 5 * 16 + 16 + 32 + 51,  # cells, class token, norm, head
         "lora": 2 * 2 * (16 * 8 + 8 * 16) + 51,  # layers, q and v, down and up; head
     }
@@ -93,5 +93,5 @@ def test_peers_answer_one_task_a_pass_and_train_it(trunk: ViT, name: str) -> Non
 
 
 def test_shapes_that_other_libraries_lack_are_measured_without_them() -> None:
-    assert installed(random_trunk(registers=2)) == []
-    assert installed(random_trunk(class_token=False, prefix_positions=0)) == []
+    assert installed(random_backbone(registers=2)) == []
+    assert installed(random_backbone(class_token=False, prefix_positions=0)) == []

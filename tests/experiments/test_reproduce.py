@@ -22,10 +22,15 @@ def names(table: str) -> list[str]:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_has_its_rows_chosen_on_validation_and_tested_once(
-    table: str, small_trunk: Path, colours: Path, tmp_path: Path
+    table: str, small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
     result = reproduce(
-        str(colours), str(small_trunk), tmp_path / "out", table=table, recipe=QUICK, lrs=[0.1, 0.01]
+        str(colours),
+        str(small_backbone),
+        tmp_path / "out",
+        table=table,
+        recipe=QUICK,
+        lrs=[0.1, 0.01],
     )
     assert [row["row"] for row in result.document["rows"]] == names(table)
     for row in result.document["rows"]:
@@ -36,12 +41,13 @@ def test_a_table_has_its_rows_chosen_on_validation_and_tested_once(
     assert f"| {names(table)[-1]} | " in (tmp_path / "out" / "results.md").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:There is nothing to resume")
 def test_a_killed_run_goes_on_where_it_was(
-    small_trunk: Path, colours: Path, tmp_path: Path
+    small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
     def run(out: str, progress: Any) -> Any:
         return reproduce(
-            str(colours), str(small_trunk), tmp_path / out,
+            str(colours), str(small_backbone), tmp_path / out,
             table="4", recipe=QUICK, lrs=[0.1], progress=progress,
         ).document  # fmt: skip
 
@@ -61,12 +67,12 @@ def test_a_killed_run_goes_on_where_it_was(
 
 
 def test_rows_of_another_command_are_refused(
-    small_trunk: Path, colours: Path, tmp_path: Path
+    small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
-    reproduce(str(colours), str(small_trunk), tmp_path, table="2b", recipe=QUICK, lrs=[0.1])
+    reproduce(str(colours), str(small_backbone), tmp_path, table="2b", recipe=QUICK, lrs=[0.1])
     with pytest.raises(EngramError, match="other steps"):
         reproduce(
-            str(colours), str(small_trunk), tmp_path,
+            str(colours), str(small_backbone), tmp_path,
             table="2b", recipe=QUICK.but(steps=5), lrs=[0.1],
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from tests.support.exports import EVERYTHING, largest, new_model
 from tests.support.strategies import scatter
 
 from engram import MemoryViT
-from engram.export import trunk_graph
+from engram.export import backbone_graph
 from engram.export.engine import OnnxEngine
 from engram.export.verify import generated_pixels
 
@@ -31,7 +31,7 @@ def int8(model: MemoryViT) -> OnnxEngine:
 
 
 def without(model: MemoryViT, *names: str) -> MemoryViT:
-    other = MemoryViT(model.trunk).eval()
+    other = MemoryViT(model.backbone).eval()
     for name in model.tasks:
         if name not in names:
             other.attach(model.engram(name))
@@ -47,13 +47,13 @@ def check(found: OnnxEngine, names: Sequence[str]) -> None:
 def test_tasks_come_and_go_without_an_export(
     model: MemoryViT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, make = list[str](), trunk_graph.trunk_proto
+    made, make = list[str](), backbone_graph.backbone_proto
 
     def counted(*given: Any) -> Any:
         made.append("graph")
         return make(*given)
 
-    monkeypatch.setattr(trunk_graph, "trunk_proto", counted)
+    monkeypatch.setattr(backbone_graph, "backbone_proto", counted)
     few = without(model, "masks", "child.of-plain", "both", "child.of-thin", "layers")
     first = OnnxEngine(few, threads=1)
     assert made == ["graph"]

@@ -10,7 +10,7 @@ from tests.support.exports import Made, largest, new_model
 from tests.support.strategies import scatter
 
 import engram
-from engram import MemoryViT, random_trunk
+from engram import MemoryViT, random_backbone
 from engram.export import OnnxModel, graphs
 
 
@@ -27,7 +27,7 @@ def test_the_file_says_what_it_is(made: Made) -> None:
     assert shapes["pixels"] == ["batch", 3, 24, 16]
     assert shapes["child.of-plain"] == ["batch", 4]
     about = OnnxModel(made.float32.path).about
-    assert about["trunk"]["fingerprint"] == made.model.trunk.fingerprint
+    assert about["backbone"]["fingerprint"] == made.model.backbone.fingerprint
     assert about["preprocessing"] == made.model.preprocessing.to_dict()
     assert about["library"] == f"engram-vit {engram.__version__}"
     assert list(about["tasks"]) == ["base", *made.model.tasks]
@@ -71,9 +71,9 @@ def test_cells_are_constants_and_linear_layers_are_int8(made: Made) -> None:
             and (node.input[1] in given) != integer
         ]
         # per layer qkv, proj, fc1, fc2
-        trunk = [[32, 96], [32, 32], [32, 128], [128, 32]] * 2
-        assert [shape for shape in products if shape not in SIDES] == trunk
-        # what side patches take in of each layer and of the final tokens
+        backbone = [[32, 96], [32, 32], [32, 128], [128, 32]] * 2
+        assert [shape for shape in products if shape not in SIDES] == backbone
+        # what side network take in of each layer and of the final tokens
         assert sorted(shape for shape in products if shape in SIDES) == sorted(SIDES * 3)
         maps = [
             weights[node.input[1]]
@@ -93,17 +93,17 @@ def test_no_path_of_this_machine_is_in_a_file(made: Made) -> None:
         assert str(Path(torch.__file__).parent).encode() not in data
 
 
-def test_a_file_names_its_trunk_without_the_folder() -> None:
+def test_a_file_names_its_backbone_without_the_folder() -> None:
     model = new_model()
     for source, public in (("/home/ann/private/vit", "vit"), ("owner/vit", "owner/vit")):
-        model.trunk.source = source
-        assert graphs.metadata(model, ["base"])["trunk"]["source"] == public
+        model.backbone.source = source
+        assert graphs.metadata(model, ["base"])["backbone"]["source"] == public
 
 
 def test_side_patches_and_readouts_are_traced_as_one_graph() -> None:
     """torch.compile refuses what depends on data, or cannot be traced, with `fullgraph`."""
-    trunk = random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=0)
-    model = MemoryViT(trunk).eval()
+    backbone = random_backbone(image_size=8, patch=4, width=8, depth=1, heads=2, classes=0)
+    model = MemoryViT(backbone).eval()
     model.add_task("thin", 2, 1, regime="side", rank=4, seed=0)
     scatter(model.add_task("both", 3, 1, regime="side+readout", rank=4, seed=1), by=0.3)
     scatter(model.add_task("child", 3, 2, regime="side", rank=4, extends=["thin"], seed=2), by=0.3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tests.support.exports import Made
 
-from engram import MemoryViT, random_trunk
+from engram import MemoryViT, random_backbone
 from engram.export import OnnxModel, export_onnx
 from engram.images.preprocessing import Preprocessing
 
@@ -39,11 +39,11 @@ def test_a_layer_with_outliers_stays_in_float32(tmp_path: Path) -> None:
     """One channel behind an activation is thousands of times as large as the others."""
     import onnx
 
-    trunk = random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3)
-    trunk.preprocessing = Preprocessing((8, 8), None)
+    backbone = random_backbone(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3)
+    backbone.preprocessing = Preprocessing((8, 8), None)
     with torch.no_grad():
-        trunk.layers[0].mlp.fc1.bias[3] = 3000
-    made = export_onnx(MemoryViT(trunk), tmp_path / "model.onnx", int8=True, tasks=["base"])
+        backbone.layers[0].mlp.fc1.bias[3] = 3000
+    made = export_onnx(MemoryViT(backbone), tmp_path / "model.onnx", int8=True, tasks=["base"])
     weights = {one.name: one for one in onnx.load(made.path).graph.initializer}
     kinds = {tuple(one.dims): one.data_type for one in weights.values() if len(one.dims) == 2}
     assert kinds[32, 8] == onnx.TensorProto.FLOAT

@@ -35,7 +35,7 @@ def test_only_the_requested_outputs_are_returned(made: Made) -> None:
     some = onnx.run(pixels, ["no-cells", "base"])
     assert list(some) == ["no-cells", "base"]
     assert torch.equal(some["base"], every["base"])
-    with pytest.raises(EngramError, match="There is no 'other' in this file: base, plain"):
+    with pytest.raises(EngramError, match="no 'other' in this file"):
         onnx.run(pixels, ["other"])
 
 
@@ -43,5 +43,5 @@ def test_other_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(EngramError, match=r"gone\.onnx does not exist"):
         OnnxModel(tmp_path / "gone.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
-    with pytest.raises(EngramError, match="is not an ONNX file that `engram export` wrote"):
+    with pytest.raises(EngramError, match="not an ONNX file"):
         OnnxModel(tmp_path / "bad.onnx")

@@ -51,7 +51,7 @@ def test_a_photograph_is_read_from_a_path_bytes_and_an_open_file(tmp_path: Path)
 
 
 def test_the_limit_of_pixels_holds_before_anything_is_decoded() -> None:
-    with pytest.raises(LargeImage, match="64x48 pixels are more than the limit of 1,000"):
+    with pytest.raises(LargeImage, match="64x48 pixels"):
         read_image(encoded("HEIF"), max_pixels=1000)
 
 
@@ -81,6 +81,7 @@ def test_only_files_with_hevc_in_their_header_are_heic() -> None:
     assert not heic.is_heic(b"")
 
 
+@pytest.mark.system
 def test_the_package_is_imported_when_a_photograph_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "a.heic"
     path.write_bytes(encoded("HEIF"))

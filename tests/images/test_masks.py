@@ -46,23 +46,23 @@ def test_the_values_of_every_kind_of_gray_are_read(mode: str, tmp_path: Path) ->
 def test_a_wrong_mask_is_an_error_that_names_it(tmp_path: Path) -> None:
     legend = Legend((1, 2), 3)
     for mask, sentence in (
-        (np.full((4, 5), 3, np.uint8), "every pixel of the mask is 3, which is ignored"),
+        (np.full((4, 5), 3, np.uint8), "every pixel .* is 3"),
         (
             np.full((4, 5), 9, np.uint8),
-            r"the mask holds the value 9, which is neither a class \(1, 2\) nor the",
+            "the mask holds the value 9",
         ),
-        (np.full((4, 4), 1, np.uint8), "the mask has 4x4 pixels, but its image has 5x4"),
+        (np.full((4, 4), 1, np.uint8), "the mask has 4x4 pixels"),
         (
             np.zeros((4, 5, 3), np.uint8),
-            r"a mask needs one integer per pixel \(gray, or a palette\), and this is RGB",
+            "one integer per pixel",
         ),
         (  # a table of so many values would fill the memory
             Image.fromarray(np.full((4, 5), 2**31 - 1, np.int32)),
-            "a mask holds values from 0 to 65,535, and this has 2147483647",
+            "0 to 65,535",
         ),
     ):
-        with pytest.raises(BadImage, match=f"m.png: {sentence}"):
+        with pytest.raises(BadImage, match=f"m.png: .*{sentence}"):
             legend.read(mask, (5, 4), "m.png")
     Image.fromarray(np.ones((8, 8), np.uint8)).save(tmp_path / "m.jpg")
-    with pytest.raises(BadImage, match="a mask cannot be a JPEG"):
+    with pytest.raises(BadImage, match="cannot be a JPEG"):
         read_mask(tmp_path / "m.jpg")

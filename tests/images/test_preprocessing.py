@@ -36,17 +36,17 @@ def test_the_margin_scales_with_the_size() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"size": (0, 8)}, r"size\[0\] is 0; it must be a whole number from 1 to 4,096"),
-        ({"size": (256, 224)}, "resize is 248, but a crop of 256x224 needs at least 256"),
-        ({"interpolation": "cubist"}, "interpolation is 'cubist'; it must be one of nearest"),
-        ({"std": (0.5, 0.5, 0.0)}, r"std\[2\] is 0.0; it must be a number from 0.0001 to 10,000"),
-        ({"mean": (0.5,)}, "mean is a list of 1 values; it must be a list of 3 values"),
+        ({"size": (0, 8)}, r"size\[0\] is 0"),
+        ({"size": (256, 224)}, "resize is 248"),
+        ({"interpolation": "cubist"}, "interpolation is 'cubist'"),
+        ({"std": (0.5, 0.5, 0.0)}, r"std\[2\] is 0.0"),
+        ({"mean": (0.5,)}, "mean is a list of 1 values"),
         ({"mean": (0.5, 10**400, 0.5)}, r"mean\[1\] is a number of about 400 digits"),
         ({"mean": (0.5, float("nan"), 0.5)}, r"mean\[1\] is nan"),
-        ({"resize": 10**9}, "resize is 1000000000; it must be a whole number from 1 to 16,384"),
-        ({"crop": 3}, "There is no preprocessing setting 'crop'; they are size"),
-        ({"size": 224}, "size is 224; it must be a list"),
-        ({"size": "22"}, "size is '22'; it must be a list"),
+        ({"resize": 10**9}, "resize is 1000000000"),
+        ({"crop": 3}, "There is no preprocessing setting 'crop'"),
+        ({"size": 224}, "size is 224"),
+        ({"size": "22"}, "size is '22'"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(settings: dict[str, object], sentence: str) -> None:

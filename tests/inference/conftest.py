@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from engram import MemoryViT, load_trunk
+from engram import MemoryViT, load_backbone
 
 
 @pytest.fixture
-def model(small_trunk: Path) -> MemoryViT:
-    model = MemoryViT(load_trunk(small_trunk))
+def model(small_backbone: Path) -> MemoryViT:
+    model = MemoryViT(load_backbone(small_backbone))
     task = model.add_task("colours", ["red", "green", "blue"], seed=0)
     torch.nn.init.normal_(task.head.weight)
     return model

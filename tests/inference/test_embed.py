@@ -62,7 +62,7 @@ def test_masks_are_no_labels_and_are_not_read(model: MemoryViT, tmp_path: Path) 
 
 
 def test_nothing_to_embed_is_a_sentence(model: MemoryViT, photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngramError, match=r"No image can be read: .*the file is empty"):
+    with pytest.raises(EngramError, match="No image can be read"):
         embed(model, photos / "test" / "red" / "empty.png", workers=0)
     with pytest.raises(EngramError, match="No image was given"):
         embed(model, [], workers=0)

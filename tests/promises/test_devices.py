@@ -87,7 +87,7 @@ def test_a_training_step_leaves_no_tensor_on_the_cpu_and_looks_at_no_value(
 def stepped(model: MemoryViT, name: str, recipe: Recipe) -> Learner:
     """A learner after one step: forward, loss, backward and update."""
     train_only(model, name)
-    learner, device = Learner(model, name, recipe), model.trunk.device
+    learner, device = Learner(model, name, recipe), model.backbone.device
     share = share_for(learner.task.kind.name, len(learner.task.spec.classes))
     mixup = Mixup.drawn(3, 0.2, [0]) if learner.task.kind.mixes else None
     for inputs, targets in parts(share, 2, mixup, device):

@@ -22,12 +22,12 @@ Fit = Callable[..., list[object]]
 
 
 @pytest.fixture(scope="module")
-def fit(small_trunk: Path, colours: Path) -> Fit:
+def fit(small_backbone: Path, colours: Path) -> Fit:
     """The arguments of a run that checkpoints at every step."""
 
     def arguments(out: Path, *more: object) -> list[object]:
         return [
-            *("fit", colours, "--task", "colours", "--backbone", small_trunk, "-o", out),
+            *("fit", colours, "--task", "colours", "--backbone", small_backbone, "-o", out),
             *("--regime", "masked", "--steps", 40, "--batch", 16, "--checkpoint-seconds", 0),
             *("--workers", 0, *more),
         ]
@@ -83,7 +83,7 @@ def test_a_disk_that_fills_during_a_checkpoint_loses_no_finished_step(
     nursery: Any, fit: Fit, disk: Path, whole: str
 ) -> None:
     out = disk / "out.safetensors"
-    run = nursery.start(*fit(out, "--cache", "on"))
+    run = nursery.start(*fit(out, "--cache", "on"), hold=reached(out, 3))
     run.signal_when(signal.SIGSTOP, reached(out, 3), wait=False)
     filler = fill(disk)
     os.killpg(run.pid, signal.SIGCONT)
@@ -102,7 +102,7 @@ def test_a_folder_that_became_read_only_keeps_its_run(
     nursery: Any, fit: Fit, disk: Path, whole: str
 ) -> None:
     out = disk / "out.safetensors"
-    run = nursery.start(*fit(out, "--cache", "on"))
+    run = nursery.start(*fit(out, "--cache", "on"), hold=reached(out, 3))
     run.signal_when(signal.SIGKILL, reached(out, 3))
     before = step_of(out)
     remount(disk, "ro")
@@ -125,7 +125,7 @@ def test_a_new_run_in_a_read_only_folder_is_refused_before_it_trains(
     run = nursery.run(*fit(disk / "out.safetensors", "--steps", 10**9))
     assert run.code == 2, run.stderr
     assert is_sentence(run.stderr)
-    assert "cannot be written (Read-only file system); choose another -o." in run.stderr
+    assert "cannot be written (Read-only file system)" in run.stderr
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
@@ -158,7 +158,7 @@ def test_a_clock_that_jumps_by_years_changes_nothing_with_patched_time_and_file_
 ) -> None:
     """`time.time` of the process jumps, and files of the run are from 1970 and from 2100."""
     out = tmp_path / "out.safetensors"
-    run = nursery.start(*fit(out, "--cache", "on"))
+    run = nursery.start(*fit(out, "--cache", "on"), hold=reached(out, 3))
     run.signal_when(signal.SIGKILL, reached(out, 3))
     files = sorted(path for path in out.with_suffix(".run").rglob("*") if path.is_file())
     for i, path in enumerate(files):

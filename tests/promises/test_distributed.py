@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
-from tests.support.runs import reached, step_of
+from tests.support.ports import free_port
+from tests.support.runs import Fact, reached, step_of
 
 import engram
 
@@ -25,13 +25,12 @@ import engram
 def two(nursery: Any) -> Callable[..., list[Any]]:
     """Starts a command in two processes, with the environment that torchrun gives them."""
 
-    def start(*arguments: object) -> list[Any]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def start(*arguments: object, hold: Fact | None = None) -> list[Any]:
+        port = free_port()
         return [
             nursery.start(
                 *arguments,
+                hold=hold,
                 RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2,
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
             )
@@ -57,9 +56,9 @@ def pair(two: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     return run
 
 
-def arguments(trunk: Path, data: Path, out: Path, *more: object) -> list[object]:
+def arguments(backbone: Path, data: Path, out: Path, *more: object) -> list[object]:
     return [
-        *("fit", data, "--task", "colours", "--backbone", trunk, "-o", out, "--json"),
+        *("fit", data, "--task", "colours", "--backbone", backbone, "-o", out, "--json"),
         *("--regime", "masked", "--steps", 8, "--evaluations", 2, "--workers", 0, *more),
     ]
 
@@ -77,14 +76,14 @@ UNEVEN = ("--batch", 53, "--cache", "off", "--augment", "pad-crop")
 
 
 def test_torchrun_learns_what_one_process_does(
-    nursery: Any, small_trunk: Path, colours: Path, tmp_path: Path
+    nursery: Any, small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
-    alone = nursery.run(*arguments(small_trunk, colours, one, *UNEVEN))
+    alone = nursery.run(*arguments(small_backbone, colours, one, *UNEVEN))
     assert alone.code == 0, alone.stderr
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "engram", *arguments(small_trunk, colours, two, *UNEVEN)),
+        *("-m", "engram", *arguments(small_backbone, colours, two, *UNEVEN)),
     ]
     done = subprocess.run(
         [str(part) for part in command],
@@ -104,14 +103,18 @@ def test_torchrun_learns_what_one_process_does(
 
 
 def test_two_processes_share_the_cache(
-    nursery: Any, pair: Callable[..., list[Any]], small_trunk: Path, colours: Path, tmp_path: Path
+    nursery: Any,
+    pair: Callable[..., list[Any]],
+    small_backbone: Path,
+    colours: Path,
+    tmp_path: Path,
 ) -> None:
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     settings = ("--batch", 16, "--cache", "on", "--optimizer", "sgd", "--lr", 0.1, "--test")
-    both = pair(*arguments(small_trunk, colours, two, *settings))
+    both = pair(*arguments(small_backbone, colours, two, *settings))
     stored = json.loads(nursery.run("cache", "info", "--json").stdout)["caches"]
     assert [entry["images"] for entry in stored] == [60]  # each image by one of them
-    alone = nursery.run(*arguments(small_trunk, colours, one, *settings))
+    alone = nursery.run(*arguments(small_backbone, colours, one, *settings))
     assert alone.code == 0, alone.stderr
     agree(one, two, 1e-5)
     a, b = (json.loads(text)["metrics"] for text in (alone.stdout, both[0].stdout))
@@ -125,16 +128,16 @@ def test_two_processes_choose_what_one_does(
     regime: str,
     nursery: Any,
     pair: Callable[..., list[Any]],
-    small_trunk: Path,
+    small_backbone: Path,
     colours: Path,
     tmp_path: Path,
 ) -> None:
     """The last batch of an epoch has one image, so one process solves with one batch less."""
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     settings = ("--batch", 53, "--regime", regime, "--test")
-    alone = nursery.run(*arguments(small_trunk, colours, one, *settings))
+    alone = nursery.run(*arguments(small_backbone, colours, one, *settings))
     assert alone.code == 0, alone.stderr
-    both = pair(*arguments(small_trunk, colours, two, *settings))
+    both = pair(*arguments(small_backbone, colours, two, *settings))
     a, b = (json.loads(text) for text in (alone.stdout, both[0].stdout))
     assert (a["regime"], a["parameters"]) == (b["regime"], b["parameters"])
     assert a["metrics"]["test"]["accuracy"] == b["metrics"]["test"]["accuracy"]
@@ -148,24 +151,27 @@ def test_two_processes_choose_what_one_does(
 def test_two_processes_killed_and_stopped_end_with_the_same_bits(
     two: Callable[..., list[Any]],
     pair: Callable[..., list[Any]],
-    small_trunk: Path,
+    small_backbone: Path,
     colours: Path,
     tmp_path: Path,
 ) -> None:
     whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
     settings = (*UNEVEN, "--steps", 24, "--checkpoint-seconds", 0, "--ema", 0.9)
-    pair(*arguments(small_trunk, colours, whole, *settings))
-    run = arguments(small_trunk, colours, out, *settings)
+    pair(*arguments(small_backbone, colours, whole, *settings))
+    run = arguments(small_backbone, colours, out, *settings)
 
-    first, second = two(*run)
+    first, second = two(*run, hold=reached(out, 2))
     second.signal_when(signal.SIGKILL, reached(out, 2))  # the other is left alone
+    first.let_go()
     assert first.wait().code == 2, first.stderr
-    assert "Another process of this run has ended" in first.stderr
+    assert "Another process" in first.stderr
     assert "Traceback" not in first.stderr
     assert json.loads(first.stdout)["error"] in first.stderr
 
-    first, second = two(*run, "--resume")
-    second.signal_when(signal.SIGTERM, reached(out, 8))  # only one is told
+    first, second = two(*run, "--resume", hold=reached(out, 8))
+    second.signal_when(signal.SIGTERM, reached(out, 8), wait=False)  # only one is told
+    first.let_go()
+    second.wait()
     assert (first.wait().code, second.code) == (130, 130), first.stderr + second.stderr
     assert "with --resume to continue" in first.stderr
     assert not out.exists()
@@ -179,7 +185,7 @@ def test_two_processes_killed_and_stopped_end_with_the_same_bits(
 
 
 def test_a_sweep_and_bad_files_are_shared(
-    pair: Callable[..., list[Any]], small_trunk: Path, tmp_path: Path
+    pair: Callable[..., list[Any]], small_backbone: Path, tmp_path: Path
 ) -> None:
     for name, colour in (("light", 200), ("dark", 50)):
         folder = tmp_path / "photos" / name
@@ -191,7 +197,7 @@ def test_a_sweep_and_bad_files_are_shared(
     out = tmp_path / "out.safetensors"
     settings = ("--steps", 6, "--batch", 8, "--workers", 0, "--max-bad", 0.1, "--cache", "off")
     both = pair(
-        *("sweep", tmp_path / "photos", "--task", "light", "--backbone", small_trunk, "-o", out),
+        *("sweep", tmp_path / "photos", "--task", "light", "--backbone", small_backbone, "-o", out),
         *("--lr", "0.001,0.01", *settings, "--json"),
     )
     said = json.loads(both[0].stdout)
@@ -201,10 +207,14 @@ def test_a_sweep_and_bad_files_are_shared(
 
 
 def test_eval_and_predict_answer_what_one_process_does(
-    nursery: Any, pair: Callable[..., list[Any]], small_trunk: Path, tmp_path: Path, colours: Path
+    nursery: Any,
+    pair: Callable[..., list[Any]],
+    small_backbone: Path,
+    tmp_path: Path,
+    colours: Path,
 ) -> None:
     out = tmp_path / "one.safetensors"
-    assert nursery.run(*arguments(small_trunk, colours, out, "--batch", 16)).code == 0
+    assert nursery.run(*arguments(small_backbone, colours, out, "--batch", 16)).code == 0
     data = ("--data", f"colours={colours}", "--workers", 0, "--json")
     alone = json.loads(nursery.run("eval", out, *data).stdout)["colours"]
     shared = json.loads(pair("eval", out, *data)[0].stdout)["colours"]

@@ -96,7 +96,7 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model_of_flowers() -> engram.MemoryViT:
-    model = engram.MemoryViT(engram.load_trunk("pico"))
+    model = engram.MemoryViT(engram.load_backbone("pico"))
     model.add_task("flowers", classes=["rose", "tulip"], cells=5)
     return model
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.engrams import randomised
+from tests.support.regimes import known
 from torch import Tensor
 
-from engram import EngramError, MemoryViT, random_trunk
-from engram.tasks.regimes import REGIMES
+from engram import EngramError, MemoryViT, random_backbone
+from engram.methods import METHODS
 
 PIXELS = (3, 3, 32, 32)
 
 
-def model_with(regime: str, kind: str = "classification", **trunk: object) -> MemoryViT:
-    model = MemoryViT(random_trunk(**trunk)).eval()  # type: ignore[arg-type]
-    randomised(model.add_task("t", ["a", "b"], 3, regime=regime, rank=4, kind=kind))
+def model_with(regime: str, kind: str = "classification", **backbone: object) -> MemoryViT:
+    model = MemoryViT(random_backbone(**backbone)).eval()  # type: ignore[arg-type]
+    randomised(
+        model.add_task("t", ["a", "b"], regime=regime, kind=kind, **known(regime, cells=3, rank=4))
+    )
     return model
 
 
@@ -24,7 +27,7 @@ def close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("regime", METHODS)
 def test_the_head_makes_the_answer_from_the_embedding(regime: str) -> None:
     model, pixels = model_with(regime), torch.rand(*PIXELS)
     vectors = model.embed(pixels)
@@ -38,7 +41,7 @@ def test_the_head_makes_the_answer_from_the_embedding(regime: str) -> None:
 def test_base_is_the_pooled_token_with_or_without_a_head(class_token: bool, classes: int) -> None:
     prefix = {} if class_token else {"class_token": False, "prefix_positions": 0}
     model, pixels = model_with("masked", classes=classes, **prefix), torch.rand(*PIXELS)
-    tokens = model.trunk.tokens(pixels)
+    tokens = model.backbone.tokens(pixels)
     pooled = tokens[:, 0] if class_token else tokens.mean(1)
     assert close(model.embed(pixels)["base"], pooled)
     assert torch.equal(model.embed(pixels, ["base"], exact=True)["base"], pooled)
@@ -47,9 +50,9 @@ def test_base_is_the_pooled_token_with_or_without_a_head(class_token: bool, clas
 def test_one_vector_of_a_segmentation_is_a_mean() -> None:
     pixels = torch.rand(*PIXELS)
     model = model_with("head", "segmentation")
-    patches = model.trunk.tokens(pixels)[:, model.trunk.config.prefix :]
+    patches = model.backbone.tokens(pixels)[:, model.backbone.config.prefix :]
     assert close(model.embed(pixels)["t"], patches.mean(1))
-    width = model.trunk.config.width
+    width = model.backbone.config.width
     assert model_with("side", "segmentation").embed(pixels)["t"].shape == (3, width + 4)
     masked = model_with("masked", "segmentation")
     assert masked.embed(pixels)["t"].shape == (3, width)

@@ -68,7 +68,7 @@ def test_the_first_result_is_good_and_says_what_was_done(first: tuple[Path, Runn
     assert done.code == 0, done.stderr
     assert out.is_file()
     said = done.stdout + done.stderr
-    for words in ("pico", "trunks get", "3 classes", "validation", "cache", "report", "regime"):
+    for words in ("pico", "backbones get", "3 classes", "validation", "cache", "report", "regime"):
         assert words in said
     accuracy = next(line for line in done.stdout.splitlines() if "accuracy" in line)
     assert "100" in accuracy  # three colours are easy

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.commands import Output, run
 from tests.support.damage import joined, sealed, split, with_content
 
-from engram import MemoryViT, load_trunk
+from engram import MemoryViT, load_backbone
 
 # Sets the title, clears the screen, turns the text around, moves the cursor up, is a second line.
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202etxt.exe\u2066\x9b1A\x08\r\nfake  row"
@@ -23,22 +23,22 @@ METRICS = {HOSTILE: HOSTILE, "test": {"accuracy": 0.5, HOSTILE: 0.5}}
 
 
 @pytest.fixture
-def work(tmp_path: Path, small_trunk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path: Path, small_backbone: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(small_trunk, "vit")
+    shutil.copytree(small_backbone, "vit")
     Image.new("RGB", (20, 16), (210, 50, 60)).save("red.png")
-    model = MemoryViT(load_trunk("vit"))
+    model = MemoryViT(load_backbone("vit"))
     model.add_task("a", ["red", HOSTILE], 2, seed=0)
     model.save("a", "a.safetensors", metrics=METRICS, recipe={"data": HOSTILE})
     return tmp_path
 
 
 def with_source(name: str) -> str:
-    """The engram, with a trunk of a hostile name and other hostile facts."""
+    """The engram, with a backbone of a hostile name and other hostile facts."""
     data = Path("a.safetensors").read_bytes()
     outer, body = split(data)
     header = json.loads(outer["__metadata__"]["engram"])
-    header["trunk"]["source"] = header["created"] = header["library"] = HOSTILE
+    header["backbone"]["source"] = header["created"] = header["library"] = HOSTILE
     header = with_content(header, data)
     Path(name).write_bytes(joined(sealed(outer, header), body))
     return name
@@ -52,13 +52,13 @@ def with_bad_header() -> str:
     return "bad.safetensors"
 
 
-def trunk_with(**settings: Any) -> str:
+def backbone_with(**settings: Any) -> str:
     config = json.loads(Path("vit/config.json").read_text())
     Path("vit/config.json").write_text(json.dumps({**config, **settings}))
     return "vit"
 
 
-def trunk_with_tensor() -> str:
+def backbone_with_tensor() -> str:
     tensors = load_file("vit/model.safetensors")
     save_file({**tensors, HOSTILE: tensors["class_token"].clone()}, "vit/model.safetensors")
     return "vit"
@@ -91,7 +91,7 @@ def bundle(content: str) -> str:
     os.mkdir("garden")
     shutil.copy("a.safetensors", "garden/a.safetensors")
     entry = {"task": "a", "file": "a.safetensors", "content": content}
-    manifest = {"format": 1, "engrams": [entry], "trunk": HOSTILE}
+    manifest = {"format": 1, "engrams": [entry], "backbone": HOSTILE}
     Path("garden/bundle.json").write_text(json.dumps(manifest))
     return "garden"
 
@@ -103,16 +103,19 @@ COMMANDS: dict[str, tuple[Callable[[], tuple[str, ...]], int]] = {
     "list": (lambda: ("list", str(Path(with_source("b.safetensors")).parent)), 0),
     "push": (lambda: ("push", with_source("b.safetensors"), "--to", "a/b", "--dry-run"), 0),
     "answers": (lambda: ("predict", "a.safetensors", "red.png"), 0),
-    "a trunk that is not there": (lambda: ("predict", with_source("b.safetensors"), "red.png"), 2),
+    "a backbone that is not there": (
+        lambda: ("predict", with_source("b.safetensors"), "red.png"),
+        2,
+    ),
     "an image": (lambda: ("predict", "a.safetensors", broken_image()), 2),
     "an image that is not there": (lambda: ("predict", "a.safetensors", f"{HOSTILE}.png"), 2),
     "a header": (lambda: ("inspect", with_bad_header()), 2),
     "a manifest": (lambda: ("inspect", bundle("0" * 64)), 2),
     "a manifest's content": (lambda: ("inspect", bundle(HOSTILE)), 2),
-    "a model type": (lambda: ("inspect", trunk_with(engram_trunk=HOSTILE)), 2),
-    "labels": (lambda: ("inspect", trunk_with(labels=[HOSTILE] * 7)), 0),
-    "activation": (lambda: ("inspect", trunk_with(config={"activation": HOSTILE})), 2),
-    "a tensor": (lambda: ("inspect", trunk_with_tensor()), 2),
+    "a model type": (lambda: ("inspect", backbone_with(engram_backbone=HOSTILE)), 2),
+    "labels": (lambda: ("inspect", backbone_with(labels=[HOSTILE] * 7)), 0),
+    "activation": (lambda: ("inspect", backbone_with(config={"activation": HOSTILE})), 2),
+    "a tensor": (lambda: ("inspect", backbone_with_tensor()), 2),
     "a path": (lambda: ("inspect", f"{HOSTILE}.safetensors"), 2),
     "class folders": (lambda: ("fit", class_folders(), *FIT), 2),
     "arrays": (lambda: ("fit", arrays(), *FIT), 2),

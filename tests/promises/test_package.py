@@ -74,7 +74,7 @@ def test_both_are_fit_for_a_package_index(built: Path) -> None:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    """Pages, templates and the bundled trunk are no Python, and are easily left out."""
+    """Pages, templates and the bundled backbone are no Python, and are easily left out."""
     names = set(zipfile.ZipFile(wheel).namelist())
     about = {name for name in names if name.startswith(f"engram_vit-{engram.__version__}.dist")}
     assert names - about == files_of("engram", ROOT / "src")

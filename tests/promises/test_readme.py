@@ -50,15 +50,23 @@ def blocks_to_run(markdown: str) -> list[Block]:
     ]
 
 
+@pytest.fixture(scope="module")
+def common_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features that one page computed, the next one need not."""
+    return tmp_path_factory.mktemp("pages")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_runs_as_shown(
     page: Path,
+    common_cache: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     nursery: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENGRAM_CACHE", str(common_cache))
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks_to_run(page.read_text(encoding="utf-8")):
         if block.language == "python":

@@ -41,7 +41,7 @@ def pets(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_outline_breed_and_species_answer_in_one_pass_as_alone(
     pets: Path, assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trunk = assets / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+    backbone = assets / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
 
     def run(*arguments: object) -> Any:
         assert cli.main([str(argument) for argument in arguments]) == 0
@@ -59,7 +59,7 @@ def test_outline_breed_and_species_answer_in_one_pass_as_alone(
             *("--epochs", 4, "--regime", "masked"),
         ),
     }
-    common = ("--backbone", trunk, "--workers", 0, "--batch", 10, "--test", "--json")
+    common = ("--backbone", backbone, "--workers", 0, "--batch", 10, "--test", "--json")
     found = {}
     for name, (data, *flags) in tasks.items():
         out = tmp_path / f"{name}.safetensors"
@@ -69,8 +69,8 @@ def test_outline_breed_and_species_answer_in_one_pass_as_alone(
     assert found["outline"]["images"] == CLASSES * TEST
     assert found["species"]["map"] > 0.8
 
-    model = engram.MemoryViT(engram.load_trunk(trunk)).eval()
-    plain = engram.MemoryViT(engram.load_trunk(trunk)).eval()
+    model = engram.MemoryViT(engram.load_backbone(backbone)).eval()
+    plain = engram.MemoryViT(engram.load_backbone(backbone)).eval()
     for name in tasks:
         model.attach(tmp_path / f"{name}.safetensors")
     photos = sorted((pets / "photos" / "test").glob("*/*"))[::5]
@@ -78,10 +78,10 @@ def test_outline_breed_and_species_answer_in_one_pass_as_alone(
     pixels = normalise(torch.stack(views), model.preprocessing)
     with torch.no_grad():
         together, exact = model(pixels), model(pixels, exact=True)
-        assert torch.equal(exact["base"], plain.trunk(pixels))
+        assert torch.equal(exact["base"], plain.backbone(pixels))
         assert together["outline"].shape == (len(photos), 2, 224, 224)
         for name in tasks:
-            alone = engram.MemoryViT(plain.trunk).eval()
+            alone = engram.MemoryViT(plain.backbone).eval()
             alone.attach(tmp_path / f"{name}.safetensors")
             assert torch.equal(alone(pixels, exact=True)[name], exact[name])
             # A mask's logits reach the hundreds, and rounding grows with them.

@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from tests.support.hubs import cached
 
-from engram import EngramError, MemoryViT, load_trunk
+from engram import EngramError, MemoryViT, load_backbone
 from engram.cli import main as cli
 from engram.inference.load import load_model
 from engram.store.format import read_engram
@@ -45,7 +45,7 @@ def test_every_logit_is_reproduced(
 def test_tasks_that_were_trained_apart_concatenate_here(assets: Path, tmp_path: Path) -> None:
     legacy = assets / "legacy"
     expected = load_file(legacy / "expected.safetensors")
-    model = MemoryViT(load_trunk(legacy / "base")).eval()
+    model = MemoryViT(load_backbone(legacy / "base")).eval()
     for name in ("a", "b"):
         for path in convert(legacy / f"{name}_model.pt", legacy / "base", tmp_path, names=[name]):
             model.attach(path)
@@ -65,11 +65,11 @@ def test_each_peculiarity_matters(what: str, assets: Path, tmp_path: Path) -> No
     task = model.task("a")
     with torch.no_grad():
         if what == "after the norm":
-            object.__setattr__(task.spec, "after_norm", False)
+            object.__setattr__(task.spec.method, "after_norm", False)
         else:
             assert task.class_token is not None
-            assert model.trunk.prefix_position is not None
-            task.class_token -= model.trunk.prefix_position[0]
+            assert model.backbone.prefix_position is not None
+            task.class_token -= model.backbone.prefix_position[0]
         logits = model(expected["pixel_values"])
     assert float((logits["a"] - expected["a"]).abs().max()) > 1e-3
 
@@ -97,7 +97,7 @@ def test_checkpoints_are_read_by_their_hub_name_from_a_cache_laid_out_as_the_hub
     (path,) = convert(f"hf:{PUBLISHED}/CIFAR100_model.pt", None, tmp_path / "out")
     engram = read_engram(path)
     assert engram.spec.name == "cifar100"
-    assert engram.trunk.source == PUBLISHED_BASE
+    assert engram.backbone.source == PUBLISHED_BASE
     assert engram.recipe == {"converted_from": f"hf:{PUBLISHED}@{commit}/CIFAR100_model.pt"}
     assert engram.preprocessing is not None
     assert engram.preprocessing.mean == (0.0, 0.0, 0.0)  # as its authors fed it

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.regimes import known
 from tests.support.strategies import scatter
 from torch import Tensor, nn
 
-from engram import MemoryViT, ViT, load_trunk
+from engram import MemoryViT, ViT, load_backbone
 from engram.train.trainable import train_only
 from engram.util.tensors import tensors_hash
 
@@ -20,8 +21,8 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def trunk(assets: Path) -> ViT:
-    return load_trunk(assets / FOLDER / "timm.safetensors")
+def backbone(assets: Path) -> ViT:
+    return load_backbone(assets / FOLDER / "timm.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def parents(i: int) -> list[str]:
 
 
 def regime(i: int) -> str:
-    """Tasks 12 to 17 have side patches, one is a readout, and one in four masked ones adapters."""
+    """Tasks 12 to 17 have side network, one is a readout, and one in four masked ones adapters."""
     if i == 18:
         return "readout"
     if 12 <= i < 18:
@@ -44,15 +45,8 @@ def regime(i: int) -> str:
 
 
 def add(model: MemoryViT, i: int) -> None:
-    task = model.add_task(
-        f"task{i}",
-        classes=10,
-        cells=i % 6,
-        tokens=2 if i == 7 else 1,
-        extends=parents(i),
-        regime=regime(i),
-        adapter_width=8,
-    )
+    settings = known(regime(i), cells=i % 6, tokens=2 if i == 7 else 1, adapter_width=8)
+    task = model.add_task(f"task{i}", classes=10, extends=parents(i), regime=regime(i), **settings)
     scatter(task, by=0.02, seed=i)
 
 
@@ -63,8 +57,8 @@ def lineage(i: int) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def crowd(trunk: ViT) -> MemoryViT:
-    model = MemoryViT(trunk).eval()
+def crowd(backbone: ViT) -> MemoryViT:
+    model = MemoryViT(backbone).eval()
     for i in range(20):
         add(model, i)
     return model
@@ -82,18 +76,18 @@ def fast(crowd: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
         return crowd(pixels)
 
 
-def test_base_is_bit_for_bit_the_plain_trunk(
-    trunk: ViT, pixels: Tensor, exact: dict[str, Tensor]
+def test_base_is_bit_for_bit_the_plain_backbone(
+    backbone: ViT, pixels: Tensor, exact: dict[str, Tensor]
 ) -> None:
     with torch.no_grad():
-        assert torch.equal(exact["base"], trunk(pixels))
+        assert torch.equal(exact["base"], backbone(pixels))
 
 
-def test_base_is_the_plain_trunk_in_the_fast_path(
-    trunk: ViT, pixels: Tensor, fast: dict[str, Tensor]
+def test_base_is_the_plain_backbone_in_the_fast_path(
+    backbone: ViT, pixels: Tensor, fast: dict[str, Tensor]
 ) -> None:
     with torch.no_grad():
-        torch.testing.assert_close(fast["base"], trunk(pixels), **CLOSE)
+        torch.testing.assert_close(fast["base"], backbone(pixels), **CLOSE)
 
 
 def test_fast_answers_are_the_exact_ones(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
@@ -105,7 +99,7 @@ def test_fast_answers_are_the_exact_ones(fast: dict[str, Tensor], exact: dict[st
 def test_a_task_among_twenty_is_the_task_alone(
     crowd: MemoryViT, pixels: Tensor, fast: dict[str, Tensor], exact: dict[str, Tensor], i: int
 ) -> None:
-    alone = MemoryViT(crowd.trunk).eval()
+    alone = MemoryViT(crowd.backbone).eval()
     for j in dict.fromkeys(lineage(i)):
         add(alone, j)
         alone.task(f"task{j}").load_state_dict(crowd.task(f"task{j}").state_dict())
@@ -116,11 +110,11 @@ def test_a_task_among_twenty_is_the_task_alone(
 
 
 @pytest.mark.parametrize("name", ["task17", "task19"])  # a side task with parents, a masked one
-def test_training_one_task_leaves_trunk_and_other_tasks_bit_for_bit(
+def test_training_one_task_leaves_backbone_and_other_tasks_bit_for_bit(
     crowd: MemoryViT, pixels: Tensor, exact: dict[str, Tensor], name: str
 ) -> None:
     hashes = {n: tensors_hash(task.tensors()) for n, task in crowd.tasks.items()}
-    trunk = tensors_hash(crowd.trunk.state_dict())
+    backbone = tensors_hash(crowd.backbone.state_dict())
     kept = {n: x.clone() for n, x in crowd.task(name).state_dict().items()}
     optimiser = torch.optim.AdamW([p for _, p in train_only(crowd, name)], lr=0.01)
     for _ in range(2):
@@ -131,7 +125,7 @@ def test_training_one_task_leaves_trunk_and_other_tasks_bit_for_bit(
         optimiser.step()
     changed = [n for n, task in crowd.tasks.items() if tensors_hash(task.tensors()) != hashes[n]]
     assert changed == [name]
-    assert tensors_hash(crowd.trunk.state_dict()) == trunk
+    assert tensors_hash(crowd.backbone.state_dict()) == backbone
     with torch.no_grad():
         after = crowd(pixels, exact=True)
     assert [n for n in exact if not torch.equal(exact[n], after[n])] == [name]

@@ -31,9 +31,9 @@ def pets(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fit_learns_and_eval_together_is_eval_alone(
     pets: Path, assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trunk = assets / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+    backbone = assets / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
     out, other = tmp_path / "pets.safetensors", tmp_path / "coats.safetensors"
-    common = ("--backbone", str(trunk), "--workers", "0", "--batch", "16", "--json")
+    common = ("--backbone", str(backbone), "--workers", "0", "--batch", "16", "--json")
 
     def run(*arguments: object) -> Any:
         assert cli.main([str(argument) for argument in arguments]) == 0
@@ -48,7 +48,7 @@ def test_fit_learns_and_eval_together_is_eval_alone(
     assert test["images"] == CLASSES * TEST
     assert test["accuracy"] >= 0.8  # chance: 0.2
 
-    # From the cache of the first: the trunk does not run again for the second.
+    # From the cache of the first: the backbone does not run again for the second.
     masked = ("--regime", "masked", "--cells", 2, "--epochs", 1)
     run("fit", pets, "--task", "coats", "-o", other, *masked, *common)
     evaluation = ("--data", f"pets={pets}", "--workers", "0", "--json")

@@ -44,9 +44,9 @@ def hook() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", [*engram.__all__, *ALSO])
-def test_every_public_name_is_in_the_reference(name: str) -> None:
-    assert re.search(rf"^::: engram\.{re.escape(name)}$", REFERENCE, re.MULTILINE)
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = set(re.findall(r"^::: engram\.(\S+)$", REFERENCE, re.MULTILINE))
+    assert {*engram.__all__, *ALSO} - listed == set()
 
 
 def test_members_that_the_reference_lists_exist() -> None:

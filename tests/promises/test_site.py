@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.paths import ROOT
+from tests.support.waiting import FUSE
 
 PAGES = ("index", "results", "reference", "commands", "architecture", "training", "scale")
 
@@ -47,12 +48,13 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
 def test_the_reference_shows_signatures_and_arguments(site: Path) -> None:
     page = (site / "reference.html").read_text(encoding="utf-8")
     assert 'id="engram.MemoryViT.add_task"' in page
-    assert "Memory cells at every layer. 0 leaves a class token and a head." in page
+    assert "Memory cells at every layer" in page
 
 
 @pytest.fixture
 def phone(site: Path, browser: Any) -> Any:
     context = browser.new_context(viewport={"width": 390, "height": 844}, offline=True)
+    context.set_default_timeout(1000 * FUSE)
     yield context.new_page()
     context.close()
 
@@ -79,12 +81,13 @@ def test_a_page_is_not_wider_than_a_phone(site: Path, phone: Any, name: str) -> 
 def test_the_search_works_from_the_disk(site: Path, phone: Any) -> None:
     phone.goto(f"file://{site}/index.html?q=fingerprint")
     result = phone.locator(".md-search-result__link").first
-    result.wait_for(state="attached", timeout=20_000)
-    assert phone.locator(".md-search-result__link[href*='trunks.html']").count()
+    result.wait_for(state="attached")
+    assert phone.locator(".md-search-result__link[href*='backbones.html']").count()
 
 
 def test_dark_mode_follows_the_system_and_can_be_chosen(site: Path, browser: Any) -> None:
     context = browser.new_context(color_scheme="dark", offline=True)
+    context.set_default_timeout(1000 * FUSE)
     page = context.new_page()
     page.goto(f"file://{site}/index.html")
     assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"

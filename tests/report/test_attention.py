@@ -9,9 +9,9 @@ import torch
 from tests.support.reports import answered, model_with, noise, write_page
 
 import engram
-from engram.attention import PARTS
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
+from engram.model.attention import SOURCES
 from engram.report.attention import MAX_EXAMPLES, attention_subsections
 from engram.report.contents import AttentionShares, ImageTable, Text
 
@@ -43,11 +43,13 @@ def test_shares_of_a_layer_add_up() -> None:
     model, found = answered(noise(4, "ab"))
     shares = attention_subsections(model, found)[1].contents[0]
     assert isinstance(shares, AttentionShares)
-    assert [layer.layer for layer in shares.layers] == list(range(1, model.trunk.config.depth + 1))
+    assert [layer.layer for layer in shares.layers] == list(
+        range(1, model.backbone.config.depth + 1)
+    )
     for layer in shares.layers:
         assert sum(share for _, share in layer.shares) == pytest.approx(1, abs=1e-5)
         assert [part for part, _ in layer.shares] == [0, 1, 2, 3]  # it extends nothing
-    assert shares.parts == PARTS
+    assert shares.parts == SOURCES
 
 
 @pytest.mark.parametrize("regime", ["side", "side+readout"])
@@ -73,7 +75,7 @@ def test_a_readout_shows_the_attention_of_the_vit_as_a_head_does() -> None:
 
 
 def test_without_a_class_token_the_page_says_why_there_are_no_maps() -> None:
-    model = MemoryViT(engram.random_trunk(class_token=False, prefix_positions=0, classes=0))
+    model = MemoryViT(engram.random_backbone(class_token=False, prefix_positions=0, classes=0))
     model.add_task("t", ["a", "b"], regime="head")
     (only,) = attention_subsections(model, answers(model.eval(), noise(2, "ab"), "t", workers=0))
     assert only.key == "looks-t"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import engram
+from engram.backbones.shape import BackboneShape
+from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.report.contents import Table
 from engram.report.costs import costs_of, costs_section
 from engram.tasks.costs import task_costs
-from engram.tasks.regimes import REGIMES
-from engram.tasks.shape import TrunkShape
 
 
 def three_generations() -> MemoryViT:
-    model = MemoryViT(engram.random_trunk())
+    model = MemoryViT(engram.random_backbone())
     model.add_task("a", 2)
     model.add_task("b", 2, extends=["a"])
     model.add_task("c", 2, extends=["b"])
@@ -22,7 +22,7 @@ def three_generations() -> MemoryViT:
 def test_costs_count_all_ancestors() -> None:
     model = three_generations()
     specs = {name: task.spec for name, task in model.tasks.items()}
-    by_hand = task_costs(TrunkShape.of(model.trunk), specs["c"], [specs["a"], specs["b"]])
+    by_hand = task_costs(BackboneShape.of(model.backbone), specs["c"], [specs["a"], specs["b"]])
     assert costs_of(model)["c"] == by_hand
 
 
@@ -32,22 +32,23 @@ def test_the_section_has_all_regimes_and_the_tasks_of_the_page() -> None:
     regimes, tasks = section.contents
     assert isinstance(regimes, Table)
     assert isinstance(tasks, Table)
-    assert [row[0] for row in regimes.rows] == list(REGIMES)
-    assert regimes.highlighted == list(REGIMES).index("masked")
+    assert [row[0] for row in regimes.rows] == list(METHODS)
+    assert regimes.highlighted == list(METHODS).index("masked")
     assert [row[0] for row in tasks.rows] == ["a", "b", "c"]
     parameters = sum(p.numel() for p in model.task("b").parameters())
     assert tasks.rows[1][2] == f"{parameters:,}"
 
 
 def test_a_task_that_answers_for_pixels_is_compared_with_those_that_can() -> None:
-    model = MemoryViT(engram.random_trunk())
+    model = MemoryViT(engram.random_backbone())
     task = model.add_task("a", 2, kind="segmentation", regime="side", rank=8)
     (regimes,) = costs_section(model, [task.spec]).contents
     assert isinstance(regimes, Table)
-    assert [row[0] for row in regimes.rows] == [n for n in REGIMES if "readout" not in n]
+    assert [row[0] for row in regimes.rows] == [n for n in METHODS if "readout" not in n]
     assert regimes.highlighted is not None
     assert regimes.rows[regimes.highlighted][0] == "side"
-    assert "side patches of rank 8" in regimes.note
+    trained = sum(parameter.numel() for parameter in task.parameters())  # with its rank
+    assert f"{trained:,}" in regimes.rows[regimes.highlighted]
     assert regimes.rows[regimes.highlighted][-1] == "yes"  # it shares the pass
 
 

@@ -14,7 +14,7 @@ from tests.support.reports import model_with, noise
 from engram.data.datasets import Dataset
 from engram.images.decode import BadImage
 from engram.images.masks import palette
-from engram.report.images import paint_attention, paint_mask, thumbnail, trunk_view
+from engram.report.images import backbone_view, paint_attention, paint_mask, thumbnail
 
 
 def test_an_image_is_painted_with_the_colours_of_its_classes() -> None:
@@ -54,6 +54,6 @@ def test_an_image_that_is_gone_is_gray(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Dataset, "read", read)
     model = model_with("ab")
-    view = trunk_view(model, noise(1, "ab"), 0)
+    view = backbone_view(model, noise(1, "ab"), 0)
     assert view.shape == (*model.preprocessing.size, 3)
     assert np.unique(view).tolist() == [128]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.reports import answered, history_of, model_with, noise, write_page
+from tests.support.waiting import FUSE
 
 import engram
 from engram.errors import EngramError
@@ -31,6 +32,15 @@ def test_the_page_has_every_section_and_needs_nothing_else(tmp_path: Path) -> No
     assert "script" not in found.tags
     assert "url(" not in html
     assert "@import" not in html
+
+
+def test_only_the_owner_may_read_a_page_and_it_names_no_folder(tmp_path: Path) -> None:
+    model, given = answered(noise(12, "abc"))
+    given = replace(given, dataset=replace(given.dataset, name="/home/ann/secret/pets"))
+    html, _ = write_page(tmp_path / "r.html", model, given)
+    assert (tmp_path / "r.html").stat().st_mode & 0o777 == 0o600
+    assert "Data: pets" in html
+    assert "secret" not in html
 
 
 def test_what_users_name_is_escaped(tmp_path: Path) -> None:
@@ -64,7 +74,7 @@ def test_many_classes_and_images_make_no_large_page(tmp_path: Path) -> None:
 
 
 def test_large_images_are_reduced(tmp_path: Path) -> None:
-    model = MemoryViT(engram.random_trunk(image_size=512, patch=64))
+    model = MemoryViT(engram.random_backbone(image_size=512, patch=64))
     model.add_task("t", 2)
     given = answers(model.eval(), noise(4, "01", size=512), "t", workers=0)
     html, _ = write_page(tmp_path / "r.html", model, given)
@@ -75,9 +85,9 @@ def test_large_images_are_reduced(tmp_path: Path) -> None:
 
 def test_a_path_of_this_machine_stays_here(tmp_path: Path) -> None:
     model, given = answered(noise(2, "ab"))
-    model.trunk.source = "/home/somebody/secret/vit"
+    model.backbone.source = "/home/somebody/secret/vit"
     html, _ = write_page(tmp_path / "r.html", model, given)
-    assert "on the trunk vit," in html
+    assert "on the backbone vit," in html
     assert "somebody" not in html
 
 
@@ -94,9 +104,9 @@ def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page about two tasks, one extending the other, with names that try to break out of it."""
     torch.manual_seed(0)
-    trunk = engram.random_trunk()
-    trunk.source = "/a/long/path/" + "x" * 200
-    model = MemoryViT(trunk)
+    backbone = engram.random_backbone()
+    backbone.source = "/a/long/path/" + "x" * 200
+    model = MemoryViT(backbone)
     names: dict[str, Sequence[str]] = {
         "first": [  # more than a matrix shows
             "<script>alert(1)</script>",
@@ -121,6 +131,7 @@ def test_the_page_is_complete_quiet_and_fits(
 ) -> None:
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(1000 * FUSE)
     page = context.new_page()
     messages: list[str] = []
     requests: list[str] = []
@@ -154,6 +165,7 @@ def test_the_page_is_complete_quiet_and_fits(
 
 def test_the_page_prints(browser: Any, report: Path, tmp_path: Path) -> None:
     page = browser.new_page()
+    page.set_default_timeout(1000 * FUSE)
     page.goto(report.as_uri())
     page.emulate_media(media="print")
     assert not page.locator("nav").is_visible()
@@ -162,9 +174,9 @@ def test_the_page_prints(browser: Any, report: Path, tmp_path: Path) -> None:
     page.close()
 
 
-def test_a_page_may_be_about_no_trunk_and_lead_to_others(tmp_path: Path) -> None:
+def test_a_page_may_be_about_no_backbone_and_lead_to_others(tmp_path: Path) -> None:
     links = Links([("flowers", "my flowers.run/report.html")])
     sections = [Section("pages", "Pages", [links])]
     html = write_sections(tmp_path / "r.html", title="All", lead="", sections=sections).read_text()
     assert 'href="my%20flowers.run/report.html"' in html
-    assert "on the trunk" not in html
+    assert "on the backbone" not in html

@@ -16,10 +16,10 @@ SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "looks", "reads")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a small trunk and small data, in which commands run."""
+    """A folder with a small backbone and small data, in which commands run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "cache"))
-    engram.save_trunk(engram.random_trunk(), tmp_path / "trunk")
+    engram.save_backbone(engram.random_backbone(), tmp_path / "backbone")
     rng = np.random.default_rng(0)
     arrays = {
         f"{kind}_{split}": values
@@ -40,7 +40,7 @@ def ids(path: Path) -> set[str]:
 def test_fit_writes_a_report_beside_the_engram(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "fit data.npz --task t --backbone trunk --epochs 2 --workers 0 --test --json"
+    command = "fit data.npz --task t --backbone backbone --epochs 2 --workers 0 --test --json"
     assert main([*command.split(), "-o", "t.safetensors"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["report"] == str(Path("t.run") / "report.html")
@@ -51,15 +51,17 @@ def test_fit_writes_a_report_beside_the_engram(
 
 
 def test_sweep_writes_its_settings_into_the_report(place: Path) -> None:
-    command = "sweep data.npz --task t --backbone trunk --epochs 1 --workers 0 --lr 0.001,0.01"
+    command = "sweep data.npz --task t --backbone backbone --epochs 1 --workers 0 --lr 0.001,0.01"
     assert main([*command.split(), "--seeds", "2", "-o", "t.safetensors"]) == 0
     assert {"settings-t", "curves-t", "looks-t"} <= ids(place / "t.run" / "report.html")
 
 
 def test_eval_writes_a_report_where_it_is_told(place: Path) -> None:
-    command = "fit data.npz --task t --backbone trunk --epochs 1 --workers 0 -o t.safetensors"
+    command = "fit data.npz --task t --backbone backbone --epochs 1 --workers 0 -o t.safetensors"
     assert main(command.split()) == 0
-    command = "eval t.safetensors --data data.npz --backbone trunk --workers 0 --report page.html"
+    command = (
+        "eval t.safetensors --data data.npz --backbone backbone --workers 0 --report page.html"
+    )
     assert main(command.split()) == 0
     assert {"task-t", "confusion-t", "mistakes-t", "regimes"} <= ids(place / "page.html")
     assert "curves-t" not in ids(place / "page.html")
@@ -72,7 +74,7 @@ def test_a_report_that_fails_costs_no_engram(
         raise EngramError("The disk is full.")
 
     monkeypatch.setattr("engram.report.run.write_report", full)
-    command = "fit data.npz --task t --backbone trunk --epochs 1 --workers 0 -o t.safetensors"
+    command = "fit data.npz --task t --backbone backbone --epochs 1 --workers 0 -o t.safetensors"
     assert main(command.split()) == 0
-    assert "not written: The disk is full." in capsys.readouterr().out
+    assert "not written: The disk is full" in capsys.readouterr().out
     assert (place / "t.safetensors").exists()

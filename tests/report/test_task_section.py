@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.regimes import known
 from tests.support.reports import answered, model_with, noise, settings_of, write_page
 
 from engram.inference.evaluate import Answers
+from engram.methods import METHODS, Side
 from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table
 from engram.report.task_section import TaskPart, task_section
-from engram.tasks.regimes import REGIMES
 
 
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("regime", METHODS)
 def test_every_regime_has_a_page(tmp_path: Path, regime: str) -> None:
     model, answers = answered(noise(6, "ab"), regime=regime)
     html, found = write_page(tmp_path / "r.html", model, answers)
     assert "looks-t" in found.ids
-    assert ("reads-t" in found.ids) == (not REGIMES[regime].side)  # they have one map
+    assert ("reads-t" in found.ids) == (not issubclass(METHODS[regime], Side))  # they have one map
     assert f"class=chosen><td class=words>{regime}</td>" in html
 
 
@@ -37,12 +38,12 @@ def test_facts_are_those_of_the_task() -> None:
 
 def test_facts_say_what_a_regime_gives_the_task() -> None:
     sizes = {
-        "side": {"cells per layer": "3", "rank of its side patches": "4"},
+        "side": {"cells per layer": "3", "rank of its side network": "4"},
         "readout": {"layers its head sees": "5"},
     }
     sizes["side+readout"] = {**sizes["side"], **sizes["readout"]}
     for regime, expected in sizes.items():
-        model, answers = answered(noise(6, "ab"), cells=3, rank=4, regime=regime)
+        model, answers = answered(noise(6, "ab"), regime=regime, **known(regime, cells=3, rank=4))
         facts = task_section(model, TaskPart(answers)).contents[1]
         assert isinstance(facts, Facts)
         words = ("cells", "rank", "layers")

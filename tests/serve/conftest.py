@@ -1,4 +1,4 @@
-"""A small trunk, a bundle of two tasks, engrams to attach, and services that answer for them."""
+"""A small backbone, a bundle of two tasks, engrams to attach, and services that answer for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,9 @@ import httpx
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.support.regimes import known
 from tests.support.serving import NARROW, TOKEN, Launch, Opened, Server, World
+from tests.support.waiting import wait_until
 
 import engram
 from engram.model import MemoryViT
@@ -26,23 +27,23 @@ if TYPE_CHECKING:
     from tests.support.nursery import Nursery
 
 
-def wild(trunk: ViT, folder: Path) -> Path:
+def wild(backbone: ViT, folder: Path) -> Path:
     """A task that answers to the grey picture it is tried with, and overflows for others."""
-    model = MemoryViT(trunk).eval()
+    model = MemoryViT(backbone).eval()
     head = model.add_task("wild", ["age"], kind="regression").head
-    grey = torch.zeros(1, 3, *trunk.config.image_size)
+    grey = torch.zeros(1, 3, *backbone.config.image_size)
     with torch.inference_mode():
         head.weight.normal_().mul_(1e3)
         head.bias.sub_(model(grey, tasks=["wild"])["wild"][0])
-        head.settled["std"].fill_(3e37)
+        head.fitted["std"].fill_(3e37)
     return model.save("wild", folder / "wild.safetensors")
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory, small_backbone: Path) -> World:
     folder = tmp_path_factory.mktemp("world")
     torch.manual_seed(0)
-    model = MemoryViT(engram.load_trunk(small_trunk)).eval()
+    model = MemoryViT(engram.load_backbone(small_backbone)).eval()
     parents: dict[str, list[str]] = {"first": [], "second": ["first"], "third": [], "fourth": []}
     paths = {}
     for i, (name, extends) in enumerate({**parents, "child": ["first"]}.items()):
@@ -56,15 +57,16 @@ def world(tmp_path_factory: pytest.TempPathFactory, small_trunk: Path) -> World:
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths[kind] = model.save(kind, folder / f"{kind}.safetensors")
     for name, regime, extends in NARROW:
-        task = model.add_task(name, 3, 2, regime=regime, rank=4, extends=extends)
+        settings = known(regime, cells=2, rank=4)
+        task = model.add_task(name, 3, regime=regime, extends=extends, **settings)
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths[name] = model.save(name, folder / f"{name}.safetensors")
-    paths["wild"] = wild(model.trunk, folder)
-    stranger = MemoryViT(engram.random_trunk(image_size=16, patch=4, width=32, depth=1, heads=2))
+    paths["wild"] = wild(model.backbone, folder)
+    stranger = MemoryViT(engram.random_backbone(image_size=16, patch=4, width=32, depth=1, heads=2))
     stranger.add_task("stranger", 3)
     paths["stranger"] = stranger.save("stranger", folder / "stranger.safetensors")
     compose([paths["first"], paths["second"]], folder / "bundle")
-    return World(small_trunk, folder / "bundle", paths, model)
+    return World(small_backbone, folder / "bundle", paths, model)
 
 
 @pytest.fixture
@@ -90,21 +92,28 @@ def client(opened: Opened) -> TestClient:
 def launch(nursery: Nursery) -> Launch:
     """Start a service and wait until it answers."""
 
-    def start(bundle: Path, *flags: str) -> Server:
+    def start(bundle: Path, *flags: str, nofile: tuple[int, int] | None = None) -> Server:
         port = () if "--port" in flags else ("--port", "0")
-        running = nursery.start("serve", bundle, "--json", *port, *flags, ENGRAM_TOKEN=TOKEN)
-        deadline = time.monotonic() + 120
-        while not (running.files[0].exists() and running.stdout.endswith("}\n")):
-            assert time.monotonic() < deadline, running.stderr
-            time.sleep(0.02)
+        running = nursery.start(
+            "serve", bundle, "--json", *port, *flags, nofile=nofile, ENGRAM_TOKEN=TOKEN
+        )
+
+        def said() -> bool:
+            return running.files[0].exists() and running.stdout.endswith("}\n")
+
+        wait_until(lambda: said() or running.ended, lambda: running.stderr)
+        assert said(), running.stderr
         document = json.loads(running.stdout)
         server = Server(running, document["url"], document)
-        while True:
+
+        def answers() -> bool:
             with contextlib.suppress(httpx.TransportError):
-                server.get("/healthz")
-                return server
-            assert time.monotonic() < deadline, running.stderr
-            time.sleep(0.02)
+                return bool(server.get("/healthz"))
+            return False
+
+        wait_until(lambda: answers() or running.ended, lambda: running.stderr)
+        assert not running.ended, running.stderr
+        return server
 
     return start
 

@@ -110,3 +110,19 @@ def test_an_answer_is_that_of_a_lone_request(world: World, itself: bool, embeds:
         assert list(answer) == own
         for name in own:
             torch.testing.assert_close(answer[name], lone[name][0].cpu(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_pass_has_half_the_values_that_an_answer_may_have(world: World) -> None:
+    settings = Settings(batch=4, wait_ms=200, max_values=2 * 2 * 7 + 1)  # base has seven classes
+    snapshot = Catalogue.load(world.bundle, settings).now
+    sizes: list[int] = []
+
+    async def run() -> None:
+        batcher = Batcher(settings, sizes.append)
+        batcher.start()
+        views = [torch.zeros(16, 16, 3, dtype=torch.uint8)] * 5
+        assert len(await batcher.run(snapshot, views, ["base"])) == 5
+        await batcher.stop()
+
+    asyncio.run(run())
+    assert sizes == [2, 2, 1]

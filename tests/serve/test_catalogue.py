@@ -6,18 +6,18 @@ import contextlib
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 from tests.support.serving import AUTH, Opened, World, ask, picture, put, task_names
+from tests.support.waiting import wait_until
 
 from engram.errors import EngramError
-from engram.store.bundles import compose, read_bundle, update_bundle
+from engram.store.bundles import LOCK, compose, read_bundle, update_bundle
 from engram.store.format import read_engram, write_engram
+from engram.store.remote import MANIFEST
 
 
 def test_a_request_is_answered_by_the_tasks_it_began_with(client: TestClient, world: World) -> None:
@@ -76,25 +76,65 @@ def test_parents_stay_while_they_have_children(client: TestClient, world: World)
     assert "the only task" in response.json()["error"]
 
 
+# A folder that was damaged or moved
+
+
+def damage(bundle: Path, how: str) -> None:
+    """Do something to the folder of a bundle while it is served."""
+    if how == "moved":
+        bundle.rename(bundle.with_name("moved away"))
+    elif how == "lock":
+        (bundle / LOCK).unlink(missing_ok=True)
+        (bundle / LOCK).mkdir()
+    elif how == "text":
+        (bundle / MANIFEST).write_bytes(b"{")
+    else:
+        (bundle / MANIFEST).unlink()
+        os.mkfifo(bundle / MANIFEST)
+
+
+@pytest.mark.parametrize("how", ["moved", "lock", "text", "pipe"])
+def test_a_damaged_folder_is_said_without_its_path_and_left_as_it_is(
+    opened: Opened, world: World, how: str
+) -> None:
+    client = opened(follow=0)
+    damage(opened.bundle, how)
+    for response in (
+        put(client, world, "third"),
+        client.delete("/v1/tasks/second", headers=AUTH),
+    ):
+        assert response.status_code == 503
+        sentence = response.json()["error"]
+        assert "bundle" in sentence
+        assert str(opened.bundle.parent) not in sentence
+        assert "/" not in sentence
+    assert opened.bundle.exists() == (how != "moved")
+    assert task_names(client) == ["first", "second"]
+
+
+def test_a_pipe_in_place_of_an_engram_is_refused(opened: Opened, world: World) -> None:
+    """Also one that nothing lists yet."""
+    client = opened(follow=0)
+    os.mkfifo(opened.bundle / "third.safetensors")
+    assert put(client, world, "third").status_code == 503
+    (opened.bundle / "second.safetensors").unlink()
+    os.mkfifo(opened.bundle / "second.safetensors")
+    with pytest.raises(EngramError, match="regular file"):
+        read_bundle(opened.bundle)
+
+
 # Several services on one folder
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_what_one_service_changes_all_answer(opened: Opened, world: World) -> None:
     one, other = opened(follow=0.05), opened(follow=0.05)
     assert put(one, world, "third").status_code == 201
-    eventually(lambda: "third" in task_names(other))
+    wait_until(lambda: "third" in task_names(other))
     expected = world.logits(picture(1), "third")["third"].softmax(0).max()
     [answer] = ask(other, picture(1), tasks="third")
     assert answer["tasks"]["third"]["answer"][0]["probability"] == pytest.approx(float(expected))
     assert other.delete("/v1/tasks/third", headers=AUTH).status_code == 204
-    eventually(lambda: "third" not in task_names(one))
+    wait_until(lambda: "third" not in task_names(one))
 
 
 def test_attaching_to_a_bundle_that_another_service_changed_keeps_both(

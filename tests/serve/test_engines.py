@@ -12,34 +12,35 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from tests.support.exports import trace_once
+from tests.support.regimes import known
 from tests.support.serving import AUTH, Opened, picture
 from tests.support.strategies import scatter
 
 import engram
 from engram import EngramError
-from engram.export import trunk_graph
+from engram.backbones.load import save_backbone
+from engram.export import backbone_graph
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.serve.engines import make_engine
 from engram.store.bundles import compose
-from engram.trunks.load import save_trunk
 
 
 @pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("precision", "bf16")])
 def test_an_exported_graph_has_no_device_and_no_precision_to_choose(name: str, value: str) -> None:
-    model = MemoryViT(engram.random_trunk())
+    model = MemoryViT(engram.random_backbone())
     with pytest.raises(EngramError, match=f"'onnx', which has no {name} {value}"):
         make_engine(model, "onnx", **{name: value})
 
 
 @pytest.mark.parametrize("kind", ["onnx", "onnx-int8"])
-def test_a_task_that_changes_the_trunk_is_one_graph_with_it(
+def test_a_task_that_changes_the_backbone_is_one_graph_with_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace_once(monkeypatch)
-    trunk = engram.random_trunk(image_size=8, patch=4, width=16, depth=1, heads=2, classes=3)
-    model = MemoryViT(trunk).eval()
+    backbone = engram.random_backbone(image_size=8, patch=4, width=16, depth=1, heads=2, classes=3)
+    model = MemoryViT(backbone).eval()
     scatter(model.add_task("own", 3, 2, regime="memory", seed=0), by=0.3)
     pixels = torch.rand(4, 3, 8, 8)
     engine = make_engine(model, kind, threads=1)
@@ -66,13 +67,14 @@ class Tiny:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("tiny")
-    trunk = engram.random_trunk(image_size=8, patch=4, width=16, depth=1, heads=2, classes=3)
-    trunk.preprocessing = Preprocessing((8, 8), None)
-    model = MemoryViT(engram.load_trunk(save_trunk(trunk, folder / "trunk"))).eval()
+    backbone = engram.random_backbone(image_size=8, patch=4, width=16, depth=1, heads=2, classes=3)
+    backbone.preprocessing = Preprocessing((8, 8), None)
+    model = MemoryViT(engram.load_backbone(save_backbone(backbone, folder / "backbone"))).eval()
     paths = []
     tasks = {"first": ("classification", "masked"), "later": ("segmentation", "masked")}
     for name, (kind, regime) in {**tasks, "thin": ("classification", "side+readout")}.items():
-        task = model.add_task(name, ["one", "two"], 2, kind=kind, regime=regime, rank=4)
+        settings = known(regime, cells=2, rank=4)
+        task = model.add_task(name, ["one", "two"], kind=kind, regime=regime, **settings)
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths.append(model.save(name, folder / f"{name}.safetensors"))
     compose(paths[:1], folder / "bundle")
@@ -89,7 +91,7 @@ def answers(client: TestClient, **options: Any) -> Sequence[dict[str, Any]]:
 
 def check(tiny: Tiny, images: Sequence[dict[str, Any]], tolerance: float, name: str) -> None:
     """What the service answers for a task is what the model answers."""
-    preprocessing = tiny.model.trunk.preprocessing
+    preprocessing = tiny.model.backbone.preprocessing
     assert preprocessing is not None
     for i, image in enumerate(images):
         view = torch.from_numpy(evaluation_view(picture(i), preprocessing))
@@ -138,7 +140,7 @@ def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
 ) -> None:
     opened.bundle = tiny.bundle
     client = opened(engine="onnx-int8", threads=1)
-    for module, name in ((torch.onnx, "export"), (trunk_graph, "trunk_proto")):
+    for module, name in ((torch.onnx, "export"), (backbone_graph, "backbone_proto")):
         monkeypatch.setattr(module, name, no_export)
     assert client.get("/readyz").json() == {"status": "ready"}
     assert client.get("/v1/tasks").json()["engine"] == "onnx-int8"

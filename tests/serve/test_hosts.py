@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engram.serve.hosts import AllowedHosts, host_name, is_loopback
+from engram.serve.hosts import AllowedHosts, host_name, in_networks, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ def test_the_name_is_without_the_port(header: str, name: str) -> None:
 def test_addresses_of_this_machine_alone() -> None:
     assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "localhost.evil.com", ""))
+
+
+def test_an_address_is_in_a_network_or_not() -> None:
+    networks = ("127.0.0.1", "::1", "10.1.0.0/16")
+    assert all(in_networks(address, networks) for address in ("127.0.0.1", "::1", "10.1.2.3"))
+    assert not any(in_networks(address, networks) for address in ("127.0.0.2", "10.2.0.1", "unix"))
 
 
 @pytest.mark.parametrize(

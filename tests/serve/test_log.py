@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.serving import AUTH, TOKEN, Launch, Server, World, flat_png, picture
+from tests.support.waiting import FUSE, wait_until
 
-from engram.serve.log import Log
+from engram.serve.log import Log, SeldomErrors
 
 
 def events(server: Server, count: int) -> list[dict[str, Any]]:
     """The lines of a log in JSON, when there are so many that are about no probe."""
-    deadline = time.monotonic() + 20
-    while True:
-        lines = [json.loads(line) for line in server.running.stderr.splitlines()]
-        found = [line for line in lines if line.get("path") not in ("/healthz", "/metrics")]
-        if len(found) >= count:
-            return found
-        assert time.monotonic() < deadline, server.running.stderr
-        time.sleep(0.02)
+
+    def found() -> list[dict[str, Any]]:
+        whole = server.running.stderr.rpartition("\n")[0].splitlines()
+        lines = [json.loads(line) for line in whole]
+        return [line for line in lines if line.get("path") not in ("/healthz", "/metrics")]
+
+    wait_until(lambda: len(found()) >= count, lambda: server.running.stderr)
+    return found()
 
 
 def test_everything_that_matters_is_a_line(bundle: Path, world: World, launch: Launch) -> None:
@@ -70,9 +72,41 @@ def test_nothing_waits_for_somebody_who_does_not_read(monkeypatch: pytest.Monkey
     reader, writer = os.pipe()
     monkeypatch.setattr("sys.stderr", os.fdopen(writer, "w"))
     log = Log("text")
-    began = time.perf_counter()
-    for _ in range(12_000):  # more than the pipe and the queue hold
-        log.event("attached", task="x" * 100)
-    assert time.perf_counter() - began < 5
+
+    def write() -> None:
+        for _ in range(12_000):  # more than the pipe and the queue hold
+            log.event("attached", task="x" * 100)
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(FUSE)
+    assert not writing.is_alive()
     log.stop()
     os.close(reader)
+    wait_until(log._lines.empty)  # its thread writes to stderr, which is another one after the test
+
+
+def test_the_same_error_passes_once_in_an_interval_and_says_how_often_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, passed = 0.0, list[str]()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    logger = logging.Logger("uvicorn.error")
+    logger.addFilter(SeldomErrors(seconds=60))
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: passed.append(record.getMessage()))
+    logger.addHandler(handler)
+
+    def fail(error: Exception) -> None:
+        try:
+            raise error
+        except type(error):
+            logger.exception("It failed")
+
+    for _ in range(100):
+        fail(ValueError())
+    fail(KeyError())
+    assert passed == ["It failed"] * 2
+    now = 61.0
+    fail(ValueError())
+    assert "99 more" in passed[2]

@@ -35,7 +35,7 @@ def test_a_name_that_is_not_its_own_is_refused(client: TestClient, path: str) ->
     """Such as that of a page elsewhere whose name resolves to this machine."""
     response = client.get(path, headers={"Host": "rebind.example:8000"})
     assert response.status_code == 421
-    assert "the name 'rebind.example:8000'; start it with --allow-host" in response.json()["error"]
+    assert "the name 'rebind.example:8000'" in response.json()["error"]
     assert client.get("/v1/tasks", headers={"Host": "127.0.0.1:8000"}).status_code == 200
 
 

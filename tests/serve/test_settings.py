@@ -21,6 +21,7 @@ from engram.serve.settings import Settings
         ({"open": 1}, "open is 1; it must be True or False."),
         ({"log": "xml"}, "log is 'xml'; it can be text, json."),
         ({"max_images": 300}, "max_images is 300, but only 256 images may wait"),
+        ({"connections": 50}, "client_connections is 100, but only 50 connections may be open"),
         ({"max_bodies": 1000}, "max_body is 64000000, but all requests in progress may have only"),
     ],
 )

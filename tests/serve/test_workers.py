@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from tests.support.serving import AUTH, Launch, Server, World, picture
+from tests.support.waiting import FUSE, wait_until
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
@@ -23,13 +22,6 @@ def workers_of(server: Server) -> list[psutil.Process]:
         for child in children
         if any(c.laddr and c.laddr.port == port for c in child.net_connections())
     ]
-
-
-def eventually(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def answers(server: Server, task: str) -> bool:
@@ -45,13 +37,14 @@ def test_workers_share_the_port_are_replaced_and_follow_each_other(
 ) -> None:
     server = launch(bundle, "--workers", "2", "--follow", "0.2", "--decoders", "1")
     try:
+        wait_until(lambda: len(workers_of(server)) == 2)
         first, second = workers_of(server)
         assert server.document["workers"] == 2
         # What one attaches, both answer.
         data = world.engrams["third"].read_bytes()
         response = httpx.put(server.url + "/v1/tasks/third", content=data, headers=AUTH, timeout=60)
         assert response.status_code == 201
-        eventually(lambda: all(answers(server, "third") for _ in range(12)), 10)
+        wait_until(lambda: all(answers(server, "third") for _ in range(12)))
         # Metrics are those of all of them.
         text = server.get("/metrics").text
         assert (
@@ -60,23 +53,24 @@ def test_workers_share_the_port_are_replaced_and_follow_each_other(
         assert "engram_tasks 3.0" in text
         # One is killed: the other answers, and another one takes its place.
         first.send_signal(signal.SIGKILL)
-        eventually(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
         assert all(answers(server, "third") for _ in range(6))
-        eventually(lambda: len(workers_of(server)) == 2)
+        wait_until(lambda: len(workers_of(server)) == 2)
         assert second.is_running()
     finally:
         family = psutil.Process(server.running.pid).children(recursive=True)
         code = server.stop()
     assert code == 0
-    _, alive = psutil.wait_procs(family, 10)
+    _, alive = psutil.wait_procs(family, FUSE)
     assert not alive
 
 
 def test_workers_end_with_a_parent_that_is_killed(bundle: Path, launch: Launch) -> None:
     server = launch(bundle, "--workers", "2", "--decoders", "1")
+    wait_until(lambda: len(workers_of(server)) == 2)
     family = psutil.Process(server.running.pid).children(recursive=True)
     os.kill(server.running.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, 20)
+    _, alive = psutil.wait_procs(family, FUSE)
     assert not alive
 
 

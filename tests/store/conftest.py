@@ -1,4 +1,4 @@
-"""A trunk with an engram, and a folder of engrams that are ready to be shared."""
+"""A backbone with an engram, and a folder of engrams that are ready to be shared."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from tests.support.engrams import randomised, small_trunk
+from tests.support.engrams import randomised, small_backbone
 
 import engram
-from engram import MemoryViT, ViT, save_trunk
+from engram import MemoryViT, ViT, save_backbone
 
 
 @pytest.fixture
-def trunk() -> ViT:
-    return small_trunk()
+def backbone() -> ViT:
+    return small_backbone()
 
 
 @pytest.fixture
-def path(trunk: ViT, tmp_path: Path) -> Path:
-    """The file of an engram for the trunk."""
-    model = MemoryViT(trunk)
+def path(backbone: ViT, tmp_path: Path) -> Path:
+    """The file of an engram for the backbone."""
+    model = MemoryViT(backbone)
     randomised(model.add_task("a", classes=["rose", "tulip", "é"], cells=3))
     return model.save("a", tmp_path / "a.safetensors", metrics={"accuracy": 0.5})
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder: a trunk that is known by its path, flowers, and roses, which extends it."""
+    """A user's folder: a backbone known by its path, flowers, and roses, which extends it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    where = save_trunk(small_trunk(), tmp_path / "secret-project" / "our-vit")
-    model = MemoryViT(engram.load_trunk(where))
+    where = save_backbone(small_backbone(), tmp_path / "secret-project" / "our-vit")
+    model = MemoryViT(engram.load_backbone(where))
     model.add_task("flowers", classes=["rose", "tulip"], cells=3)
     model.add_task("roses", classes=7, cells=2, extends=["flowers"])
     model.save(

@@ -1,4 +1,4 @@
-"""Engrams that fit one trunk become one folder; those that don't are refused with both names."""
+"""Engrams that fit one backbone become one folder; those that don't are refused with both names."""
 
 import json
 import os
@@ -11,29 +11,40 @@ from random import Random
 import pytest
 import torch
 
-from engram import EngramError, MemoryViT, random_trunk, save_trunk
+from engram import EngramError, MemoryViT, random_backbone, save_backbone
+from engram.backbones.load import load_backbone
 from engram.images.preprocessing import Preprocessing
 from engram.inference.load import load_model
-from engram.store.bundles import MANIFEST, compose, is_bundle, read_bundle, read_engrams
+from engram.store import bundles
+from engram.store.bundles import (
+    MANIFEST,
+    BundleChanged,
+    add_to_bundle,
+    compose,
+    is_bundle,
+    read_bundle,
+    read_engrams,
+    update_bundle,
+)
+from engram.store.engram import Engram
 from engram.store.format import read_engram, write_engram
-from engram.trunks.load import load_trunk
 from engram.vit import ViT
 
 SMALL = {"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2}
 
 
 @pytest.fixture
-def trunk(tmp_path: Path) -> ViT:
-    """A trunk that lies on disk, so that a model can be made from files alone."""
-    plain = random_trunk(**SMALL)  # type: ignore[arg-type]
+def backbone(tmp_path: Path) -> ViT:
+    """A backbone that lies on disk, so that a model can be made from files alone."""
+    plain = random_backbone(**SMALL)  # type: ignore[arg-type]
     plain.preprocessing = Preprocessing((16, 16), None)
-    return load_trunk(save_trunk(plain, tmp_path / "trunk"))
+    return load_backbone(save_backbone(plain, tmp_path / "backbone"))
 
 
 @pytest.fixture
-def paths(trunk: ViT, tmp_path: Path) -> dict[str, Path]:
+def paths(backbone: ViT, tmp_path: Path) -> dict[str, Path]:
     """a; b; c extends a; d extends c and b, all with answers of their own."""
-    model = MemoryViT(trunk)
+    model = MemoryViT(backbone)
     for name, parents in {"a": [], "b": [], "c": ["a"], "d": ["c", "b"]}.items():
         task = model.add_task(name, classes=3, cells=2, extends=parents)
         torch.nn.init.normal_(task.head.weight)
@@ -41,15 +52,15 @@ def paths(trunk: ViT, tmp_path: Path) -> dict[str, Path]:
 
 
 def test_a_bundle_answers_as_its_engrams_did(
-    trunk: ViT, paths: dict[str, Path], tmp_path: Path
+    backbone: ViT, paths: dict[str, Path], tmp_path: Path
 ) -> None:
     pixels = torch.rand(2, 3, 16, 16)
-    model = MemoryViT(trunk)
+    model = MemoryViT(backbone)
     for path in paths.values():
         model.attach(path)
     bundle = compose([paths["d"], paths["c"], paths["b"], paths["a"]], tmp_path / "all")
     again = load_model(bundle.folder)
-    assert again.trunk.preprocessing == trunk.preprocessing
+    assert again.backbone.preprocessing == backbone.preprocessing
     answers = model(pixels)
     for name, logits in again(pixels).items():
         assert torch.allclose(logits, answers[name], atol=1e-5)
@@ -71,7 +82,7 @@ def test_the_manifest_says_what_is_inside(paths: dict[str, Path], tmp_path: Path
     a, c = (read_engram(paths[name]) for name in "ac")
     assert manifest == {
         "format": 1,
-        "trunk": {"source": a.trunk.source, "fingerprint": a.trunk.fingerprint},
+        "backbone": {"source": a.backbone.source, "fingerprint": a.backbone.fingerprint},
         "preprocessing": a.preprocessing.to_dict(),  # type: ignore[union-attr]
         "engrams": [
             {"task": "a", "file": "a.safetensors", "content": a.content},
@@ -93,9 +104,9 @@ def test_bundles_and_files_mix_and_repeat(paths: dict[str, Path], tmp_path: Path
     ]
 
 
-def other_trunk(tmp_path: Path, **changes: object) -> Path:
-    model = MemoryViT(random_trunk(**{**SMALL, **changes}))  # type: ignore[arg-type]
-    model.trunk.preprocessing = Preprocessing((16, 16), None)
+def other_backbone(tmp_path: Path, **changes: object) -> Path:
+    model = MemoryViT(random_backbone(**{**SMALL, **changes}))  # type: ignore[arg-type]
+    model.backbone.preprocessing = Preprocessing((16, 16), None)
     model.add_task("other", classes=2)
     return model.save("other", tmp_path / "other.safetensors")
 
@@ -106,12 +117,12 @@ def refusal(*arguments: object, **options: object) -> str:
     return str(caught.value)
 
 
-def test_another_trunk_is_refused_by_both_names(paths: dict[str, Path], tmp_path: Path) -> None:
-    other = other_trunk(tmp_path, seed=1)
+def test_another_backbone_is_refused_by_both_names(paths: dict[str, Path], tmp_path: Path) -> None:
+    other = other_backbone(tmp_path, seed=1)
     sentence = refusal([paths["a"], other], tmp_path / "out")
     for path in (paths["a"], other):
         assert str(path) in sentence
-        assert read_engram(path).trunk.fingerprint[:12] in sentence
+        assert read_engram(path).backbone.fingerprint[:12] in sentence
     assert not (tmp_path / "out").exists()
 
 
@@ -146,10 +157,10 @@ def test_parents_must_be_there_with_the_right_content(
     assert other.content[:12] in sentence
 
 
-def test_a_regime_that_changes_the_trunk_stays_alone(
-    trunk: ViT, paths: dict[str, Path], tmp_path: Path
+def test_a_regime_that_changes_the_backbone_stays_alone(
+    backbone: ViT, paths: dict[str, Path], tmp_path: Path
 ) -> None:
-    model = MemoryViT(trunk)
+    model = MemoryViT(backbone)
     model.add_task("loud", classes=2, regime="memory")
     loud = model.save("loud", tmp_path / "loud.safetensors")
     for order in ([paths["a"], loud], [loud, paths["a"]]):
@@ -157,18 +168,18 @@ def test_a_regime_that_changes_the_trunk_stays_alone(
     assert load_model(compose([loud], tmp_path / "alone").folder).tasks.keys() == {"loud"}
 
 
-def test_a_backbone_is_checked(trunk: ViT, paths: dict[str, Path], tmp_path: Path) -> None:
-    other = save_trunk(random_trunk(**SMALL, seed=1), tmp_path / "elsewhere")  # type: ignore[arg-type]
+def test_a_backbone_is_checked(backbone: ViT, paths: dict[str, Path], tmp_path: Path) -> None:
+    other = save_backbone(random_backbone(**SMALL, seed=1), tmp_path / "elsewhere")  # type: ignore[arg-type]
     sentence = refusal([paths["a"]], tmp_path / "out", backbone=other)
-    assert trunk.fingerprint[:12] in sentence
-    assert load_trunk(other).fingerprint[:12] in sentence
-    compose([paths["a"]], tmp_path / "out", backbone=trunk.source)
+    assert backbone.fingerprint[:12] in sentence
+    assert load_backbone(other).fingerprint[:12] in sentence
+    compose([paths["a"]], tmp_path / "out", backbone=backbone.source)
     with pytest.raises(EngramError, match="was trained on"):
         load_model(paths["a"], backbone=other)
 
 
-def test_a_trunk_that_moved_is_asked_for(paths: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "trunk").rename(tmp_path / "moved")
+def test_a_backbone_that_moved_is_asked_for(paths: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "backbone").rename(tmp_path / "moved")
     with pytest.raises(EngramError, match="with backbone"):
         load_model(paths["a"])
     assert load_model(paths["a"], backbone=tmp_path / "moved").tasks.keys() == {"a"}
@@ -179,14 +190,50 @@ def test_a_trunk_that_moved_is_asked_for(paths: dict[str, Path], tmp_path: Path)
 
 def test_a_bundle_is_replaced_but_nothing_else(paths: dict[str, Path], tmp_path: Path) -> None:
     out = compose([paths["a"]], tmp_path / "out").folder
-    compose([paths["b"]], out)
+    compose([paths["b"]], out, overwrite=True)
     assert sorted(os.listdir(out)) == ["b.safetensors", MANIFEST]
     (out / "notes.txt").write_text("mine")
-    assert "notes.txt" in refusal([paths["a"]], out)
+    assert "notes.txt" in refusal([paths["a"]], out, overwrite=True)
     assert (out / "b.safetensors").exists()
     assert "not a bundle" in refusal([paths["a"]], tmp_path)
     assert "is a file" in refusal([paths["a"]], paths["b"])
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".engram")]
+
+
+def test_tasks_of_a_bundle_are_lost_only_with_overwrite(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    """A service may be serving them."""
+    out = compose([paths["a"], paths["b"]], tmp_path / "out").folder
+    before = (out / "a.safetensors").read_bytes()
+    model = load_model(paths["a"])
+    torch.nn.init.normal_(model.task("a").head.weight)
+    retrained = model.save("a", tmp_path / "again.safetensors")
+    for sources, lost in (([retrained, paths["b"]], "a"), ([paths["a"]], "b")):
+        said = refusal(sources, out)
+        assert f"task {lost} would" in said
+        assert "overwrite" in said
+        assert (out / "a.safetensors").read_bytes() == before
+        assert [e.spec.name for e in read_bundle(out).engrams] == ["a", "b"]
+    compose([retrained, paths["b"]], out, overwrite=True)
+    assert (out / "a.safetensors").read_bytes() == retrained.read_bytes()
+
+
+def test_a_task_that_came_meanwhile_is_not_lost(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service attaches a task after compose has read the bundle."""
+    out = compose([paths["a"]], tmp_path / "out").folder
+    read = bundles.read_engrams
+
+    def then_attached(sources: list[Path]) -> tuple[Engram, ...]:
+        found, old = read(sources), read_bundle(out)
+        bundles.update_bundle(old, old.plus(read_engram(paths["b"])))
+        return found
+
+    monkeypatch.setattr(bundles, "read_engrams", then_attached)
+    assert "task b would" in refusal([out, paths["c"]], out)
+    assert [e.spec.name for e in read_bundle(out).engrams] == ["a", "b"]
 
 
 def test_an_empty_folder_may_become_a_bundle(paths: dict[str, Path], tmp_path: Path) -> None:
@@ -206,7 +253,7 @@ def test_a_failure_keeps_the_old_bundle(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", fails_for_the_new)
-    assert "No space left" in refusal([paths["b"]], out)
+    assert "No space left" in refusal([paths["b"]], out, overwrite=True)
     assert [e.spec.name for e in read_bundle(out).engrams] == ["a"]
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".engram")]
 
@@ -230,7 +277,7 @@ def test_an_interrupted_compose_leaves_a_whole_bundle(
 
     monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compose([paths["b"]], out)
+        compose([paths["b"]], out, overwrite=True)
     expected = "b" if (step, done) == (2, True) else "a"
     assert [e.spec.name for e in read_bundle(out).engrams] == [expected]
 
@@ -247,11 +294,12 @@ def test_a_bundle_that_cannot_be_put_back_is_named(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", only_away)
-    assert "the old folder is now" in refusal([paths["b"]], out)
+    assert "the old folder is now" in refusal([paths["b"]], out, overwrite=True)
     (kept,) = tmp_path.glob(".engram-*")
     assert [e.spec.name for e in read_bundle(kept).engrams] == ["a"]
 
 
+@pytest.mark.system
 def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
     paths: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -263,7 +311,7 @@ def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
         child = os.fork()
         if child == 0:
             while True:
-                compose([paths["a"]], out)
+                compose([paths["a"]], out, overwrite=True)
                 compose([paths["a"], paths["b"]], out)
         time.sleep(random.uniform(0.01, 0.1))
         os.kill(child, signal.SIGKILL)
@@ -271,7 +319,7 @@ def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
         seen.add(len(read_bundle(out).engrams) if out.exists() else 0)
     assert seen <= {0, 1, 2}
     assert seen & {1, 2}
-    compose([paths["a"]], out)
+    compose([paths["a"]], out, overwrite=True)
     assert [e.spec.name for e in read_bundle(out).engrams] == ["a"]
 
 
@@ -290,7 +338,7 @@ def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
         ({"engrams": [{"task": "../a", "file": "../a.safetensors", "content": ""}]}, "damaged"),
         ({"engrams": [{"task": "b", "file": "b.safetensors", "content": ""}]}, "No such file"),
         ({"engrams": [{"task": "a", "file": "a.safetensors", "content": "00"}]}, "lists 'a'"),
-        ({"trunk": {"source": "x", "fingerprint": "y"}}, "says that its trunk"),
+        ({"backbone": {"source": "x", "fingerprint": "y"}}, "says that its backbone"),
         ({"preprocessing": None}, "says that its preprocessing"),
     ],
 )
@@ -321,3 +369,35 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
         read_bundle(tmp_path)
     with pytest.raises(EngramError, match="no engrams"):
         load_model([])
+
+
+def test_a_bundle_grows_and_a_task_that_was_trained_again_is_replaced(
+    backbone: ViT, paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, raced = tmp_path / "garden", []
+
+    def tasks() -> list[str]:
+        return [engram.spec.name for engram in read_bundle(folder).engrams]
+
+    def second_try(*given: object) -> None:  # somebody else was first, once
+        if not raced:
+            raced.append(given)
+            raise BundleChanged("Somebody else was first.")
+        update_bundle(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("engram.store.bundles.update_bundle", second_try)
+    add_to_bundle(folder, [paths["b"]])
+    assert tasks() == ["b"]
+    add_to_bundle(folder, [paths["a"], paths["c"]])
+    assert raced
+    assert tasks() == ["b", "a", "c"]
+    add_to_bundle(folder, [paths["c"], paths["b"], paths["d"]])  # the parent of c is there
+    model = MemoryViT(backbone)
+    model.add_task("b", classes=3, cells=1)
+    again = model.save("b", tmp_path / "again.safetensors")
+    folder = tmp_path / "other"
+    add_to_bundle(folder, [paths["b"]])
+    for _ in range(2):  # the second time there is nothing to do
+        add_to_bundle(folder, [again])
+        assert tasks() == ["b"]
+    assert read_engram(folder / "b.safetensors").content == read_engram(again).content

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub.repocard import metadata_load
 
-from engram import MemoryViT, merge, random_trunk
+from engram import MemoryViT, merge, random_backbone
+from engram.methods import METHODS
 from engram.store.format import read_engram, write_engram
 from engram.store.sharing import push
-from engram.tasks.regimes import REGIMES
 
 
 def test_the_card_tells_what_others_need(folder: Path) -> None:
@@ -30,13 +30,13 @@ def test_the_card_tells_what_others_need(folder: Path) -> None:
     assert front["base_model_relation"] == "adapter"
     assert front["pipeline_tag"] == "image-classification"
     assert front["metrics"] == ["accuracy", "f1"]
-    fingerprint = planned.engrams[0].trunk.fingerprint
-    assert {"engram", "learnable-memory", f"engram-trunk-{fingerprint[:12]}"} <= {*front["tags"]}
+    fingerprint = planned.engrams[0].backbone.fingerprint
+    assert {"engram", "learnable-memory", f"engram-backbone-{fingerprint[:12]}"} <= {*front["tags"]}
     measured = front["model-index"][0]["results"][0]
     assert measured["metrics"][0] == {"type": "accuracy", "value": 0.9}
     assert [e["content"] for e in front["engrams"]] == [e.content for e in planned.engrams]
     for expected in (
-        "| flowers | classification | 2 classes (rose, tulip) | masked, 3 cells per layer |",
+        "| flowers | classification | 2 classes (rose, tulip) | masked, cells per layer 3 |",
         "extends flowers",
         fingerprint,
         "photos, 1,020 training images",
@@ -62,7 +62,7 @@ def test_a_card_names_the_engrams_of_an_average(folder: Path) -> None:
 
 
 def test_a_card_survives_odd_names(folder: Path) -> None:
-    model = MemoryViT(random_trunk())
+    model = MemoryViT(random_backbone())
     odd = ["a|b", "<script>", "`x`", "---", "#", "ü\u202e", "tab\there"]
     model.add_task("odd", classes=odd)
     model.save("odd", "odd.safetensors", recipe={"note": "a: b\n---\n- c"})
@@ -96,18 +96,16 @@ def test_a_card_shows_only_the_first_of_very_many_metrics(folder: Path) -> None:
     assert len(card) < 100_000
 
 
-@pytest.mark.parametrize("regime", [name for name in REGIMES if "masked" not in name])
+@pytest.mark.parametrize("regime", [name for name in METHODS if "masked" not in name])
 def test_the_card_of_other_regimes_says_what_they_are(regime: str, folder: Path) -> None:
-    model = MemoryViT(random_trunk(width=16, heads=2, depth=1))
+    model = MemoryViT(random_backbone(width=16, heads=2, depth=1))
     model.add_task("t", classes=2, regime=regime)
     model.save("t", "t.safetensors")
     card = push("t.safetensors", "ann/t", dry_run=True).card
     assert ("own copy of the ViT is in the file" in card) == (regime == "full")
-    assert ("pass of its own" in card) == REGIMES[regime].changes_trunk
-    assert ("side patches (a thin row" in card) == REGIMES[regime].side
-    assert ("standard deviation of the patches" in card) == REGIMES[regime].moments
-    reads = REGIMES[regime].side or REGIMES[regime].moments
-    assert ("can run in the same pass" in card) == reads
+    assert ("pass of its own" in card) == (not METHODS[regime].shares_pass)
+    assert METHODS[regime].about in card
+    assert ("can run in the same pass" in card) == METHODS[regime].shares_pass
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_the_card_of_other_regimes_says_what_they_are(regime: str, folder: Path)
     ],
 )
 def test_every_kind_of_task_has_a_card(kind: str, pipeline: str | None, folder: Path) -> None:
-    model = MemoryViT(random_trunk(width=16, heads=2, depth=1))
+    model = MemoryViT(random_backbone(width=16, heads=2, depth=1))
     model.add_task("t", classes=["one", "two"], kind=kind)
     model.save("t", "t.safetensors", metrics={"test": {"score": 0.5}})
     planned = push("t.safetensors", "ann/t", dry_run=True)

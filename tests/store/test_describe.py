@@ -1,4 +1,4 @@
-"""What the command line says of engrams, bundles and trunks: a document and rows that agree."""
+"""What the command line says of engrams, bundles and backbones: a document and rows that agree."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from tests.support.engrams import randomised
 
-from engram import EngramError, MemoryViT, ViT, compose, push, save_trunk
+from engram import EngramError, MemoryViT, ViT, compose, push, save_backbone
+from engram.methods import METHODS
 from engram.store.describe import describe, describe_engrams, describe_list, describe_push
 from engram.store.format import read_engram
 from engram.store.remote import list_engrams
-from engram.tasks.regimes import REGIMES
 
 
-def test_an_engram_is_described_without_its_trunk(path: Path) -> None:
+def test_an_engram_is_described_without_its_backbone(path: Path) -> None:
     engram = read_engram(path)
     found = describe(path)
     document = json.loads(json.dumps(found.document))
@@ -22,13 +22,13 @@ def test_an_engram_is_described_without_its_trunk(path: Path) -> None:
     assert document["task"]["classes"] == ["rose", "tulip", "é"]
     rows = dict(found.rows)
     assert rows["classes"] == "3 classes (rose, tulip, é)"
-    assert rows["regime"].startswith("masked, 3 cells per layer")
+    assert rows["regime"].startswith("masked, cells per layer 3")
     assert rows["preprocessing"].startswith("16 x 16, squashed")
     assert rows["metrics"] == "accuracy 50.00%"
 
 
-def test_a_bundle_has_a_row_for_each_engram(trunk: ViT, path: Path, tmp_path: Path) -> None:
-    model = MemoryViT(trunk)
+def test_a_bundle_has_a_row_for_each_engram(backbone: ViT, path: Path, tmp_path: Path) -> None:
+    model = MemoryViT(backbone)
     model.attach(path)
     randomised(model.add_task("b", classes=2, extends=["a"]))
     child = model.save("b", tmp_path / "b.safetensors")
@@ -39,21 +39,21 @@ def test_a_bundle_has_a_row_for_each_engram(trunk: ViT, path: Path, tmp_path: Pa
     assert dict(found.rows)["tasks"] == "2"
 
 
-def test_side_patches_and_readouts_are_described_with_their_sizes(
-    trunk: ViT, tmp_path: Path
+def test_side_tasks_and_readouts_are_described_with_their_sizes(
+    backbone: ViT, tmp_path: Path
 ) -> None:
-    model = MemoryViT(trunk)
+    model = MemoryViT(backbone)
     model.add_task("a", classes=2, cells=3, regime="side", rank=4)
     model.add_task("b", classes=2, regime="readout")
     model.add_task("c", classes=2, cells=2, regime="side", rank=4, extends=["a"])
     paths = [model.save(name, tmp_path / f"{name}.safetensors") for name in model.tasks]
-    layers = trunk.config.depth + 1
+    layers = backbone.config.depth + 1
     regimes = [dict(describe(path).rows)["regime"] for path in paths]
-    side, readout = (f"({REGIMES[name].about})" for name in ("side", "readout"))
+    side, readout = (f"({METHODS[name].about})" for name in ("side", "readout"))
     assert regimes == [
-        f"side, 3 cells per layer, side patches of rank 4 {side}",
-        f"readout, a head on the last {layers} layers {readout}",
-        f"side, 2 cells per layer, side patches of rank 4, extends a {side}",
+        f"side, cells per layer 3, rank of its side network 4 {side}",
+        f"readout, layers its head sees {layers} {readout}",
+        f"side, cells per layer 2, rank of its side network 4, extends a {side}",
     ]
     task = describe(paths[0]).document["task"]
     assert (task["rank"], "layers" in task) == (4, False)
@@ -66,18 +66,18 @@ def test_side_patches_and_readouts_are_described_with_their_sizes(
     }
 
 
-def test_a_trunk_is_described_with_what_it_costs(trunk: ViT, tmp_path: Path) -> None:
-    found = describe(save_trunk(trunk, tmp_path / "vit"))
-    assert found.document["what"] == "trunk"
-    assert found.document["fingerprint"] == trunk.fingerprint
+def test_a_backbone_is_described_with_what_it_costs(backbone: ViT, tmp_path: Path) -> None:
+    found = describe(save_backbone(backbone, tmp_path / "vit"))
+    assert found.document["what"] == "backbone"
+    assert found.document["fingerprint"] == backbone.fingerprint
     assert dict(found.rows)["costs"].endswith("per image of 16 x 16")
 
 
-def test_values_that_a_task_computed_are_shown(trunk: ViT, tmp_path: Path) -> None:
-    model = MemoryViT(trunk)
+def test_values_that_a_task_computed_are_shown(backbone: ViT, tmp_path: Path) -> None:
+    model = MemoryViT(backbone)
     model.add_task("several", classes=["sun", "rain"], kind="multilabel")
     found = describe(model.save("several", tmp_path / "several.safetensors"))
-    assert found.document["settled"]["thresholds"] == [0.5, 0.5]
+    assert found.document["fitted"]["thresholds"] == [0.5, 0.5]
     assert dict(found.rows)["thresholds"] == "sun 0.5, rain 0.5"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engram import EngramError
 from engram.inference.load import load_model
+from engram.methods import Masked
 from engram.store.format import read_engram
 from engram.store.legacy import convert
 
@@ -121,8 +122,8 @@ def test_the_mask_tells_who_reads_whom(
     path = save(old_checkpoint(base, reads), tmp_path)
     engrams = [read_engram(p) for p in convert(path, base, tmp_path / "out")]
     assert [engram.spec.extends for engram in engrams] == extends
-    assert [engram.spec.cells for engram in engrams] == list(CELLS)
-    assert all(engram.spec.after_norm for engram in engrams)
+    methods = [engram.spec.method for engram in engrams]
+    assert methods == [Masked(cells, tokens=1, after_norm=True) for cells in CELLS]
 
 
 def test_tensors_are_those_of_the_checkpoint(state: State, base: Path, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_tensors_are_those_of_the_checkpoint(state: State, base: Path, tmp_path:
 
 def test_raw_pixels_are_told_to_whoever_loads_it(state: State, base: Path, tmp_path: Path) -> None:
     path = convert(save(state, tmp_path), base, tmp_path / "out", raw_pixels=True)[0]
-    preprocessing = load_model(path).trunk.preprocessing
+    preprocessing = load_model(path).backbone.preprocessing
     assert preprocessing is not None
     assert (preprocessing.mean, preprocessing.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
@@ -232,7 +233,7 @@ def test_a_task_cannot_read_a_later_one(base: Path, tmp_path: Path) -> None:
 
 def test_names_must_fit(state: State, base: Path, tmp_path: Path) -> None:
     path = save(state, tmp_path)
-    with pytest.raises(EngramError, match="has 3 tasks, and the names given are a, b"):
+    with pytest.raises(EngramError, match="has 3 tasks"):
         convert(path, base, tmp_path / "out", names=["a", "b"])
     with pytest.raises(EngramError, match="cannot name a task"):
         convert(path, base, tmp_path / "out", names=["a", "b", "../c"])
@@ -281,7 +282,7 @@ def test_a_checkpoint_that_expands_too_far_is_refused(
     with zipfile.ZipFile(tmp_path / "old.pt", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("old/data/zeros", bytes(50_000_000))
     monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
-    with pytest.raises(EngramError, match="expands to 50 MB, more than 100 times as much"):
+    with pytest.raises(EngramError, match="expands to 50 MB"):
         convert(tmp_path / "old.pt", base, tmp_path / "out")
 
 

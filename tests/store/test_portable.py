@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engram import MemoryViT, random_trunk
+from engram import MemoryViT, random_backbone
+from engram.store.bundles import write_bundle
 from engram.store.format import read_engram, write_engram
 from engram.store.portable import without_local_paths
 from engram.store.sharing import push
@@ -20,14 +21,30 @@ def test_nothing_of_this_machine_goes_out(folder: Path) -> None:
             assert private not in data, name
     assert b"our-vit" in planned.files["flowers.safetensors"]
     assert any("is sent as our-vit" in text for text in planned.changed)
-    assert any("unreadable is sent as a number" in text for text in planned.changed)
     note = planned.engrams[0].recipe["note"]
     assert note == "see notes.txt, x.txt and w/o https://a.org/b"
 
 
+def test_a_header_has_no_path_of_the_data(tmp_path: Path) -> None:
+    """Nor has that of a bundle, of an engram whose header has one."""
+    model = MemoryViT(random_backbone(image_size=16, patch=8, width=16, depth=1, heads=2))
+    model.add_task("t", classes=2)
+    for data, name in ((tmp_path / "secret" / "pets", "pets"), ("hf:ann/pets", "hf:ann/pets")):
+        metrics = {"val": {"unreadable": [f"{data}/me.jpg"]}}
+        path = model.save("t", tmp_path / "t.safetensors", metrics=metrics, recipe={"data": data})
+        assert read_engram(path).recipe["data"] == name
+        assert b"secret" not in path.read_bytes()
+        assert b"me.jpg" not in path.read_bytes()
+    telling = replace(read_engram(path), recipe={"data": "/home/ann/secret/pets"})
+    write_bundle([telling], tmp_path / "bundle", overwrite=False)
+    assert b"secret" not in (tmp_path / "bundle" / "t.safetensors").read_bytes()
+
+
 def test_what_needs_no_change_goes_out_byte_for_byte(folder: Path) -> None:
     mine = read_engram("roses.safetensors")
-    clean = replace(mine, trunk=replace(mine.trunk, source="google/vit-base-patch32-224-in21k"))
+    clean = replace(
+        mine, backbone=replace(mine.backbone, source="google/vit-base-patch32-224-in21k")
+    )
     write_engram("clean.safetensors", clean)
     planned = push("clean.safetensors", "ann/roses", dry_run=True)
     assert planned.files["roses.safetensors"] == (folder / "clean.safetensors").read_bytes()
@@ -52,12 +69,12 @@ def test_what_needs_no_change_goes_out_byte_for_byte(folder: Path) -> None:
         ("ViTModel (an object)", "ViTModel (an object)"),
     ],
 )
-def test_sources_of_trunks(source: str, goes_out: str, folder: Path) -> None:
+def test_sources_of_backbones(source: str, goes_out: str, folder: Path) -> None:
     (folder / "here" / "vit").mkdir(parents=True)
     mine = read_engram("roses.safetensors")
-    mine = replace(mine, trunk=replace(mine.trunk, source=source))
-    assert without_local_paths(mine)[0].trunk.source == goes_out
-    assert without_local_paths(mine, "ann/vit")[0].trunk.source == "ann/vit"
+    mine = replace(mine, backbone=replace(mine.backbone, source=source))
+    assert without_local_paths(mine)[0].backbone.source == goes_out
+    assert without_local_paths(mine, "ann/vit")[0].backbone.source == "ann/vit"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +122,7 @@ def test_paths_in_sentences(note: str, goes_out: str | None, folder: Path) -> No
 
 
 def test_a_class_that_looks_like_a_path_is_warned_of(folder: Path) -> None:
-    model = MemoryViT(random_trunk())
+    model = MemoryViT(random_backbone())
     model.add_task("odd", classes=["/home/ann/cats", "dog"])
     model.save("odd", "odd.safetensors")
     planned = push("odd.safetensors", "ann/odd", dry_run=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from tests.support.engrams import randomised, small_trunk
+from tests.support.engrams import randomised, small_backbone
 
 from engram import MemoryViT
 from engram.store.engram import Engram
@@ -25,8 +25,8 @@ class Originals:
     """Good files, and what is needed to attach each."""
 
     def __init__(self, folder: Path) -> None:
-        self.trunk = small_trunk()
-        model = MemoryViT(self.trunk)
+        self.backbone = small_backbone()
+        model = MemoryViT(self.backbone)
         randomised(model.add_task("a", classes=["rose", "tulip", "é"], cells=3))
         randomised(
             model.add_task("b", classes=4, regime="masked+adapter", extends=["a"], adapter_width=2)
@@ -42,7 +42,7 @@ class Originals:
         self.engrams = [read_engram(path) for path in self.paths]
 
     def attach(self, which: int, path: Path) -> tuple[Engram, Task]:
-        model = MemoryViT(self.trunk)
+        model = MemoryViT(self.backbone)
         engram = read_engram(path)
         if which == 1:
             model.attach(self.engrams[0])

@@ -1,4 +1,4 @@
-"""A small trunk, and tasks with random values to save and attach."""
+"""A small backbone, and tasks with random values to save and attach."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from engram import ViT, random_trunk
+from engram import ViT, random_backbone
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.task import Task
 
 
-def small_trunk(**options: Any) -> ViT:
-    """A trunk of 2 layers and width 16 for images of 16 x 16."""
-    trunk = random_trunk(
+def small_backbone(**options: Any) -> ViT:
+    """A backbone of 2 layers and width 16 for images of 16 x 16."""
+    backbone = random_backbone(
         **{"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2} | options
     )
-    trunk.preprocessing = Preprocessing((16, 16), None)
-    return trunk
+    backbone.preprocessing = Preprocessing((16, 16), None)
+    return backbone
 
 
 def randomised(task: Task) -> Task:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.support.strategies import scatter
 
-from engram import MemoryViT, random_trunk
+from engram import MemoryViT, random_backbone
 from engram.export import Export, graphs
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
-from engram.positions import RotaryConfig
+from engram.vit.pos_embed import RotaryConfig
 
 #: What is optional in a ViT, all of it: options of `new_model`.
 EVERYTHING: dict[str, Any] = {
@@ -34,12 +34,14 @@ _CONVERTED: dict[int, Any] = {}
 
 
 def new_model(**options: Any) -> MemoryViT:
-    """Tasks of every kind that share a pass, on a trunk that sees pictures of another size."""
-    trunk = random_trunk(image_size=16, patch=8, width=32, depth=2, heads=2, classes=7, **options)
+    """Tasks of every kind that share a pass, on a backbone that sees pictures of another size."""
+    backbone = random_backbone(
+        image_size=16, patch=8, width=32, depth=2, heads=2, classes=7, **options
+    )
     if options:
-        scatter(trunk, by=0.1)
-    trunk.preprocessing = Preprocessing((24, 16), 28, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-    model = MemoryViT(trunk)
+        scatter(backbone, by=0.1)
+    backbone.preprocessing = Preprocessing((24, 16), 28, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    model = MemoryViT(backbone)
     model.add_task("plain", ["red", "green", "blue"], 3, seed=0)
     model.add_task("child.of-plain", 4, 2, extends=["plain"], seed=0)
     model.add_task("no-cells", 2, 0, seed=0)
@@ -55,7 +57,7 @@ def new_model(**options: Any) -> MemoryViT:
 
 
 def small() -> MemoryViT:
-    model = MemoryViT(random_trunk(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3))
+    model = MemoryViT(random_backbone(image_size=8, patch=4, width=8, depth=1, heads=2, classes=3))
     model.add_task("one", 2, 1)
     return model
 
@@ -68,8 +70,8 @@ class Made:
     torch: Export
 
     def pixels(self, number: int, seed: int = 5) -> torch.Tensor:
-        assert self.model.trunk.preprocessing is not None
-        return generated_pixels(self.model.trunk.preprocessing, number, seed)
+        assert self.model.backbone.preprocessing is not None
+        return generated_pixels(self.model.backbone.preprocessing, number, seed)
 
 
 def trace_once(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +80,7 @@ def trace_once(patch: pytest.MonkeyPatch) -> None:
 
     def traced(model: MemoryViT, names: list[str], pixels: torch.Tensor) -> Any:
         contents = [model.engram(name).content for name in model.tasks]
-        key = (model.trunk.fingerprint, *pixels.shape[1:], *contents, *names)
+        key = (model.backbone.fingerprint, *pixels.shape[1:], *contents, *names)
         if key not in _TRACES:
             _TRACES[key] = trace(model, names, pixels)
         return _TRACES[key]

@@ -1,11 +1,14 @@
 """Files of jobs that train in a moment, in the folder of the fixture `work`."""
 
+from concurrent.futures import Future
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
-from engram.farm.events import Event
-from engram.farm.jobs import FarmJob, read_jobs
-from engram.farm.plan import Plan, make_plan
-from engram.farm.work import train_job
+from engram.cluster.farm import FarmResult, held, run_farm
+from engram.cluster.jobs import FarmJob, read_jobs
+from engram.cluster.plan import PlannedJob, make_plan
+from engram.cluster.workers import Ended, train_job
 
 FOLDER = Path("jobs.farm")
 DEFAULTS = """
@@ -30,17 +33,15 @@ def jobs_of(text: str, overwrite: bool = False, defaults: str = DEFAULTS) -> lis
     return read_jobs(jobs_file(text, defaults), FOLDER, FOLDER / "bundle", overwrite)
 
 
-def plan_of(text: str, overwrite: bool = False, defaults: str = DEFAULTS) -> Plan:
+def plan_of(text: str, overwrite: bool = False, defaults: str = DEFAULTS) -> list[PlannedJob]:
     return make_plan(jobs_of(text, overwrite, defaults), print)
 
 
 class Inline:
-    """A runner that trains in this process, one job after another."""
-
-    slots = 1
+    """Workers that train in this process, one job after another."""
 
     def __init__(self) -> None:
-        self._said: list[Event] = []
+        self.queue: Queue[Any] = Queue()
 
     def __enter__(self) -> "Inline":
         return self
@@ -48,9 +49,30 @@ class Inline:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def start(self, job: FarmJob, group: str = "") -> None:
-        self._said.append(train_job(job, self._said.append))
+    def slots(self) -> int:
+        return 1
 
-    def events(self, seconds: float) -> list[Event]:
-        said, self._said = self._said, []
-        return said
+    def submit(self, job: FarmJob, near: str) -> Future[Ended]:
+        future: Future[Ended] = Future()
+        future.set_result(self.train(job))
+        return future
+
+    def train(self, job: FarmJob) -> Ended:
+        return train_job(job, 1, self.queue)
+
+
+class Lines(list[str]):
+    """What a farm says, line by line."""
+
+    def __call__(self, statuses: object, text: str) -> None:
+        if text:
+            self.append(text)
+
+
+def farm(
+    plan: list[PlannedJob], workers: Any = None, lines: Lines | None = None, retries: int = 1
+) -> FarmResult:
+    with held(FOLDER):
+        return run_farm(
+            plan, FOLDER, workers or Inline(), Lines() if lines is None else lines, retries
+        )

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
+from tests.support.ports import free_port
 
 from engram import push
 
@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
 _CLIENT = """
 import json, os, sys, traceback
 import engram
-from engram import MemoryViT, load_trunk, pull, push
+from engram import MemoryViT, load_backbone, pull, push
 from engram.store.remote import list_engrams
 from huggingface_hub import constants
 for line in sys.stdin:
@@ -263,8 +263,7 @@ class HubClient:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
         env |= {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1"}

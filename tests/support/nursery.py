@@ -2,19 +2,24 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.paths import ROOT
+from tests.support.runs import Fact
+from tests.support.waiting import wait_until
+
 _NURSERY = """
-import gc, json, os, resource, sys
+import gc, json, os, pathlib, pickle, resource, sys
 import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import rich.progress, rich.table, sklearn.datasets
 import engram.report.run, engram.serve.app, uvicorn
 from engram.cli.main import main
+from tests.support.runs import hold_when
 # What is loaded now stays until a child exits: looking through it for garbage takes seconds.
 gc.freeze()
 for line in sys.stdin:
@@ -32,6 +37,10 @@ for line in sys.stdin:
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         if job["fsize"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["fsize"], job["fsize"]))
+        if job["nofile"]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, job["nofile"])
+        if job["hold"]:
+            hold_when(pickle.loads(bytes.fromhex(job["hold"])), pathlib.Path(job["go"]))
         sys.exit(main(job["arguments"]))
     print(child, flush=True)
 """
@@ -44,6 +53,7 @@ class Running:
     nursery: "Nursery"
     pid: int
     files: tuple[Path, Path]
+    go: Path
     code: int | None = None
 
     def wait(self) -> "Running":
@@ -53,11 +63,21 @@ class Running:
 
     def signal_when(self, number: int, ready: Callable[[], bool], wait: bool = True) -> "Running":
         """Send a signal to its whole group, as a terminal does, as soon as `ready`."""
-        while not ready():
-            assert Path(f"/proc/{self.pid}/stat").read_text().split()[2] != "Z", self.stderr
-            time.sleep(0.002)
+        wait_until(lambda: ready() or self.ended, lambda: self.stderr)
+        assert not self.ended, self.stderr
         os.killpg(self.pid, number)
+        self.let_go()
         return self.wait() if wait else self
+
+    def let_go(self) -> None:
+        """Let it go on where it was held."""
+        self.go.touch()
+
+    @property
+    def ended(self) -> bool:
+        if self.code is not None:
+            return True
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     @property
     def stdout(self) -> str:
@@ -73,12 +93,13 @@ class Nursery:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-c", _NURSERY],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
         )
 
     def ask(self, job: dict[str, object]) -> str:
@@ -93,11 +114,14 @@ class Nursery:
         *arguments: object,
         cwd: Path | None = None,
         fsize: int = 0,
+        nofile: tuple[int, int] | None = None,
         stdout: Path | None = None,
+        hold: Fact | None = None,
         **env: object,
     ) -> Running:
+        """Start a command. With `hold`, it waits a little after this fact until it is let go."""
         self.count += 1
-        out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
+        out, err, go = (self.folder / f"{self.count}.{name}" for name in ("out", "err", "go"))
         out = stdout or out
         job = {
             "arguments": [str(argument) for argument in arguments],
@@ -109,8 +133,11 @@ class Nursery:
             "out": str(out),
             "err": str(err),
             "fsize": fsize,
+            "nofile": nofile,
+            "hold": pickle.dumps(hold.later).hex() if hold else "",
+            "go": str(go),
         }
-        return Running(self, int(self.ask(job)), (out, err))
+        return Running(self, int(self.ask(job)), (out, err), go)
 
     def run(self, *arguments: object, cwd: Path | None = None, fsize: int = 0) -> Running:
         return self.start(*arguments, cwd=cwd, fsize=fsize).wait()

@@ -1,7 +1,7 @@
 """The method once more, slow and obvious: one image, one sequence, one boolean mask.
 
-Written from the paper's Table 1 and Figures 1 to 3 and sharing no code with `engram.memory`: it
-takes the weights of a trunk by name and the values of tasks, and everything else is spelled out.
+Written from the paper's Table 1 and Figures 1 to 3 and sharing no code with the package: it
+takes the weights of a backbone by name and the values of tasks, and everything else is spelled out.
 The sequence of a layer is
 
     [class, registers, patches | tokens of task 1 | tokens of task 2 | ... | cells of task 1 | ...]
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engram.vit import ViT
 
-TRUNK = "the trunk"
+BACKBONE = "the backbone"
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RefTask:
 
 @dataclass
 class RefAnswer:
-    """What one image gives: the trunk's last tokens (n, D), and each task's token and logits."""
+    """What one image gives: the backbone's last tokens (n, D), and each task's token and logits."""
 
     raw: Tensor
     normed: Tensor
@@ -65,9 +65,9 @@ def ancestors(name: str, tasks: Sequence[RefTask]) -> set[str]:
 
 def may_read(query: str, key: str, tasks: Sequence[RefTask]) -> bool:
     """Whether a token of the owner `query` reads tokens and cells of the owner `key`."""
-    if key == TRUNK:
+    if key == BACKBONE:
         return True
-    if query == TRUNK:
+    if query == BACKBONE:
         return False
     return key == query or key in ancestors(query, tasks)
 
@@ -269,9 +269,9 @@ def _adapt(
 
 
 def masked(vit: ViT, image: Tensor, tasks: Sequence[RefTask]) -> RefAnswer:
-    """All tasks beside the trunk, in one sequence with one mask."""
-    trunk = embed(vit, image)
-    parts, owners = [trunk], [TRUNK] * len(trunk)
+    """All tasks beside the backbone, in one sequence with one mask."""
+    backbone = embed(vit, image)
+    parts, owners = [backbone], [BACKBONE] * len(backbone)
     spans = {}
     for task in tasks:
         spans[task.name] = range(len(owners), len(owners) + len(task.token))
@@ -294,7 +294,7 @@ def masked(vit: ViT, image: Tensor, tasks: Sequence[RefTask]) -> RefAnswer:
         cells_after = torch.cat([nothing, *(task.cells[layer] for task in after)])
         x = layer_pass(vit, layer, x, cells_before, cells_after, allowed, adapters)
 
-    answer = RefAnswer(x[: len(trunk)], layer_norm(vit, "norm", x[: len(trunk)]))
+    answer = RefAnswer(x[: len(backbone)], layer_norm(vit, "norm", x[: len(backbone)]))
     for task in tasks:
         span = spans[task.name]
         normed = layer_norm(vit, "norm", x[span.start : span.stop])
@@ -315,9 +315,9 @@ def unmasked(
     down: Tensor | None = None,
     up: Tensor | None = None,
 ) -> Tensor:
-    """The trunk's last normed tokens (n, D) when all of them read the cells (l, m, D).
+    """The backbone's last normed tokens (n, D) when all of them read the cells (l, m, D).
 
-    `token` takes the place of the trunk's class token. Adapters are for every token.
+    `token` takes the place of the backbone's class token. Adapters are for every token.
     """
     x = embed(vit, image, token)
     n = len(x)

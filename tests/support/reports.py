@@ -45,8 +45,8 @@ def noise(
 
 
 def model_with(classes: Sequence[str], kind: str = "classification", **settings: Any) -> MemoryViT:
-    """A random trunk with an untrained task `t`."""
-    model = MemoryViT(engram.random_trunk())
+    """A random backbone with an untrained task `t`."""
+    model = MemoryViT(engram.random_backbone())
     model.add_task("t", list(classes), kind=kind, **settings)
     return model.eval()
 

@@ -26,7 +26,7 @@ from engram.serve.settings import Settings
 
 TOKEN = "a-secret"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
-#: Tasks to attach that read the trunk with side patches or by its layers: name, regime, extends.
+#: Tasks to attach that read the backbone with side network or by its layers: name, regime, extends.
 NARROW: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("thin", "side", ()),
     ("thin-child", "side", ("thin",)),
@@ -39,13 +39,13 @@ NARROW: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 class World:
     """Everything on disk; `model` has all tasks, for answers to compare with."""
 
-    trunk: Path
+    backbone: Path
     bundle: Path  # first, second (extends first)
     engrams: dict[str, Path]
     model: MemoryViT
 
     def logits(self, picture: bytes, *names: str) -> dict[str, torch.Tensor]:
-        preprocessing = self.model.trunk.preprocessing
+        preprocessing = self.model.backbone.preprocessing
         assert preprocessing is not None
         view = torch.from_numpy(evaluation_view(picture, preprocessing))
         with torch.inference_mode():

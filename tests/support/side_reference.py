@@ -1,6 +1,6 @@
-"""Side patches and readout once more, slow and obvious: one image, one task, one row at a time.
+"""Side network and readout once more, slow and obvious: one image, one task, one row at a time.
 
-Written from the docstrings of `engram.side` and `engram.readout` and sharing no code with them.
+Written from the docstrings of `methods/side.py` and `methods/readout.py`, sharing no code.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class RefSide:
     cells: Tensor  # (steps, m, r)
     extends: tuple[str, ...] = ()
     parents: Tensor | None = None  # (parents, steps, r, r)
-    form: int = 2
 
 
 def normed_layers(vit: ViT, image: Tensor) -> list[Tensor]:
-    """The normed tokens (n, D) that every layer of the plain trunk starts from, and the final."""
+    """The normed tokens (n, D) of every layer of the plain backbone, and the final ones."""
     x, found = embed(vit, image), []
     nothing, everything = x.new_zeros(0, x.shape[1]), torch.ones(len(x), len(x), dtype=torch.bool)
     for layer in range(vit.config.depth):
@@ -80,7 +79,7 @@ def one_step(
         assert task.parents is not None
         h = [own + row @ task.parents[i, step] for own, row in zip(h, rows[parent], strict=True)]
     normed = [norm(row) for row in h]
-    own = normed if task.form == 1 else [torch.stack(normed).sum(0) / len(normed)]
+    own = [torch.stack(normed).sum(0) / len(normed)]
     read = [*own, *(norm(cell) for cell in task.cells[step])]
     query, key, value, output = task.attention[step]
     for i, row in enumerate(normed):
@@ -97,8 +96,6 @@ def pooled_side(task: RefSide, rows: Sequence[Tensor], grid: tuple[int, int]) ->
         scores = [query @ row / math.sqrt(len(row)) for row in rows]
         found.append(mixed(softmax(scores), rows))
     pooled = norm(torch.cat(found))
-    if task.form == 1:
-        return pooled
     of_squares = torch.cat(squares(rows[-grid[0] * grid[1] :], grid))
     return torch.cat([pooled, 0.5 * norm(of_squares)])
 

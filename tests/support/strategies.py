@@ -1,4 +1,4 @@
-"""Random trunks and random graphs of tasks, for property-based tests."""
+"""Random backbones and random graphs of tasks, for property-based tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tests.support.reference import RefTask
 from tests.support.side_reference import RefSide
 from torch import Tensor, nn
 
-from engram import MemoryViT, ViT, random_trunk
-from engram.positions import RotaryConfig
-from engram.tasks.regimes import REGIMES
+from engram import MemoryViT, ViT, random_backbone
+from engram.methods import METHODS, Side, create_method
+from engram.methods.method import Needs
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
-from engram.vit import HeadConfig
+from engram.vit.pos_embed import RotaryConfig
+from engram.vit.vit import HeadConfig
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,9 @@ class Node:
     adapter: int = 0  # width; 0: none
     after_norm: bool = False
     family: str = "masked"  # a regime, without its adapters
-    rank: int = 2  # of side patches
-    form: int = 2  # of side patches
+    rank: int = 2  # of a side network
     layers: int = 0  # of a readout
-    squares: bool = False  # of a readout of all layers
+    grid: bool = False  # of a readout of all layers
     kind: str = "classification"
 
     @property
@@ -45,14 +45,14 @@ class Node:
         return f"{self.family}+adapter" if self.adapter else self.family
 
     def extendable_by(self, other: Node) -> bool:
-        mine, theirs = REGIMES[self.regime], REGIMES[other.regime]
-        ranks = not mine.side or self.rank == other.rank
-        return mine.extends and theirs.extends and mine.side == theirs.side and ranks
+        mine, theirs = METHODS[self.regime], METHODS[other.regime]
+        ranks = not issubclass(mine, Side) or self.rank == other.rank
+        return mine.extendable and theirs.extendable and mine.family() is theirs.family() and ranks
 
 
 @st.composite
-def trunk_options(draw: Callable[..., Any]) -> dict[str, Any]:
-    """Settings of a tiny trunk: every option that the supported checkpoints need."""
+def backbone_options(draw: Callable[..., Any]) -> dict[str, Any]:
+    """Settings of a tiny backbone: every option that the supported checkpoints need."""
     class_token = draw(st.booleans())
     registers = draw(st.sampled_from([0, 0, 2]))
     prefix = int(class_token) + registers
@@ -83,7 +83,7 @@ ROTARY = {
     "eva02": RotaryConfig(10_000.0, 16.0),
     "pe": RotaryConfig(10_000.0, 4.0, offset=1.0, columns_first=True),
 }
-#: Trunks with the options of a family each.
+#: Backbones with the options of a family each.
 FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
     "dinov2": {"registers": 2, "prefix_positions": 0, "layer_scale": True},
     "dinov3": {
@@ -123,7 +123,7 @@ FAMILY_OPTIONS: dict[str, dict[str, Any]] = {
         "head": HeadConfig(3, "attention", pool_heads=4, pool_mlp_width=12),
     },
 }
-#: Trunks with one option each, or a few.
+#: Backbones with one option each, or a few.
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no class token": {"class_token": False, "prefix_positions": 0},
@@ -140,15 +140,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def trunk_with(name: str) -> ViT:
-    """A trunk whose every tensor is random, so that nothing hides behind zeros and ones."""
+def backbone_with(name: str) -> ViT:
+    """A backbone whose every tensor is random, so that nothing hides behind zeros and ones."""
     options = OPTIONS[name]
     pooling = "mean" if options.get("class_token") is False else "class"
-    trunk = random_trunk(head=HeadConfig(5, pooling=pooling), **options)
+    backbone = random_backbone(head=HeadConfig(5, pooling=pooling), **options)
     with torch.no_grad():
-        for parameter in trunk.parameters():
+        for parameter in backbone.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
-    return trunk
+    return backbone
 
 
 def every_family(**given: Any) -> Callable[[Any], Any]:
@@ -195,22 +195,21 @@ def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
             after_norm=draw(st.booleans()),
         )
     kinds = ["classification", "multilabel", "regression"]
-    kinds += [] if REGIMES[family].moments else ["segmentation"]
+    kinds += [] if (Needs.STATISTICS in METHODS[family].needs) else ["segmentation"]
     return Node(
         family=family,
         cells=draw(st.integers(0, 3)),
         rank=draw(st.sampled_from([2, 2, 3])),
-        form=draw(st.sampled_from([1, 2, 2])),
         layers=(layers := draw(st.integers(0, 3))),
-        squares=REGIMES[family].moments and not layers and draw(st.booleans()),
+        grid=(Needs.STATISTICS in METHODS[family].needs) and not layers and draw(st.booleans()),
         kind=draw(st.sampled_from(kinds)),
     )
 
 
-def tiny_trunk(dtype: torch.dtype = torch.float64, **options: Any) -> ViT:
-    """A trunk of 4 patches in which no norm, bias or scale is trivial."""
-    trunk = random_trunk(**{"image_size": 8, "patch": 4, "width": 8, "heads": 2, **options})
-    return scatter(trunk.to(dtype))
+def tiny_backbone(dtype: torch.dtype = torch.float64, **options: Any) -> ViT:
+    """A backbone of 4 patches in which no norm, bias or scale is trivial."""
+    backbone = random_backbone(**{"image_size": 8, "patch": 4, "width": 8, "heads": 2, **options})
+    return scatter(backbone.to(dtype))
 
 
 def scatter(module: nn.Module, by: float = 0.3, seed: int = 1) -> Any:
@@ -235,28 +234,29 @@ def attach_graph(model: MemoryViT, nodes: list[Node], order: list[int] | None = 
             for parameter in task.parameters():
                 parameter.zero_()
         scatter(task, by=0.5, seed=100 + i)
-        for settled in task.head.settled.values():
-            settled.add_(0.5)
+        for fitted in task.head.fitted.values():
+            fitted.add_(0.5)
 
 
 def spec_of(nodes: list[Node], position: int) -> TaskSpec:
     node = nodes[position]
     classes = ("a", "b", "c")[: 2 + position % 2]
-    return TaskSpec(
+    settings = {
+        "cells": node.cells,
+        "tokens": node.tokens,
+        "after_norm": node.after_norm,
+        "adapter_width": node.adapter or 32,
+        "rank": node.rank,
+        "layers": node.layers,
+        "grid": node.grid,
+    }
+    known = METHODS[node.regime].setting_names()
+    return TaskSpec.create(
         name_of(position),
         classes,
+        create_method(node.regime, {k: v for k, v in settings.items() if k in known}),
         kind=node.kind,
-        regime=node.regime,
-        cells=node.cells,
-        tokens=node.tokens,
-        extends=tuple(name_of(parent) for parent in node.extends),
-        after_norm=node.after_norm,
-        adapter_width=node.adapter or 32,
-        rank=node.rank,
-        side_form=node.form,
-        layers=node.layers,
-        squares=node.squares,
-        values=tuple(range(len(classes))) if node.kind == "segmentation" else (),
+        extends=[name_of(parent) for parent in node.extends],
     )
 
 
@@ -264,17 +264,17 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
 FAMILY = [Node(), Node((0,)), Node((0,), 3), Node((1, 2), 0), Node((), 4, 2), Node((), 1, 1, 2)]
 #: Two paths to a common ancestor, and a stranger, with other numbers of cells and tokens each.
 DIAMOND = [Node(), Node((0,), 3, 2), Node((0,), 0), Node((1, 2), 1, 1, 2), Node((), 1, 3, 1, True)]
-#: `FAMILY` with side patches.
+#: `FAMILY` with side network.
 SIDE_FAMILY = [replace(node, tokens=1, adapter=0, family="side") for node in FAMILY]
 #: Parents with other numbers of cells, a grandchild, another rank, and tasks of other regimes.
 MIXED = [
     Node(family="side"),
-    Node((0,), family="side", cells=3, form=1),
+    Node((0,), family="side", cells=3),
     Node((0, 1), family="side", cells=0, kind="segmentation"),
     Node(family="side", rank=3, kind="regression"),
-    Node((3,), family="side+readout", rank=3, cells=1, squares=True),
+    Node((3,), family="side+readout", rank=3, cells=1, grid=True),
     Node(family="readout", layers=2),
-    Node(family="readout", kind="multilabel", squares=True),
+    Node(family="readout", kind="multilabel", grid=True),
     Node(),
     Node((7,), 3, 2),
     Node(family="head", kind="segmentation"),
@@ -288,7 +288,7 @@ def model_of(
     **options: Any,
 ) -> MemoryViT:
     """A small model with the tasks of a graph."""
-    model = MemoryViT(tiny_trunk(dtype, **options)).eval()
+    model = MemoryViT(tiny_backbone(dtype, **options)).eval()
     attach_graph(model, nodes, order)
     return model
 
@@ -301,84 +301,82 @@ def ancestors(model: MemoryViT, name: str) -> set[str]:
 
 def as_reference(model: MemoryViT) -> list[RefTask]:
     """The attached masked tasks, as the reference takes them: the very same tensors."""
-    return [reference_task(task) for task in model.tasks.values() if task.spec.parts.masked]
+    return [reference_task(task) for task in model.tasks.values() if task.method.streams]
 
 
 def reference_task(task: Task) -> RefTask:
-    assert task.class_token is not None
-    assert task.cells is not None
+    tensors = task.input().tensors
     return RefTask(
         task.spec.name,
-        task.class_token,
-        task.cells,
+        tensors["class_token"],
+        tensors["cells"],
         task.head.weight,
         task.head.bias,
         task.spec.extends,
-        task.spec.after_norm,
-        task.adapters.down if task.adapters is not None else None,
-        task.adapters.up if task.adapters is not None else None,
+        task.method.settings()["after_norm"],
+        tensors.get("adapters.down"),
+        tensors.get("adapters.up"),
     )
 
 
 def reference_side(task: Task) -> RefSide:
-    assert task.side is not None
-    assert task.cells is not None
+    tensors = task.input().tensors
     return RefSide(
         task.spec.name,
-        **{name: getattr(task.side, name) for name in ("project", "attention", "up", "down")},
-        queries=task.side.queries,
-        cells=task.cells,
+        **{name: tensors[f"side.{name}"] for name in ("project", "attention", "up", "down")},
+        queries=tensors.get("side.queries"),
+        cells=tensors["cells"],
         extends=task.spec.extends,
-        parents=task.side.parents,
-        form=task.spec.side_form,
+        parents=tensors.get("side.parents"),
     )
 
 
 def expected(model: MemoryViT, pixels: Tensor) -> dict[str, Tensor]:
     """What the model answers by the references, in double precision."""
-    trunk, tasks = model.trunk, as_reference(model)
-    answers = [reference.masked(trunk, image, tasks) for image in pixels]
-    read = [side_reference.normed_layers(trunk, image) for image in pixels]
+    backbone, tasks = model.backbone, as_reference(model)
+    answers = [reference.masked(backbone, image, tasks) for image in pixels]
+    read = [side_reference.normed_layers(backbone, image) for image in pixels]
     found = {}
-    if trunk.head is not None:
+    if backbone.head is not None:
         raw, normed = (torch.stack([getattr(a, n) for a in answers]) for n in ("raw", "normed"))
-        found["base"] = trunk.head(raw, normed)
-    sides = [reference_side(task) for task in model.tasks.values() if task.spec.parts.side]
+        found["base"] = backbone.head(raw, normed)
+    sides = [reference_side(task) for task in model.tasks.values() if isinstance(task.method, Side)]
     rows = [side_reference.climb(layers, sides) for layers in read]
-    grid = (pixels.shape[2] // trunk.config.patch, pixels.shape[3] // trunk.config.patch)
+    grid = (pixels.shape[2] // backbone.config.patch, pixels.shape[3] // backbone.config.patch)
     for name, task in model.tasks.items():
-        if task.spec.parts.masked:
+        if task.method.streams:
             found[name] = torch.stack([answer.logits[name] for answer in answers])
         else:
             pairs = zip(read, rows, strict=True)
-            outputs = [beside_trunk(model, task, *pair, grid) for pair in pairs]
+            outputs = [beside_backbone(model, task, *pair, grid) for pair in pairs]
             found[name] = torch.stack(outputs)
             if task.kind.per_pixel:
                 found[name] = upsampled(found[name], model, pixels)
     return found
 
 
-def beside_trunk(
+def beside_backbone(
     model: MemoryViT,
     task: Task,
     layers: list[Tensor],
     rows: Mapping[str, list[Tensor]],
     grid: tuple[int, int],
 ) -> Tensor:
-    """The output for an image of a task that leaves the trunk alone and has no stream."""
-    spec, vit, final = task.spec, model.trunk, layers[-1]
+    """The output for an image of a task that leaves the backbone alone and has no stream."""
+    spec, vit, final = task.spec, model.backbone, layers[-1]
     if task.kind.per_pixel:
         seen = list(final)
-        if spec.parts.side:
+        if isinstance(task.method, Side):
             own = (side_reference.norm(row) for row in rows[spec.name])
             seen = [torch.cat(pair) for pair in zip(final, own, strict=True)]
         patches = torch.stack(seen[vit.config.prefix :])
         return patches @ task.head.weight.T + task.head.bias
     seen_of_image = side_reference.moments(vit, final)[0]
-    if spec.parts.moments:
-        squares = grid if spec.squares else None
-        seen_of_image = side_reference.readout(vit, layers, spec.layers, squares)
-    if spec.parts.side:
+    if Needs.STATISTICS in task.method.needs:
+        settings = task.method.settings()
+        cells = grid if settings["grid"] else None
+        seen_of_image = side_reference.readout(vit, layers, settings["layers"], cells)
+    if isinstance(task.method, Side):
         pooled = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
         seen_of_image = torch.cat([seen_of_image, pooled])
     output = task.head.weight @ seen_of_image + task.head.bias
@@ -390,7 +388,7 @@ def beside_trunk(
 def upsampled(scores: Tensor, model: MemoryViT, pixels: Tensor) -> Tensor:
     """Scores (b, patches, classes) at the size of the pixels."""
     size = (pixels.shape[2], pixels.shape[3])
-    grid = [side // model.trunk.config.patch for side in size]
+    grid = [side // model.backbone.config.patch for side in size]
     return F.interpolate(scores.mT.unflatten(2, grid), size, mode="bilinear")
 
 

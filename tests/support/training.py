@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.regimes import known
 from torch import Tensor, nn
 
 import engram
-from engram import MemoryViT, Recipe, load_trunk
+from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.train.cache import Cache, Keeps, contents_of
 from engram.train.trainable import train_only
 
 
-def start(trunk: Path, splits: Splits, name: str = "colours", **settings: Any) -> MemoryViT:
+def start(backbone: Path, splits: Splits, name: str = "colours", **settings: Any) -> MemoryViT:
     """A model with one untrained task."""
-    model = MemoryViT(load_trunk(trunk))
-    model.add_task(name, splits.classes, 3, seed=0, **settings)
+    model = MemoryViT(load_backbone(backbone))
+    cells = known(settings.get("regime", "masked"), cells=3)
+    model.add_task(name, splits.classes, seed=0, **cells, **settings)
     return model
 
 
-def learned(trunk: Path, splits: Splits, recipe: Recipe, **settings: Any) -> dict[str, Tensor]:
+def learned(backbone: Path, splits: Splits, recipe: Recipe, **settings: Any) -> dict[str, Tensor]:
     """The tensors after training, as it left them."""
-    model = start(trunk, splits, **settings)
+    model = start(backbone, splits, **settings)
     engram.fit(model, "colours", splits, recipe.but(calibrate="off", statistics="off"))
     return model.task("colours").tensors()
 
@@ -40,9 +43,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def filled(trunk: Path, photos: Path, keeps: Keeps = "layers") -> Cache:
+def filled(backbone: Path, photos: Path, keeps: Keeps = "layers") -> Cache:
     dataset = load(photos)["train"]
-    model = load_trunk(trunk)
+    model = load_backbone(backbone)
     assert model.preprocessing is not None
     kept = Cache(model, model.preprocessing, keeps=keeps)
     assert kept.fill(dataset, contents_of(dataset), batch=4) == {}
@@ -50,12 +53,22 @@ def filled(trunk: Path, photos: Path, keeps: Keeps = "layers") -> Cache:
 
 
 def alone(model: MemoryViT, splits: Splits, recipe: Recipe, cells: int, **task: Any) -> MemoryViT:
-    single = MemoryViT(model.trunk)
+    single = MemoryViT(model.backbone)
     for name in task.get("extends", ()):
         single.attach(model.engram(name))
-    single.add_task("t", splits.classes, cells, seed=recipe.seed, **task)
+    own = known(task.get("regime", "masked"), cells=cells)
+    single.add_task("t", splits.classes, seed=recipe.seed, **own, **task)
     engram.fit(single, "t", splits, recipe)
     return single
+
+
+def as_written(metrics: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Metrics by split as a file has them: how many images are unreadable, and not their names."""
+    found = json.loads(json.dumps(metrics))
+    for values in found.values():
+        if "unreadable" in values:
+            values["unreadable"] = len(values["unreadable"])
+    return found
 
 
 class Steps:
@@ -74,10 +87,12 @@ class Steps:
                 raise KeyboardInterrupt
 
 
-def fit_until(trunk: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any) -> int:
+def fit_until(
+    backbone: Path, data: Path | str, out: Path, *, stop: int = 0, **settings: Any
+) -> int:
     """Fit, perhaps until a step is done; gives the steps that it took."""
     splits = load(data)
-    model = engram.MemoryViT(engram.load_trunk(trunk, **settings.pop("read", {})))
+    model = engram.MemoryViT(engram.load_backbone(backbone, **settings.pop("read", {})))
     model.add_task("parent", 2, seed=settings.pop("parent", 0))
     model.add_task("t", splits.classes, extends=["parent"], seed=0)
     resume = settings.pop("resume", False)

@@ -3,13 +3,14 @@
 import re
 import shlex
 import socket
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.nursery import Nursery, Running
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 UNIT = ROOT / "deploy" / "engram.service"
 
@@ -44,22 +45,18 @@ class Started:
 
 
 def start_unit(nursery: Nursery, site: str, bundle: Path, **env: str) -> Started:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = int(taken.getsockname()[1])
+    port = free_port()
     _, arguments = program_and_arguments(site, bundle, port)
     running = nursery.start(*arguments, **env)
-    wait_for(port)
+    wait_until(lambda: answers(port) or running.ended, lambda: running.stderr)
+    assert not running.ended, running.stderr
     return Started(running, port)
 
 
-def wait_for(port: int) -> None:
-    """Until somebody answers on a port of this machine."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return
+def answers(port: int) -> bool:
+    """Whether somebody answers on a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True

@@ -1,33 +1,34 @@
-"""Heads: from a task's own tokens, or the trunk's patches, to its output."""
+"""Heads: from a task's own tokens, or the backbone's patches, to its output."""
 
 import pytest
 import torch
-from tests.support.engrams import randomised, small_trunk
+from tests.support.engrams import randomised, small_backbone
 
 from engram import MemoryViT
-from engram.passes import TrunkPass, forward_tasks
-from engram.tasks.heads import MaskHead, NumberHead, Patches, TaskHead
+from engram.methods.forward import BackbonePass, forward_tasks
+from engram.methods.method import HeadInput, Patches
+from engram.tasks.heads import HeadSizes, MaskHead, NumberHead, TaskHead
 
 
 @pytest.fixture
 def pixels() -> torch.Tensor:
-    return torch.rand(2, 3, 16, 24)  # not square, and not the trunk's own size
+    return torch.rand(2, 3, 16, 24)  # not square, and not the backbone's own size
 
 
 def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
     pixels: torch.Tensor,
 ) -> None:
     """Written out for one picture, from the tokens that the model's own memory computes."""
-    model = MemoryViT(small_trunk(patch=4)).eval()
+    model = MemoryViT(small_backbone(patch=4)).eval()
     task = randomised(model.add_task("t", 3, 2, kind="segmentation"))
     assert task.class_token is not None
     assert task.class_token.shape == (3, 16)
-    memory, trunk = model.memory(["t"]), model.trunk
+    memory, backbone = model.join(["t"]).memory, model.backbone
     with torch.no_grad():
-        x = trunk.embed(pixels[:1])
-        run = TrunkPass(trunk, x, x.shape[1])
-        own = trunk.norm(forward_tasks(trunk, run, memory, 1))[0]  # (classes, D)
-        patches = trunk.norm(run.tokens)[0, 1:]  # (24, D)
+        x = backbone.embed(pixels[:1])
+        run = BackbonePass(backbone, x, x.shape[1])
+        own = backbone.norm(forward_tasks(backbone, run, memory, 1))[0]  # (classes, D)
+        patches = backbone.norm(run.tokens)[0, 1:]  # (24, D)
         head = task.head
         fields = []
         for c in range(3):
@@ -41,36 +42,36 @@ def test_a_class_of_masked_segmentation_is_its_token_times_the_patches(
 
 @pytest.mark.parametrize("mlp", [False, True])
 def test_a_head_starts_at_zero_and_reads_the_mean_of_its_tokens(mlp: bool) -> None:
-    head = TaskHead(8, 3, mlp=mlp)
+    head = TaskHead(HeadSizes(8, 3, mlp))
     tokens = torch.randn(2, 4, 8)
-    assert not head.read(tokens, None).any()
+    assert not head.read(HeadInput(tokens)).any()
     randomise(head)
-    assert torch.allclose(head.read(tokens, None), head(tokens.mean(1)), atol=1e-6)
-    assert torch.equal(head.read(tokens[:, 0], None), head(tokens[:, 0]))
+    assert torch.allclose(head.read(HeadInput(tokens)), head(tokens.mean(1)), atol=1e-6)
+    assert torch.equal(head.read(HeadInput(tokens[:, 0])), head(tokens[:, 0]))
     assert (head.hidden is not None) == mlp
 
 
 def test_numbers_come_in_the_units_of_the_labels() -> None:
-    head = NumberHead(8, 2, False, ("mean", "std"))
-    head.settled["mean"].copy_(torch.tensor([20.0, 5.0]))
-    head.settled["std"].copy_(torch.tensor([10.0, 1.0]))
+    head = NumberHead(HeadSizes(8, 2), ("mean", "std"))
+    head.fitted["mean"].copy_(torch.tensor([20.0, 5.0]))
+    head.fitted["std"].copy_(torch.tensor([10.0, 1.0]))
     assert head(torch.randn(1, 8)).tolist() == [[20.0, 5.0]]
     torch.nn.init.constant_(head.bias, 1.0)
     assert head(torch.zeros(1, 8)).tolist() == [[30.0, 6.0]]
 
 
-def test_what_is_settled_is_found_and_not_trained() -> None:
-    head = TaskHead(8, 3, mlp=False, settled=("thresholds",))
-    assert head.settled["thresholds"].tolist() == [0.5] * 3
+def test_fitted_buffers_are_found_and_not_trained() -> None:
+    head = TaskHead(HeadSizes(8, 3), fitted=("thresholds",))
+    assert head.fitted["thresholds"].tolist() == [0.5] * 3
     assert {name for name, _ in head.named_parameters()} == {"weight", "bias"}
 
 
 def test_without_a_stream_a_mask_is_a_linear_map_of_the_patches() -> None:
-    head = randomise(MaskHead(8, 3, mlp=False, masked=False))
+    head = randomise(MaskHead(HeadSizes(8, 3)))
     tokens = torch.randn(2, 6, 8)
-    field = head.read(torch.randn(2, 1, 8), Patches(tokens, grid=(2, 3), size=(2, 3)))
+    field = head.read(HeadInput(torch.randn(2, 1, 8), Patches(tokens, (2, 3), size=(2, 3))))
     assert torch.allclose(field, head(tokens).mT.unflatten(2, (2, 3)), atol=1e-6)
-    larger = head.read(torch.randn(2, 1, 8), Patches(tokens, grid=(2, 3), size=(8, 12)))
+    larger = head.read(HeadInput(torch.randn(2, 1, 8), Patches(tokens, (2, 3), size=(8, 12))))
     assert larger.shape == (2, 3, 8, 12)
 
 

@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.errors import refuses
-from tests.support.strategies import scatter, some_pixels, tiny_trunk
+from tests.support.strategies import scatter, some_pixels, tiny_backbone
 from torch import Tensor, nn
 
 from engram import MemoryViT
 from engram.tasks.keys import module_name, task_name
 
-TRUNK = tiny_trunk(torch.float32)
+BACKBONE = tiny_backbone(torch.float32)
 PIXELS = some_pixels(2, dtype=torch.float32)
 
 
 def model_with(*names: str, seed: int = 0) -> MemoryViT:
     """Tasks of one shape, with values that depend on the seed and the order."""
-    model = MemoryViT(copy.deepcopy(TRUNK)).eval()
+    model = MemoryViT(copy.deepcopy(BACKBONE)).eval()
     for i, name in enumerate(names):
         scatter(model.add_task(name, 3, cells=2), by=0.5, seed=10 * seed + i)
     return model
@@ -73,9 +73,9 @@ def test_a_model_inside_of_another_module_names_its_tasks(wrap: type[nn.Module])
 def test_a_missing_or_unknown_task_is_refused_by_name_and_changes_nothing() -> None:
     model = model_with("cats", "dogs")
     before = answers(model)
-    with refuses("does not have the task 'dogs', which the model has, and has the task 'birds'"):
+    with refuses("does not have the task 'dogs'"):
         model.load_state_dict(model_with("cats", "birds", seed=1).state_dict())
-    with refuses("has the tasks 'ants', 'birds', which the model does not have"):
+    with refuses("has the tasks 'ants', 'birds'"):
         model.load_state_dict(model_with("cats", "dogs", "birds", "ants", seed=1).state_dict())
     assert all(torch.equal(logits, before[name]) for name, logits in answers(model).items())
 
@@ -86,28 +86,6 @@ def test_without_strict_the_tasks_that_both_have_are_loaded() -> None:
     assert {key.split(".")[0] for key in keys.missing_keys} == {"task:cats"}
     assert {key.split(".")[0] for key in keys.unexpected_keys} == {"task:birds"}
     torch.testing.assert_close(answers(model)["dogs"], answers(other)["dogs"])
-
-
-def positional(model: MemoryViT) -> dict[str, Tensor]:
-    """The state dict as it was before keys named the tasks."""
-    places = {module_name(name): f"_modules_of_tasks.{i}" for i, name in enumerate(model.tasks)}
-    parts = [(*key.partition("."), value) for key, value in model.state_dict().items()]
-    return {f"{places.get(top, top)}.{rest}": value for top, _, rest, value in parts}
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_numbered_tasks_are_loaded_only_where_there_is_one(strict: bool) -> None:
-    old, model = model_with("cats"), model_with("cats", seed=1)
-    model.load_state_dict(positional(old), strict=strict)
-    check_same(model, old)
-    inside = model_with("cats", seed=2)
-    state = {f"0.{key}": value for key, value in positional(old).items()}
-    nn.Sequential(inside).load_state_dict(state)
-    check_same(inside, old)
-    both = model_with("cats", "dogs")
-    for other, sentence in ((both, "it has 1 and the model has 2"), (old, "it has 2 and")):
-        with refuses(sentence):
-            other.load_state_dict(positional(both if other is old else old), strict=strict)
 
 
 def test_a_copy_of_a_model_has_tasks_of_its_own() -> None:

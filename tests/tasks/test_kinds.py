@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.support.engrams import randomised, small_trunk
+from tests.support.engrams import randomised, small_backbone
+from tests.support.regimes import known
 
 from engram import MemoryViT
+from engram.methods import METHODS
+from engram.methods.method import Needs
 from engram.tasks.kinds import IGNORED, KINDS
-from engram.tasks.regimes import REGIMES
 
 SHAPES = {
     "classification": (3,),
@@ -23,24 +25,26 @@ SHAPES = {
     "regression": (3,),
     "segmentation": (3, 16, 24),
 }
-SHARING = [name for name, regime in REGIMES.items() if not regime.changes_trunk]
+SHARING = [name for name, regime in METHODS.items() if regime.shares_pass]
 
 
 @pytest.fixture
 def pixels() -> torch.Tensor:
-    return torch.rand(2, 3, 16, 24)  # not square, and not the trunk's own size
+    return torch.rand(2, 3, 16, 24)  # not square, and not the backbone's own size
 
 
 # The model
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("regime", METHODS)
 def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torch.Tensor) -> None:
-    if KINDS[kind].per_pixel and REGIMES[regime].moments:
+    if KINDS[kind].per_pixel and (Needs.STATISTICS in METHODS[regime].needs):
         pytest.skip("a readout answers for no pixel")
-    model = MemoryViT(small_trunk(patch=4)).eval()
-    task = randomised(model.add_task("t", 3, 2, regime=regime, kind=kind, adapter_width=4))
+    model = MemoryViT(small_backbone(patch=4)).eval()
+    task = randomised(
+        model.add_task("t", 3, regime=regime, kind=kind, **known(regime, cells=2, adapter_width=4))
+    )
     assert model.tasks["t"].kind.name == kind
     outputs = model(pixels)["t"]
     assert outputs.shape == (2, *SHAPES[kind])
@@ -52,22 +56,30 @@ def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torc
     json.dumps(task.answer(outputs[0].detach()))
 
 
-@pytest.mark.parametrize("trunk", [{}, {"class_token": False, "classes": 0}, {"registers": 2}])
+@pytest.mark.parametrize("backbone", [{}, {"class_token": False, "classes": 0}, {"registers": 2}])
 @pytest.mark.parametrize("regime", SHARING)
 def test_all_kinds_share_a_pass_and_nobody_notices(
-    regime: str, trunk: dict[str, Any], pixels: torch.Tensor
+    regime: str, backbone: dict[str, Any], pixels: torch.Tensor
 ) -> None:
-    kinds = [name for name in KINDS if not (KINDS[name].per_pixel and REGIMES[regime].moments)]
-    model = MemoryViT(small_trunk(patch=4, **trunk)).eval()
-    plain = model.trunk(pixels) if model.trunk.head is not None else None
+    kinds = [
+        name
+        for name in KINDS
+        if not (KINDS[name].per_pixel and (Needs.STATISTICS in METHODS[regime].needs))
+    ]
+    model = MemoryViT(small_backbone(patch=4, **backbone)).eval()
+    plain = model.backbone(pixels) if model.backbone.head is not None else None
     for kind in kinds:
-        randomised(model.add_task(kind, 3, 2, regime=regime, kind=kind, adapter_width=4))
+        randomised(
+            model.add_task(
+                kind, 3, regime=regime, kind=kind, **known(regime, cells=2, adapter_width=4)
+            )
+        )
     together, exactly = model(pixels), model(pixels, exact=True)
     if plain is not None:
         assert torch.equal(exactly["base"], plain)
         assert torch.allclose(together["base"], plain, atol=1e-5)
     for kind in kinds:
-        alone = MemoryViT(model.trunk).eval()
+        alone = MemoryViT(model.backbone).eval()
         alone.attach(model.engram(kind))
         assert torch.equal(exactly[kind], alone(pixels, exact=True)[kind])
         assert torch.allclose(together[kind], alone(pixels)[kind], atol=1e-5)
@@ -78,8 +90,8 @@ def test_all_kinds_share_a_pass_and_nobody_notices(
 
 
 def test_an_answer_with_several_labels_says_which_reach_their_threshold() -> None:
-    task = MemoryViT(small_trunk(patch=4)).add_task("t", ["a", "b", "c", "d"], kind="multilabel")
-    task.head.settled["thresholds"].copy_(torch.tensor([0.9, 0.5, 0.1, 0.2]))
+    task = MemoryViT(small_backbone(patch=4)).add_task("t", ["a", "b", "c", "d"], kind="multilabel")
+    task.head.fitted["thresholds"].copy_(torch.tensor([0.9, 0.5, 0.1, 0.2]))
     answer = task.answer(torch.tensor([2.0, 1.0, -1.0, -3.0]), top_k=1)
     assert [(one["class"], one["present"]) for one in answer] == [
         ("a", False), ("b", True), ("c", True),
@@ -90,21 +102,21 @@ def test_an_answer_with_several_labels_says_which_reach_their_threshold() -> Non
 
 
 def test_numbers_are_answered_in_the_units_of_the_labels() -> None:
-    model = MemoryViT(small_trunk(patch=4)).eval()
+    model = MemoryViT(small_backbone(patch=4)).eval()
     task = model.add_task("t", ["age", "height"], kind="regression")
     task.kind.prepare(task.head, np.array([[10.0, 100.0], [30.0, 100.0]]))
     output = model(torch.rand(1, 3, 16, 16))["t"][0]  # a head of zeros: the mean
     assert task.answer(output) == [{"name": "age", "value": 20.0}, {"name": "height", "value": 100}]
-    assert task.head.settled["std"].tolist() == [10.0, 1.0]  # what does not vary stays itself
+    assert task.head.fitted["std"].tolist() == [10.0, 1.0]  # what does not vary stays itself
     assert task.kind.words(task.answer(output)) == "age 20, height 100"
     years = np.stack([np.full(300_000, 37.3), np.arange(300_000) % 11 + 1995.0], 1)
     task.kind.prepare(task.head, years.astype(np.float32))
-    assert task.head.settled["mean"].tolist() == pytest.approx([37.3, 2000.0], rel=1e-5)
-    assert task.head.settled["std"].tolist() == pytest.approx([1.0, 10**0.5], rel=1e-4)
+    assert task.head.fitted["mean"].tolist() == pytest.approx([37.3, 2000.0], rel=1e-5)
+    assert task.head.fitted["std"].tolist() == pytest.approx([1.0, 10**0.5], rel=1e-4)
 
 
 def test_a_mask_is_answered_as_a_picture_of_its_classes() -> None:
-    task = MemoryViT(small_trunk(patch=4)).add_task(
+    task = MemoryViT(small_backbone(patch=4)).add_task(
         "t", ["sky", "sea", "land"], kind="segmentation"
     )
     classes = torch.tensor([[0, 0, 2], [0, 2, 2], [2, 2, 2]])
@@ -127,7 +139,7 @@ def test_a_mask_is_answered_as_a_picture_of_its_classes() -> None:
 
 
 def test_ignored_pixels_teach_nothing() -> None:
-    task = MemoryViT(small_trunk(patch=4)).add_task("t", 3, kind="segmentation")
+    task = MemoryViT(small_backbone(patch=4)).add_task("t", 3, kind="segmentation")
     outputs = torch.randn(2, 3, 4, 4, requires_grad=True)
     labels = torch.randint(0, 3, (2, 4, 4)).to(torch.uint8)
     labels[0, :2], labels[1] = IGNORED, IGNORED
@@ -143,8 +155,8 @@ def test_ignored_pixels_teach_nothing() -> None:
 
 
 def test_numbers_of_any_size_are_learned_alike() -> None:
-    task = MemoryViT(small_trunk(patch=4)).add_task("t", 2, kind="regression")
-    task.head.settled["std"].copy_(torch.tensor([1.0, 1000.0]))
+    task = MemoryViT(small_backbone(patch=4)).add_task("t", 2, kind="regression")
+    task.head.fitted["std"].copy_(torch.tensor([1.0, 1000.0]))
     small, large = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1000.0]])
     nothing = torch.zeros(1, 2)
     first, second = (task.kind.losses(x, nothing, task.head, 0.0, None) for x in (small, large))

@@ -40,6 +40,7 @@ def single(images: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torc
     return logits, labels
 
 
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 @pytest.mark.parametrize(("images", "classes"), [(500, 12), (40, 30), (60, 2)])
 def test_accuracy_f1_loss_and_calibration_are_those_of_scikit_learn(
     images: int, classes: int

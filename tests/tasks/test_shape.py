@@ -1,25 +1,27 @@
-"""The shape of a trunk: read from it or from its configuration, and refused where it cannot be."""
+"""The shape of a backbone: from it or its configuration, and refused where impossible."""
 
 import pytest
 
-from engram import EngramError, random_trunk
-from engram.tasks.shape import TrunkShape
+from engram import EngramError, random_backbone
+from engram.backbones.shape import BackboneShape
 
 
-def test_a_trunk_with_another_head_has_as_many_parameters() -> None:
-    assert TrunkShape.of(random_trunk(classes=3)) == TrunkShape.of(random_trunk(classes=0))
+def test_a_backbone_with_another_head_has_as_many_parameters() -> None:
+    assert BackboneShape.of(random_backbone(classes=3)) == BackboneShape.of(
+        random_backbone(classes=0)
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"patch": 0}, {"depth": 10**15}, {"image_size": (4, 32)}])
-def test_a_shape_that_no_trunk_has_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(EngramError, match="No trunk"):
-        TrunkShape(**{**vars(TrunkShape.of(random_trunk())), **wrong})
+def test_a_shape_that_no_backbone_has_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(EngramError, match="No backbone"):
+        BackboneShape(**{**vars(BackboneShape.of(random_backbone())), **wrong})
 
 
-def test_a_configuration_has_the_shape_of_its_trunk() -> None:
-    trunk = random_trunk(registers=2, width=32, heads=2)
-    shape = TrunkShape.of(trunk.config)
-    assert shape == TrunkShape.of(trunk)
+def test_a_configuration_has_the_shape_of_its_backbone() -> None:
+    backbone = random_backbone(registers=2, width=32, heads=2)
+    shape = BackboneShape.of(backbone.config)
+    assert shape == BackboneShape.of(backbone)
     assert (shape.width, shape.prefix) == (32, 3)
-    body = [p for name, p in trunk.named_parameters() if not name.startswith("head.")]
+    body = [p for name, p in backbone.named_parameters() if not name.startswith("head.")]
     assert shape.parameters == sum(p.numel() for p in body)

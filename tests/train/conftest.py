@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from engram import MemoryViT, load_trunk
+from engram import MemoryViT, load_backbone
 from engram.data.datasets import Splits, load
 from engram.train.cache import Cache
 
@@ -18,13 +18,13 @@ def splits(colours: Path) -> Splits:
 
 
 @pytest.fixture
-def model(small_trunk: Path) -> MemoryViT:
-    return MemoryViT(load_trunk(small_trunk))
+def model(small_backbone: Path) -> MemoryViT:
+    return MemoryViT(load_backbone(small_backbone))
 
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many images the trunk ran on for the cache, batch by batch."""
+    """How many images the backbone ran on for the cache, batch by batch."""
     counts: list[int] = []
     rows = Cache.compute
 

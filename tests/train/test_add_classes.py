@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import engram
-from engram import EngramError, MemoryViT, Recipe, load_trunk
+from engram import EngramError, MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.train.add_classes import add_classes
 
@@ -32,23 +32,23 @@ def some(colours: Path, *names: str, folder: Path) -> Path:
 
 
 @pytest.fixture
-def old(small_trunk: Path, colours: Path, tmp_path: Path) -> Path:
+def old(small_backbone: Path, colours: Path, tmp_path: Path) -> Path:
     """A task that knows red and green."""
-    splits, model = load(some(colours, "red", "green", folder=tmp_path)), new_model(small_trunk)
+    splits, model = load(some(colours, "red", "green", folder=tmp_path)), new_model(small_backbone)
     model.add_task("colours", splits.classes, 2, seed=0)
     engram.fit(model, "colours", splits, RECIPE, out=tmp_path / "old.safetensors")
     return tmp_path / "old.safetensors"
 
 
-def new_model(trunk: Path) -> MemoryViT:
-    return MemoryViT(load_trunk(trunk))
+def new_model(backbone: Path) -> MemoryViT:
+    return MemoryViT(load_backbone(backbone))
 
 
 def test_it_knows_old_and_new_classes(
-    small_trunk: Path, colours: Path, old: Path, splits: Splits, tmp_path: Path
+    small_backbone: Path, colours: Path, old: Path, splits: Splits, tmp_path: Path
 ) -> None:
     blue, out = some(colours, "blue", folder=tmp_path), tmp_path / "new.safetensors"
-    model, before = new_model(small_trunk), engram.inspect(old)
+    model, before = new_model(small_backbone), engram.inspect(old)
     model.attach(old)
     result = add_classes(model, old, blue, RECIPE, out=out, test=True)
     assert model.task("colours").spec.classes == ("red", "green", "blue")
@@ -67,9 +67,9 @@ def test_it_knows_old_and_new_classes(
 
 
 def test_it_can_grow_again_and_has_the_means_of_all(
-    small_trunk: Path, colours: Path, splits: Splits, tmp_path: Path
+    small_backbone: Path, colours: Path, splits: Splits, tmp_path: Path
 ) -> None:
-    model = new_model(small_trunk)
+    model = new_model(small_backbone)
     first = load(some(colours, "red", folder=tmp_path), classes=["red"])
     model.add_task("a", first.classes, regime="readout", seed=0)
     engram.fit(model, "a", first, RECIPE)
@@ -86,23 +86,23 @@ def test_it_can_grow_again_and_has_the_means_of_all(
 
 
 def test_another_name_leaves_the_old_task_attached(
-    small_trunk: Path, colours: Path, old: Path, tmp_path: Path
+    small_backbone: Path, colours: Path, old: Path, tmp_path: Path
 ) -> None:
-    model = new_model(small_trunk)
+    model = new_model(small_backbone)
     model.attach(old)
     add_classes(model, old, some(colours, "blue", folder=tmp_path), RECIPE, task="more")
     assert list(model.tasks) == ["colours", "more"]
 
 
 def test_a_task_that_extends_another_grows_in_its_place(
-    small_trunk: Path, colours: Path, old: Path, tmp_path: Path
+    small_backbone: Path, colours: Path, old: Path, tmp_path: Path
 ) -> None:
-    model, data = new_model(small_trunk), load(some(colours, "red", "green", folder=tmp_path))
+    model, data = new_model(small_backbone), load(some(colours, "red", "green", folder=tmp_path))
     model.attach(old)
     model.add_task("child", data.classes, 2, extends=["colours"], seed=0)
     child = engram.fit(model, "child", data, RECIPE, out=tmp_path / "child.safetensors").path
     blue = some(colours, "blue", folder=tmp_path)
-    with pytest.raises(EngramError, match="'colours' is extended by child; detach those first"):
+    with pytest.raises(EngramError, match="'colours' is extended by child"):
         add_classes(model, old, blue, RECIPE)
     assert child is not None
     add_classes(model, child, blue, RECIPE)
@@ -113,16 +113,16 @@ def test_a_task_that_extends_another_grows_in_its_place(
 
 
 def test_what_cannot_grow_is_a_sentence(
-    small_trunk: Path, colours: Path, old: Path, tmp_path: Path
+    small_backbone: Path, colours: Path, old: Path, tmp_path: Path
 ) -> None:
-    model, blue = new_model(small_trunk), some(colours, "blue", folder=tmp_path)
+    model, blue = new_model(small_backbone), some(colours, "blue", folder=tmp_path)
     green = some(colours, "green", "blue", folder=tmp_path)
-    with pytest.raises(EngramError, match=r"green.* that 'colours' knows already; leave"):
+    with pytest.raises(EngramError, match=r"green.* that 'colours' knows already"):
         add_classes(model, old, green, RECIPE)
     model.add_task("plain", 2, seed=0)
-    with pytest.raises(EngramError, match=r"no statistics of its training images .*once more"):
+    with pytest.raises(EngramError, match="no statistics"):
         add_classes(model, model.engram("plain"), blue, RECIPE)
     model.add_task("tags", 2, kind="multilabel", seed=0)
-    with pytest.raises(EngramError, match="only classification can get more classes"):
+    with pytest.raises(EngramError, match="only classification"):
         add_classes(model, model.engram("tags"), blue, RECIPE)
     assert "colours" not in model.tasks

@@ -1,4 +1,4 @@
-"""What the trunk feeds to tasks is computed once, whatever crashes, renames or runs beside it."""
+"""Features are computed once, whatever crashes, renames or runs beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import stat
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,20 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.support.runs import written
 from tests.support.training import filled, learned
 from torch import Tensor
 
 import engram
-from engram import EngramError, MemoryViT, Recipe, load_trunk, random_trunk
+from engram import EngramError, MemoryViT, Recipe, load_backbone, random_backbone
 from engram.data.datasets import load
 from engram.errors import Notice
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
-from engram.tasks.spec import TaskSpec
 from engram.train import caches
 from engram.train.cache import Cache, Keeps, View, contents_of, row_bytes
 from engram.train.caches import default_root
-from engram.vit import ViT, ViTConfig
+from engram.vit.vit import ViT, ViTConfig
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
 
@@ -47,9 +48,11 @@ def assert_near(stored: Tensor, direct: Tensor) -> None:
 
 
 @pytest.mark.parametrize("keeps", ["layers", "keys"])
-def test_logits_from_the_cache_are_the_models(keeps: Keeps, small_trunk: Path, noise: Path) -> None:
-    kept = filled(small_trunk, noise, keeps)
-    model = MemoryViT(kept.trunk)
+def test_logits_from_the_cache_are_the_models(
+    keeps: Keeps, small_backbone: Path, noise: Path
+) -> None:
+    kept = filled(small_backbone, noise, keeps)
+    model = MemoryViT(kept.backbone)
     model.add_task("parent", 3, 2, seed=0)
     model.add_task("child", 4, 3, extends=["parent"], seed=1)
     model.add_task("head", 5, regime="head", seed=2)
@@ -57,22 +60,22 @@ def test_logits_from_the_cache_are_the_models(keeps: Keeps, small_trunk: Path, n
         torch.nn.init.normal_(task.head.weight)
     contents, pixels = contents_of(load(noise)["train"]), pixels_of(noise, kept)
     rows = kept.read(contents)
-    layers, pooled = kept.split(rows)
-    assert kept.final_of(rows) is None
+    cached = kept.features(rows)
+    assert cached.final is None
     names = ["child", "parent", "head"]
     with torch.no_grad():
-        direct, stored = model(pixels, tasks=names), model.from_cache(layers, pooled, names)
+        direct, stored = model(pixels, tasks=names), model.from_cache(cached, names)
     for name in names:
         assert_near(stored[name], direct[name])
     only = kept.read(contents, only_pooled=True)
-    assert torch.equal(only[:, 0].float(), pooled)
+    assert torch.equal(only[:, 0].float(), cached.pooled)
 
 
 def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
-    small_trunk: Path, noise: Path
+    small_backbone: Path, noise: Path
 ) -> None:
-    kept = filled(small_trunk, noise, "all")
-    model = MemoryViT(kept.trunk)
+    kept = filled(small_backbone, noise, "all")
+    model = MemoryViT(kept.backbone)
     model.add_task("parent", 3, 2, regime="side", seed=0)
     model.add_task("child", 4, 3, regime="side", extends=["parent"], seed=1)
     model.add_task("both", 4, 3, regime="side+readout", rank=4, seed=2)
@@ -86,111 +89,128 @@ def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
     contents, pixels = contents_of(load(noise)["train"]), pixels_of(noise, kept)
     names = list(model.tasks)
     rows = kept.read(contents)
-    layers, pooled = kept.split(rows)
-    final = kept.final_of(rows)
-    assert final.shape == layers[0].shape == (12, kept.tokens, 32)
+    cached = kept.features(rows)
+    assert cached.final is not None
+    assert cached.final.shape == cached.layers[0].shape == (12, kept.tokens, 32)
     with torch.no_grad():
         direct = model(pixels, tasks=names)
-        stored = model.from_cache(layers, pooled, names, final, kept.preprocessing.size)
+        stored = model.from_cache(cached, names, kept.preprocessing.size)
         for name in names:
             assert_near(stored[name], direct[name])
-        assert_near(kept.moments_of(rows), model.moments(pixels))
-    only = kept.read(contents, only_pooled=True)
-    assert kept.split(only)[0] == []
-    assert torch.equal(kept.final_of(only), final)
+        assert_near(kept.layer_statistics(rows), model.layer_statistics(pixels))
+    only = kept.features(kept.read(contents, only_pooled=True))
+    assert list(only.layers) == []
+    assert torch.equal(only.final, cached.final)
 
 
-def test_moments_are_kept_in_little_space(small_trunk: Path, noise: Path) -> None:
-    kept = filled(small_trunk, noise, "moments")
-    model = MemoryViT(kept.trunk)
+def test_the_final_tokens_alone_are_enough_for_heads_on_patches(
+    small_backbone: Path, noise: Path
+) -> None:
+    kept = filled(small_backbone, noise, "final")
+    model = MemoryViT(kept.backbone)
+    torch.nn.init.normal_(model.add_task("mask", 3, kind="segmentation", regime="head").head.weight)
+    cached = kept.features(kept.read(contents_of(load(noise)["train"])))
+    with torch.no_grad():
+        direct = model(pixels_of(noise, kept), ["mask"])["mask"]
+        assert_near(model.from_cache(cached, ["mask"], kept.preprocessing.size)["mask"], direct)
+
+
+def test_statistics_are_kept_in_little_space(small_backbone: Path, noise: Path) -> None:
+    kept = filled(small_backbone, noise, "statistics")
+    model = MemoryViT(kept.backbone)
     model.add_task("readout", 3, regime="readout")
-    model.add(TaskSpec("last", ("a", "b"), regime="readout", layers=2))
-    model.add(TaskSpec("squares", ("a", "b"), regime="readout", squares=True))
+    model.add_task("last", 2, regime="readout", layers=2)
+    model.add_task("grid", 2, regime="readout", grid=True)
     model.add_task("head", 3, regime="head")
     for task in model.tasks.values():
         torch.nn.init.normal_(task.head.weight)
     rows, pixels = kept.read(contents_of(load(noise)["train"])), pixels_of(noise, kept)
-    layers, pooled = kept.split(rows)
-    assert layers == []
+    cached = kept.features(rows)
+    assert (list(cached.layers), cached.final) == ([], None)
     with torch.no_grad():
-        moments, direct = model.moments(pixels), model(pixels, [*model.tasks])
-        assert_near(kept.moments_of(rows), moments)
-        assert_near(pooled, model.trunk.pool(model.trunk.tokens(pixels)))
-        for given in (moments, kept.moments_of(rows)):
-            for name, logits in model.from_moments(given, [*model.tasks]).items():
+        statistics, direct = model.layer_statistics(pixels), model(pixels, [*model.tasks])
+        assert_near(kept.layer_statistics(rows), statistics)
+        assert_near(cached.pooled, model.backbone.pool(model.backbone.tokens(pixels)))
+        for given in (cached, replace(cached, statistics=statistics)):
+            for name, logits in model.from_cache(given, [*model.tasks]).items():
                 assert_near(logits, direct[name])
     b16 = ViTConfig((224, 224), patch=16, width=768, depth=12, heads=12, mlp_width=3072)
     with torch.device("meta"):
-        trunk, size = ViT(b16), Preprocessing((224, 224), None)
-    assert row_bytes(trunk, size, "moments") == 135_168
-    assert row_bytes(trunk, size) == 3_632_640
-    assert row_bytes(trunk, size, "all") == 3_935_232
-    assert row_bytes(trunk, size, "keys") == 7_263_744
+        backbone, size = ViT(b16), Preprocessing((224, 224), None)
+    assert row_bytes(backbone, size, "statistics") == 135_168
+    assert row_bytes(backbone, size) == 3_632_640
+    assert row_bytes(backbone, size, "all") == 3_935_232
+    assert row_bytes(backbone, size, "keys") == 7_263_744
 
 
 # What is stored
 
 
 def test_names_do_not_matter_but_contents_do(
-    small_trunk: Path, noise: Path, computed: list[int]
+    small_backbone: Path, noise: Path, computed: list[int]
 ) -> None:
-    filled(small_trunk, noise)
+    filled(small_backbone, noise)
     assert sum(computed) == 12
     (noise / "a").rename(noise / "c")
     (noise / "b" / "0.png").rename(noise / "b" / "zero.png")
-    filled(small_trunk, noise)
+    filled(small_backbone, noise)
     assert sum(computed) == 12
     Image.new("RGB", (16, 16), "red").save(noise / "b" / "1.png")
-    filled(small_trunk, noise)
+    filled(small_backbone, noise)
     assert sum(computed) == 13
 
 
-def test_a_cache_is_for_one_trunk_preprocessing_and_view(small_trunk: Path) -> None:
-    trunk = load_trunk(small_trunk)
-    other = random_trunk(image_size=16, patch=4, width=32, depth=2, heads=2, seed=1)
+def test_a_cache_is_for_one_backbone_preprocessing_and_view(small_backbone: Path) -> None:
+    backbone = load_backbone(small_backbone)
+    other = random_backbone(image_size=16, patch=4, width=32, depth=2, heads=2, seed=1)
     plain, sharp = Preprocessing((16, 16), None), Preprocessing((16, 16), None, "lanczos")
     folders = {
-        Cache(trunk, plain).folder,
+        Cache(backbone, plain).folder,
         Cache(other, plain).folder,
-        Cache(trunk, sharp).folder,
-        Cache(trunk, plain, View("inception", number=0)).folder,
-        Cache(trunk, plain, View("inception", number=1)).folder,
-        Cache(trunk, plain, keeps="all").folder,
-        Cache(trunk, plain, keeps="moments").folder,
+        Cache(backbone, sharp).folder,
+        Cache(backbone, plain, View("inception", number=0)).folder,
+        Cache(backbone, plain, View("inception", number=1)).folder,
+        Cache(backbone, plain, keeps="all").folder,
+        Cache(backbone, plain, keeps="final").folder,
+        Cache(backbone, plain, keeps="statistics").folder,
     }
-    assert len(folders) == 7
-    assert Cache(load_trunk(small_trunk), plain).folder in folders
+    assert len(folders) == 8
+    assert Cache(load_backbone(small_backbone), plain).folder in folders
 
 
-def test_tensors_that_are_read_in_another_way_have_another_cache(small_trunk: Path) -> None:
+def test_tensors_that_are_read_in_another_way_have_another_cache(small_backbone: Path) -> None:
     ways = [{}, {"heads": 1}, {"activation": "quick_gelu"}]
-    trunks = [load_trunk(small_trunk, **way) for way in ways]
-    assert len({trunk.fingerprint for trunk in trunks}) == 1
-    assert len({Cache(trunk, Preprocessing((16, 16), None)).folder for trunk in trunks}) == 3
+    backbones = [load_backbone(small_backbone, **way) for way in ways]
+    assert len({backbone.fingerprint for backbone in backbones}) == 1
+    assert (
+        len({Cache(backbone, Preprocessing((16, 16), None)).folder for backbone in backbones}) == 3
+    )
 
 
-def test_rows_that_were_stored_before_there_were_other_kinds_are_found(small_trunk: Path) -> None:
-    kept = Cache(load_trunk(small_trunk), Preprocessing((16, 16), None))
+def test_rows_that_were_stored_before_there_were_other_kinds_are_found(
+    small_backbone: Path,
+) -> None:
+    kept = Cache(load_backbone(small_backbone), Preprocessing((16, 16), None))
     about = json.loads((kept.folder / "meta.json").read_text())
     assert about.keys() == {
-        *("format", "trunk", "fingerprint", "heads", "activation", "antialias"),
+        *("format", "backbone", "fingerprint", "heads", "activation", "antialias"),
         *("preprocessing", "view", "row_bytes"),
     }
 
 
 def test_a_torn_end_is_ignored_and_computed_again(
-    small_trunk: Path, noise: Path, computed: list[int]
+    small_backbone: Path, noise: Path, computed: list[int]
 ) -> None:
-    kept = filled(small_trunk, noise)
+    kept = filled(small_backbone, noise)
     contents = contents_of(load(noise)["train"])
     whole = kept.read(contents)
     [data], [index] = kept.folder.glob("*.data"), kept.folder.glob("*.index")
     os.truncate(data, data.stat().st_size - kept.row_bytes - 3)  # the last row, part of one more
     os.truncate(index, index.stat().st_size - 7)  # and part of the last line
-    torn = Cache(kept.trunk, kept.preprocessing)
+    torn = Cache(kept.backbone, kept.preprocessing)
     assert sum(content in torn for content in contents) == 10
     computed.clear()
-    assert torch.equal(filled(small_trunk, noise).read(contents), whole)
+    assert torch.equal(filled(small_backbone, noise).read(contents), whole)
     assert sum(computed) == 2
 
 
@@ -223,31 +243,31 @@ def swapped_hashes(data: Path, index: Path) -> None:
 
 @pytest.mark.parametrize("damage", [zeroed_quarter, flipped_bit, rotated_index, swapped_hashes])
 def test_a_damaged_row_is_found_and_computed_again(
-    damage: Callable[[Path, Path], None], small_trunk: Path, noise: Path
+    damage: Callable[[Path, Path], None], small_backbone: Path, noise: Path
 ) -> None:
     splits, recipe = load(noise), QUICK.but(steps=2)
-    before = learned(small_trunk, splits, recipe)
+    before = learned(small_backbone, splits, recipe)
     data = max(default_root().glob("*/*.data"), key=lambda path: path.stat().st_size)
     damage(data, data.with_suffix(".index"))
-    with pytest.warns(Notice, match=r"^The cache in .* is damaged: \d+ of its rows .* again\.$"):
-        after = learned(small_trunk, splits, recipe)
+    with pytest.warns(Notice, match="is damaged"):
+        after = learned(small_backbone, splits, recipe)
     assert all(torch.equal(before[name], after[name]) for name in before)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)  # what was damaged is not found again
-        learned(small_trunk, splits, recipe)
+        learned(small_backbone, splits, recipe)
 
 
-def test_only_the_owner_may_read_the_cache(small_trunk: Path, noise: Path) -> None:
-    kept = filled(small_trunk, noise)
+def test_only_the_owner_may_read_the_cache(small_backbone: Path, noise: Path) -> None:
+    kept = filled(small_backbone, noise)
     assert stat.S_IMODE(kept.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept.folder.iterdir()} == {0o600}
 
 
 def test_a_crash_while_filling_loses_no_more_than_a_batch(
-    nursery: Any, small_trunk: Path, own_cache: Path, tmp_path: Path, computed: list[int]
+    nursery: Any, small_backbone: Path, own_cache: Path, tmp_path: Path, computed: list[int]
 ) -> None:
     arguments = [
-        *("fit", "digits", "--task", "digits", "--backbone", small_trunk, "--workers", 0),
+        *("fit", "digits", "--task", "digits", "--backbone", small_backbone, "--workers", 0),
         *("-o", tmp_path / "digits.safetensors", "--steps", 2, "--cache", "on"),
         *("--regime", "masked"),
     ]
@@ -255,23 +275,24 @@ def test_a_crash_while_filling_loses_no_more_than_a_batch(
     def lines() -> int:
         return sum(path.stat().st_size // 74 for path in own_cache.glob("*/*.index"))
 
-    run = nursery.start(*arguments)
-    run.signal_when(signal.SIGKILL, lambda: lines() >= 200)
+    some = written(own_cache, "*/*.index", size=200 * 74, more=500 * 74)
+    run = nursery.start(*arguments, hold=some)
+    run.signal_when(signal.SIGKILL, some)
     stored = lines()
     assert 200 <= stored < 1700
-    learned(small_trunk, load("digits"), QUICK.but(steps=1))
+    learned(small_backbone, load("digits"), QUICK.but(steps=1))
     images = len(load("digits")["train"])
     assert sum(computed) == images - stored
     assert lines() == images
 
 
 def test_several_processes_fill_one_cache_at_once(
-    nursery: Any, small_trunk: Path, colours: Path, own_cache: Path, tmp_path: Path
+    nursery: Any, small_backbone: Path, colours: Path, own_cache: Path, tmp_path: Path
 ) -> None:
     outs = [tmp_path / f"{i}.safetensors" for i in range(3)]
     runs = [
         nursery.start(
-            *("fit", colours, "--task", "t", "--backbone", small_trunk, "-o", out),
+            *("fit", colours, "--task", "t", "--backbone", small_backbone, "-o", out),
             *("--steps", 4, "--batch", 16, "--workers", 0, "--cache", "on"),
         )
         for out in outs
@@ -285,8 +306,8 @@ def test_several_processes_fill_one_cache_at_once(
 
 def test_reading_holds_little_memory(own_cache: Path) -> None:
     """Over 96 MB of rows in batches of 3 MB, less than 24 MB more than before."""
-    trunk = random_trunk(image_size=64, patch=4, width=64, depth=3, heads=2)
-    kept = Cache(trunk, Preprocessing((64, 64), None))
+    backbone = random_backbone(image_size=64, patch=4, width=64, depth=3, heads=2)
+    kept = Cache(backbone, Preprocessing((64, 64), None))
     count = 96_000_000 // kept.row_bytes
     names = [f"{i:064x}" for i in range(1, count + 1)]
     row = np.arange(kept.row_bytes // 2, dtype=np.float16)
@@ -311,16 +332,16 @@ def test_reading_holds_little_memory(own_cache: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(
-    small_trunk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(EngramError, match="set ENGRAM_CACHE to a folder that can be written"):
-        Cache(load_trunk(small_trunk), Preprocessing((16, 16), None))
+    with pytest.raises(EngramError, match="ENGRAM_CACHE"):
+        Cache(load_backbone(small_backbone), Preprocessing((16, 16), None))
 
 
-def test_no_rows_are_a_batch_too(small_trunk: Path, photos: Path) -> None:
+def test_no_rows_are_a_batch_too(small_backbone: Path, photos: Path) -> None:
     """As one of several processes has it, or where no image of a batch can be read."""
-    kept = filled(small_trunk, photos)
+    kept = filled(small_backbone, photos)
     assert kept.read([]).shape == (0, *kept.shape)
     assert kept.read([], only_pooled=True).shape == (0, 1, kept.shape[1])

@@ -4,26 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from engram import MemoryViT, Recipe, load_trunk
+from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import load
-from engram.tasks.settings import TaskSettings
+from engram.methods import METHODS
 from engram.train.cache import row_bytes
 from engram.train.cache_plan import CachePlan
 
 
 def plan_of(
-    trunk: Path, data: Path, recipe: Recipe, regime: str = "masked", tasks: int = 1
+    backbone: Path, data: Path, recipe: Recipe, regime: str = "masked", tasks: int = 1
 ) -> CachePlan:
     splits = load(data).with_validation()
-    specs = [splits.task_spec(f"t{i}", TaskSettings(regime=regime)) for i in range(tasks)]
-    return CachePlan(MemoryViT(load_trunk(trunk)), specs, splits, recipe)
+    specs = [splits.task_spec(f"t{i}", METHODS[regime]()) for i in range(tasks)]
+    return CachePlan(MemoryViT(load_backbone(backbone)), specs, splits, recipe)
 
 
-def test_the_disk_is_that_of_all_images_and_views(small_trunk: Path, colours: Path) -> None:
-    plan = plan_of(small_trunk, colours, Recipe())
-    row = row_bytes(plan.model.trunk, plan.model.preprocessing, plan.keeps)
+def test_the_disk_is_that_of_all_images_and_views(small_backbone: Path, colours: Path) -> None:
+    plan = plan_of(small_backbone, colours, Recipe())
+    row = row_bytes(plan.model.backbone, plan.model.preprocessing, plan.keeps)
     assert (plan.reason_against(), plan.bytes) == (None, 60 * row)
-    views = plan_of(small_trunk, colours, Recipe(augment="pad-crop", views=3))
+    views = plan_of(small_backbone, colours, Recipe(augment="pad-crop", views=3))
     assert (views.reason_against(), views.bytes) == (None, (3 * 54 + 6) * row)
 
 
@@ -34,28 +34,28 @@ def test_the_disk_is_that_of_all_images_and_views(small_trunk: Path, colours: Pa
         ("masked", 200, "keys"),
         ("head", 200, "layers"),
         ("side", 200, "all"),
-        ("readout", 200, "moments"),
+        ("readout", 200, "statistics"),
     ],
 )
 def test_the_keys_and_values_are_kept_for_many_masked_tasks(
-    regime: str, tasks: int, keeps: str, small_trunk: Path, colours: Path
+    regime: str, tasks: int, keeps: str, small_backbone: Path, colours: Path
 ) -> None:
-    assert plan_of(small_trunk, colours, Recipe(), regime, tasks).keeps == keeps
+    assert plan_of(small_backbone, colours, Recipe(), regime, tasks).keeps == keeps
 
 
 def test_tokens_are_kept_where_keys_and_values_would_take_too_much_disk(
-    small_trunk: Path, colours: Path
+    small_backbone: Path, colours: Path
 ) -> None:
-    plan = plan_of(small_trunk, colours, Recipe(), tasks=200)
-    row = row_bytes(plan.model.trunk, plan.model.preprocessing, "layers")
-    little = plan_of(small_trunk, colours, Recipe(cache_gb=60 * row / 1e9), tasks=200)
+    plan = plan_of(small_backbone, colours, Recipe(), tasks=200)
+    row = row_bytes(plan.model.backbone, plan.model.preprocessing, "layers")
+    little = plan_of(small_backbone, colours, Recipe(cache_gb=60 * row / 1e9), tasks=200)
     assert (little.keeps, little.too_large()) == ("layers", None)
 
 
-def test_what_speaks_against_the_cache(small_trunk: Path, colours: Path) -> None:
-    random = plan_of(small_trunk, colours, Recipe(augment="pad-crop"))
+def test_what_speaks_against_the_cache(small_backbone: Path, colours: Path) -> None:
+    random = plan_of(small_backbone, colours, Recipe(augment="pad-crop"))
     assert "random every time (give views" in str(random.reason_against())
-    full = plan_of(small_trunk, colours, Recipe(), "full")
-    assert full.reason_against() == "the regime changes the trunk's own tokens"
-    small = plan_of(small_trunk, colours, Recipe(cache_gb=1e-6))
+    full = plan_of(small_backbone, colours, Recipe(), "full")
+    assert full.reason_against() == "the regime changes the backbone's own tokens"
+    small = plan_of(small_backbone, colours, Recipe(cache_gb=1e-6))
     assert str(small.too_large()).endswith("and cache_gb is 1e-06")

@@ -23,8 +23,10 @@ def test_an_empty_place_holds_nothing(tmp_path: Path) -> None:
     assert room(tmp_path / "none" / "yet") > 0
 
 
-def test_what_is_not_a_cache_is_left_alone(small_trunk: Path, noise: Path, own_cache: Path) -> None:
-    kept = filled(small_trunk, noise)
+def test_what_is_not_a_cache_is_left_alone(
+    small_backbone: Path, noise: Path, own_cache: Path
+) -> None:
+    kept = filled(small_backbone, noise)
     holiday = own_cache / "holiday"
     holiday.mkdir()
     (holiday / "meta.json").write_text('{"fingerprint": "of a camera"}')

@@ -8,7 +8,7 @@ import torch
 from tests.support.training import start
 
 import engram
-from engram import MemoryViT, Recipe, load_trunk
+from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.inference.evaluate import answers
 
@@ -32,18 +32,22 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fitted(trunk: Path, splits: Splits, recipe: Recipe, **settings: object) -> tuple[object, ...]:
-    model = start(trunk, splits, **settings)
+def fitted(
+    backbone: Path, splits: Splits, recipe: Recipe, **settings: object
+) -> tuple[object, ...]:
+    model = start(backbone, splits, **settings)
     result = engram.fit(model, "colours", splits, recipe, test=True)
     kept = answers(model, splits, "colours", workers=0)
     return result.metrics, kept.logits, model
 
 
 @pytest.mark.parametrize("regime", ["masked", "readout"])
-def test_logits_are_divided_by_the_temperature(regime: str, small_trunk: Path, hard: Path) -> None:
+def test_logits_are_divided_by_the_temperature(
+    regime: str, small_backbone: Path, hard: Path
+) -> None:
     splits = load(hard)
-    metrics, logits, _ = fitted(small_trunk, splits, SHORT, regime=regime)
-    raw, raw_logits, _ = fitted(small_trunk, splits, SHORT.but(calibrate="off"), regime=regime)
+    metrics, logits, _ = fitted(small_backbone, splits, SHORT, regime=regime)
+    raw, raw_logits, _ = fitted(small_backbone, splits, SHORT.but(calibrate="off"), regime=regime)
     temperature = metrics["val"]["temperature"]
     assert abs(temperature - 1) > 0.01
     assert torch.allclose(logits * temperature, raw_logits, atol=1e-4)
@@ -54,15 +58,15 @@ def test_logits_are_divided_by_the_temperature(regime: str, small_trunk: Path, h
     assert metrics["val"]["loss"] <= raw["val"]["loss"]
 
 
-def test_the_engram_has_it_and_says_so(small_trunk: Path, hard: Path, tmp_path: Path) -> None:
+def test_the_engram_has_it_and_says_so(small_backbone: Path, hard: Path, tmp_path: Path) -> None:
     splits = load(hard)
-    model = start(small_trunk, splits, regime="head")
+    model = start(small_backbone, splits, regime="head")
     out = tmp_path / "colours.safetensors"
     result = engram.fit(model, "colours", splits, SHORT, out=out)
     written = engram.inspect(out)
     assert written.metrics["val"]["temperature"] == result.metrics["val"]["temperature"]
     assert written.recipe["calibrate"] == "on"
-    pixels, other = torch.rand(2, 3, 16, 16), MemoryViT(load_trunk(small_trunk)).eval()
+    pixels, other = torch.rand(2, 3, 16, 16), MemoryViT(load_backbone(small_backbone)).eval()
     other.attach(out)
     model.eval()
     assert torch.equal(other(pixels)["colours"], model(pixels)["colours"])
@@ -75,8 +79,8 @@ def several_labels() -> Splits:
     return load(table, kind="multilabel")
 
 
-def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_trunk: Path) -> None:
-    splits, model = several_labels(), MemoryViT(load_trunk(small_trunk))
+def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_backbone: Path) -> None:
+    splits, model = several_labels(), MemoryViT(load_backbone(small_backbone))
     model.add_task("colours", **splits.task, regime="head", seed=0)
     result = engram.fit(model, "colours", splits, SHORT)
     val = result.metrics["val"]
@@ -87,16 +91,16 @@ def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_trunk:
     assert "temperature" in val
 
 
-def test_a_refit_has_the_thresholds_of_the_temperature_that_it_takes(small_trunk: Path) -> None:
-    splits, model = several_labels(), MemoryViT(load_trunk(small_trunk))
+def test_a_refit_has_the_thresholds_of_the_temperature_that_it_takes(small_backbone: Path) -> None:
+    splits, model = several_labels(), MemoryViT(load_backbone(small_backbone))
     for name, refit in (("once", False), ("again", True)):
         engram.sweep(model, name, splits, SHORT, lrs=[0.01], regime="head", refit=refit)
-    once, again = (model.task(name).head.settled["thresholds"] for name in ("once", "again"))
+    once, again = (model.task(name).head.fitted["thresholds"] for name in ("once", "again"))
     assert torch.equal(once, again)
 
 
-def test_a_sweep_and_auto_calibrate_what_they_keep(small_trunk: Path, hard: Path) -> None:
-    splits, model = load(hard), MemoryViT(load_trunk(small_trunk))
+def test_a_sweep_and_auto_calibrate_what_they_keep(small_backbone: Path, hard: Path) -> None:
+    splits, model = load(hard), MemoryViT(load_backbone(small_backbone))
     swept = engram.sweep(model, "a", splits, SHORT, lrs=[0.003, 0.01], regime="head")
     chosen = engram.auto(model, "b", splits, SHORT.but(steps=4))
     again = engram.sweep(model, "c", splits, SHORT, lrs=[0.01], regime="head", refit=True)
@@ -110,10 +114,10 @@ def test_a_sweep_and_auto_calibrate_what_they_keep(small_trunk: Path, hard: Path
     )  # found before the validation images were learned
 
 
-def test_numbers_have_no_temperature(small_trunk: Path) -> None:
+def test_numbers_have_no_temperature(small_backbone: Path) -> None:
     table = [{"image": torch.rand(3, 16, 16), "label": float(i)} for i in range(20)]
     splits = load(table, kind="regression")
-    model = MemoryViT(load_trunk(small_trunk))
+    model = MemoryViT(load_backbone(small_backbone))
     model.add_task("colours", **splits.task, regime="head", seed=0)
     result = engram.fit(model, "colours", splits, SHORT.but(steps=2))
     assert "temperature" not in result.metrics["val"]

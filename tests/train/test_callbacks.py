@@ -65,13 +65,13 @@ class Heard(Callback):
         return [event for event in self.events if event[0] in events]
 
 
-def fit(trunk: Path, splits: Splits, *heard: Callback, **more: Any) -> RunResult:
-    return engram.fit(start(trunk, splits), "colours", splits, QUICK, callbacks=heard, **more)
+def fit(backbone: Path, splits: Splits, *heard: Callback, **more: Any) -> RunResult:
+    return engram.fit(start(backbone, splits), "colours", splits, QUICK, callbacks=heard, **more)
 
 
-def test_a_run_is_told_in_order(small_trunk: Path, splits: Splits, tmp_path: Path) -> None:
+def test_a_run_is_told_in_order(small_backbone: Path, splits: Splits, tmp_path: Path) -> None:
     heard, out = Heard(), tmp_path / "c.safetensors"
-    result = fit(small_trunk, splits, heard, out=out)
+    result = fit(small_backbone, splits, heard, out=out)
     assert heard.events == [
         ("started", 0),
         *[("step", 1), ("checkpointed", 1)],
@@ -87,13 +87,13 @@ def test_a_run_is_told_in_order(small_trunk: Path, splits: Splits, tmp_path: Pat
     assert heard.rows == result.history  # type: ignore[attr-defined]
     assert heard.result is result
     again = Heard()
-    fit(small_trunk, splits, again, out=out, resume=True)
+    fit(small_backbone, splits, again, out=out, resume=True)
     assert again.events == []  # it had finished, so there was no run
 
 
-def test_in_memory_there_are_no_checkpoints(small_trunk: Path, splits: Splits) -> None:
+def test_in_memory_there_are_no_checkpoints(small_backbone: Path, splits: Splits) -> None:
     heard = Heard()
-    fit(small_trunk, splits, heard)
+    fit(small_backbone, splits, heard)
     assert heard.only("checkpointed") == []
     assert heard.start is not None
     assert heard.start.folder is None
@@ -101,21 +101,21 @@ def test_in_memory_there_are_no_checkpoints(small_trunk: Path, splits: Splits) -
 
 @pytest.mark.parametrize("event", ["started", "step", "evaluated", "checkpointed"])
 def test_a_callback_that_fails_stops_the_run_and_nothing_is_lost(
-    event: str, small_trunk: Path, splits: Splits, tmp_path: Path
+    event: str, small_backbone: Path, splits: Splits, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole.safetensors", tmp_path / "c.safetensors"
-    fit(small_trunk, splits, out=whole)
+    fit(small_backbone, splits, out=whole)
     bad, good = Heard(fails=event), Heard()
-    match = rf"^The callback Heard failed in {event} \(ValueError: it is broken\)\. The run is kept"
+    match = rf"Heard failed in {event} \(ValueError: it is broken\)"
     with pytest.raises(EngramError, match=match) as caught:
-        fit(small_trunk, splits, bad, good, out=out)
+        fit(small_backbone, splits, bad, good, out=out)
     assert isinstance(caught.value.__cause__, ValueError)  # Python shows where
     told = [one for one in bad.events if one[0] not in ("stopped", "finished")]
     assert [one for one in good.events if one[0] != "stopped"] == told  # the other heard the same
     assert good.error is caught.value
     assert not out.exists()
     after = Heard()
-    fit(small_trunk, splits, after, out=out, resume=event != "started")
+    fit(small_backbone, splits, after, out=out, resume=event != "started")
     step = {"started": 0, "step": 1, "evaluated": 2, "checkpointed": 1}[event]
     assert after.events[:2] == [("started", step), ("step", step + 1)]
     assert engram.inspect(out).content == engram.inspect(whole).content
@@ -124,36 +124,36 @@ def test_a_callback_that_fails_stops_the_run_and_nothing_is_lost(
 
 
 def test_a_callback_that_fails_at_the_end_leaves_the_engram(
-    small_trunk: Path, splits: Splits, tmp_path: Path
+    small_backbone: Path, splits: Splits, tmp_path: Path
 ) -> None:
     out = tmp_path / "c.safetensors"
     bad, good = Heard(fails="finished"), Heard()
-    with pytest.raises(EngramError, match=r"failed in finished .* the run itself is as it would"):
-        fit(small_trunk, splits, bad, good, out=out)
+    with pytest.raises(EngramError, match="failed in finished"):
+        fit(small_backbone, splits, bad, good, out=out)
     assert out.exists()
     assert good.only("finished", "stopped") == [("finished",)]
     assert bad.only("finished", "stopped") == [("finished",)]
 
 
-def test_whoever_stops_a_run_the_callbacks_hear_of_it(small_trunk: Path, splits: Splits) -> None:
+def test_whoever_stops_a_run_the_callbacks_hear_of_it(small_backbone: Path, splits: Splits) -> None:
     heard, bad = Heard(), Heard(fails="stopped")
     with (
-        pytest.warns(Notice, match="The callback Heard failed in stopped"),
+        pytest.warns(Notice, match="failed in stopped"),
         pytest.raises(KeyboardInterrupt),
     ):
-        fit(small_trunk, splits, bad, heard, Heard(stop=3))
+        fit(small_backbone, splits, bad, heard, Heard(stop=3))
     assert isinstance(heard.error, KeyboardInterrupt)
     assert heard.events[-1] == ("stopped",)
     diverging = QUICK.but(optimizer="sgd", lr=1e30, clip=0, warmup=0)
-    model, heard = start(small_trunk, splits), Heard()
+    model, heard = start(small_backbone, splits), Heard()
     with pytest.raises(EngramError, match="not finite"):
         engram.fit(model, "colours", splits, diverging, callbacks=[heard])
     assert isinstance(heard.error, EngramError)
 
 
-def test_only_instances_are_callbacks(small_trunk: Path, splits: Splits) -> None:
-    with pytest.raises(EngramError, match="is no callback; give an instance of a subclass of"):
-        fit(small_trunk, splits, Heard)  # type: ignore[arg-type]
+def test_only_instances_are_callbacks(small_backbone: Path, splits: Splits) -> None:
+    with pytest.raises(EngramError, match="is no callback"):
+        fit(small_backbone, splits, Heard)  # type: ignore[arg-type]
 
 
 def test_only_the_main_process_calls_them() -> None:

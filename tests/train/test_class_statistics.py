@@ -22,9 +22,9 @@ SHORT = Recipe(steps=4, batch=16, evaluations=1, workers=0)
      ("memory", "off")],
 )  # fmt: skip
 def test_means_are_those_of_the_embedding(
-    regime: str, cache: str, small_trunk: Path, splits: Splits
+    regime: str, cache: str, small_backbone: Path, splits: Splits
 ) -> None:
-    model = start(small_trunk, splits, regime=regime)
+    model = start(small_backbone, splits, regime=regime)
     engram.fit(model, "colours", splits, SHORT.but(cache=cache))
     found = model.task("colours").statistics
     assert found is not None
@@ -39,11 +39,13 @@ def test_means_are_those_of_the_embedding(
     assert found.counts.tolist() == [18, 18, 18]
 
 
-def test_scores_tell_noise_from_colours(small_trunk: Path, splits: Splits, tmp_path: Path) -> None:
+def test_scores_tell_noise_from_colours(
+    small_backbone: Path, splits: Splits, tmp_path: Path
+) -> None:
     out = tmp_path / "colours.safetensors"
-    model = start(small_trunk, splits, regime="head")
+    model = start(small_backbone, splits, regime="head")
     engram.fit(model, "colours", splits, SHORT, out=out)
-    again = engram.load_model(out, small_trunk)
+    again = engram.load_model(out, small_backbone)
     pixels = torch.rand(3, 3, 16, 16)
     for exact in (False, True):
         outputs, scores = again.scored(pixels, exact=exact)
@@ -57,23 +59,23 @@ def test_scores_tell_noise_from_colours(small_trunk: Path, splits: Splits, tmp_p
     assert sorted(known)[4] == pytest.approx(1, abs=1)
 
 
-def test_statistics_can_be_left_out(small_trunk: Path, splits: Splits) -> None:
-    model = start(small_trunk, splits, regime="head")
+def test_statistics_can_be_left_out(small_backbone: Path, splits: Splits) -> None:
+    model = start(small_backbone, splits, regime="head")
     engram.fit(model, "colours", splits, SHORT.but(statistics="off"))
     assert model.task("colours").statistics is None
     assert not model.engram("colours").has_statistics
     assert "scores" not in engram.predict(model, torch.rand(3, 16, 16))
 
 
-def test_a_sweep_and_auto_keep_them(small_trunk: Path, splits: Splits) -> None:
-    model = engram.MemoryViT(engram.load_trunk(small_trunk))
+def test_a_sweep_and_auto_keep_them(small_backbone: Path, splits: Splits) -> None:
+    model = engram.MemoryViT(engram.load_backbone(small_backbone))
     engram.sweep(model, "a", splits, SHORT, lrs=[0.001, 0.01], refit=True)
     engram.auto(model, "b", splits, SHORT)
     assert model.scored(torch.rand(1, 3, 16, 16))[1].keys() == {"a", "b"}
 
 
-def test_training_on_drops_what_is_no_longer_true(small_trunk: Path, splits: Splits) -> None:
-    model = start(small_trunk, splits, regime="head")
+def test_training_on_drops_what_is_no_longer_true(small_backbone: Path, splits: Splits) -> None:
+    model = start(small_backbone, splits, regime="head")
     engram.fit(model, "colours", splits, SHORT)
     train_only(model, "colours")
     assert model.task("colours").statistics is None

@@ -1,4 +1,4 @@
-"""Which images an epoch has, in which order, and what of the trunk they need."""
+"""Which images an epoch has, in which order, and what of the backbone they need."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from engram.util.processes import Team
 
 
 def test_an_epoch_has_every_image_once_unless_a_sampler_balances(
-    small_trunk: Path, splits: Splits
+    small_backbone: Path, splits: Splits
 ) -> None:
     splits = splits.with_validation(0.1, 0)
     recipe = Recipe(batch=16, balance="sampler")
-    plan = FeedPlan(start(small_trunk, splits), ["colours"], splits, recipe, Team())
+    plan = FeedPlan(start(small_backbone, splits), ["colours"], splits, recipe, Team())
     assert sorted(plan.order(1, even=False)) == list(range(54))
     labels = plan.train.labels[plan.order(1, even=True)]
     assert np.ptp(np.bincount(labels)) <= 1

@@ -1,4 +1,4 @@
-"""Learners are dropped in two rounds; the best go on, and one of side patches among them."""
+"""Learners are dropped in two rounds; the best go on, and one of side network among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is of one run: of one trunk, one task, one recipe and the same images."""
+"""A checkpoint is of one run: of one backbone, one task, one recipe and the same images."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from engram.train.identity import samples_of
     ids=["swapped", "renamed"],
 )
 def test_other_pictures_under_the_same_labels_are_other_data(
-    renamed: list[tuple[str, str]], cache: str, small_trunk: Path, flowers: Path, tmp_path: Path
+    renamed: list[tuple[str, str]], cache: str, small_backbone: Path, flowers: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.safetensors"
-    fit_until(small_trunk, flowers, out, stop=3, cache=cache)
+    fit_until(small_backbone, flowers, out, stop=3, cache=cache)
     for old, new in renamed:
         (flowers / old).rename(flowers / new)
-    with pytest.raises(EngramError, match="had other settings, data or trunk"):
-        fit_until(small_trunk, flowers, out, cache=cache, resume=True)
+    with pytest.raises(EngramError, match="other settings"):
+        fit_until(small_backbone, flowers, out, cache=cache, resume=True)
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])
@@ -40,26 +40,26 @@ def test_other_pictures_under_the_same_labels_are_other_data(
     [{"read": {"image_size": 32}}, {"read": {"activation": "quick_gelu"}}, {"parent": 1}],
     ids=["size", "activation", "parent"],
 )
-def test_another_trunk_or_parent_is_another_run(
-    change: dict[str, Any], cache: str, small_trunk: Path, flowers: Path, tmp_path: Path
+def test_another_backbone_or_parent_is_another_run(
+    change: dict[str, Any], cache: str, small_backbone: Path, flowers: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.safetensors"
-    fit_until(small_trunk, flowers, out, stop=3, cache=cache)
-    with pytest.raises(EngramError, match="had other settings, data or trunk"):
-        fit_until(small_trunk, flowers, out, cache=cache, resume=True, **change)
+    fit_until(small_backbone, flowers, out, stop=3, cache=cache)
+    with pytest.raises(EngramError, match="other settings"):
+        fit_until(small_backbone, flowers, out, cache=cache, resume=True, **change)
 
 
 def test_data_that_was_moved_is_the_same_data(
-    small_trunk: Path, flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_backbone: Path, flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.safetensors"
     monkeypatch.chdir(tmp_path)
-    fit_until(small_trunk, "flowers", out, stop=3)
+    fit_until(small_backbone, "flowers", out, stop=3)
     moved = tmp_path / "elsewhere" / "flowers"
     moved.parent.mkdir()
     flowers.rename(moved)
     # The third step was not in a checkpoint yet.
-    assert fit_until(small_trunk, moved, out, resume=True) == 4
+    assert fit_until(small_backbone, moved, out, resume=True) == 4
 
 
 def test_masks_of_other_names_or_sizes_are_other_data(tmp_path: Path) -> None:

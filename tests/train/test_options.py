@@ -12,9 +12,7 @@ from engram.train.recipe import RECIPES
 
 
 def test_an_unknown_recipe_is_a_sentence() -> None:
-    with pytest.raises(
-        EngramError, match="There is no recipe 'best'; choose one of default, paper"
-    ):
+    with pytest.raises(EngramError, match="There is no recipe 'best'"):
         recipe_from("best", {})
 
 
@@ -28,9 +26,9 @@ def test_flags_change_the_named_recipe_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--kind", "poetry"], "There is no kind of task 'poetry'"),
-        (["--kind", "regression", "--ignore", "3"], "--ignore is about masks, and regression has"),
-        (["--classes", "a=1,b=2"], "--classes with = is about masks, and classification has none"),
+        (["--kind", "poetry"], "no kind of task 'poetry'"),
+        (["--kind", "regression", "--ignore", "3"], "--ignore is about masks"),
+        (["--classes", "a=1,b=2"], "--classes with = is about masks"),
         (["--kind", "segmentation", "--classes", "a=1,b"], "give every class the value"),
     ],
 )
@@ -79,7 +77,7 @@ def test_a_split_is_what_stands_behind_the_last_colon(
 
 def test_folders_have_no_columns(tmp_path: Path) -> None:
     for options in (DataOptions(image_column="photo"), DataOptions(split_column="fold")):
-        with pytest.raises(EngramError, match=r"has no columns, so --(image|split)-column \w+ has"):
+        with pytest.raises(EngramError, match="has no columns"):
             options.load(str(tmp_path))
 
 

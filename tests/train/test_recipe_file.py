@@ -16,16 +16,16 @@ from engram.train.recipe import read_settings
 QUICK = Recipe(steps=2, batch=16, workers=0, lr=0.002)
 
 
-def test_a_run_writes_what_it_was(small_trunk: Path, splits: Splits, tmp_path: Path) -> None:
+def test_a_run_writes_what_it_was(small_backbone: Path, splits: Splits, tmp_path: Path) -> None:
     out = tmp_path / "c.safetensors"
-    engram.fit(start(small_trunk, splits), "colours", splits, QUICK, out=out)
+    engram.fit(start(small_backbone, splits), "colours", splits, QUICK, out=out)
     path = tmp_path / "c.run" / "recipe.toml"
     assert Recipe.load(path) == QUICK
     said = read_settings(path)
     assert (said["regime"], said["cells"], said["kind"]) == ("masked", 3, "classification")
-    assert said["backbone"] == str(small_trunk)
+    assert said["backbone"] == str(small_backbone)
     engram.fit(
-        start(small_trunk, splits), "colours", splits, QUICK.but(lr=0), out=out, overwrite=True
+        start(small_backbone, splits), "colours", splits, QUICK.but(lr=0), out=out, overwrite=True
     )
     assert read_settings(path)["lr"] == 1e-3  # what it was, not that it was the default
     assert path.read_text().splitlines()[1].startswith("# engram fit DATA --task colours --recipe ")
@@ -34,12 +34,12 @@ def test_a_run_writes_what_it_was(small_trunk: Path, splits: Splits, tmp_path: P
 @pytest.mark.parametrize(
     ("run", "settings", "command", "said"),
     [
-        (engram.auto, {}, "fit", {"regime": "auto", "cells": 5}),
+        (engram.auto, {"cells": 5}, "fit", {"regime": "auto", "cells": 5}),
         (
             engram.sweep,
-            {"cells": [1, 2], "seeds": 2, "rank": 3},
+            {"regime": "side", "cells": [1, 2], "seeds": 2, "rank": 3},
             "sweep",
-            {"regime": "masked", "cells": [1, 2], "lr": 0.002, "seeds": 2, "refit": False},
+            {"regime": "side", "cells": [1, 2], "rank": 3, "lr": 0.002, "seeds": 2, "refit": False},
         ),
     ],
 )

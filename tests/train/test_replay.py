@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.engrams import small_trunk
+from tests.support.engrams import small_backbone
 from torch import Tensor
 
 from engram import MemoryViT, Recipe
@@ -26,7 +26,7 @@ def statistics(labels: Tensor, groups: int) -> ClassStatistics:
 
 
 def task(regime: str = "head") -> Task:
-    return MemoryViT(small_trunk()).add_task("t", 4, regime=regime, seed=0)
+    return MemoryViT(small_backbone()).add_task("t", 4, regime=regime, seed=0)
 
 
 def test_old_classes_are_not_forgotten() -> None:

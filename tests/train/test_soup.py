@@ -84,7 +84,7 @@ def test_a_sweep_writes_what_validation_kept(
     found = engram.inspect(out)
     merged = found.recipe.get("merged", [])
     assert len(merged) == (result.soup.kept if result.soup.kept > 1 else 0)
-    again = sweep(MemoryViT(model.trunk), "t", splits, QUICK, **given, resume=True)
+    again = sweep(MemoryViT(model.backbone), "t", splits, QUICK, **given, resume=True)
     assert again.soup == result.soup
     assert again.to_dict()["soup"]["kept"] == result.soup.kept
     scores = engram.evaluate(model, splits.with_validation(0.1), "t", split="val")
@@ -94,8 +94,8 @@ def test_a_sweep_writes_what_validation_kept(
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"soup": 1}, "soup is 1; an average needs at least 2"),
-        ({"soup": 3}, "only 2 of the 4 variants begin with the same weights"),
+        ({"soup": 1}, "soup is 1"),
+        ({"soup": 3}, "only 2 of the 4 variants"),
         ({"soup": 2, "refit": True}, "refit trains one variant again"),
     ],
 )

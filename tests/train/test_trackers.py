@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from tests.support.training import start
+from tests.support.waiting import wait_until
 
 import engram
 from engram import Callback, EngramError, Recipe
 from engram.data.datasets import Splits
+from engram.report.run import read_history
 from engram.train import trackers
+from engram.train.callbacks import RunStart
 from engram.train.trackers import CSVLog, MLflow, TensorBoard, WeightsAndBiases, trackers_named
 
 QUICK = Recipe(steps=6, patience=0, batch=16, evaluations=6, workers=0, checkpoint_seconds=0)
@@ -39,13 +42,13 @@ class Killed(Callback):
             raise KeyboardInterrupt
 
 
-def interrupted_and_resumed(trunk: Path, splits: Splits, out: Path, *callbacks: Callback) -> Any:
+def interrupted_and_resumed(backbone: Path, splits: Splits, out: Path, *callbacks: Callback) -> Any:
     """A run that is stopped and goes on, as two processes would do it."""
     first = [*callbacks, Killed(out)]
     with pytest.raises(KeyboardInterrupt):
-        engram.fit(start(trunk, splits), "colours", splits, QUICK, out=out, callbacks=first)
+        engram.fit(start(backbone, splits), "colours", splits, QUICK, out=out, callbacks=first)
     return engram.fit(
-        start(trunk, splits), "colours", splits, QUICK, out=out, callbacks=callbacks, resume=True
+        start(backbone, splits), "colours", splits, QUICK, out=out, callbacks=callbacks, resume=True
     )
 
 
@@ -61,9 +64,9 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_a_run_logs_into_its_folder_and_no_step_twice(
-    small_trunk: Path, splits: Splits, tmp_path: Path
+    small_backbone: Path, splits: Splits, tmp_path: Path
 ) -> None:
-    result = interrupted_and_resumed(small_trunk, splits, tmp_path / "c.safetensors")
+    result = interrupted_and_resumed(small_backbone, splits, tmp_path / "c.safetensors")
     with (tmp_path / "c.run" / "history.csv").open(newline="") as file:
         rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
     assert rows == result.history
@@ -72,9 +75,18 @@ def test_a_run_logs_into_its_folder_and_no_step_twice(
     assert [value for _, value in seen] == pytest.approx([row["val_loss"] for row in rows])
 
 
-def test_a_log_goes_where_it_is_told(small_trunk: Path, splits: Splits, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["no steps\n1\n", "step,loss\nx,1\n", "step,loss\n1\n", '"'])
+def test_a_damaged_history_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "history.csv").write_text(text)
+    start = RunStart(task="t", data="d", settings={}, folder=tmp_path, step=3)
+    with pytest.raises(EngramError, match="no history of a run"):
+        CSVLog().started(start)
+    assert read_history(tmp_path / "history.csv") == []  # a report does without the curve
+
+
+def test_a_log_goes_where_it_is_told(small_backbone: Path, splits: Splits, tmp_path: Path) -> None:
     elsewhere = [CSVLog(tmp_path / "log.csv"), TensorBoard(tmp_path / "board")]
-    model = start(small_trunk, splits)
+    model = start(small_backbone, splits)
     engram.fit(model, "colours", splits, QUICK, callbacks=elsewhere)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 7
     assert [step for step, _ in scalars(tmp_path / "board", "loss")] == STEPS
@@ -85,18 +97,18 @@ def test_a_log_goes_where_it_is_told(small_trunk: Path, splits: Splits, tmp_path
 
 
 def test_a_new_run_keeps_no_curves_of_the_one_it_replaces(
-    small_trunk: Path, splits: Splits, tmp_path: Path
+    small_backbone: Path, splits: Splits, tmp_path: Path
 ) -> None:
     out = tmp_path / "c.safetensors"
     for _ in range(2):
-        model = start(small_trunk, splits)
+        model = start(small_backbone, splits)
         engram.fit(model, "colours", splits, QUICK, out=out, overwrite=True)
     assert [step for step, _ in scalars(tmp_path / "c.run", "loss")] == STEPS
 
 
-def test_without_a_folder_a_log_needs_a_path(small_trunk: Path, splits: Splits) -> None:
-    with pytest.raises(EngramError, match="CSVLog needs a path, because this run has no folder"):
-        engram.fit(start(small_trunk, splits), "colours", splits, QUICK, callbacks=[CSVLog()])
+def test_without_a_folder_a_log_needs_a_path(small_backbone: Path, splits: Splits) -> None:
+    with pytest.raises(EngramError, match="CSVLog needs a path"):
+        engram.fit(start(small_backbone, splits), "colours", splits, QUICK, callbacks=[CSVLog()])
 
 
 # MLflow
@@ -114,7 +126,7 @@ def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_mlflow_goes_on_with_the_same_run_and_logs_no_step_twice(
-    small_trunk: Path, splits: Splits, tmp_path: Path, mlflow_store: str
+    small_backbone: Path, splits: Splits, tmp_path: Path, mlflow_store: str
 ) -> None:
     from mlflow import MlflowClient
 
@@ -133,7 +145,7 @@ def test_mlflow_goes_on_with_the_same_run_and_logs_no_step_twice(
         return list(client.search_runs([experiment.experiment_id]))
 
     out = tmp_path / "c.safetensors"
-    result = interrupted_and_resumed(small_trunk, splits, out, tracker, Status())
+    result = interrupted_and_resumed(small_backbone, splits, out, tracker, Status())
     assert statuses == ["RUNNING", "KILLED", "RUNNING"]
     (run,) = runs()
     assert (run.info.status, run.info.run_name) == ("FINISHED", "colours")
@@ -148,7 +160,7 @@ def test_mlflow_goes_on_with_the_same_run_and_logs_no_step_twice(
 
 
 def test_a_store_that_is_down_stops_no_run_that_has_begun(
-    small_trunk: Path, splits: Splits, tmp_path: Path, mlflow_store: str
+    small_backbone: Path, splits: Splits, tmp_path: Path, mlflow_store: str
 ) -> None:
     from mlflow import MlflowClient
 
@@ -161,8 +173,8 @@ def test_a_store_that_is_down_stops_no_run_that_has_begun(
             if step == 4:
                 away.rename(store)
 
-    model = start(small_trunk, splits)
-    with pytest.warns(engram.errors.Notice, match=r"MLflow does not answer \(.*\); the next"):
+    model = start(small_backbone, splits)
+    with pytest.warns(engram.errors.Notice, match="MLflow does not answer"):
         engram.fit(model, "colours", splits, QUICK, callbacks=[MLflow(mlflow_store), Down()])
     client = MlflowClient(tracking_uri=mlflow_store)
     (run,) = client.search_runs([client.get_experiment_by_name("engram").experiment_id])
@@ -170,16 +182,16 @@ def test_a_store_that_is_down_stops_no_run_that_has_begun(
 
 
 def test_a_store_that_cannot_be_used_is_refused_at_the_start(
-    small_trunk: Path, splits: Splits, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
+    small_backbone: Path, splits: Splits, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "_has_database", lambda: False)  # as with mlflow-skinny
     for uri, match in (
-        ("nowhere://", r"^MLflow cannot be used at nowhere:// \(.*\); check"),
-        ("sqlite:///m.db", r"is a database, which the package mlflow-skinny cannot use; pip"),
+        ("nowhere://", "MLflow cannot be used"),
+        ("sqlite:///m.db", "is a database"),
     ):
         with pytest.raises(EngramError, match=match):
             engram.fit(
-                start(small_trunk, splits), "colours", splits, QUICK, callbacks=[MLflow(uri)]
+                start(small_backbone, splits), "colours", splits, QUICK, callbacks=[MLflow(uri)]
             )
 
 
@@ -199,8 +211,7 @@ def wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     yield tmp_path / "wandb"
     wandb.teardown()
     children = ["ps", "-o", "args=", "--ppid", str(os.getpid())]
-    left = subprocess.run(children, capture_output=True, text=True).stdout
-    assert "wandb" not in left
+    wait_until(lambda: b"wandb" not in subprocess.run(children, capture_output=True).stdout)
 
 
 def records(folder: Path) -> Iterator[Any]:
@@ -222,10 +233,10 @@ def records(folder: Path) -> Iterator[Any]:
 
 
 def test_weights_and_biases_goes_on_with_the_same_run_and_logs_no_step_twice(
-    small_trunk: Path, splits: Splits, tmp_path: Path, wandb_offline: Path
+    small_backbone: Path, splits: Splits, tmp_path: Path, wandb_offline: Path
 ) -> None:
     out = tmp_path / "c.safetensors"
-    result = interrupted_and_resumed(small_trunk, splits, out, WeightsAndBiases())
+    result = interrupted_and_resumed(small_backbone, splits, out, WeightsAndBiases())
     found = list(records(wandb_offline))
     runs = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     assert len({run.run_id for run in runs}) == 1
@@ -243,14 +254,14 @@ def test_weights_and_biases_goes_on_with_the_same_run_and_logs_no_step_twice(
 
 
 def test_an_account_that_is_missing_is_a_sentence(
-    small_trunk: Path, splits: Splits, wandb_offline: Path, monkeypatch: pytest.MonkeyPatch
+    small_backbone: Path, splits: Splits, wandb_offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", "short")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    with pytest.raises(EngramError, match=r"^Weights & Biases cannot be used \(.*\); run wandb"):
+    with pytest.raises(EngramError, match="Weights & Biases cannot be used"):
         engram.fit(
-            start(small_trunk, splits), "colours", splits, QUICK, callbacks=[WeightsAndBiases()]
+            start(small_backbone, splits), "colours", splits, QUICK, callbacks=[WeightsAndBiases()]
         )
 
 
@@ -261,7 +272,7 @@ def test_a_log_is_named() -> None:
     first, second = trackers_named(["tensorboard", "mlflow", "mlflow"])
     assert isinstance(first, TensorBoard)
     assert isinstance(second, MLflow)
-    with pytest.raises(EngramError, match=r"no log 'board'; --log takes csv, tensorboard, mlflow"):
+    with pytest.raises(EngramError, match="no log 'board'"):
         trackers_named(["board"])
 
 

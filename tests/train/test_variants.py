@@ -10,6 +10,7 @@ from tests.support.training import alone
 
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
+from engram.methods import Head
 from engram.tasks.settings import TaskSettings
 from engram.train.callbacks import nobody
 from engram.train.recipe import learning_rate
@@ -32,7 +33,7 @@ def test_a_grid_has_every_combination_with_every_seed_once() -> None:
 
 def test_an_empty_grid_is_the_recipe_and_heads_have_no_cells() -> None:
     [variant] = Grid(cells=(5, 10)).variants(Recipe(), "head")
-    assert variant.setting.lr == learning_rate(Recipe(), "head")
+    assert variant.setting.lr == learning_rate(Recipe(), Head)
     assert variant.setting.cells == 0
 
 
@@ -62,7 +63,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     ]
     recipe = recipe.but(calibrate="off", statistics="off")
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
-    workshop = Workshop(model, "t", whole, recipe, TaskSettings(**task), Team())
+    workshop = Workshop(model, "t", whole, recipe, TaskSettings.create(task), Team())
     scores = workshop.train(variants, None, silent, nobody(Team())).trained
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
@@ -91,6 +92,8 @@ def test_deviation_is_over_seeds() -> None:
         ({"cells": [-1]}, "cells is -1; it must be a whole number"),
         ({"cells": []}, "cells is empty; give at least one number"),
         ({"seeds": 0}, "seeds is 0; at least one is needed"),
+        ({"seeds": 10**20}, "variants that a sweep can have"),
+        ({"lrs": [1e308]}, "lr is 1e.308; it can be"),
         ({"regime": "some"}, "There is no regime 'some'; choose one of masked"),
     ],
 )

@@ -1,6 +1,5 @@
 """An archive that expands too far is refused before any of it is read."""
 
-import time
 import zipfile
 from pathlib import Path
 
@@ -24,12 +23,13 @@ def test_what_expands_as_usual_is_accepted(tmp_path: Path) -> None:
     check_archive(write(tmp_path / "stored.npz", 3, zipfile.ZIP_STORED))
 
 
-def test_declared_sizes_are_added_up_before_anything_is_read(tmp_path: Path) -> None:
+def test_declared_sizes_are_added_up_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "bomb.npz", 30)
-    started = time.monotonic()
-    with pytest.raises(ValueError, match=r"has 0\.3 MB but expands to 300 MB, more than 100 times"):
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("it is read"))
+    with pytest.raises(ValueError, match=r"has 0\.3 MB but expands to 300 MB"):
         check_archive(path)
-    assert time.monotonic() - started < 0.1
 
 
 def test_it_must_fit_into_the_memory_that_is_free(
@@ -37,7 +37,7 @@ def test_it_must_fit_into_the_memory_that_is_free(
 ) -> None:
     path = write(tmp_path / "large.npz", 3, zipfile.ZIP_STORED)
     monkeypatch.setattr(archives, "available_memory", lambda: 20_000_000)
-    with pytest.raises(ValueError, match="expands to 30 MB, and 20 MB of memory are free"):
+    with pytest.raises(ValueError, match="expands to 30 MB"):
         check_archive(path)
     monkeypatch.setattr(archives, "available_memory", lambda: None)  # not every system says it
     check_archive(path)
@@ -50,7 +50,7 @@ def test_other_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="another way than by deflate"):
         check_archive(write(tmp_path / "lzma.npz", 1, zipfile.ZIP_LZMA))
     monkeypatch.setattr(archives, "MAX_MEMBERS", 2)
-    with pytest.raises(ValueError, match="it has 3 members, and at most 2"):
+    with pytest.raises(ValueError, match="it has 3 members"):
         check_archive(write(tmp_path / "many.npz", 3))
 
 

@@ -8,6 +8,7 @@ import pytest
 import engram
 
 
+@pytest.mark.system
 def test_names_of_folders_are_reached_after_importing_the_package_alone() -> None:
     code = (
         "import sys, engram; before = 'torch' in sys.modules; "

@@ -20,12 +20,9 @@ def test_a_missing_module_is_named_with_the_extra_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(EngramError) as caught:
+    expected = r"A plot needs the package matplotlib.*pip install 'engram-vit\[plots\]'"
+    with pytest.raises(EngramError, match=expected):
         require("matplotlib.figure", extra="plots", purpose="A plot")
-    assert str(caught.value) == (
-        "A plot needs the package matplotlib, which is not installed; "
-        "install it with pip install 'engram-vit[plots]'."
-    )
 
 
 def test_what_the_module_itself_lacks_is_named(
@@ -33,7 +30,7 @@ def test_what_the_module_itself_lacks_is_named(
 ) -> None:
     (tmp_path / "half_installed.py").write_text("import no_such_package.inner\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EngramError, match="Reading needs the package no_such_package, which"):
+    with pytest.raises(EngramError, match="Reading needs the package no_such_package"):
         require("half_installed", extra="plots", purpose="Reading")
 
 

@@ -45,7 +45,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_cpu_that_cannot_run_a_precision_is_a_sentence(trials: Path) -> None:
     trials.with_name("python.code").write_text("1")
-    with pytest.raises(EngramError, match=r"fp16, but this CPU cannot run it .* with an error\)"):
+    with pytest.raises(EngramError, match="this CPU cannot run it"):
         dtype_for("fp16", CPU)
 
 

@@ -3,12 +3,14 @@
 import io
 import warnings
 
+import pytest
 from PIL import Image
 
 from engram.images.decode import read_image
 from engram.util.quiet import ignore_pillow_warnings
 
 
+@pytest.mark.system
 def test_pillow_warns_of_nothing(recwarn: object) -> None:
     data = io.BytesIO()
     Image.new("1", (10_000, 9_000)).save(data, "PNG")  # enough pixels for Pillow's warning

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+import pytest
+from tests.support.waiting import wait_until
 
 WORKER = """
 import multiprocessing, os, time
@@ -24,6 +26,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_a_worker_of_a_fork_server_lives_as_long_as_who_asked_for_it(tmp_path: Path) -> None:
     """The fork server is its parent, and goes on without the one that asked."""
     script = tmp_path / "parent.py"
@@ -35,7 +38,4 @@ def test_a_worker_of_a_fork_server_lives_as_long_as_who_asked_for_it(tmp_path: P
         assert worker.name.isdigit(), "the worker ended although its parent lives"
         assert worker.exists()
         parent.kill()
-        deadline = time.monotonic() + 10
-        while worker.exists():
-            assert time.monotonic() < deadline, "the worker outlives its parent"
-            time.sleep(0.05)
+        wait_until(lambda: not worker.exists(), lambda: "the worker outlives its parent")

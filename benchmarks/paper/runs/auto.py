@@ -1,4 +1,4 @@
-"""What leaves the trunk unchanged, as a user trains it: `auto`, and each of its regimes alone."""
+"""`auto` as a user runs it, and each of the regimes of its portfolio alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _trained(
     regime: str, data: Splits, recipe: Recipe, pixels: int
 ) -> tuple[Any, float, dict[str, Any]]:
     """The result of the best of a regime, its learning rate, and what else is recorded."""
-    model = MemoryViT(datasets.trunk(pixels))
+    model = MemoryViT(datasets.backbone(pixels))
     about: dict[str, Any] = {}
     lr = 0.0
     if regime == "auto":

@@ -1,6 +1,6 @@
 """Section 4.4: what the cells of other tasks do to the first task, with and without the mask.
 
-Attaches engrams of the regime `memory` (5 cells, from table 2) to one trunk, so that every token
+Attaches engrams of the regime `memory` (5 cells, from table 2) to one backbone, so that every token
 reads the cells of all of them, and measures the first task as others are added. Then the same with
 engrams of the regime `masked`. Two minutes, once the engrams exist. Expect fashion to fall from
 83.4 to 66.3 and 57.5 without the mask, and pets from 73.5 to 71.2 and 67.0; with it, no answer
@@ -68,7 +68,7 @@ class Concatenation:
 
     def work(self, say: Callable[[str], object]) -> None:
         began = time.perf_counter()
-        model = MemoryViT(datasets.trunk(PIXELS), unmasked=self.regime == "memory")
+        model = MemoryViT(datasets.backbone(PIXELS), unmasked=self.regime == "memory")
         data = datasets.splits(self.first, PIXELS, 1_000)
         steps: list[dict[str, Any]] = []
         alone = torch.zeros(0)

@@ -2,7 +2,7 @@
 
 Counted for the paper's B/32 and for the Ti/16 of the other tables (100 classes, 224 pixels) by
 `engram.tasks.costs`. Measured on the Ti/16: operations by torch's counter, and time relative to the
-plain trunk in the same run, with 8 images, as the median of nine rounds. A minute.
+plain backbone in the same run, with 8 images, as the median of nine rounds. A minute.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.paper.records import COSTS, Record
 from benchmarks.report import markdown_table
+from engram.backbones.shape import BackboneShape
 from engram.experiments.timing import Case, compare
+from engram.methods import METHODS
 from engram.model import MemoryViT
-from engram.tasks.costs import Costs, task_costs, trunk_macs
-from engram.tasks.shape import TrunkShape
+from engram.tasks.costs import Costs, backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec, class_names
-from engram.vit import HeadConfig, ViT, ViTConfig
+from engram.vit.vit import HeadConfig, ViT, ViTConfig
 
 REGIMES = ("full", "head", "class", "memory", "masked", "masked+adapter", "adapter",
            "memory+adapter")  # fmt: skip
-TRUNK = "trunk"  # the record of the plain trunk
+BACKBONE = "backbone"  # the record of the plain backbone
 TI16 = ViTConfig((224, 224), 16, 192, 12, 3, 768, head=HeadConfig(1000))
 B32 = ViTConfig((224, 224), 32, 768, 12, 12, 3072, head=HeadConfig(1000))
 CLASSES, IMAGES = 100, 8
@@ -38,7 +39,7 @@ class CostMeasurement:
     name: str = "costs"
 
     def missing(self) -> bool:
-        return any(name not in COSTS for name in (TRUNK, *REGIMES))
+        return any(name not in COSTS for name in (BACKBONE, *REGIMES))
 
     def ready(self) -> bool:
         return True
@@ -66,13 +67,15 @@ def measure() -> dict[str, Record]:
 
 
 def _passes() -> dict[str, Callable[..., object]]:
-    """A forward pass of the plain trunk and of every regime."""
+    """A forward pass of the plain backbone and of every regime."""
     torch.manual_seed(0)
-    trunk, pixels = ViT(TI16).eval(), torch.randn(IMAGES, 3, 224, 224)
-    passes: dict[str, Callable[..., object]] = {TRUNK: lambda exact=False: trunk.tokens(pixels)}
+    backbone, pixels = ViT(TI16).eval(), torch.randn(IMAGES, 3, 224, 224)
+    passes: dict[str, Callable[..., object]] = {
+        BACKBONE: lambda exact=False: backbone.tokens(pixels)
+    }
     for regime in REGIMES:
-        model = MemoryViT(trunk)
-        model.add_task("task", CLASSES, 5, regime=regime, seed=0)
+        model = MemoryViT(backbone)
+        model.add_task("task", CLASSES, regime=regime, seed=0)
         model.eval()
         passes[regime] = lambda exact=False, model=model: model(pixels, ["task"], exact)
     return passes
@@ -81,7 +84,7 @@ def _passes() -> dict[str, Callable[..., object]]:
 def _counted_macs(function: Callable[..., object]) -> float:
     """Multiply-accumulates per image, by torch's counter.
 
-    `exact` runs the whole trunk, while the fast path computes only the needed part of its last
+    `exact` runs the whole backbone, while the fast path computes only the needed part of its last
     layer. Fused attention is not counted on a CPU, so the plain implementation is used.
     """
     function(exact=True)
@@ -93,22 +96,22 @@ def _counted_macs(function: Callable[..., object]) -> float:
 def table() -> list[str]:
     if CostMeasurement().missing():
         return ["Not measured."]
-    tiny, base = TrunkShape.of(TI16), TrunkShape.of(B32)
-    trunk = COSTS.get(TRUNK) or {}
+    tiny, base = BackboneShape.of(TI16), BackboneShape.of(B32)
+    backbone = COSTS.get(BACKBONE) or {}
     rows = []
     for regime in REGIMES:
-        spec = TaskSpec("task", class_names(CLASSES), regime=regime)
+        spec = TaskSpec("task", class_names(CLASSES), method=METHODS[regime]())
         measured = COSTS.get(regime) or {}
         rows.append([
             f"`{regime}`",
             *_counted(task_costs(base, spec)),
             *_counted(task_costs(tiny, spec)),
-            f"{(measured['macs'] - trunk['macs']) / 1e6:,.1f}",
+            f"{(measured['macs'] - backbone['macs']) / 1e6:,.1f}",
             _time(measured),
         ])  # fmt: skip
     head = ("regime, 5 cells", "B/32: parameters", "B/32: extra MMAC", "Ti/16: parameters",
-            f"Ti/16: MMAC in addition to {trunk_macs(tiny) / 1e6:,.1f}", "counted by torch",
-            "time, relative to the trunk's pass")  # fmt: skip
+            f"Ti/16: MMAC in addition to {backbone_macs(tiny) / 1e6:,.1f}", "counted by torch",
+            "time, relative to the backbone's pass")  # fmt: skip
     return markdown_table(head, rows)
 
 

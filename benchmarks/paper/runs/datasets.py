@@ -1,6 +1,6 @@
 """The four datasets, as fixed subsets: the first images in a random order with a fixed seed.
 
-Pets and flowers are photographs like those the trunk was trained on; CIFAR-10 and Fashion-MNIST
+Pets and flowers are photographs like those the backbone was trained on; CIFAR-10 and Fashion-MNIST
 are very different. Learning rates are chosen on validation images, which are taken from the
 training data. Test images are never used to choose anything.
 
@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from scripts.pretrain_pico import LABELS, fetch, read_split
 
-from benchmarks.paths import ASSETS, BUILD, TRUNK
+from benchmarks.paths import ASSETS, BACKBONE, BUILD
+from engram.backbones.load import load_backbone
+from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Dataset, Splits, load
 from engram.data.source import Arrays
 from engram.data.validation import split_validation
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.tasks.shape import TrunkShape
-from engram.trunks.load import load_trunk
-from engram.vit import ViT, ViTConfig
+from engram.vit.vit import ViT, ViTConfig
 
 #: Decoded images, downloaded packages, engrams and locks.
 WORK = Path(os.environ.get("ENGRAM_PAPER_WORK", BUILD / "paper"))
@@ -48,10 +48,10 @@ CLOTHES = (
 )
 
 
-def trunk(pixels: int, raw: bool = False) -> ViT:
+def backbone(pixels: int, raw: bool = False) -> ViT:
     """The real ViT-Ti/16 for images of this size; `raw`: for photographs not yet decoded."""
     usual = Preprocessing().with_size((pixels, pixels))
-    return load_trunk(TRUNK, preprocessing=usual if raw else squashed(pixels))
+    return load_backbone(BACKBONE, preprocessing=usual if raw else squashed(pixels))
 
 
 def squashed(pixels: int) -> Preprocessing:
@@ -59,9 +59,9 @@ def squashed(pixels: int) -> Preprocessing:
     return Preprocessing(size=(pixels, pixels), resize=None)
 
 
-def shape() -> TrunkShape:
-    """The trunk's shape, for counting costs without its weights."""
-    return TrunkShape.of(ViTConfig((224, 224), 16, 192, 12, 3, 768))
+def shape() -> BackboneShape:
+    """The backbone's shape, for counting costs without its weights."""
+    return BackboneShape.of(ViTConfig((224, 224), 16, 192, 12, 3, 768))
 
 
 @cache
@@ -98,7 +98,7 @@ def _first(dataset: Dataset, count: int) -> Dataset:
 
 
 def _decoded(found: Splits, pixels: int) -> Splits:
-    """The same images as the trunk's input, decoded once and stored in `WORK`."""
+    """The same images as the backbone's input, decoded once and stored in `WORK`."""
     view = Preprocessing().with_size((pixels, pixels))
 
     def decode(dataset: Dataset) -> Dataset:

@@ -91,7 +91,7 @@ class Extension:
             epochs=EPOCHS, batch=BATCH, data_seed=self.seed, evaluations=1, workers=0,
             lr=FIRST_RATE, patience=0, ema=0.0,
         )  # fmt: skip
-        model = MemoryViT(datasets.trunk(PIXELS))
+        model = MemoryViT(datasets.backbone(PIXELS))
         groups = grouped(self.data, splits)
         first = self._train_first(model, groups, recipe, team)
         steps = EPOCHS * -(-len(splits["train"]) // BATCH)

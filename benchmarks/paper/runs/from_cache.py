@@ -18,9 +18,9 @@ from benchmarks.paper.records import RATES, RUNS, Record
 from benchmarks.paper.runs import datasets
 from benchmarks.paper.runs.settings import SEEDS, Setting, chosen_rate, engram_path, scores
 from engram.data.datasets import Splits
+from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
-from engram.tasks.regimes import REGIMES
 from engram.train.feeds import open_feed
 from engram.train.learner import Learner
 from engram.train.recipe import Recipe
@@ -36,7 +36,7 @@ Variant = tuple[Setting, float]  # a setting and a learning rate
 
 def learning_rates(setting: Setting) -> tuple[float, ...]:
     """The rates to try; variations of a row are tried at two rates near that row's best, 1e-3."""
-    if not REGIMES[setting.regime].masked:
+    if not METHODS[setting.regime].streams:
         return HEAD_RATES
     if setting.head_rate > 1:
         return MASKED_RATES[:2]
@@ -106,7 +106,7 @@ class TrainedVariants:
         # a random crop needs the photograph
         raw = first.views > 0 and first.set in datasets.PHOTOGRAPHS
         self.splits = datasets.splits(first.set, first.pixels, first.images, raw)
-        self.model = MemoryViT(datasets.trunk(first.pixels, raw))
+        self.model = MemoryViT(datasets.backbone(first.pixels, raw))
         self.recipe = first.recipe(first_rate, seed)
         self.seed, self.team = seed, Team()
         self.names = {variant: f"v{i}" for i, variant in enumerate(variants)}
@@ -120,7 +120,7 @@ class TrainedVariants:
         }
         learners = {variant: self._learner(variant) for variant in self.names}
         for masked in (False, True):  # heads read so little of the cache that they go separately
-            group = [one for v, one in learners.items() if REGIMES[v[0].regime].masked == masked]
+            group = [one for v, one in learners.items() if METHODS[v[0].regime].streams == masked]
             if group:
                 train(self.model, group, self.splits, self.recipe, team=self.team, progress=silent)
         self.val = {variant: learner.metrics for variant, learner in learners.items()}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.paper.runs import datasets
-from benchmarks.paper.runs.through_trunk import TrunkRun, about_run
+from benchmarks.paper.runs.through_backbone import BackboneRun, about_run
 from benchmarks.paths import ASSETS
 from engram.data.datasets import Dataset, Splits
 from engram.data.loader import Loader
@@ -28,8 +28,8 @@ RANK = 8
 
 
 @dataclass(frozen=True)
-class LoraRun(TrunkRun):
-    """As `TrunkRun`: AdamW, cosine schedule, clipping and epochs are those of the recipe."""
+class LoraRun(BackboneRun):
+    """As `BackboneRun`: AdamW, cosine schedule, clipping and epochs are those of the recipe."""
 
     def train(self, lr: float) -> tuple[Any, dict[str, Any]]:
         began = time.process_time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from benchmarks.paper.records import RATES, RUNS, Record
 from benchmarks.paper.runs import datasets
+from engram.methods import METHODS, Method, create_method
 from engram.model import MemoryViT
-from engram.tasks.regimes import REGIMES, Regime
 from engram.train.recipe import Recipe
 
-EPOCHS, BATCH = 10, 32  # of training through the trunk
+EPOCHS, BATCH = 10, 32  # of training through the backbone
 SEEDS = (0, 1, 2)
-OTHER = Regime("PEFT's LoRA, or auto: no regime of its own", token=False)
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,29 @@ class Setting:
     precision: str = "fp32"  # of the passes in training
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cells", self.cells if self.parts.cells else 0)
-        object.__setattr__(self, "width", self.width if self.parts.adapters else 0)
+        object.__setattr__(self, "cells", self.cells if self.has("cells") else 0)
+        object.__setattr__(self, "width", self.width if self.has("adapter_width") else 0)
 
-    @property
-    def parts(self) -> Regime:
-        return OTHER if self.regime in ("lora", "auto") else REGIMES[self.regime]
+    def has(self, name: str) -> bool:
+        """Whether the regime has such a setting; PEFT's LoRA and `auto` are no regimes."""
+        return self.regime in METHODS and name in METHODS[self.regime].setting_names()
+
+    def method(self) -> Method:
+        own = {
+            "cells": self.cells,
+            "adapter_width": self.width,
+            "update": self.update,
+            "after_norm": self.after_norm,
+        }
+        return create_method(self.regime, {n: value for n, value in own.items() if self.has(n)})
 
     @property
     def slug(self) -> str:
         """The name of its record of learning rates."""
         words = [self.set, str(self.pixels), str(self.images), self.regime]
-        if self.parts.cells:
+        if self.has("cells"):
             words.append(f"m{self.cells}")
-        if self.parts.adapters:
+        if self.has("adapter_width"):
             words.append(f"w{self.width}")
         words += [] if self.update == "fresh" else [self.update]
         words += ["after"] if self.after_norm else []
@@ -85,23 +93,12 @@ class Setting:
 
     def add_to(self, model: MemoryViT, name: str, seed: int) -> int:
         """Add the untrained task, and return the number of its parameters without the head."""
-        classes = datasets.splits(self.set, self.pixels, self.images).classes
-        task = model.add_task(
-            name,
-            classes,
-            self.cells,
-            regime=self.regime,
-            update=self.update,
-            adapter_width=self.width or 32,
-            seed=seed,
-        )
-        if self.after_norm:  # no option: only converted checkpoints have it
-            task.spec = replace(task.spec, after_norm=True)
+        splits = datasets.splits(self.set, self.pixels, self.images)
+        task = model.add(splits.task_spec(name, self.method()), seed=seed)
         count = sum(p.numel() for n, p in task.named_parameters() if not n.startswith("head."))
         if self.place != "both":
-            assert task.adapters is not None
             absent = {"attention": 1, "mlp": 0}[self.place]
-            for parameter in task.adapters.parameters():
+            for parameter in task.get_submodule("adapters").parameters():
                 _freeze_adapters(parameter, absent)
                 count -= parameter[:, absent].numel()
         return count

@@ -40,18 +40,19 @@ def add_classes_to(
     from engram.store.format import read_engram
     from engram.store.remote import single_engram_path
     from engram.train.add_classes import add_classes, with_known_classes
+    from engram.train.backbone import backbone_for
     from engram.train.job import TrainingJob
     from engram.train.opening import opening
-    from engram.train.trunk import trunk_for
 
     engram = read_engram(single_engram_path(old))
 
-    def trunk_of_old(*arguments: Any, **named: Any) -> Any:
-        return trunk_for(*arguments, **{**named, "parents": [old, *named["parents"]]})
+    def backbone_of_old(*arguments: Any, **named: Any) -> Any:
+        return backbone_for(*arguments, **{**named, "parents": [old, *named["parents"]]})
 
     job = TrainingJob.start(
         data, out, given, progress, announce,
-        read=lambda options, source: options.load(source, one_class=True), find_trunk=trunk_of_old,
+        read=lambda options, source: options.load(source, one_class=True),
+        find_backbone=backbone_of_old,
     )  # fmt: skip
     options, whole = job.options, with_known_classes(job.splits, engram)
     spec = replace(engram.spec, classes=whole.classes)

@@ -11,11 +11,11 @@ from engram import __version__
 from engram.cli.complete import among, task_names
 from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK, help_line
 from engram.util.settings import (
+    ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
     ABOUT_PRECISION,
-    ABOUT_TRUNK_DTYPE,
+    BACKBONE_DTYPES,
     PRECISIONS,
-    TRUNK_DTYPES,
 )
 
 app = typer.Typer(
@@ -47,25 +47,16 @@ DataArgument = Annotated[
 Backbone = Annotated[
     str | None,
     typer.Option(
-        metavar="TRUNK",
+        metavar="BACKBONE",
         help="Path or Hub id of the backbone, if it has moved.",
         rich_help_panel=MODEL,
-    ),
-]
-Trunk = Annotated[
-    str,
-    typer.Option(
-        "--backbone",
-        metavar="TRUNK",
-        help="The backbone (trunk): a path, a Hub id, or pico.",
-        rich_help_panel=TASK,
     ),
 ]
 ImageSize = Annotated[
     int | None,
     typer.Option(
         "--image-size",
-        help="Height and width of images in pixels, if not the trunk's own.",
+        help="Height and width of images in pixels, if not the backbone's own.",
         rich_help_panel=TASK,
     ),
 ]
@@ -75,7 +66,7 @@ Device = Annotated[
     typer.Option(metavar="NAME", help=help_line(ABOUT_DEVICE), rich_help_panel=RESOURCES),
 ]
 Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
-TrunkDtype = Annotated[str, _one_of(TRUNK_DTYPES, ABOUT_TRUNK_DTYPE)]
+BackboneDtype = Annotated[str, _one_of(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
 Tasks = Annotated[
     list[str] | None,
     typer.Option(

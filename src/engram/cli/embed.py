@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Device, Json, Precision, Tasks, TrunkDtype, app
+from engram.cli.app import BackboneDtype, Device, Json, Precision, Tasks, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
 from engram.cli.inference import Workers
 from engram.cli.progress import bars
@@ -51,7 +51,7 @@ def embed_command(
     backbone: Annotated[
         str | None,
         typer.Option(
-            metavar="TRUNK",
+            metavar="BACKBONE",
             help="Path or Hub id of the backbone; by default the engrams' own, or what suits the "
             "size of the images.",
         ),
@@ -59,13 +59,13 @@ def embed_command(
     tasks: Tasks = None,
     batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
     workers: Workers = 2,
-    trunk_dtype: TrunkDtype = "fp32",
+    backbone_dtype: BackboneDtype = "fp32",
     device: Device = "auto",
     precision: Precision = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
-    """Turn images into vectors: the trunk's, and each task's own."""
+    """Turn images into vectors: the backbone's, and each task's own."""
     from engram.inference.embed import datasets_of, embed_batches
     from engram.inference.engine import TorchEngine
     from engram.inference.vectors import check_names, check_vector_file, vector_file
@@ -80,7 +80,7 @@ def embed_command(
     images = 0
     with bars(as_json) as progress:
         datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
-        model = _model(engrams or [], backbone, trunk_dtype, datasets[0], progress)
+        model = _model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
         names = model.embedding_names(tasks or None)
         check_names(names)
         engine = TorchEngine(model, device=Team(device).device, precision=precision)
@@ -103,25 +103,25 @@ def embed_command(
 def _model(
     engrams: list[Path],
     backbone: str | None,
-    trunk_dtype: str,
+    backbone_dtype: str,
     dataset: Dataset,
     progress: Progress,
 ) -> MemoryViT:
-    """Of the engrams, or a trunk alone: the one that is named, or what suits the images."""
+    """Of the engrams, or a backbone alone: the one that is named, or what suits the images."""
+    from engram.backbones.choose import AUTO, choose_backbone
+    from engram.backbones.load import load_backbone
     from engram.data.datasets import Splits
     from engram.data.sizes import typical_side
     from engram.inference.load import load_model
     from engram.model import MemoryViT
-    from engram.trunks.choose import AUTO, choose_trunk
-    from engram.trunks.load import load_trunk
 
     if engrams:
         named = None if backbone == AUTO else backbone
-        return load_model(engrams, named, trunk_dtype=trunk_dtype)
+        return load_model(engrams, named, backbone_dtype=backbone_dtype)
     if backbone is None or backbone == AUTO:
         side = typical_side(Splits(dataset.name, dataset.classes, train=dataset))
-        backbone = choose_trunk(side, announce=announce, progress=progress).source
-    return MemoryViT(load_trunk(backbone, dtype=trunk_dtype))
+        backbone = choose_backbone(side, announce=announce, progress=progress).source
+    return MemoryViT(load_backbone(backbone, dtype=backbone_dtype))
 
 
 def _description(
@@ -129,12 +129,12 @@ def _description(
 ) -> Description:
     document: dict[str, Any] = {
         "path": str(out),
-        "trunk": model.trunk.source,
+        "backbone": model.backbone.source,
         "images": images,
         "vectors": widths,
         "unreadable": failed,
     }
-    rows = [("trunk", model.trunk.source), ("images", f"{images:,}"), ("file", str(out))]
+    rows = [("backbone", model.backbone.source), ("images", f"{images:,}"), ("file", str(out))]
     if failed:
         reasons = [*list(failed.values())[:_SHOWN], *(["…"] if len(failed) > _SHOWN else [])]
         rows.append(("unreadable", f"{len(failed):,}, left out: {'; '.join(reasons)}"))

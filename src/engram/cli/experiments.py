@@ -58,7 +58,7 @@ def bench_command(
     backbone: Annotated[
         str | None,
         typer.Option(
-            metavar="TRUNK",
+            metavar="BACKBONE",
             help="Path or Hub id of the backbone; pico if not given.",
             rich_help_panel=MODEL,
         ),
@@ -91,7 +91,7 @@ def bench_command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure the speed of tasks against the plain trunk and against other methods."""
+    """Measure the speed of tasks against the plain backbone and against other methods."""
     from engram.experiments.bench import bench
 
     counts, batches = numbers("--tasks", tasks, int), numbers("--batch", batch, int)
@@ -119,7 +119,7 @@ def reproduce_command(
         str,
         typer.Option(
             "--backbone",
-            metavar="TRUNK",
+            metavar="BACKBONE",
             help="Path or Hub id of the backbone.",
             rich_help_panel=TASK,
         ),

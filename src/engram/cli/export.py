@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @flags_of({ColumnOptions: DATA})
 def export_command(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one trunk.")
+        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")
     ],
     out: Annotated[
         Path,
@@ -92,7 +92,7 @@ def export_command(
         progress("loading the tasks", 0, 0)
         model = load_model(sources, backbone)
         names = model.output_names(tasks or None)
-        own = [name for name in names if name != "base"]
+        own = [name for name in names if name in model.tasks]
         columns = ColumnOptions(**(flags or {})[ColumnOptions])
         found = [data_for(model, own, text, split, columns) for text in data or ()]
 

@@ -21,8 +21,9 @@ from engram.errors import EngramError
 from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
-    from engram.farm.farm import Board
-    from engram.farm.schedule import Runner, Status
+    from engram.cluster.farm import Show
+    from engram.cluster.status import Status
+    from engram.cluster.workers import Workers
 
 _JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."
 _STYLES = {"running": "cyan", "retried": "yellow", "done": "green", "failed": "red"}
@@ -113,35 +114,33 @@ def farm_command(
             'such as device = "cuda:1".'
         )
     if on != "local" and not dry_run:
-        from engram.cluster.connect import address_of
+        from engram.cluster.connect import check_address
 
-        address_of(on)  # a wrong one is refused before the jobs are checked
+        check_address(on)  # a wrong one is refused before the jobs are checked
     with bars(as_json) as progress:
         progress("starting", 0, 0)
-        from engram.farm.farm import held, run_farm
-        from engram.farm.jobs import read_jobs
-        from engram.farm.local import LocalRunner
-        from engram.farm.plan import make_plan
+        from engram.cluster.farm import held, run_farm
+        from engram.cluster.jobs import read_jobs
+        from engram.cluster.plan import describe_plan, make_plan
+        from engram.cluster.workers import local_workers, ray_workers
 
         folder = jobs.with_suffix(".farm")
         found = read_jobs(jobs, folder, out or folder / "bundle", overwrite)
         plan = make_plan(found, announce, progress)
     if dry_run:
-        show(plan.describe(), as_json)
+        show(describe_plan(plan), as_json)
         return
-    runner: AbstractContextManager[Runner]
+    workers: AbstractContextManager[Workers]
     if on == "local":
         import torch
 
         at_once = parallel or 1
         threads = cpus or max(1, torch.get_num_threads() // at_once)
-        runner = LocalRunner(at_once, retries, threads, folder)
+        workers = local_workers(at_once, threads)
     else:
-        from engram.cluster.farm import RayRunner
-
-        runner = RayRunner(on, parallel, retries, cpus or 1, gpus, folder)
-    with held(folder), _board(as_json) as board:
-        result = run_farm(plan, folder, runner, board)
+        workers = ray_workers(on, parallel, cpus or 1, gpus, folder)
+    with held(folder), _shown(as_json) as showing:
+        result = run_farm(plan, folder, workers, showing, retries)
     show(result.describe(), as_json)
     if result.failed:
         complain(result.complaint, as_json=False)
@@ -149,10 +148,10 @@ def farm_command(
 
 
 @contextmanager
-def _board(as_json: bool) -> Iterator[Board]:
-    """What shows the jobs: a table on a terminal, lines in a file, nothing for machines."""
+def _shown(as_json: bool) -> Iterator[Show]:
+    """Show the jobs as a table on a terminal, as lines in a file, and not at all for machines."""
     if as_json or not is_first():
-        yield _Silence()
+        yield lambda statuses, text: None
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live
@@ -160,34 +159,24 @@ def _board(as_json: bool) -> Iterator[Board]:
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         table = JobTable(console)
         with Live(table, console=console, refresh_per_second=4, transient=True):
-            yield table
+            yield table.show
     else:
-        yield _Lines()
+        yield _print_line
 
 
-class _Silence:
-    def show(self, statuses: Sequence[Status]) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
-
-
-class _Lines(_Silence):
-    """A line for each change, for a file."""
-
-    def line(self, text: str) -> None:
+def _print_line(statuses: Sequence[Status], text: str) -> None:
+    if text:
         print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
 
 
-class JobTable(_Silence):
+class JobTable:
     """All jobs with their states, drawn again and again; of many, those that matter now."""
 
     def __init__(self, console: Any) -> None:
         self._console, self._statuses = console, list[Any]()
         self._began = time.monotonic()
 
-    def show(self, statuses: Sequence[Status]) -> None:
+    def show(self, statuses: Sequence[Status], text: str = "") -> None:
         self._statuses = list(statuses)
 
     def __rich__(self) -> Any:

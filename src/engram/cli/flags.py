@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from inspect import Parameter, signature
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -11,6 +11,7 @@ import typer
 
 from engram.cli.complete import among
 from engram.errors import EngramError
+from engram.util.settings import settings_fields, type_name
 
 #: The panels of `--help`, in their order.
 PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
@@ -59,7 +60,9 @@ def flags_of(
             if parameter.name != "flags"
         ]
         settings = {
-            settings_class: [i for i in fields(settings_class) if i.name not in own.parameters]
+            settings_class: [
+                i for i in settings_fields(settings_class) if i.name not in own.parameters
+            ]
             for settings_class in panels
         }
         for settings_class, items in settings.items():
@@ -102,7 +105,7 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
             rich_help_panel=item.metadata["group"] or panel,
         )
-        kind = _TYPES[str(item.type)]
+        kind = _TYPES[type_name(item)]
         hint = Annotated[kind, flag] if kind is bool else Annotated[kind | None, flag]
         absent = False if kind is bool else None
         yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)

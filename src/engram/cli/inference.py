@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Device, Engrams, Json, Precision, TrunkDtype, app
+from engram.cli.app import Backbone, BackboneDtype, Device, Engrams, Json, Precision, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
 from engram.cli.progress import bars
@@ -59,7 +59,7 @@ def eval_command(
     workers: Workers = 2,
     device: Device = "auto",
     precision: Precision = "fp32",
-    trunk_dtype: TrunkDtype = "fp32",
+    backbone_dtype: BackboneDtype = "fp32",
     skip_bad: Annotated[
         bool,
         typer.Option(
@@ -83,7 +83,7 @@ def eval_command(
         check_page_path(report)  # before an hour of work, not after it
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
-        team, model = Team(device), load_model(sources, backbone, trunk_dtype=trunk_dtype)
+        team, model = Team(device), load_model(sources, backbone, backbone_dtype=backbone_dtype)
         columns = ColumnOptions(**(flags or {})[ColumnOptions])
         found = [
             answers(

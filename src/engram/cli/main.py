@@ -18,6 +18,7 @@ from typing import Any, cast
 import typer
 
 from engram.cli import (  # noqa: F401
+    backbones,
     data,
     embed,
     experiments,
@@ -28,7 +29,6 @@ from engram.cli import (  # noqa: F401
     serve,
     store,
     training,
-    trunks,
 )
 from engram.cli.app import app
 from engram.cli.terminal import complain, notice_or_warning
@@ -38,7 +38,7 @@ from engram.util.spelling import spelled_as_flags
 
 #: The commands in the order of `engram --help`, in groups; others come last.
 _GROUPS = {
-    "Begin": ("demo", "data", "trunks"),
+    "Begin": ("demo", "data", "backbones"),
     "Train": ("fit", "sweep", "farm", "cache"),
     "Use": ("predict", "eval", "embed", "serve", "export"),
     "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),

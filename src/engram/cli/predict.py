@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Device, Json, Precision, Tasks, TrunkDtype, app
+from engram.cli.app import Backbone, BackboneDtype, Device, Json, Precision, Tasks, app
 from engram.cli.flags import OUTPUT, RESOURCES, flags_of
 from engram.cli.progress import bars
 from engram.cli.terminal import show
-from engram.cluster.settings import ClusterSettings
+from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.settings import BulkSettings
 from engram.util.description import Description
@@ -75,7 +75,7 @@ def predict_command(
     ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    trunk_dtype: TrunkDtype = "fp32",
+    backbone_dtype: BackboneDtype = "fp32",
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -92,18 +92,18 @@ def predict_command(
             )
         cluster = None if on is None else (on, ClusterSettings(**shared))
         if on is not None:
-            from engram.cluster.connect import address_of
+            from engram.cluster.connect import check_address
 
-            address_of(on)  # a wrong one is refused before the model is loaded
+            check_address(on)  # a wrong one is refused before the model is loaded
         with bars(as_json) as progress:
             result = _write_answers(
-                sources, backbone, trunk_dtype, tasks, out, settings, cluster, masks, overwrite,
+                sources, backbone, backbone_dtype, tasks, out, settings, cluster, masks, overwrite,
                 progress,
             )  # fmt: skip
         show(_description(result), as_json)
         return
     _refuse({"on": on, **given, "overwrite": overwrite}, "--out, the file or folder for answers")
-    _show_answers(sources, backbone, trunk_dtype, tasks, settings, masks, as_json)
+    _show_answers(sources, backbone, backbone_dtype, tasks, settings, masks, as_json)
 
 
 def _refuse(given: Mapping[str, object], needed: str) -> None:
@@ -116,7 +116,7 @@ def _refuse(given: Mapping[str, object], needed: str) -> None:
 def _show_answers(
     sources: Sequence[str],
     backbone: str | None,
-    trunk_dtype: str,
+    backbone_dtype: str,
     tasks: list[str] | None,
     settings: BulkSettings,
     masks: Path | None,
@@ -125,9 +125,9 @@ def _show_answers(
     """Answer for a few images, which are in memory together."""
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
-        from engram.inference.predict import kind_of, predict
+        from engram.inference.predict import predict
 
-        model, others = _model_and_sources(sources, backbone, trunk_dtype)
+        model, others = _model_and_sources(sources, backbone, backbone_dtype)
         results: list[dict[str, Any]] = predict(
             model, _images(others),
             tasks=tasks or None, top_k=settings.top_k, device=settings.device,
@@ -143,7 +143,7 @@ def _show_answers(
         for name, answer in result.get("tasks", {}).items():
             score = result.get("scores", {}).get(name)
             shown = [("" if score is None else f"{score:.2f}")] if scored else []
-            table.append((result["image"], name, kind_of(model, name).words(answer), *shown))
+            table.append((result["image"], name, model.task(name).kind.words(answer), *shown))
     columns = ("image", "task", "answer", *(["score"] if scored else []))
     show(Description(results, [], columns, tuple(table)), as_json)
     if any("error" in result for result in results):
@@ -165,7 +165,7 @@ def _images(sources: Sequence[str]) -> list[str]:
 def _write_answers(
     sources: Sequence[str],
     backbone: str | None,
-    trunk_dtype: str,
+    backbone_dtype: str,
     tasks: list[str] | None,
     out: Path,
     settings: BulkSettings,
@@ -179,7 +179,7 @@ def _write_answers(
     from engram.inference.bulk.answers import Answering, answered_here
     from engram.inference.bulk.job import predict_to
 
-    model, others = _model_and_sources(sources, backbone, trunk_dtype)
+    model, others = _model_and_sources(sources, backbone, backbone_dtype)
     if not others:
         raise EngramError(
             "No image was given; add a folder, a table, an archive, a list of paths, or - for "
@@ -215,14 +215,14 @@ def _description(result: BulkResult) -> Description:
 
 
 def _model_and_sources(
-    sources: Sequence[str], backbone: str | None, trunk_dtype: str
+    sources: Sequence[str], backbone: str | None, backbone_dtype: str
 ) -> tuple[MemoryViT, list[str]]:
     """Engrams and bundles among the arguments make the model; all the others are images."""
+    from engram.backbones.load import load_backbone
     from engram.inference.load import load_model
     from engram.model import MemoryViT
     from engram.store.bundles import is_bundle
     from engram.store.format import is_engram
-    from engram.trunks.load import load_trunk
     from engram.util.hub import is_hub_address
 
     engrams = [
@@ -233,12 +233,12 @@ def _model_and_sources(
     if not engrams and backbone is None:
         raise EngramError(
             "No engram was given, so there is nothing to answer; give one (FILE.safetensors or a "
-            "bundle), or --backbone to ask the trunk alone."
+            "bundle), or --backbone to ask the backbone alone."
         )
     if engrams:
-        model = load_model(engrams, backbone, trunk_dtype=trunk_dtype)
+        model = load_model(engrams, backbone, backbone_dtype=backbone_dtype)
     else:
-        model = MemoryViT(load_trunk(str(backbone), dtype=trunk_dtype))
+        model = MemoryViT(load_backbone(str(backbone), dtype=backbone_dtype))
     return model, [path for path in sources if path not in engrams]
 
 

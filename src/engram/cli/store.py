@@ -23,12 +23,13 @@ def inspect(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|BUNDLE|TRUNK", help="An engram, a bundle, or a trunk's path or Hub id."
+            metavar="FILE|BUNDLE|BACKBONE",
+            help="An engram, a bundle, or a backbone's path or Hub id.",
         ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Print what an engram, a bundle or a trunk is."""
+    """Print what an engram, a bundle or a backbone is."""
     from engram.store.describe import describe
 
     show(describe(source), as_json)
@@ -43,13 +44,22 @@ def compose(
         Path, typer.Option("-o", "--out", help="The folder to write.", rich_help_panel=OUTPUT)
     ],
     backbone: Backbone = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace or leave out tasks of a bundle that is there.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put engrams for one trunk into one folder, after checking that they fit together."""
+    """Put engrams for one backbone into one folder, after checking that they fit together."""
     from engram.store.bundles import compose
     from engram.store.describe import describe_bundle
 
-    show(describe_bundle(compose(sources, out, backbone=backbone)), as_json)
+    bundle = compose(sources, out, backbone=backbone, overwrite=overwrite)
+    show(describe_bundle(bundle), as_json)
 
 
 @app.command(name="merge")
@@ -124,7 +134,7 @@ def convert(
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="TRUNK",
+            metavar="BACKBONE",
             help="Path or Hub id of the ViT it was made from. Known for the published ones.",
             rich_help_panel=MODEL,
         ),
@@ -189,7 +199,7 @@ def push_command(
         str | None,
         typer.Option(
             metavar="OWNER/NAME",
-            help="Hub id where others find the trunk.",
+            help="Hub id where others find the backbone.",
             rich_help_panel=_CARD,
         ),
     ] = None,

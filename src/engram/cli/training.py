@@ -13,7 +13,7 @@ from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
-from engram.tasks.regimes import REGIMES
+from engram.methods.settings import REGIMES
 from engram.tasks.settings import TaskSettings
 from engram.train.given import with_recipe_file
 from engram.train.options import DataOptions, RunOptions
@@ -34,7 +34,7 @@ Out = Annotated[
 TaskName = Annotated[str, typer.Option("--task", help="Name of the task.", rich_help_panel=TASK)]
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
-    f"trunk alone (auto, {', '.join(REGIMES)}; default: auto, or masked "
+    f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or masked "
     "with --recipe paper or --seeds)."
 )
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
@@ -112,7 +112,7 @@ def fit_command(
     rows = _result_rows(result, job.model)
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
-    document = {**result.to_dict(), "trunk": job.model.trunk.source, "report": report}
+    document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
     columns, table = result.table(kind) if isinstance(result, AutoResult) else ((), ())
     show(Description(document, [*rows, ("report", report)], columns, table), as_json)
 
@@ -197,7 +197,7 @@ def _result_rows(
     kind = model.task(result.task).kind
     rows = [
         ("engram", str(result.path)),
-        ("trunk", model.trunk.source),
+        ("backbone", model.backbone.source),
         ("regime", result.regime),
         ("parameters", f"{result.parameters:,}"),
         ("seconds", f"{result.seconds:.0f}"),
@@ -242,14 +242,14 @@ def _sweep_description(result: SweepResult, model: MemoryViT, report: str) -> De
     score = kind.title_of(result.best.measure)
     columns = ("lr", "cells", "weight decay", f"validation {score}", "")
     rows = [*_result_rows(result, model), ("report", report)]
-    document = {**result.to_dict(), "trunk": model.trunk.source, "report": report}
+    document = {**result.to_dict(), "backbone": model.backbone.source, "report": report}
     return Description(document, rows, columns, table)
 
 
 # The cache
 
 cache_app = typer.Typer(
-    help="The cache of the trunk's tokens, which masked tasks train from.", no_args_is_help=True
+    help="The cache of the backbone's tokens, which masked tasks train from.", no_args_is_help=True
 )
 app.add_typer(cache_app, name="cache")
 
@@ -262,7 +262,7 @@ def cache_info(as_json: Json = False) -> None:
     entries = info()
     table = tuple(
         (
-            entry["trunk"],
+            entry["backbone"],
             f"{entry['images']:,}",
             f"{entry['bytes'] / 1e9:.2f} GB",
             "x".join(map(str, entry["preprocessing"]["size"])),
@@ -272,7 +272,7 @@ def cache_info(as_json: Json = False) -> None:
     )
     document = {"folder": str(default_root()), "caches": entries}
     rows = [("folder", str(default_root())), ("caches", str(len(entries)))]
-    columns = ("trunk", "images", "size", "pixels", "view")
+    columns = ("backbone", "images", "size", "pixels", "view")
     show(Description(document, rows, columns, table), as_json)
 
 

@@ -1,7 +1,7 @@
-"""More than one machine, on Ray: the same work as on one, divided among the nodes of a cluster.
+"""Many trainings, and more than one machine: `engram farm`, and `engram predict --on`.
 
-`connect.py` starts Ray or joins a cluster, and says how many workers fit; everything else here
-works inside `connected`. The command line imports this folder for `--on`; it imports the folders
-that do the work on one machine, and their functions run unchanged on every node. Ray is an optional
-package (the extra `cluster`), so only `connect.py` imports it, when it is asked to.
+The command line alone imports it. `farm.py` trains the jobs of a file (`jobs.py`), which are
+checked before anything trains (`plan.py`), with processes of this machine or tasks of Ray
+(`workers.py`). `bulk.py` answers batches of images with actors of Ray. `connect.py` starts Ray, or
+joins a cluster; Ray is the optional extra `cluster`.
 """

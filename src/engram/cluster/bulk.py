@@ -1,200 +1,232 @@
-"""Bulk prediction on a cluster: batches go to a pipeline, and to a new one if it is lost."""
+"""Bulk prediction on a Ray cluster: tasks decode, a pool of actors answers.
+
+    batch of addresses  ->  decode_batch: on any free CPU  ->  ModelActor.rows: the answers
+
+A batch has the images that share a forward pass on one machine, so its answers are the same.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from itertools import chain, islice
 from typing import Any
 
-from engram.cluster.connect import connected, room
-from engram.cluster.settings import ClusterSettings
+import psutil
+import torch
+
+from engram.cluster.connect import ClusterSettings, connected, room
 from engram.errors import EngramError
-from engram.inference.bulk.answers import Answering, Batch, Questions, Row
-from engram.inference.bulk.items import is_address
+from engram.images.preprocessing import Preprocessing
+from engram.inference.bulk.addresses import is_address
+from engram.inference.bulk.answers import Answerer, Answering, Batch, Questions, Row
+from engram.inference.bulk.decoders import DecodedItem, Decoders
+from engram.inference.bulk.items import Item
 from engram.util.progress import Progress, silent
 from engram.util.text import counted, first_line
 
 _POLL = 2.0  # seconds
-_PATIENCE = 60.0  # seconds for the pipeline to say anything, even that nothing is new
 _SPARE = 1.0  # CPUs that actors leave for reading and decoding
-
-
-class _Lost(Exception):
-    """A pipeline that does not go on."""
+_RETRIES = 2  # of a batch whose decoder crashed
+_DECODE_CALLS = 1000  # batches after which a process that decodes is replaced, and its memory freed
+_Answers = Generator[tuple[Batch, list[Row]] | None, None, None]
 
 
 def answered_on(
     on: str, sources: Sequence[str], settings: ClusterSettings, progress: Progress = silent
 ) -> Answering:
-    """Answers batches on Ray, where `on` says (see `connected`).
+    """Answer batches on Ray, which is started or joined (see `connected`) when there is one.
 
-    Ray is started or joined when there is a batch to answer. What answers raises an EngramError if
-    the cluster cannot be reached or cannot hold the actors, or if the work failed too often.
+    Answering raises an EngramError if the cluster cannot be reached or cannot hold the actors, or
+    if the work failed too often.
     """
 
-    def answering(
-        questions: Questions, batches: Iterator[Batch]
-    ) -> Generator[tuple[Batch, list[Row]] | None, None, None]:
-        if questions.settings.device not in ("auto", "cpu") and not settings.gpus_per_actor:
+    def answering(questions: Questions, batches: Iterator[Batch]) -> _Answers:
+        device = questions.settings.device
+        if device not in ("auto", "cpu") and not settings.gpus_per_actor:
             raise EngramError(
-                f"--device is {questions.settings.device!r}, but the actors have no GPU; give them "
-                "one with --gpus-per-actor 1."
+                f"--device is {device!r}, but actors have no GPU; add --gpus-per-actor 1."
             )
         first = next(batches, None)
         if first is None:
             return
         progress("starting actors on Ray", 0, 0)
+        roots = [os.path.abspath(source) for source in sources if not is_address(source)]
         with connected(on) as ray:
-            job = _Job(ray, questions, sources, settings)
-            yield from _persistent(job, chain([first], batches))
+            pool = ActorPool(ray, questions, list(filter(os.path.exists, roots)), settings)
+            try:
+                yield from pool.answers(chain([first], batches))
+            finally:
+                pool.stop()
 
     return answering
 
 
-def _persistent(job: _Job, batches: Iterator[Batch]) -> Iterator[tuple[Batch, list[Row]] | None]:
-    """Answers of one pipeline after another, as long as each of some gives any."""
-    failures, most = 0, job.settings.retries
-    while True:
-        try:
-            for new in job.answers(batches):
-                failures = 0 if new is not None else failures
-                yield new
-            return
-        except (_Lost, ConnectionError, job.ray.exceptions.RayError) as error:
-            failures += 1
-            if failures > most:
-                raise EngramError(
-                    f"The cluster gave no answer in {counted(failures, 'attempt')}; at last: "
-                    f"{first_line(error)}. Run the same command again to continue."
-                ) from error
-        finally:
-            job.stop()
-
-
-def _fitting(ray: Any, settings: ClusterSettings) -> int:
-    """The actors that the living nodes can hold."""
-    return room(ray, gpus=settings.gpus_per_actor, spare=_SPARE)
-
-
 def actors_for(ray: Any, settings: ClusterSettings) -> int:
     """The number of actors; more than the cluster can hold are refused, as they would wait."""
-    most = _fitting(ray, settings)
+    most = room(ray, gpus=settings.gpus_per_actor, spare=_SPARE)
     wanted = settings.actors or max(1, most)
-    if wanted <= most:
-        return wanted
-    each = "1 CPU" + (f" and {settings.gpus_per_actor:g} GPUs" if settings.gpus_per_actor else "")
-    have = ray.cluster_resources()
-    raise EngramError(
-        f"--actors {wanted} need {each} each, and one more CPU to read and decode images; the "
-        f"cluster has {have.get('CPU', 0):g} CPUs and {have.get('GPU', 0):g} GPUs, and can hold "
-        f"{counted(most, 'actor')}. Ask for fewer, or add nodes."
-    )
+    if wanted > most:
+        raise EngramError(
+            f"--actors {wanted} need 1 CPU and {settings.gpus_per_actor:g} GPUs each, and one more "
+            f"CPU to decode images; the nodes can hold {most}. Ask for fewer, or add nodes."
+        )
+    return wanted
 
 
-class _Job:
-    """The batches that are under way, and the pipeline that has them."""
+class ActorPool:
+    """Actors, and the batches under way; one that is lost, for any reason, is given out again."""
 
     def __init__(
-        self,
-        ray: Any,
-        questions: Questions,
-        sources: Sequence[str],
-        settings: ClusterSettings,
+        self, ray: Any, questions: Questions, roots: Sequence[str], settings: ClusterSettings
     ) -> None:
-        self.ray, self.settings = ray, settings
-        self.actors = actors_for(ray, settings)
-        self.preprocessing = questions.model.preprocessing
-        self.questions = ray.put(questions)
-        self.roots = tuple(
-            os.path.abspath(one) for one in sources if not is_address(one) and os.path.exists(one)
-        )
-        self.pending: dict[int, Batch] = {}
-        self.pipeline: Any = None
-        self.attempts = 0
-        height, width = self.preprocessing.size
-        self.window = self._window(questions.settings.batch * height * width * 3)
+        self._ray, self._settings, self._size = ray, settings, actors_for(ray, settings)
+        preprocessing = questions.model.preprocessing
+        self._decoding = (preprocessing, os.getcwd(), roots)
+        self._questions = ray.put(questions)
+        have, (height, width) = ray.cluster_resources(), preprocessing.size
+        fit = have.get("object_store_memory", 0) / (questions.settings.batch * height * width * 3)
+        # Enough to keep all CPUs busy, and half of Ray's shared memory at most.
+        self._window = max(self._size + 1, int(min(2 * (have["CPU"] + self._size), fit / 2)))
+        self._actors: list[Any] = []
+        self._pending: dict[Any, tuple[Batch, Any, Any]] = {}  # batch, its images, its actor
+        self._failures = 0  # in a row, without any answer
 
-    def _window(self, size: int) -> int:
-        """Batches under way: enough for all CPUs, and half of Ray's shared memory at most."""
-        have = self.ray.cluster_resources()
-        store = int(have.get("object_store_memory", 0) / 2 / size)
-        return max(self.actors + 1, min(4 * int(have.get("CPU", 1)) + 4 * self.actors, store))
-
-    def answers(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, list[Row]] | None]:
-        """Answers of one pipeline, until there are no more batches or it is lost."""
-        self._start()
-        self._offer(list(self.pending.values()))
-        offered, ended, latest = len(self.pending), False, time.monotonic()
+    def answers(self, batches: Iterator[Batch]) -> _Answers:
+        """Answer batches in any order; None says that nothing is new for a while."""
+        self._adjust()
+        latest = time.monotonic()
         while True:
-            more = list(islice(batches, self.window - len(self.pending)))
-            self._offer(more)
-            offered += len(more)
-            if not self.pending:
+            for batch in islice(batches, self._window - len(self._pending)):
+                self._submit(batch)
+            if not self._pending:
                 return
-            if not ended and len(self.pending) < self.window:
-                self.pipeline.end.remote(offered)
-                ended = True
-            rows = self._take()
-            if rows:
-                latest = time.monotonic()
-            for row in rows:
-                batch = self.pending.pop(row["number"], None)
-                if batch is not None:  # else its answer was there already
-                    yield batch, self._unpacked(row)
-            if not rows:
-                self._check(latest)
+            ready, _ = self._ray.wait(list(self._pending), timeout=_POLL)
+            for answer in ready:
+                batch, _, actor = self._pending.pop(answer)
+                rows = self._rows(answer, actor)
+                if rows is None:
+                    self._adjust()
+                    self._submit(batch, isolated=True)  # perhaps an image ended its decoder
+                else:
+                    latest, self._failures = time.monotonic(), 0
+                    yield batch, rows
+            if not ready:
+                silence = time.monotonic() - latest
+                if silence > self._settings.timeout:
+                    self._count_failure(f"no answer for {silence:.0f} seconds")
+                    self.stop()
+                    latest = time.monotonic()
+                self._adjust()
                 yield None
 
-    def _start(self) -> None:
-        from engram.cluster.pipeline import ON_HEAD, RESERVATION, Pipeline, Plan, unpacked
-
-        self._unpacked = unpacked
-        fit = _fitting(self.ray, self.settings)
+    def _adjust(self) -> None:
+        """Have as many actors as fit on the living nodes: more would take the CPU that decodes."""
+        gpus, memory = self._settings.gpus_per_actor, self._settings.memory_per_actor * 1e9
+        fit = min(self._size, room(self._ray, gpus=gpus, spare=_SPARE))
         if not fit:
-            raise _Lost("the nodes that are left cannot hold an actor")
-        self.running = min(self.actors, fit)
-        plan = Plan(
-            self.running, self.settings.gpus_per_actor, self.settings.memory_per_actor * 1e9,
-            os.getcwd(), self.roots, isolated=self.attempts > 0,
-        )  # fmt: skip
-        self.attempts += 1
-        environment = {"env_vars": RESERVATION}
-        options = {"max_concurrency": 8, "runtime_env": environment, **ON_HEAD}
-        remote = self.ray.remote(**options)(Pipeline)
-        self.pipeline = remote.remote([self.questions], self.preprocessing, plan)
+            raise EngramError(
+                "The nodes that are left hold no actor. Add nodes, and run the same command again."
+            )
+        for actor in self._actors[fit:]:
+            self._end(actor)
+        while len(self._actors) < fit:
+            new = self._ray.remote(num_cpus=1, num_gpus=gpus, memory=memory or None)(ModelActor)
+            self._actors.append(new.remote(self._questions, gpus > 0, memory))
 
-    def _offer(self, batches: Sequence[Batch]) -> None:
-        from engram.cluster.pipeline import packed
+    def _submit(self, batch: Batch, isolated: bool = False) -> None:
+        decode = self._ray.remote(max_retries=_RETRIES, max_calls=_DECODE_CALLS)(decode_batch)
+        images = decode.remote(batch.items, *self._decoding, isolated)
+        busy = [actor for _, _, actor in self._pending.values()]
+        actor = min(self._actors, key=busy.count)
+        self._pending[actor.rows.remote(images)] = batch, images, actor
 
-        for batch in batches:
-            self.pending[batch.number] = batch
-            self.pipeline.offer.remote(packed(batch.number, batch.items))
-
-    def _take(self) -> list[dict[str, Any]]:
+    def _rows(self, answer: Any, actor: Any) -> list[Row] | None:
+        """The rows of an answer; None if it was lost."""
         try:
-            asked = self.pipeline.take.remote(_POLL)
-            rows: list[dict[str, Any]] = self.ray.get(asked, timeout=_POLL + _PATIENCE)
-        except self.ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, EngramError):
-                raise error.cause from None
-            raise
-        return rows
+            rows: list[Row] = self._ray.get(answer)
+            return rows
+        except self._ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)  # an exception of ours, or of the decoder
+            if isinstance(cause, EngramError):
+                raise EngramError(str(cause)) from None
+            if actor in self._actors:  # else its loss is counted already
+                self._count_failure(first_line(cause or error))
+                if cause is None:
+                    self._end(actor)
+            return None
 
-    def _check(self, latest: float) -> None:
-        """Nothing is new: has it been too long, or did a node take the room of an actor along?"""
-        silence = time.monotonic() - latest
-        if silence > self.settings.timeout:
-            raise _Lost(f"no answer for {silence:.0f} seconds")
-        fit = _fitting(self.ray, self.settings)
-        if fit < self.running:
-            raise _Lost(f"the nodes that are left hold {counted(fit, 'actor')}")
+    def _count_failure(self, why: str) -> None:
+        self._failures += 1
+        if self._failures > self._settings.retries:
+            raise EngramError(
+                f"The cluster gave no answer in {counted(self._failures, 'attempt')}; at last: "
+                f"{why}. Run the same command again to continue."
+            )
+
+    def _end(self, actor: Any) -> None:
+        self._actors.remove(actor)
+        with suppress(ConnectionError, self._ray.exceptions.RayError):
+            self._ray.kill(actor)
 
     def stop(self) -> None:
-        """End the pipeline and all that it started."""
-        if self.pipeline is not None:
-            with suppress(ConnectionError, self.ray.exceptions.RayError):
-                self.ray.kill(self.pipeline)
-            self.pipeline = None
+        """End all actors and decoders; the batches under way are lost."""
+        for actor in list(self._actors):
+            self._end(actor)
+        with suppress(ConnectionError, self._ray.exceptions.RayError):
+            for _, images, _ in self._pending.values():
+                self._ray.cancel(images, force=True)
+
+
+# On a node
+
+_decoders = cache(Decoders)
+
+
+def decode_batch(
+    items: Sequence[Item],
+    preprocessing: Preprocessing,
+    home: str,
+    roots: Sequence[str],
+    isolated: bool,
+) -> list[DecodedItem]:
+    """Decode images; one that cannot be read, or isolated ends its process, has an error.
+
+    Relative paths start at `home`. A node that does not see the `roots` of images is refused: it
+    would make an error of each.
+    """
+    for root in roots:
+        if not os.path.exists(root):
+            raise EngramError(
+                f"The node {socket.gethostname()} has no {root}; put images on storage that all "
+                "nodes see at the same path, or give addresses such as s3://…."
+            )
+    if os.path.isdir(home):
+        os.chdir(home)
+    return list(_decoders(preprocessing, int(isolated)).decoded(items))
+
+
+class ModelActor:
+    """The model, and its answers about decoded images."""
+
+    def __init__(self, questions: Questions, gpu: bool, memory: float) -> None:
+        if not gpu:  # Ray gives it none, but does not hide them
+            questions = replace(questions, settings=replace(questions.settings, device="cpu"))
+            torch.set_num_threads(1)
+        self._answerer, self._most, self._used = Answerer(questions), memory, False
+
+    def rows(self, images: Sequence[DecodedItem]) -> list[Row]:
+        """Answer a batch; a process with more than its memory ends, and is replaced."""
+        resident = psutil.Process().memory_info().rss
+        if 0 < self._most < resident:
+            if self._used:
+                os._exit(1)
+            size = f"The model alone takes {resident / 1e9:.2f} GB"
+            raise EngramError(f"{size}; --memory-per-actor has to be more than that.")
+        self._used = True
+        return self._answerer.rows(images)

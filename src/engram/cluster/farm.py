@@ -1,184 +1,185 @@
-"""Jobs of a farm as tasks of Ray, which starts those again whose process or node is lost."""
+"""`run_farm`: train all jobs of a file, and put their tasks into bundles."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from contextlib import ExitStack
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from engram.cluster.connect import connected, room
-from engram.cluster.mailbox import Mailbox
-from engram.cluster.travel import Files, as_seen_anywhere, mark, packed, placed, unpack
-from engram.errors import EngramError
-from engram.farm.events import Event
-from engram.farm.jobs import FarmJob
-from engram.farm.work import train_job
-from engram.util.quiet import ignore_pillow_warnings
-from engram.util.spelling import spelled_as_flags
-from engram.util.text import counted, first_line
+from filelock import FileLock, Timeout
 
-#: Seconds for trainings to write their checkpoints when the farm is stopped.
-PATIENCE = 60.0
-_LOST = "its process or its node was lost"
+from engram.cluster.plan import PlannedJob
+from engram.cluster.status import FarmResult, Status
+from engram.cluster.workers import Ended, Workers, write_files
+from engram.errors import EngramError, Interrupted
+from engram.store.bundles import add_to_bundle
+from engram.store.remote import single_engram_path
+from engram.train.options import named
+from engram.train.run import run_folder
+from engram.util.files import make_private_folder, private, write_atomically
+from engram.util.text import counted, first_line, visible
+
+#: Called with all jobs as they are now, and with what happened, for a log, or "".
+Show = Callable[[Sequence[Status], str], object]
+_POLL = 0.5  # seconds
 
 
-class RayRunner:
-    """Remote tasks that train: a context, in which Ray runs or a cluster is joined.
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the farm's folder, which no other farm can have in the meantime."""
+    try:
+        make_private_folder(folder)
+        lock = FileLock(folder / "lock", timeout=0, mode=0o600).acquire()
+    except Timeout:
+        busy = f"Another farm is at work in {folder}; wait for it, or stop it."
+        raise EngramError(busy) from None
+    except OSError as error:
+        raise EngramError(f"{folder} cannot be written ({error.strerror or error}).") from None
+    with lock:
+        yield
 
-    Ray tries a job again, `retries` times at most, where its process or node is lost or an
-    exception is no mistake of the user's. Jobs of a group prefer the node that filled its cache.
 
-    Args:
-        on: Where Ray is, as `connected` takes it.
-        slots: The jobs at once; None: as many as the cluster holds.
-        retries: How often a job is tried again.
-        cpus: CPUs of a job, and its threads.
-        gpus: GPUs of a job.
-        folder: The farm's folder. Nodes that see it work there; others send what they made.
+def run_farm(
+    plan: Sequence[PlannedJob],
+    folder: Path,
+    workers: AbstractContextManager[Workers],
+    show: Show,
+    retries: int = 2,
+) -> FarmResult:
+    """Train what is not trained yet, in a folder that is `held`.
+
+    A job whose process or node is lost is tried again, `retries` times. Where somebody stops the
+    farm (`Interrupted`), what runs has written a checkpoint.
+    """
+    began, jobs = time.monotonic(), counted(len(plan), "job")
+    farm = _Farm([Status(planned) for planned in plan], folder, retries, show)
+    farm.log(f"{jobs} begin")
+    try:
+        with workers as working:
+            farm.run(working)
+    except KeyboardInterrupt:
+        done = sum(status.state == "done" for status in farm.statuses)
+        farm.log(f"stopped: {done} of {jobs} done")
+        raise Interrupted(
+            f"Stopped; {done} of {jobs} are done. Run the same command again to continue."
+        ) from None
+    result = FarmResult(folder, farm.statuses, time.monotonic() - began)
+    result.write_page()
+    farm.log(result.complaint or f"all done in {result.seconds:.0f} s")
+    return result
+
+
+class _Farm:
+    """The loop of a farm: start what can start, and take in what has ended.
+
+    A job waits for the jobs that it extends, and while another one fills the cache that it needs.
+    If a job fails, those that extend it do too, and the others go on.
     """
 
-    def __init__(
-        self, on: str, slots: int | None, retries: int, cpus: int, gpus: float, folder: Path
-    ) -> None:
-        self._on, self._slots, self._retries = on, slots, retries
-        self._cpus, self._gpus, self._folder = cpus, gpus, folder
-        self._ray: Any = None
-        self._mailbox: Any = None
-        self._open = ExitStack()
-        self._pending: dict[Any, FarmJob] = {}
-        self._groups: dict[str, str] = {}  # by job
-        self._homes: dict[str, str] = {}  # by group, the node that has its cache
-        self._attempts: dict[str, int] = {}
+    def __init__(self, statuses: list[Status], folder: Path, retries: int, show: Show) -> None:
+        self.statuses, self._folder, self._retries, self._show = statuses, folder, retries, show
+        self._by_name = {status.name: status for status in statuses}
+        self._running: dict[Future[Ended], Status] = {}
 
-    def __enter__(self) -> RayRunner:
-        self._marked = mark(self._folder)
-        self._ray = ray = self._open.enter_context(connected(self._on))
-        try:
-            if not self.slots:
-                raise EngramError(
-                    f"No node of the cluster has {self._cpus} CPUs and {self._gpus:g} GPUs, which "
-                    "each job takes; give other --cpus-per-job or --gpus-per-job."
-                )
-            # On this node and no other: its end is the end of the farm in any case.
-            here = _near(ray.get_runtime_context().get_node_id(), or_elsewhere=False)
-            self._mailbox = ray.remote(num_cpus=0, scheduling_strategy=here)(Mailbox).remote()
-        except BaseException:
-            self._open.close()
-            raise
-        return self
+    def run(self, workers: Workers) -> None:
+        """Until every job is done or has failed."""
+        while True:
+            self._start(workers)
+            self._show(self.statuses, "")
+            if not self._running:
+                return
+            ended, _ = wait(self._running, _POLL, FIRST_COMPLETED)
+            self._read(workers.queue)
+            for future in ended:
+                self._end(self._running.pop(future), future, workers)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            for running in self._pending:  # as Ctrl-C in each: it writes a checkpoint
-                self._ray.cancel(running, force=False)
-            if self._pending:
-                waiting = list(self._pending)
-                self._ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE)
-        finally:
-            self._open.close()
+    def log(self, text: str) -> None:
+        """Tell what happened."""
+        with open(self._folder / "farm.log", "a", encoding="utf-8", opener=private) as log:
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {visible(text)}", file=log)
+        self._show(self.statuses, text)
 
-    @property
-    def slots(self) -> int:
-        held = room(self._ray, cpus=self._cpus, gpus=self._gpus)
-        return held if self._slots is None or not held else self._slots
-
-    def start(self, job: FarmJob, group: str = "") -> None:
-        self._groups[job.name] = group
-        sent = dict(packed(job.out))
-        for parent in job.parents:
-            path = self._folder / f"{parent}.safetensors"
-            sent[path.name] = path.read_bytes()
-        options: dict[str, Any] = {"num_cpus": self._cpus, "num_gpus": self._gpus}
-        if group in self._homes:
-            options["scheduling_strategy"] = _near(self._homes[group])
-        task = self._ray.remote(_train).options(
-            max_retries=self._retries, retry_exceptions=True, name=f"engram {job.name}", **options
-        )
-        cache = os.environ.get("ENGRAM_CACHE")
-        given = (as_seen_anywhere(job), self._marked, sent, self._cpus, cache, self._mailbox)
-        self._pending[task.remote(*given)] = job
-
-    def events(self, seconds: float) -> list[Event]:
-        ended, _ = self._ray.wait(list(self._pending), timeout=seconds)
-        heard = self._heard()
-        for one in ended:
-            heard.append(self._outcome(one, self._pending.pop(one)))
-        return heard
-
-    def _heard(self) -> list[Event]:
-        """What jobs that still run have told."""
-        running, events = {job.name for job in self._pending.values()}, list[Event]()
-        try:
-            told = self._ray.get(self._mailbox.take.remote())
-        except self._ray.exceptions.RayError:  # it is lost: what jobs make arrives all the same
-            return events
-        for event, node in told:
-            if event.job not in running:
+    def _start(self, workers: Workers) -> None:
+        free = workers.slots() - len(self._running)
+        filled = {"", *(one.planned.cache for one in self.statuses if one.node is not None)}
+        filling = {one.planned.cache for one in self._running.values()} - filled
+        for status in self.statuses:
+            if status.state != "waiting":
                 continue
-            if event.kind == "started":
-                attempt = self._attempts[event.job] = self._attempts.get(event.job, 0) + 1
-                if attempt == 1:
-                    continue
-                event = Event(event.job, "retried", f"attempt {attempt}: {_LOST}")
-            elif event.kind == "ready":
-                self._homes[self._groups[event.job]] = node
-            events.append(event)
-        return events
+            parents = [self._by_name[name] for name in status.planned.job.parents]
+            if failed := [parent.name for parent in parents if parent.state == "failed"]:
+                self._fail(status, f"It extends {failed[0]}, which failed.")
+            elif (
+                free > 0
+                and status.planned.cache not in filling
+                and all(parent.state == "done" for parent in parents)
+            ):
+                free -= 1
+                filling |= {status.planned.cache} - filled
+                status.state, status.began = "running", time.monotonic()
+                self.log(f"{status.name}: running")
+                self._submit(status, workers)
 
-    def _outcome(self, ended: Any, job: FarmJob) -> Event:
-        """The last event of a job, after keeping what its node sent."""
+    def _submit(self, status: Status, workers: Workers) -> None:
+        status.attempts += 1
+        group = [one for one in self.statuses if one.planned.group == status.planned.group]
+        near = next((one.node for one in group if one.node), "")
+        self._running[workers.submit(status.planned.job, near)] = status
+
+    def _read(self, queue: Any) -> None:
+        """Take in what running jobs have told; a queue that is lost loses no job."""
+        with contextlib.suppress(Exception):
+            for _ in range(queue.qsize()):
+                name, kind, text = queue.get_nowait()
+                if kind == "said":
+                    self.log(f"{name}: {text}")
+                elif kind == "ready":
+                    self._by_name[name].node = text
+                else:
+                    self._by_name[name].note = text
+
+    def _end(self, status: Status, future: Future[Ended], workers: Workers) -> None:
         try:
-            event, files = self._ray.get(ended)
-        except self._ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)  # an exception of the job itself
-            reason = f"{type(cause).__name__}: {cause}" if cause else first_line(error)
-            crashed = f"It crashed {counted(self._retries + 1, 'time')}: {reason}."
-            return Event(job.name, "failed", crashed)
+            ended = future.result()
+        except Exception as error:
+            ended = Ended("lost", f"its process or its node was lost ({first_line(error)})")
+        if ended.state == "done":
+            self._finish(status, ended)
+        elif ended.state == "failed":
+            self._fail(status, ended.why)
+        elif status.attempts <= self._retries:
+            status.state, status.note = "retried", f"attempt {status.attempts + 1}: {ended.why}"
+            self.log(f"{status.name}: retried, {status.note}")
+            self._submit(status, workers)
+        else:
+            log = self._folder / f"{status.name}.log"
+            see = f"; see {log}" if log.exists() else ""
+            times = counted(status.attempts, "time")
+            self._fail(status, f"It crashed {times}: {ended.why}{see}.")
+
+    def _finish(self, status: Status, ended: Ended) -> None:
+        job, result = status.planned.job, ended.result | {"path": str(status.planned.job.out)}
+        kept = run_folder(job.out) / "attempts.txt"
         try:
-            unpack(self._folder, files, {job.name})
+            write_files(self._folder, ended.files)
+            parents = [single_engram_path(named(text)[1]) for text in job.extends]
+            add_to_bundle(job.bundle, [*parents, job.out])
+            if result["finished_before"]:  # how many attempts its training took
+                with contextlib.suppress(OSError, ValueError):
+                    status.attempts = int(kept.read_text(encoding="ascii"))
+            write_atomically(kept, f"{status.attempts}\n".encode(), owner_only=True)
         except EngramError as error:
-            return Event(job.name, "failed", str(error))
-        if event.kind == "done":
-            return Event(job.name, "done", result={**event.result, "path": str(job.out)})
-        return Event(job.name, "failed", event.text)
+            self._fail(status, str(error))
+            return
+        status.state, status.note, status.ended = "done", "", time.monotonic()
+        status.result = result
+        earlier = ", trained by an earlier run" if result["finished_before"] else ""
+        self.log(f"{status.name}: done, {result['score']}, {status.seconds:.0f} s{earlier}")
 
-
-def _near(node: str, or_elsewhere: bool = True) -> Any:
-    """On this node; or on another one if it is busy or gone."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(
-        node, soft=or_elsewhere, _spill_on_unavailable=or_elsewhere
-    )
-
-
-# On a node
-
-
-def _train(
-    job: FarmJob, marked: str, sent: Files, cpus: int, cache: str | None, mailbox: Any
-) -> tuple[Event, Files]:
-    """Train a job there: what happened, and the files that the farm's machine may not have."""
-    import ray
-    import torch
-
-    torch.set_num_threads(cpus)
-    ignore_pillow_warnings()
-    if cache:
-        os.environ["ENGRAM_CACHE"] = cache
-    node = ray.get_runtime_context().get_node_id()
-
-    def tell(event: Event) -> None:
-        mailbox.put.remote(event, node)
-
-    tell(Event(job.name, "started"))
-    here = placed(job, marked)
-    unpack(here.out.parent, sent, {job.name, *job.parents})
-    with spelled_as_flags():
-        event = train_job(here, tell)
-    made = packed(here.out) if event.kind == "done" else {}
-    if here != job and event.kind != "stopped":  # a checkpoint stays for the next attempt
-        shutil.rmtree(here.out.parent, ignore_errors=True)
-    return event, made
+    def _fail(self, status: Status, why: str) -> None:
+        status.state, status.note, status.ended = "failed", why, time.monotonic()
+        self.log(f"{status.name}: failed, {why}")

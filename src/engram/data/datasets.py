@@ -23,10 +23,10 @@ from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage
 from engram.data.tables import TABLES, read_table
 from engram.data.validation import split_validation
 from engram.errors import EngramError
-from engram.images.decode import BadImage, image_size
+from engram.images.decode import image_size, read_image_file
 from engram.images.masks import Legend
+from engram.methods import Method
 from engram.tasks.kinds import IGNORED, KINDS
-from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -82,10 +82,7 @@ class Dataset:
         if isinstance(image, bytes):
             content = image
         elif isinstance(image, str):
-            try:
-                content = Path(image).read_bytes()
-            except OSError as error:
-                raise BadImage(f"{image}: {error.strerror}") from error
+            content = read_image_file(image, image)
         else:
             content = str(image.shape).encode() + image.tobytes()
         return hashlib.sha256(content).hexdigest()
@@ -175,9 +172,9 @@ class Splits:
             "ignore": self.legend.ignore,
         }
 
-    def task_spec(self, name: str, settings: TaskSettings) -> TaskSpec:
+    def task_spec(self, name: str, method: Method, extends: Sequence[str] = ()) -> TaskSpec:
         """The spec of a task that learns from this data."""
-        return TaskSpec.create(name, settings=settings, **self.task)
+        return TaskSpec.create(name, method=method, extends=extends, **self.task)
 
     def with_validation(self, share: float = 0.1, seed: int = 0) -> "Splits":
         """These splits, with a validation split taken from the training data if there is none."""

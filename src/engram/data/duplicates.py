@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 from engram.data.datasets import Dataset
 from engram.images.decode import BadImage
+from engram.util.files import open_regular
 from engram.util.progress import Progress, silent
 
 #: Where more images than these would have to be read, nothing is looked for unless asked to.
@@ -110,7 +110,7 @@ def _piece(sample: Sample) -> Hashable:
     if not isinstance(path, str):
         return ""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, (os.path.getsize(path) - _PIECE) // 2))
             return hashlib.blake2b(file.read(_PIECE)).digest()
     except OSError:

@@ -18,7 +18,7 @@ def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = Fa
     if data.kind != spec.kind:
         difference = f"has the kind {spec.kind}, but {data.name} has the kind {data.kind}"
     elif data.classes != spec.classes:
-        noun, order = spec.does.nouns[1], ""
+        noun, order = spec.kind_object.nouns[1], ""
         if sorted(data.classes) == sorted(spec.classes):
             order = " in another order"
         difference = (

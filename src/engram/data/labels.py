@@ -24,7 +24,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
 from engram.tasks.kinds import IGNORED
-from engram.util.text import counted
+from engram.util.text import counted, join_names, printable
 
 Names: TypeAlias = Sequence[str]
 Labels: TypeAlias = Iterable[Any]  # as `LabelReader.read` returns them
@@ -60,9 +60,8 @@ def find_column(
         option = "--image-column (image= in Python)" if image else "--label (label= in Python)"
         names = ", ".join(USUAL_COLUMNS[role])
         hint = f"; name one of them with {option}, or rename it to one of {names}"
-    raise EngramError(
-        f"{source} has no column {given or role!r}; it has {', '.join(map(str, columns))}{hint}."
-    )
+    there = join_names([printable(str(column), 60) for column in columns], 20)
+    raise EngramError(f"{source} has no column {given or role!r}; it has {there}{hint}.")
 
 
 def read_labels(
@@ -238,10 +237,12 @@ LABELS: Mapping[str, LabelReader] = {
 }
 
 
-def class_order(label: str) -> tuple[int, int, str]:
+def class_order(label: str) -> tuple[int, int, str, str]:
     """The key that sorts classes: numbers by value, then names alphabetically."""
-    is_number = label.isascii() and label.isdigit()
-    return (0, int(label), label) if is_number else (1, 0, label)
+    if not (label.isascii() and label.isdigit()):
+        return 1, 0, label, label
+    digits = label.lstrip("0")  # of any number: Python converts no more than 4,300
+    return 0, len(digits), digits, label
 
 
 def _columns_or_classes(source: str, available: Names, given: Names, classes: Names) -> list[str]:
@@ -280,10 +281,11 @@ def _is_true(location: str, column: str, cell: Any) -> bool:
 def _number(location: str, column: str, cell: Any) -> float:
     try:
         number = float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= _LARGEST_NUMBER:
-        raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected a number.")
+        held = printable(repr(cell))
+        raise EngramError(f"{location}: the column {column!r} holds {held}; expected a number.")
     return number
 
 

@@ -1,6 +1,7 @@
 """Datasets of the Hugging Face Hub, and those known by name: from there, or from a copy on disk."""
 
-import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,10 @@ from engram.data.source import (
 from engram.data.split_columns import NO_COLUMN, could_divide, divide_rows
 from engram.errors import EngramError
 from engram.images.decode import BadImage
+from engram.util.documents import MAX_BYTES, load_json
+from engram.util.files import open_regular
 from engram.util.optional import require
+from engram.util.text import printable
 
 UNSPLIT = "all"  # the name given to the rows of a file or folder that has no splits
 
@@ -128,6 +132,7 @@ def _load_tables(datasets: Any, source: str) -> dict[str, Any]:
     if path.is_file():
         tables = datasets.load_dataset("parquet", data_files=str(path), split="train")
     elif path.is_dir():
+        _refuse_addresses(path)
         saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
         tables = (datasets.load_from_disk if saved else datasets.load_dataset)(str(path))
     elif source.startswith((".", "/", "~")):
@@ -136,6 +141,36 @@ def _load_tables(datasets: Any, source: str) -> dict[str, Any]:
         name, _, config = source.partition(":")
         tables = datasets.load_dataset(name, config or None)
     return dict(tables) if isinstance(tables, Mapping) else {UNSPLIT: tables}
+
+
+def _refuse_addresses(folder: Path) -> None:
+    """A card on disk may say where the files of its dataset are: here, and nowhere else."""
+    yaml = require("yaml", extra="hub-data", purpose=f"hf:{folder}")
+    for name in ("README.md", ".huggingface.yaml"):
+        if not os.path.lexists(folder / name):
+            continue
+        with open_regular(folder / name) as file:
+            text = file.read(MAX_BYTES).decode(errors="replace")
+        if name == "README.md":
+            front = re.match(r"\s*---[^\n]*\n(.*?)\n---", text.replace("\r", ""), re.DOTALL)
+            text = front[1] if front else ""
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        pairs = root.value if isinstance(root, yaml.MappingNode) else []
+        waiting = [value for key, value in pairs if key.value == "configs"]
+        seen: set[int] = set()  # an alias is the same node again
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, tuple):
+                waiting += node
+            elif id(node) not in seen:
+                seen.add(id(node))
+                if not isinstance(node.value, str):
+                    waiting += node.value
+                elif "://" in node.value or "::" in node.value:
+                    raise EngramError(
+                        f"{folder / name} names the address {printable(node.value)!r}, and what a "
+                        "folder names elsewhere is not fetched; download it, and name the file."
+                    )
 
 
 def _read_split(
@@ -249,7 +284,7 @@ def _read_inaturalist(root: Path, request: DataRequest) -> FoundData:
 
 def _annotated_images(root: Path, file: str) -> list[tuple[str, str]]:
     """The path and the class of every image that an annotation file lists."""
-    content = json.loads((root / file).read_text(encoding="utf-8"))
+    content = load_json((root / file).read_bytes())
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
     if len(set(names.values())) < len(names):
         raise ValueError("two categories have the same name")

@@ -13,8 +13,11 @@ from engram.data.labels import LABELS, find_column
 from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
 from engram.data.split_columns import divide_rows
 from engram.errors import EngramError
-from engram.util.optional import require
-from engram.util.text import counted
+from engram.util.archives import MAX_EXPANSION, MAX_SMALL
+from engram.util.documents import parse_json
+from engram.util.files import open_regular
+from engram.util.parquet import batches
+from engram.util.text import counted, first_line
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,10 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
         raise EngramError(
             f"{path} is not text in UTF-8 (byte {error.start:,}); save the table as CSV UTF-8."
         ) from error
-    except (ValueError, OSError) as error:
-        raise EngramError(f"{path} cannot be read as a table: {error}.") from error
+    except EngramError:
+        raise
+    except Exception as error:  # on hostile bytes the libraries raise nearly anything
+        raise EngramError(f"{path} cannot be read as a table: {first_line(error)}.") from error
     if not records:
         raise EngramError(f"{path} is an empty table.")
     return records
@@ -143,7 +148,14 @@ def _encoding(path: Path) -> str:
 
 def _separator(first_line: str) -> str:
     """The separator that makes most columns of the first line: a comma, a semicolon or a tab."""
-    return max(",;\t", key=lambda one: len(next(csv.reader([first_line], delimiter=one), [])))
+
+    def columns(separator: str) -> int:
+        try:
+            return len(next(csv.reader([first_line], delimiter=separator), []))
+        except csv.Error:  # a field is longer than csv takes
+            return 0
+
+    return max(",;\t", key=columns)
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -153,9 +165,11 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = parse_json(line.encode())
             except json.JSONDecodeError as error:  # its own line number is always 1
                 raise ValueError(f"line {number} column {error.colno}: {error.msg}") from error
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
             if not isinstance(record, dict):
                 raise ValueError(f"line {number}: every line must be an object with named columns")
             records.append(record)
@@ -163,8 +177,14 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    parquet = require("pyarrow.parquet", extra="hub-data", purpose="A parquet table")
-    records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    records: list[dict[str, Any]] = []
+    size, most = 0, max(MAX_EXPANSION * path.stat().st_size, MAX_SMALL)
+    with open_regular(path) as file:
+        for batch in batches(file):
+            size += batch.nbytes
+            if size > most:
+                raise ValueError(f"it expands to more than {most / 1e6:,.0f} MB")
+            records += batch.to_pylist()
     return records
 
 

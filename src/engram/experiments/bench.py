@@ -1,4 +1,4 @@
-"""Speed: tasks compared with the plain trunk, and with other ways to do the same work.
+"""Speed: tasks compared with the plain backbone, and with other ways to do the same work.
 
 Times are compared within one run, in which all methods take turns. `engram bench` is a quick
 measurement; `benchmarks/speed` in the repository uses the same functions for a thorough one.
@@ -16,6 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.backbones.load import load_backbone
+from engram.backbones.random import backbone_of_shape
+from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.experiments.peers import (
     Lora,
@@ -27,27 +30,26 @@ from engram.experiments.peers import (
     transformers_vit,
 )
 from engram.experiments.timing import Case, Key, Say, Timing, compare, describe_machine, machine
+from engram.methods import method_class
+from engram.methods.forward import Cached, reads_tokens
+from engram.methods.method import Needs
 from engram.model import MemoryViT
-from engram.passes import reads_tokens
 from engram.tasks.costs import Costs, task_costs
-from engram.tasks.shape import TrunkShape
 from engram.train.cache import keys_values
-from engram.trunks.load import load_trunk
-from engram.trunks.random import trunk_of_shape
 from engram.util.description import Description
 from engram.util.devices import device_for, wait_for
 from engram.vit import ViT
 
 Step = Callable[[], None]
 
-PLAIN = "plain trunk"
+PLAIN = "plain backbone"
 
 
 @dataclass(frozen=True)
 class Workload:
     """What is measured, and for how long."""
 
-    trunk: ViT
+    backbone: ViT
     cells: int = 5
     classes: int = 10
     seconds: float = 5.0  # for each table
@@ -57,25 +59,27 @@ class Workload:
 
     def model(self, tasks: int, regime: str = "masked", cells: int | None = None) -> MemoryViT:
         """A model with this number of untrained tasks."""
-        model = MemoryViT(self.trunk)
-        for i in range(tasks):
+        model = MemoryViT(self.backbone)
+        count = None
+        if "cells" in method_class(regime).setting_names():
             count = self.cells if cells is None else cells
+        for i in range(tasks):
             model.add_task(f"task{i}", self.classes, count, regime=regime)
         return model.eval()
 
     def pixels(self, batch: int) -> Tensor:
-        return torch.randn(batch, 3, *self.trunk.config.image_size, device=self.device)
+        return torch.randn(batch, 3, *self.backbone.config.image_size, device=self.device)
 
     def labels(self, batch: int) -> Tensor:
         return torch.randint(0, self.classes, (batch,), device=self.device)
 
     @property
     def device(self) -> torch.device:
-        return self.trunk.device
+        return self.backbone.device
 
     def task_costs(self, regime: str = "masked") -> Costs:
         """What one task adds to the pass, by the formulas."""
-        return task_costs(TrunkShape.of(self.trunk), self.model(1, regime).task("task0").spec)
+        return task_costs(BackboneShape.of(self.backbone), self.model(1, regime).task("task0").spec)
 
     def compare(self, cases: Mapping[Key, Case], say: Say) -> dict[Key, Timing]:
         return compare(
@@ -112,11 +116,15 @@ def forward(
     peers = _peers(workload, tasks)
     middle = sorted(tasks)[len(tasks) // 2]
     adapted = workload.model(middle, "masked+adapter")
-    plain = transformers_vit(workload.trunk, 1000) if "lora" in installed(workload.trunk) else None
+    plain = (
+        transformers_vit(workload.backbone, 1000)
+        if "lora" in installed(workload.backbone)
+        else None
+    )
     rows = []
     for batch in batches:
         pixels = workload.pixels(batch)
-        cases = {(PLAIN, 0): Case(partial(_plain, workload.trunk, pixels))}
+        cases = {(PLAIN, 0): Case(partial(_plain, workload.backbone, pixels))}
         if plain is not None:
             cases["transformers, plain", 0] = Case(partial(plain, pixels))
         for count in tasks:
@@ -139,7 +147,7 @@ def forward(
 
 
 def _limit(workload: Workload, what: str, count: int) -> float | None:
-    """The ratio of multiply-accumulates to those of the plain trunk, where it is known."""
+    """The ratio of multiply-accumulates to those of the plain backbone, where it is known."""
     if what == PLAIN:
         return 1.0
     if not what.startswith("engram"):
@@ -148,21 +156,21 @@ def _limit(workload: Workload, what: str, count: int) -> float | None:
     return 1 + count * workload.task_costs(regime).share
 
 
-def _plain(trunk: ViT, pixels: Tensor) -> Tensor:
-    out: Tensor = trunk(pixels) if trunk.head is not None else trunk.tokens(pixels)
+def _plain(backbone: ViT, pixels: Tensor) -> Tensor:
+    out: Tensor = backbone(pixels) if backbone.head is not None else backbone.tokens(pixels)
     return out
 
 
 def _peers(workload: Workload, tasks: Sequence[int]) -> dict[int, dict[str, Peer]]:
     """Methods that need a pass for each task, by the number of tasks."""
-    trunk, there = workload.trunk, installed(workload.trunk)
-    shared: dict[str, Peer] = {"separate models": Separate(trunk, max(tasks), workload.classes)}
+    backbone, there = workload.backbone, installed(workload.backbone)
+    shared: dict[str, Peer] = {"separate models": Separate(backbone, max(tasks), workload.classes)}
     if "vit-pytorch" in there:
-        shared["vit-pytorch"] = VitPytorch(trunk, max(tasks), workload.classes, workload.cells)
+        shared["vit-pytorch"] = VitPytorch(backbone, max(tasks), workload.classes, workload.cells)
     found = {count: dict(shared) for count in tasks}
     if "lora" in there:  # switching takes longer the more adapters there are
         for count in tasks:
-            found[count]["PEFT LoRA"] = Lora(trunk, count, workload.classes)
+            found[count]["PEFT LoRA"] = Lora(backbone, count, workload.classes)
     return found
 
 
@@ -172,10 +180,12 @@ def _peers(workload: Workload, tasks: Sequence[int]) -> dict[int, dict[str, Peer
 def training(workload: Workload, batch: int, say: Say = lambda text: None) -> list[Measurement]:
     """Time a training step of one task: forward, backward and update.
 
-    Ratios are to the forward pass of the plain trunk.
+    Ratios are to the forward pass of the plain backbone.
     """
     share = workload.task_costs()
-    back = 1 + 2 * (share.share + share.once / batch / share.trunk_macs)  # the trunk is frozen
+    back = 1 + 2 * (
+        share.share + share.once / batch / share.backbone_macs
+    )  # the backbone is frozen
     makers: dict[str, Callable[[], Step]] = {PLAIN: partial(plain_step, workload, batch)}
     makers.update(steps(workload, batch))
     cases = {name: Case(make()) for name, make in makers.items()}
@@ -187,32 +197,32 @@ def training(workload: Workload, batch: int, say: Say = lambda text: None) -> li
 
 def steps(workload: Workload, batch: int) -> dict[str, Callable[[], Step]]:
     """Functions that build a training step of one task, by the name of the method."""
-    trunk, classes, cells = workload.trunk, workload.classes, workload.cells
+    backbone, classes, cells = workload.backbone, workload.classes, workload.cells
     peers: dict[str, Callable[[], Peer]] = {
-        "separate model, full": lambda: Separate(trunk, 1, classes),
+        "separate model, full": lambda: Separate(backbone, 1, classes),
     }
-    available = installed(trunk)
+    available = installed(backbone)
     if "vit-pytorch" in available:
-        peers["vit-pytorch"] = lambda: VitPytorch(trunk, 1, classes, cells)
+        peers["vit-pytorch"] = lambda: VitPytorch(backbone, 1, classes, cells)
     if "lora" in available:
-        peers["PEFT LoRA"] = lambda: Lora(trunk, 1, classes)
+        peers["PEFT LoRA"] = lambda: Lora(backbone, 1, classes)
     return {
         "engram": partial(_engram_step, workload, batch),
         "engram, from the cache": partial(cached_step, workload, batch),
-        "engram, gradients through the trunk": partial(_engram_step, workload, batch, True),
-        "straightforward, trunk frozen": partial(_straightforward_step, workload, batch, False),
+        "engram, gradients through the backbone": partial(_engram_step, workload, batch, True),
+        "straightforward, backbone frozen": partial(_straightforward_step, workload, batch, False),
         "straightforward, all gradients": partial(_straightforward_step, workload, batch, True),
         **{name: partial(_peer_step, workload, batch, make) for name, make in peers.items()},
     }
 
 
 def plain_step(workload: Workload, batch: int) -> Step:
-    """The forward pass of the plain trunk, with which steps are compared."""
+    """The forward pass of the plain backbone, with which steps are compared."""
     pixels = workload.pixels(batch)
 
     def step() -> None:
         with torch.inference_mode():
-            _plain(workload.trunk, pixels)
+            _plain(workload.backbone, pixels)
 
     return step
 
@@ -222,28 +232,26 @@ def cached_limit(workload: Workload, variants: int = 1, regime: str = "masked") 
     costs = workload.task_costs(regime)
     if regime == "masked":
         step = _masked_layers(workload, variants)
-    else:  # gradients for the rows and for the maps, but none for the trunk's tokens
-        shape, rank = (
-            TrunkShape.of(workload.trunk),
-            workload.model(1, regime).task("task0").spec.rank,
-        )
+    else:  # gradients for the rows and for the maps, but none for the backbone's tokens
+        shape = BackboneShape.of(workload.backbone)
+        rank = workload.model(1, regime).task("task0").method.settings()["rank"]
         taken_in = (shape.depth + 1) * _tokens(workload) * shape.width * rank
         step = variants * (3 * costs.macs - taken_in)
-    return (step + 2 * variants * costs.head_macs) / costs.trunk_macs
+    return (step + 2 * variants * costs.head_macs) / costs.backbone_macs
 
 
 def _masked_layers(workload: Workload, variants: int) -> int:
-    """What a step from the cache computes: no gradient for the trunk's weights."""
-    config, costs = workload.trunk.config, workload.task_costs()
+    """What a step from the cache computes: no gradient for the backbone's weights."""
+    config, costs = workload.backbone.config, workload.task_costs()
     n, width = _tokens(workload), config.width
     step = 2 * variants * (costs.macs // config.depth)  # of a layer
-    if reads_tokens(workload.trunk, n, variants, passes=2):
+    if reads_tokens(workload.backbone, n, variants, passes=2):
         step += 2 * variants * 2 * (config.heads - 1) * (n + 1 + workload.cells) * width
     return config.depth * step
 
 
 def _tokens(workload: Workload) -> int:
-    config = workload.trunk.config
+    config = workload.backbone.config
     return config.prefix + config.grid[0] * config.grid[1]
 
 
@@ -252,25 +260,27 @@ def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str =
 
     The cache of many masked tasks has keys and values, that of others the normed tokens.
     """
-    model, trunk = workload.model(variants, regime), workload.trunk
-    depth, tokens, names = trunk.config.depth, _tokens(workload), list(model.tasks)
-    keys = regime == "masked" and not reads_tokens(trunk, tokens, variants, passes=2)
-    kept = 2 * depth if keys else depth + model.task("task0").spec.parts.reads_final
-    shape = (batch, kept * tokens + 1, trunk.config.width)
+    model, backbone = workload.model(variants, regime), workload.backbone
+    depth, tokens, names = backbone.config.depth, _tokens(workload), list(model.tasks)
+    keys = regime == "masked" and not reads_tokens(backbone, tokens, variants, passes=2)
+    kept = 2 * depth if keys else depth + (Needs.FINAL in model.task("task0").method.needs)
+    shape = (batch, kept * tokens + 1, backbone.config.width)
     rows = torch.randn(shape, device=workload.device).half()
 
     def logits() -> Iterable[Tensor]:
         seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
         final = seen[-1] if kept == depth + 1 else None
-        layers = keys_values(seen, trunk) if keys else seen[:depth]
-        return model.from_cache(layers, rows[:, -1].float(), names, final).values()
+        layers = keys_values(seen, backbone) if keys else seen[:depth]
+        return model.from_cache(Cached(rows[:, -1].float(), layers, final), names).values()
 
     return _step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 
 
-def _engram_step(workload: Workload, batch: int, through_trunk: bool = False) -> Step:
-    """With `through_trunk`, autograd keeps the trunk's activations, as without a frozen trunk."""
-    model, pixels = workload.model(1), workload.pixels(batch).requires_grad_(through_trunk)
+def _engram_step(workload: Workload, batch: int, through_backbone: bool = False) -> Step:
+    """With `through_backbone`, autograd keeps the backbone's activations, as without a frozen
+    backbone.
+    """
+    model, pixels = workload.model(1), workload.pixels(batch).requires_grad_(through_backbone)
     task = model.task("task0")
 
     def logits() -> Iterable[Tensor]:
@@ -281,13 +291,13 @@ def _engram_step(workload: Workload, batch: int, through_trunk: bool = False) ->
 
 
 def _straightforward_step(workload: Workload, batch: int, all_gradients: bool) -> Step:
-    own = Workload(copy.deepcopy(workload.trunk), workload.cells, workload.classes)
+    own = Workload(copy.deepcopy(workload.backbone), workload.cells, workload.classes)
     model = own.model(1)
     naive, pixels = Straightforward(model), workload.pixels(batch)
-    own.trunk.requires_grad_(all_gradients)
+    own.backbone.requires_grad_(all_gradients)
 
     def logits() -> Iterable[Tensor]:
-        own.trunk.zero_grad()
+        own.backbone.zero_grad()
         return [naive(pixels)["task0"]]
 
     return _step(logits, [model.task("task0").parameters()], workload.labels(batch))
@@ -341,9 +351,9 @@ def bench(
     _check(tasks, batches, seconds, threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    trunk = trunk_of_shape(shape) if shape else load_trunk(backbone or "pico")
-    trunk.to(device_for(device))
-    workload = Workload(trunk, cells=cells, seconds=seconds, most=100_000)
+    vit = backbone_of_shape(shape) if shape else load_backbone(backbone or "pico")
+    vit.to(device_for(device))
+    workload = Workload(vit, cells=cells, seconds=seconds, most=100_000)
     found = {
         "forward": forward(workload, tasks, batches, say),
         "training": [row for batch in batches for row in training(workload, batch, say)],
@@ -365,21 +375,21 @@ def _check(
 
 
 def _description(workload: Workload, found: Mapping[str, Sequence[Measurement]]) -> Description:
-    about, trunk = machine(), workload.trunk
+    about, backbone = machine(), workload.backbone
     document = {
         "machine": about,
         "device": str(workload.device),
-        "trunk": trunk.source,
+        "backbone": backbone.source,
         "cells": workload.cells,
         **{name: [row.to_dict() for row in rows] for name, rows in found.items()},
     }
     rows = [
         ("machine", describe_machine(about)),
         ("device", str(workload.device)),
-        ("trunk", trunk.source),
+        ("backbone", backbone.source),
         ("cells", str(workload.cells)),
-        ("other libraries", ", ".join(installed(trunk)) or "none that is installed and fits"),
-        ("ratio", "to the plain trunk's forward pass for the same images, median and quartiles"),
+        ("other libraries", ", ".join(installed(backbone)) or "none that is installed and fits"),
+        ("ratio", "to the plain backbone's forward pass for the same images, median and quartiles"),
     ]
     columns = ("measured", "tasks", "batch", "ms", "ratio", "quartiles", "by FLOPs", "")
     table = [_table_row(name, row) for name, rows in found.items() for row in rows]

@@ -1,7 +1,7 @@
 """The demo: three tasks on one frozen ViT, answered in one pass, with proof of the promises.
 
 Everything is real and made on the spot: UCI's handwritten digits, two questions about
-generated scenes, and the bundled trunk. Nothing is downloaded. `Demo.run` is the story.
+generated scenes, and the bundled backbone. Nothing is downloaded. `Demo.run` is the story.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from engram.backbones.load import load_backbone
+from engram.backbones.recommended import RECOMMENDED
 from engram.data.datasets import Dataset, Splits, load
 from engram.data.scenes import scene_splits
 from engram.data.validation import split_validation
@@ -45,8 +47,6 @@ from engram.store.bundles import compose
 from engram.train.fit import fit
 from engram.train.recipe import Recipe
 from engram.train.result import Result
-from engram.trunks.load import load_trunk
-from engram.trunks.recommended import RECOMMENDED
 from engram.util.invocation import program
 from engram.util.progress import Progress, silent
 
@@ -123,13 +123,13 @@ class Demo:
     # Training
 
     def _train(self) -> None:
-        model = MemoryViT(load_trunk("pico"))
-        trunk, config = model.trunk, model.trunk.config
+        model = MemoryViT(load_backbone("pico"))
+        backbone, config = model.backbone, model.backbone.config
         self._title("One frozen ViT")
         self._print(
             f"pico is a small ViT ({config.depth} layers, width {config.width}, "
-            f"{sum(p.numel() for p in trunk.parameters()):,} parameters) that knows the ten "
-            f"classes of CIFAR-10: {', '.join(trunk.labels or ())}. It stays as it is."
+            f"{sum(p.numel() for p in backbone.parameters()):,} parameters) that knows the ten "
+            f"classes of CIFAR-10: {', '.join(backbone.labels or ())}. It stays as it is."
         )
         self._title("Three tasks, each an engram: 5 memory cells per layer, a class token, a head")
         self._train_task(model, "digits", "handwritten digits", self._digits())
@@ -255,11 +255,11 @@ class Demo:
         test = self.data["shape"]["test"]
         images = min(200, len(test))
         batches = self._batches("comparing base with the plain ViT", model, test, images, 50)
-        identical = base_is_identical(model, load_trunk("pico").eval(), batches)
+        identical = base_is_identical(model, load_backbone("pico").eval(), batches)
         self._title("The ViT did not change by a bit")
         self._print(
-            f"{images * len(model.trunk.labels or ()):,} logits of base for {images} images, with "
-            "three tasks attached, compared with those of the plain ViT: "
+            f"{images * len(model.backbone.labels or ()):,} logits of base for {images} images, "
+            "with three tasks attached, compared with those of the plain ViT: "
             + ("identical, bit for bit." if identical else "DIFFERENT. Please report this.")
         )
         return identical
@@ -274,7 +274,7 @@ class Demo:
             f"{1 + len(model.tasks)} answers in one pass: {passes['one_pass_ms']:.1f} ms per "
             f"image. A pass for each: {passes['pass_per_task_ms']:.1f} ms, "
             f"{passes['ratio']:.1f} times as long. The plain ViT alone: "
-            f"{passes['plain_trunk_ms']:.1f} ms."
+            f"{passes['plain_backbone_ms']:.1f} ms."
         )
         return passes
 
@@ -363,7 +363,7 @@ def _first(dataset: Dataset, images: int) -> Dataset:
 
 def _best(model: MemoryViT, task: str, logits: Tensor) -> dict[str, Any]:
     """The class with the highest probability, by name."""
-    classes = model.trunk.labels if task == "base" else model.task(task).spec.classes
+    classes = model.task(task).spec.classes
     probability, best = logits.softmax(-1).max(-1)
     name = classes[int(best)] if classes else str(int(best))
     return {"class": name, "probability": round(float(probability), 4)}

@@ -1,4 +1,4 @@
-"""What the demo measures: predictions, the unchanged trunk, passes in turn, attention unmasked.
+"""What the demo measures: predictions, the unchanged backbone, passes in turn, attention unmasked.
 
 Every function takes its batches from the caller, which may show progress while they are consumed.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from engram.data.datasets import Dataset
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.memory import Memory, Stream
+from engram.methods.forward import BackbonePass, forward_tasks, full_attention
+from engram.methods.memory import Memory, Stream
 from engram.model import MemoryViT
-from engram.passes import TrunkPass, forward_tasks, full_attention
 from engram.vit import ViT
 
 
@@ -45,14 +45,14 @@ def predict_batches(
 
 @torch.inference_mode()
 def base_is_identical(model: MemoryViT, plain: ViT, batches: Iterable[Tensor]) -> bool:
-    """Whether `base` equals, bit for bit, the logits of the plain trunk, which has no tasks."""
+    """Whether `base` equals, bit for bit, the logits of the plain backbone, which has no tasks."""
     same = [torch.equal(model(batch, exact=True)["base"], plain(batch)) for batch in batches]
-    return all(same) and plain.fingerprint == model.trunk.fingerprint
+    return all(same) and plain.fingerprint == model.backbone.fingerprint
 
 
 @torch.inference_mode()
 def time_passes(model: MemoryViT, pixels: Tensor, turns: Iterable[int]) -> dict[str, float]:
-    """Milliseconds per image: one pass for all tasks, a pass for each, and the plain trunk.
+    """Milliseconds per image: one pass for all tasks, a pass for each, and the plain backbone.
 
     They take turns, so that all are measured under the same load; turn 0 is a warm-up.
     """
@@ -64,7 +64,7 @@ def time_passes(model: MemoryViT, pixels: Tensor, turns: Iterable[int]) -> dict[
     passes: dict[str, Callable[[], object]] = {
         "one_pass": lambda: model(pixels),
         "pass_per_task": pass_per_task,
-        "plain_trunk": lambda: model.trunk(pixels),
+        "plain_backbone": lambda: model.backbone(pixels),
     }
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for turn in turns:
@@ -83,7 +83,7 @@ def remove_mask(
 ) -> dict[str, Any]:
     """The accuracy of a task as other tasks are added, with and without the mask between them.
 
-    And how many answers of `base` change if the trunk's own tokens read all cells.
+    And how many answers of `base` change if the backbone's own tokens read all cells.
     """
     others = [name for name in model.tasks if name != task]
     neighbours = [others[:count] for count in range(len(others) + 1)]
@@ -108,35 +108,34 @@ def _unmasked_logits(
 ) -> dict[str, Tensor]:
     """Logits of a task with and without the mask between it and its neighbours, and of base.
 
-    Without it, the task reads the class tokens and cells of all neighbours, and the trunk's own
-    tokens read all cells. The trunk runs once for all that leave it unchanged.
+    Without it, the task reads the class tokens and cells of all neighbours, and the backbone's own
+    tokens read all cells. The backbone runs once for all that leave it unchanged.
     """
-    trunk, task = model.trunk, model.task(first)
-    x = trunk.embed(pixels)
-    rotation = trunk.rotation(pixels.shape[-2:], x.shape[1])
-    alone = TrunkPass(trunk, x, keep=x.shape[1], rotation=rotation)
+    backbone, task = model.backbone, model.task(first)
+    x = backbone.embed(pixels)
+    rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
+    alone = BackbonePass(backbone, x, keep=x.shape[1], rotation=rotation)
     views = list(alone)
-    logits = {"base": _base_logits(trunk, alone.tokens)}
+    logits = {"base": _base_logits(backbone, alone.tokens)}
     for names in neighbours:
         streams = [_stream(model, name) for name in names]
         for what, reads in (("masked", ()), ("unmasked", tuple(range(len(names))))):
-            memory = Memory(trunk, [*streams, _stream(model, first, reads)])
-            tokens = forward_tasks(trunk, views, memory, len(x))
-            logits[f"{what} {len(names)}"] = task.head(trunk.norm(tokens[:, -1]))
-    cells = [task.cells.detach() for task in model.tasks.values() if task.cells is not None]
-    tokens = full_attention(trunk, x, torch.cat(cells, dim=1), rotation=rotation)
-    logits["base unmasked"] = _base_logits(trunk, tokens)
+            memory = Memory(backbone, [*streams, _stream(model, first, reads)])
+            tokens = forward_tasks(backbone, views, memory, len(x))
+            logits[f"{what} {len(names)}"] = task.head(backbone.norm(tokens[:, -1]))
+    tensors = [task.input().tensors for task in model.tasks.values()]
+    cells = [own["cells"].detach() for own in tensors if "cells" in own]
+    tokens = full_attention(backbone, x, torch.cat(cells, dim=1), rotation=rotation)
+    logits["base unmasked"] = _base_logits(backbone, tokens)
     return logits
 
 
-def _base_logits(trunk: ViT, tokens: Tensor) -> Tensor:
-    assert trunk.head is not None
-    logits: Tensor = trunk.head(tokens, trunk.norm(tokens))
+def _base_logits(backbone: ViT, tokens: Tensor) -> Tensor:
+    assert backbone.head is not None
+    logits: Tensor = backbone.head(tokens, backbone.norm(tokens))
     return logits
 
 
 def _stream(model: MemoryViT, name: str, reads: tuple[int, ...] = ()) -> Stream:
-    task = model.task(name)
-    assert task.class_token is not None
-    assert task.cells is not None
-    return Stream(name, task.class_token, task.cells, reads)
+    tensors = model.task(name).input().tensors
+    return Stream(name, tensors["class_token"], tensors["cells"], reads)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError, Interrupted
+from engram.util.documents import load_json
 from engram.util.files import check_renamable, replace_folder, write_atomically
 
 RESULTS = "results.json"
@@ -81,7 +82,7 @@ def _files_of_demo(folder: Path) -> set[str]:
     """The files and folders that the demo in this folder lists; none if it holds no demo."""
     known: set[str] = set()
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = load_json((folder / RESULTS).read_text(encoding="utf-8"))
         for file in results["files"] if results["what"] == DEMO else ():
             known |= {file, *(str(parent) for parent in Path(file).parents)}
     return known

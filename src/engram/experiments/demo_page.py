@@ -67,7 +67,7 @@ def _timing(passes: Mapping[str, float]) -> Section:
         for key, label, style in (
             ("one_pass_ms", "one pass for all", ""),
             ("pass_per_task_ms", "a pass for each", "wrong"),
-            ("plain_trunk_ms", "the plain ViT", "plain"),
+            ("plain_backbone_ms", "the plain ViT", "plain"),
         )
     ]
     text = (

@@ -29,9 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
-from engram.layers import merge_heads, split_heads
+from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.vit import ViT
+from engram.vit.layers import merge_heads, split_heads
 
 _DISTINCT = 4  # separate models in memory; each is larger than any cache of a processor
 RANK = 8
@@ -45,37 +46,42 @@ class Straightforward(nn.Module):
 
     def __init__(self, model: MemoryViT) -> None:
         super().__init__()
-        self.trunk = model.trunk
+        self.backbone = model.backbone
         self.tasks: Mapping[str, Any] = dict(model.tasks)
         self.parameters_of_tasks = nn.ModuleList(self.tasks.values())
-        n = self.trunk.config.prefix + self.trunk.config.grid[0] * self.trunk.config.grid[1]
-        self.mask = self._table_1(n).to(self.trunk.patch.weight)
+        n = (
+            self.backbone.config.prefix
+            + self.backbone.config.grid[0] * self.backbone.config.grid[1]
+        )
+        self.mask = self._table_1(n).to(self.backbone.patch.weight)
 
     def _table_1(self, n: int) -> Tensor:
         """0 where a token may read, -inf elsewhere: (n + s, n + s + all cells)."""
         specs = [task.spec for task in self.tasks.values()]
-        if any(not s.parts.masked or s.parts.adapters or s.extends or s.tokens > 1 for s in specs):
+        plain = [type(s.method) is Masked and s.method.tokens == 1 and not s.extends for s in specs]
+        if not all(plain):
             raise EngramError("Only masked tasks with one class token and no parents are compared.")
-        if self.trunk.config.rotary is not None:
-            raise EngramError("Trunks with rotary positions are not compared.")
-        s, m = len(specs), sum(spec.cells for spec in specs)
+        if self.backbone.config.rotary is not None:
+            raise EngramError("Backbones with rotary positions are not compared.")
+        cells = [spec.method.settings()["cells"] for spec in specs]
+        s, m = len(specs), sum(cells)
         allowed = torch.zeros(n + s, n + s + m, dtype=torch.bool)
         allowed[:, :n] = True
         first = n + s
-        for i, spec in enumerate(specs):
+        for i, count in enumerate(cells):
             allowed[n + i, n + i] = True
-            allowed[n + i, first : first + spec.cells] = True
-            first += spec.cells
+            allowed[n + i, first : first + count] = True
+            first += count
         return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        trunk, tasks = self.trunk, self.tasks.values()
-        x = trunk.embed(pixels)
+        backbone, tasks = self.backbone, self.tasks.values()
+        x = backbone.embed(pixels)
         b, n, width = x.shape
-        own = trunk.place(torch.cat([task.class_token for task in tasks]))
+        own = backbone.place(torch.cat([task.class_token for task in tasks]))
         x = torch.cat([x, own.expand(b, -1, -1)], dim=1)
         memory = torch.cat([task.cells for task in tasks], dim=1)  # (l, all cells, D)
-        for layer, block in enumerate(trunk.layers):
+        for layer, block in enumerate(backbone.layers):
             normed = block.norm1(torch.cat([x, memory[layer].expand(b, -1, -1)], dim=1))
             bias = None if block.qkv.bias is None else block.qkv.bias[:width]
             q = F.linear(normed[:, : x.shape[1]], block.qkv.weight[:width], bias)
@@ -87,8 +93,8 @@ class Straightforward(nn.Module):
             x = x + (read if block.scale1 is None else read * block.scale1)
             update = block.mlp(block.norm2(x))
             x = x + (update if block.scale2 is None else update * block.scale2)
-        tokens = trunk.norm(x)
-        logits = {} if trunk.head is None else {"base": trunk.head(x[:, :n], tokens[:, :n])}
+        tokens = backbone.norm(x)
+        logits = {} if backbone.head is None else {"base": backbone.head(x[:, :n], tokens[:, :n])}
         for i, (name, task) in enumerate(self.tasks.items()):
             logits[name] = task.head(tokens[:, n + i])
         return logits
@@ -106,12 +112,12 @@ class Peer(Protocol):
 class Separate:
     """A whole model for each task."""
 
-    def __init__(self, trunk: ViT, tasks: int, classes: int) -> None:
+    def __init__(self, backbone: ViT, tasks: int, classes: int) -> None:
         self.models = []
         for _ in range(min(tasks, _DISTINCT)):
-            own = copy.deepcopy(trunk)
+            own = copy.deepcopy(backbone)
             own.head = None
-            head = nn.Linear(trunk.config.width, classes).to(trunk.device)
+            head = nn.Linear(backbone.config.width, classes).to(backbone.device)
             self.models.append((own.requires_grad_(True), head))
         self._next = cycle(range(len(self.models)))
 
@@ -127,18 +133,18 @@ class Separate:
 
 
 class VitPytorch:
-    """vit-pytorch's learnable-memory ViT, in the trunk's shape."""
+    """vit-pytorch's learnable-memory ViT, in the backbone's shape."""
 
-    def __init__(self, trunk: ViT, tasks: int, classes: int, cells: int) -> None:
-        library, config = _vit_pytorch(), trunk.config
+    def __init__(self, backbone: ViT, tasks: int, classes: int, cells: int) -> None:
+        library, config = _vit_pytorch(), backbone.config
         self.vit = library.ViT(
             image_size=config.image_size, patch_size=config.patch, num_classes=classes,
             dim=config.width, depth=config.depth, heads=config.heads,
             dim_head=config.width // config.heads, mlp_dim=config.mlp_width,
-        ).to(trunk.device)  # fmt: skip
+        ).to(backbone.device)  # fmt: skip
         self.adapters = [
             library.Adapter(vit=self.vit, num_memories_per_layer=cells, num_classes=classes)
-            .to(trunk.device)
+            .to(backbone.device)
             .eval()
             for _ in range(tasks)
         ]
@@ -157,22 +163,22 @@ class VitPytorch:
         return {name: p.detach() for name, p in named if not name.startswith("vit.")}
 
 
-def transformers_vit(trunk: ViT, classes: int) -> Any:
-    """transformers' ViT in the trunk's shape, with SDPA."""
+def transformers_vit(backbone: ViT, classes: int) -> Any:
+    """transformers' ViT in the backbone's shape, with SDPA."""
     transformers: Any = importlib.import_module("transformers")
-    config = trunk.config
+    config = backbone.config
     settings = transformers.ViTConfig(
         image_size=config.image_size, patch_size=config.patch, hidden_size=config.width,
         num_hidden_layers=config.depth, num_attention_heads=config.heads,
         intermediate_size=config.mlp_width, num_labels=classes, attn_implementation="sdpa",
     )  # fmt: skip
-    return transformers.ViTForImageClassification(settings).to(trunk.device).eval()
+    return transformers.ViTForImageClassification(settings).to(backbone.device).eval()
 
 
 class Lora:
     """PEFT's LoRA on transformers' ViT, with a classifier for each adapter."""
 
-    def __init__(self, trunk: ViT, tasks: int, classes: int) -> None:
+    def __init__(self, backbone: ViT, tasks: int, classes: int) -> None:
         peft: Any = importlib.import_module("peft")
         lora = peft.LoraConfig(
             r=RANK,
@@ -181,14 +187,14 @@ class Lora:
             modules_to_save=["classifier"],
             init_lora_weights=False,  # random, so that adapters differ
         )
-        base = transformers_vit(trunk, classes)
+        base = transformers_vit(backbone, classes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about names
             self.model = peft.get_peft_model(base, lora, adapter_name="task0")
             for i in range(1, tasks):
                 self.model.add_adapter(f"task{i}", lora)
         self.model.set_adapter("task0")
-        self.model.to(trunk.device).eval()
+        self.model.to(backbone.device).eval()
         self._next = cycle(range(tasks)) if tasks > 1 else None
 
     def one_pass(self, pixels: Tensor) -> Tensor:
@@ -206,10 +212,10 @@ class Lora:
         return next(folder.rglob("adapter_model.safetensors"))
 
 
-def installed(trunk: ViT) -> list[str]:
-    """The libraries that are installed and support the shape of this trunk."""
-    plain = trunk.config.class_token and not trunk.config.registers
-    if not plain or trunk.config.activation != "gelu":
+def installed(backbone: ViT) -> list[str]:
+    """The libraries that are installed and support the shape of this backbone."""
+    plain = backbone.config.class_token and not backbone.config.registers
+    if not plain or backbone.config.activation != "gelu":
         return []
     needs = {"vit-pytorch": ("vit_pytorch", "einops"), "lora": ("peft", "transformers")}
     return [name for name, packages in needs.items() if all(map(find_spec, packages))]

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engram.backbones.load import load_backbone
 from engram.data.datasets import Splits, load
 from engram.errors import EngramError
+from engram.methods import METHODS
 from engram.model import MemoryViT
-from engram.store.engram import Engram, TrunkInfo
+from engram.store.engram import BackboneInfo, Engram
 from engram.store.format import read_engram
-from engram.tasks.regimes import REGIMES
 from engram.train.recipe import RECIPES, Recipe
 from engram.train.run import run_folder
 from engram.train.sweep import sweep
 from engram.train.variants import Grid
-from engram.trunks.load import load_trunk
 from engram.util.description import Description
 from engram.util.files import write_atomically
 from engram.util.processes import Team
@@ -46,8 +46,17 @@ class TableRow:
 
     @property
     def name(self) -> str:
-        words = [self.regime] + ([str(self.cells)] if REGIMES[self.regime].cells else [])
+        words = [self.regime] + (
+            [str(self.cells)] if "cells" in METHODS[self.regime].setting_names() else []
+        )
         return "-".join(words + ([] if self.update == "fresh" else [self.update]))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of its method, apart from the cells."""
+        known = METHODS[self.regime].setting_names()
+        given = {"update": self.update, "adapter_width": self.width}
+        return {name: value for name, value in given.items() if name in known}
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -95,7 +104,7 @@ def rows_of(table: str) -> Sequence[TableRow]:
 
 
 def plan(dataset: str, table: str, recipe: Recipe, lrs: Sequence[float], seeds: int) -> Description:
-    """What `reproduce` would train; needs neither data nor trunk."""
+    """What `reproduce` would train; needs neither data nor backbone."""
     known = PAPER.get(_preset(dataset), {})
     document: list[dict[str, Any]] = []
     for row in rows_of(table):
@@ -153,27 +162,27 @@ def reproduce(
     `results.json` and `results.md`, which are rewritten after every row.
     """
     recipe, team, rows = recipe or RECIPES["paper"], team or Team(), rows_of(table)
-    splits, trunk = splits or load(dataset), load_trunk(backbone, image_size=image_size)
+    splits, vit = splits or load(dataset), load_backbone(backbone, image_size=image_size)
     paths = {row: out / f"{row.name}.safetensors" for row in rows}
-    existing = {row: _read(path, row, splits, trunk, recipe) for row, path in paths.items()}
+    existing = {row: _read(path, row, splits, vit, recipe) for row, path in paths.items()}
     done: dict[str, Engram] = {}
     for row, engram in existing.items():
         if engram is None:
             rates = tuple(lrs) or row.rates
             _train(
-                row, trunk, splits, recipe,
+                row, vit, splits, recipe,
                 rates=rates, seeds=seeds, path=paths[row], team=team, progress=progress,
             )  # fmt: skip
             engram = read_engram(paths[row])
         done[row.name] = engram
         if team.main:
-            _write_results(out, _description(dataset, trunk, done))
-    return _description(dataset, trunk, done)
+            _write_results(out, _description(dataset, vit, done))
+    return _description(dataset, vit, done)
 
 
 def _train(
     row: TableRow,
-    trunk: ViT,
+    backbone: ViT,
     splits: Splits,
     recipe: Recipe,
     *,
@@ -189,20 +198,22 @@ def _train(
         progress(f"{row.name}: {what}", done, total, note)
 
     sweep(
-        MemoryViT(trunk), "task", splits, recipe,
+        MemoryViT(backbone), "task", splits, recipe,
         lrs=rates, cells=[row.cells], seeds=seeds, out=path, resume=run_folder(path).exists(),
         test=splits.test is not None, team=team, progress=named,
-        regime=row.regime, update=row.update, adapter_width=row.width,
+        regime=row.regime, **row.settings,
     )  # fmt: skip
     team.wait()
 
 
-def _read(path: Path, row: TableRow, splits: Splits, trunk: ViT, recipe: Recipe) -> Engram | None:
+def _read(
+    path: Path, row: TableRow, splits: Splits, backbone: ViT, recipe: Recipe
+) -> Engram | None:
     """The engram of a row, if it exists; one of another command is an EngramError."""
     if not path.exists():
         return None
     engram = read_engram(path)
-    engram.check_trunk(TrunkInfo.from_trunk(trunk), trunk.preprocessing)
+    engram.check_backbone(BackboneInfo.from_backbone(backbone), backbone.preprocessing)
     was, wanted = dict(engram.recipe or {}), recipe.to_dict()
     other = sorted(k for k in wanted if k not in _FREE and was.get(k) != wanted[k])
     if other or engram.spec.classes != splits.classes or engram.spec.regime != row.regime:
@@ -221,7 +232,7 @@ def _percent(figure: float | None) -> str:
     return "" if figure is None else f"{figure:.1f}"
 
 
-def _description(dataset: str, trunk: ViT, done: Mapping[str, Engram]) -> Description:
+def _description(dataset: str, backbone: ViT, done: Mapping[str, Engram]) -> Description:
     known = PAPER.get(_preset(dataset), {})
     document: list[dict[str, Any]] = []
     for name, engram in done.items():
@@ -237,10 +248,10 @@ def _description(dataset: str, trunk: ViT, done: Mapping[str, Engram]) -> Descri
         )
         for row in document
     )
-    about = [("dataset", dataset), ("trunk", trunk.source)]
+    about = [("dataset", dataset), ("backbone", backbone.source)]
     columns = ("row", "learning rate", "validation, %", "test, %", "paper, B/32, %")
     return Description(
-        {"dataset": dataset, "trunk": trunk.source, "rows": document}, about, columns, table
+        {"dataset": dataset, "backbone": backbone.source, "rows": document}, about, columns, table
     )
 
 

@@ -22,7 +22,7 @@ KEY = "engram"  # of the metadata in an ONNX file; in a .pt2 it is the file engr
 
 
 def metadata(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[str, Any]:
-    """What a program needs to use the file: preprocessing, trunk, and the tasks with classes."""
+    """What a program needs to use the file: preprocessing, backbone, and the tasks with classes."""
     from engram import __version__
 
     return {
@@ -30,23 +30,23 @@ def metadata(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict
         "library": f"engram-vit {__version__}",
         "precision": "int8" if int8 else "float32",
         "preprocessing": model.preprocessing.to_dict(),
-        "trunk": {
-            "source": without_folder(model.trunk.source),
-            "fingerprint": model.trunk.fingerprint,
+        "backbone": {
+            "source": without_folder(model.backbone.source),
+            "fingerprint": model.backbone.fingerprint,
         },
         "tasks": {name: _task_metadata(model, name) for name in names},
     }
 
 
 def _task_metadata(model: MemoryViT, name: str) -> dict[str, Any]:
-    if name == "base":
-        classes = list(model.trunk.class_names)
-        return {"kind": "classification" if classes else "embedding", "classes": classes}
     spec, head = model.task(name).spec, model.task(name).head
+    if name not in model.tasks:  # the backbone itself
+        kind = spec.kind if spec.classes else "embedding"
+        return {"kind": kind, "classes": list(spec.classes)}
     return {
         "kind": spec.kind,
         "classes": list(spec.classes),
-        **{what: values.tolist() for what, values in head.settled.items()},
+        **{what: values.tolist() for what, values in head.fitted.items()},
         **({"values": list(spec.values)} if spec.values else {}),
         "regime": spec.regime,
         "extends": list(spec.extends),

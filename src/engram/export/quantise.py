@@ -61,12 +61,12 @@ def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
 
 
 def _linear_layers(proto: Any) -> list[str]:
-    """The nodes that multiply all tokens by a weight: the trunk's, and heads of segmentation.
+    """The nodes that multiply all tokens by a weight: the backbone's, and heads of segmentation.
 
-    So is what side patches take in of the tokens: on a ViT-Ti their logits are 5 to 6 % off with
-    int8 whether or not this is rounded, because the trunk is. Heads that read one token per image,
-    adapters, and the maps of side patches among themselves, which are stacked by task, take almost
-    no time, and rounding them would cost accuracy.
+    So is what side networks take in of the tokens: on a ViT-Ti their logits are 5 to 6 % off with
+    int8 whether or not this is rounded, because the backbone is. Heads that read one token per
+    image, adapters, and the maps of side networks among themselves, which are stacked by task, take
+    almost no time, and rounding them would cost accuracy.
     """
     matrices = {one.name for one in proto.graph.initializer if len(one.dims) == 2}
     return [

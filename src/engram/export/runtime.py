@@ -26,7 +26,7 @@ class OnnxModel:
 
     Attributes:
         tasks: The names of the outputs.
-        about: The file's metadata: preprocessing, trunk, and each task with its classes.
+        about: The file's metadata: preprocessing, backbone, and each task with its classes.
 
     Raises:
         EngramError: `engram export` did not write the file, or onnxruntime is not installed.
@@ -61,7 +61,7 @@ class OnnxModel:
             tasks: The outputs to return. By default all of them.
 
         Returns:
-            The logits by task; "base" is the trunk's own head.
+            The logits by task; "base" is the backbone's own head.
         """
         names = list(self.tasks if tasks is None else dict.fromkeys(tasks))
         for name in names:

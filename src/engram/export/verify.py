@@ -41,7 +41,7 @@ class Difference:
 
 
 def generated_pixels(preprocessing: Preprocessing, images: int, seed: int = 0) -> Tensor:
-    """Generated images (coloured shapes on textures), normalised as the trunk expects them."""
+    """Generated images (coloured shapes on textures), normalised as the backbone expects them."""
     scenes = draw_scenes(images, seed, max(32, *preprocessing.size)).pixels
     views = np.stack([evaluation_view(scene, preprocessing) for scene in scenes])
     return normalise(torch.from_numpy(views), preprocessing)
@@ -51,7 +51,7 @@ def expected_logits(model: MemoryViT, names: Sequence[str]) -> tuple[Tensor, dic
     """Generated images, and the model's logits for them."""
     pixels = generated_pixels(model.preprocessing, sum(BATCHES))
     with torch.inference_mode():
-        logits = model(pixels.to(model.trunk.device), names)
+        logits = model(pixels.to(model.backbone.device), names)
     return pixels, {name: values.cpu() for name, values in logits.items()}
 
 

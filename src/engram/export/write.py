@@ -1,7 +1,7 @@
 """Writing a model as one file: ONNX or torch.export, verified before it is kept.
 
-The file runs the trunk and all tasks on any number of images. Keys and values of cells depend on no
-image, so they are constants in it. Its metadata says how to prepare images, what the classes are
+The file runs the backbone and all tasks on any number of images. Keys and values of cells depend on
+no image, so they are constants in it. Its metadata says how to prepare images, what the classes are
 called, and which engrams it was made from.
 """
 
@@ -75,7 +75,7 @@ def export_onnx(
         model: The model to export, in float32.
         path: The file to write; its name ends in `.onnx`.
         int8: Quantise the linear layers to int8: faster on CPUs, less exact.
-        tasks: The tasks to include; "base" is the trunk's own head. By default all of them.
+        tasks: The tasks to include; "base" is the backbone's own head. By default all of them.
         overwrite: Replace a file that exists.
 
     Returns:
@@ -136,7 +136,7 @@ def export_torch(
     Args:
         model: The model to export, in float32.
         path: The file to write; its name ends in `.pt2`.
-        tasks: The tasks to include; "base" is the trunk's own head. By default all of them.
+        tasks: The tasks to include; "base" is the backbone's own head. By default all of them.
         overwrite: Replace a file that exists.
 
     Returns:
@@ -210,18 +210,20 @@ def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> li
     """The names of the outputs; a model that cannot be exported is an EngramError."""
     names = model.output_names(tasks)
     if not names:
-        raise EngramError("There is nothing to export: the trunk has no head, and no task is here.")
+        raise EngramError(
+            "There is nothing to export: the backbone has no head, and no task is here."
+        )
     if graphs.INPUT in names:
         raise EngramError(
             f"A task is called {graphs.INPUT!r}, which is the name of the exported file's input; "
             "save the task under another name (engram.inspect(FILE).renamed(NAME))."
         )
-    if model.trunk.stored != "fp32":
+    if model.backbone.stored != "fp32":
         raise EngramError(
-            f"The trunk is in {model.trunk.stored}, and exported files are in fp32; load it in "
-            "fp32 to export it."
+            f"The backbone is in {model.backbone.stored}, and exported files are in fp32; load it "
+            "in fp32 to export it."
         )
-    dtype = model.trunk.dtype
+    dtype = model.backbone.dtype
     if dtype != torch.float32:
         raise EngramError(
             f"The model is in {dtype}, and exported files are in torch.float32; cast it with "

@@ -19,6 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from engram.errors import EngramError
 from engram.images.heic import HEADER_BYTES, HEIC_NEEDS, can_read_heic, heic_format, is_heic
+from engram.util.files import open_regular
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 
@@ -30,6 +31,11 @@ ImageSource: TypeAlias = (
 #: The most pixels an image may have, read from its header before anything is decoded: 537 MB as
 #: RGB, and the size at which Pillow itself refuses. No phone takes larger photographs.
 MAX_PIXELS = 178_956_970
+#: The most bytes of an encoded image, declared or real, where many images are read.
+MAX_IMAGE_BYTES = 256 * 2**20
+
+#: The most bytes an encoded image may have, declared and really read: 256 MiB.
+MAX_IMAGE_BYTES = 2**28
 
 Image.init()
 #: The formats that are opened. Pillow knows more; some of them start other programs.
@@ -59,7 +65,7 @@ class BadImage(EngramError):
 
 
 class LargeImage(BadImage):
-    """An image with more pixels than are allowed."""
+    """An image with more pixels or bytes than are allowed."""
 
 
 def read_image(
@@ -85,8 +91,7 @@ def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[I
         elif isinstance(source, np.ndarray):
             yield Image.fromarray(source)
         else:
-            stream = io.BytesIO(source) if isinstance(source, bytes) else source
-            with _open(stream, name) as image:
+            with _stream(source, name) as stream, _open(stream, name) as image:
                 if image.width * image.height > max_pixels:
                     raise LargeImage(
                         f"{name}: {image.width}x{image.height} pixels are more than the limit "
@@ -103,11 +108,52 @@ def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[I
         empty = isinstance(source, (str, os.PathLike)) and os.path.getsize(source) == 0
         reason = "the file is empty" if empty or source == b"" else "not an image that can be read"
         raise BadImage(f"{name}: {reason}") from error
+    except OSError as error:
+        raise BadImage(f"{name}: {error.strerror or error}") from error
     except Exception as error:  # on hostile bytes Pillow's decoders raise nearly anything
         raise BadImage(f"{name}: {str(error) or type(error).__name__}") from error
 
 
-def _open(stream: str | os.PathLike[str] | IO[bytes], name: str) -> Image.Image:
+@contextmanager
+def _stream(source: str | os.PathLike[str] | bytes | IO[bytes], name: str) -> Iterator[IO[bytes]]:
+    """Encoded bytes as an open file, within the limit; a path must be that of a regular file."""
+    if isinstance(source, bytes):
+        check_bytes(len(source), name)
+        yield io.BytesIO(source)
+    elif isinstance(source, (str, os.PathLike)):
+        with open_regular(source) as file:
+            check_bytes(os.fstat(file.fileno()).st_size, name)
+            yield file
+    else:
+        yield source
+
+
+def check_bytes(size: int, name: str) -> None:
+    """Refuse an encoded image of more than `MAX_IMAGE_BYTES`."""
+    if size > MAX_IMAGE_BYTES:
+        raise LargeImage(f"{name}: {size:,} bytes are more than the limit of {MAX_IMAGE_BYTES:,}")
+
+
+def read_encoded(file: IO[bytes], name: str) -> bytes:
+    """The rest of a file within the limit, whatever size it declares."""
+    data = file.read(MAX_IMAGE_BYTES + 1) or b""  # None: nothing yet, of what is no real file
+    if len(data) > MAX_IMAGE_BYTES:
+        raise LargeImage(f"{name}: more than the limit of {MAX_IMAGE_BYTES:,} bytes")
+    return data
+
+
+def read_image_file(path: str | os.PathLike[str], name: str) -> bytes:
+    """The bytes of an encoded image; more than the limit, or no regular file, is a BadImage."""
+    try:
+        with _stream(path, name) as file:
+            return read_encoded(file, name)
+    except FileNotFoundError as error:
+        raise BadImage(f"{name}: the file does not exist") from error
+    except (OSError, ValueError) as error:
+        raise BadImage(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _open(stream: IO[bytes], name: str) -> Image.Image:
     try:
         return Image.open(stream, formats=FORMATS)
     except UnidentifiedImageError:
@@ -118,10 +164,7 @@ def _open(stream: str | os.PathLike[str] | IO[bytes], name: str) -> Image.Image:
     return Image.open(stream, formats=[heic_format()])
 
 
-def _header(stream: str | os.PathLike[str] | IO[bytes]) -> bytes:
-    if isinstance(stream, (str, os.PathLike)):
-        with open(stream, "rb") as file:
-            return file.read(HEADER_BYTES)
+def _header(stream: IO[bytes]) -> bytes:
     stream.seek(0)
     return stream.read(HEADER_BYTES)
 

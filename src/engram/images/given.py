@@ -102,7 +102,7 @@ def to_uint8(name: str, values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
             return scaled
         found += f" from {low} to {high}"
         if low < 0 and values.dtype.kind == "f":
-            advice = " Images are normalised later, as the trunk needs it: leave that out."
+            advice = " Images are normalised later, as the backbone needs it: leave that out."
     raise EngramError(
         f"{name} holds {found}; expected integers from 0 to 255 or floats from 0 to 1.{advice}"
     )

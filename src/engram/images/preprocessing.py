@@ -1,4 +1,4 @@
-"""How images become the input of a trunk: size, interpolation, normalisation."""
+"""How images become the input of a backbone: size, interpolation, normalisation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERPOLATIONS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-#: The longest side of an image that a trunk takes, in pixels.
+#: The longest side of an image that a backbone takes, in pixels.
 MAX_SIDE = 4_096
 
 # Means and standard deviations of pixels from 0 to 1 are far inside of these ranges, and outside
@@ -41,7 +41,7 @@ SCHEMA = Object(
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a trunk expects its images. The defaults are those of AugReg ViTs at 224 pixels.
+    """How a backbone expects its images. The defaults are those of AugReg ViTs at 224 pixels.
 
     A setting that is out of range is an EngramError.
 
@@ -107,7 +107,7 @@ def normalise(batch: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor
         preprocessing: The mean and the standard deviation.
 
     Returns:
-        Pixels for the trunk, float32 (images, 3, height, width).
+        Pixels for the backbone, float32 (images, 3, height, width).
 
     Examples:
         >>> images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)

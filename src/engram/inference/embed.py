@@ -1,4 +1,4 @@
-"""Images as vectors: the trunk's embedding, and that of every task."""
+"""Images as vectors: the backbone's embedding, and that of every task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Embeddings:
         images: Paths of the images, or the names of their rows.
         splits: The split of each, or `""` if the data has none.
         labels: The class of each, or `""` if it has no single class.
-        vectors: By name, `"base"` for the trunk: float32 (images, numbers).
+        vectors: By name, `"base"` for the backbone: float32 (images, numbers).
         failed: The images that could not be read, which have no entry: path and reason.
     """
 
@@ -59,7 +59,7 @@ def embed(
     precision: str = "fp32",
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Embeddings:
-    """Turn images into vectors, one of the trunk and one of every task per image.
+    """Turn images into vectors, one of the backbone and one of every task per image.
 
     `MemoryViT.embed` says what the vectors are.
 
@@ -67,7 +67,7 @@ def embed(
         model: The model.
         data: A folder of images, the path of an image or a list of these; or labelled data, as
             `engram.data.load` takes it or gave it, of which all splits are embedded.
-        tasks: The tasks to embed for; `"base"` is the trunk. By default `"base"` and all tasks.
+        tasks: The tasks to embed for; `"base"` is the backbone. By default `"base"` and all tasks.
         batch: Images in a batch.
         workers: Processes that decode images.
         exact: Make every vector bit for bit what it would be without the other tasks.

@@ -23,7 +23,7 @@ class Engine(Protocol):
     """The outputs of a model that does not change any more."""
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs by task ("base" is the trunk's own) for normalised pixels (b, 3, h, w).
+        """Outputs by task ("base" is the backbone's own) for normalised pixels (b, 3, h, w).
 
         They are where they were computed; `on_cpu` fetches them.
         """
@@ -43,7 +43,7 @@ class TorchEngine:
         device: torch.device | None = None,
         precision: str = "fp32",
     ) -> None:
-        self.device = device or model.trunk.device
+        self.device = device or model.backbone.device
         self.model, self.exact = model.to(self.device).eval(), exact
         self.dtype = dtype_for(precision, self.device)
 
@@ -61,7 +61,7 @@ class TorchEngine:
         route: Sequence[Sequence[str]] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Outputs and scores of `MemoryViT.scored`."""
-        known = (self.model.task(name).statistics for name in tasks if name != "base")
+        known = (self.model.task(name).statistics for name in tasks)
         if route is None and all(statistics is None for statistics in known):
             return self.run(pixels, tasks), {}
         with self._inference():

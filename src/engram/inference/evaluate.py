@@ -94,7 +94,7 @@ class Answers:
     labels: Tensor
     samples: Tensor
     failed: Sequence[str]  # pictures that could not be read
-    settled: Mapping[str, Tensor] = field(default_factory=dict)  # of the task's head
+    fitted: Mapping[str, Tensor] = field(default_factory=dict)  # of the task's head
 
     @property
     def kind(self) -> Kind:
@@ -102,7 +102,7 @@ class Answers:
 
     def metrics(self, skip_bad: bool = False) -> dict[str, Any]:
         pairs = [(self.logits, self.labels)] if len(self.labels) else []
-        metrics = self.kind.metrics(pairs, self.settled, 0 if skip_bad else len(self.failed))
+        metrics = self.kind.metrics(pairs, self.fitted, 0 if skip_bad else len(self.failed))
         return {**metrics, "unreadable": list(self.failed)}
 
 
@@ -126,7 +126,7 @@ def answers(
     """
     kind = model.task(task).kind
     dataset = _dataset(data, model.task(task).spec, split)
-    device = model.trunk.device if team is None else team.device
+    device = model.backbone.device if team is None else team.device
     engine = engine or TorchEngine(model, device=device, precision=precision)
     preprocessing = model.preprocessing
     loader = Loader(
@@ -155,8 +155,8 @@ def answers(
         nothing = torch.zeros(0, dtype=torch.long)
         found.append((torch.zeros(0, len(dataset.classes)), nothing, nothing))
     logits, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
-    settled = {name: value.cpu() for name, value in model.task(task).head.settled.items()}
-    return Answers(task, dataset, logits, labels, samples, sorted(failed), settled)
+    fitted = {name: value.cpu() for name, value in model.task(task).head.fitted.items()}
+    return Answers(task, dataset, logits, labels, samples, sorted(failed), fitted)
 
 
 def _dataset(data: Data, spec: TaskSpec, split: str) -> Dataset:

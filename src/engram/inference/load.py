@@ -1,4 +1,4 @@
-"""A model from engrams: the trunk they name, with all of them attached."""
+"""A model from engrams: the backbone they name, with all of them attached."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ def load_model(
     sources: PathOrHubId | Sequence[PathOrHubId],
     backbone: PathOrHubId | None = None,
     *,
-    trunk_dtype: str = "fp32",
+    backbone_dtype: str = "fp32",
 ) -> MemoryViT:
-    """A model from engrams or bundles: the trunk that they name, with all of them attached.
+    """A model from engrams or bundles: the backbone that they name, with all of them attached.
 
     Images are prepared as they were when the engrams were trained.
 
     Args:
         sources: Files of engrams, bundles, or either on the Hub (`hf:owner/name`).
-        backbone: Path or Hub id of the trunk, if it is not where the engrams say.
-        trunk_dtype: `bf16` keeps the weights of the trunk in half precision: half the memory.
+        backbone: Path or Hub id of the backbone, if it is not where the engrams say.
+        backbone_dtype: `bf16` keeps the weights of the backbone in half precision: half the memory.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        EngramError: The engrams do not fit together, or not the trunk.
+        EngramError: The engrams do not fit together, or not the backbone.
 
     Examples:
         >>> model = engram.load_model(["flowers.safetensors"])
@@ -37,4 +37,4 @@ def load_model(
         ['flowers']
     """
     engrams = read_engrams([sources] if isinstance(sources, (str, os.PathLike)) else sources)
-    return MemoryViT.of(engrams, backbone, trunk_dtype=trunk_dtype)
+    return MemoryViT.of(engrams, backbone, backbone_dtype=backbone_dtype)

@@ -16,18 +16,17 @@ from PIL import Image
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.images.decode import BadImage, ImageSource, image_size
+from engram.images.decode import BadImage, ImageSource, image_size, read_encoded
 from engram.images.given import GivenImage, as_array, decodable, image_name, is_one_image
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.inference.engine import TorchEngine, on_cpu, pixels_of
-from engram.inference.predict import answered_names, kind_of
+from engram.inference.predict import answered_names
 from engram.model import MemoryViT
 from engram.util.hub import PathOrHubId
 from engram.util.processes import Team
 from engram.vit import ViT
 
-_MAX_DOWNLOAD = 2**28  # bytes of an image that is given by its URL
 _SECONDS = 60  # without an answer
 
 
@@ -38,18 +37,19 @@ def pipeline(
     top_k: int | None = 5,
     batch_size: int = 1,
     device: str = "auto",
-    trunk: ViT | PathOrHubId | None = None,
+    backbone: ViT | PathOrHubId | None = None,
 ) -> Pipeline:
     """A bundle as a function of images, which answers in the form of transformers' pipelines.
 
     Args:
         model: A bundle or an engram, as `MemoryViT.from_pretrained` takes it, or a model.
-        task: The task to answer, or several; `"base"` is the trunk's own head. By default all tasks
+        task: The task to answer, or several; `"base"` is the backbone's own head. By default all
+        tasks
             that are attached, or `"base"` if there are none.
         top_k: Number of classes to return. None returns all.
         batch_size: Images in a batch. The first answer comes when its batch is full.
         device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
-        trunk: The trunk, or its path or Hub id, if it is not where the bundle says.
+        backbone: The backbone, or its path or Hub id, if it is not where the bundle says.
 
     Returns:
         A function. It takes a path, an `http://` or `https://` URL, an image of Pillow, an array
@@ -74,9 +74,11 @@ def pipeline(
         2
     """
     if not isinstance(model, MemoryViT):
-        model = MemoryViT.from_pretrained(model, trunk=trunk)
-    elif trunk is not None:
-        raise EngramError("trunk is given together with a model, which has its own; leave it out.")
+        model = MemoryViT.from_pretrained(model, backbone=backbone)
+    elif backbone is not None:
+        raise EngramError(
+            "backbone is given together with a model, which has its own; leave it out."
+        )
     engine = TorchEngine(model, device=Team(device).device)
     return Pipeline(engine, _Settings(task, top_k, batch_size).checked(model))
 
@@ -98,7 +100,7 @@ class _Settings:
     def names(self, model: MemoryViT) -> list[str]:
         if isinstance(self.task, str):
             return answered_names(model, [self.task])
-        return answered_names(model, self.task or list(model.tasks) or ["base"])
+        return answered_names(model, self.task or list(model.tasks) or None)
 
     def by_name(self, names: Sequence[str]) -> bool:
         """Whether answers have the names of their tasks: not of one alone."""
@@ -156,8 +158,8 @@ class Pipeline:
         self, name: str, output: Tensor, source: ImageSource, top_k: int | None
     ) -> list[dict[str, Any]]:
         """What a task says about one image, from its row of the outputs."""
-        model, kind = self.model, kind_of(self.model, name)
-        labels = model.trunk.class_names if name == "base" else model.task(name).spec.classes
+        model, kind = self.model, self.model.task(name).kind
+        labels = model.task(name).spec.classes
         if kind.per_pixel:
             classes = _on_image(output, image_size(source), model.preprocessing)
             found = [int(c) for c in np.unique(classes) if c >= 0]
@@ -201,12 +203,9 @@ def _source(image: GivenImage, i: int) -> tuple[str, ImageSource]:
 def _download(url: str) -> bytes:
     try:
         with urlopen(url, timeout=_SECONDS) as response:
-            data: bytes = response.read(_MAX_DOWNLOAD + 1)
+            return read_encoded(response, url)
     except (OSError, ValueError) as error:
         raise BadImage(f"{url}: it cannot be downloaded ({error})") from error
-    if len(data) > _MAX_DOWNLOAD:
-        raise BadImage(f"{url}: more than the limit of {_MAX_DOWNLOAD // 2**20} MB")
-    return data
 
 
 def _on_image(

@@ -14,7 +14,6 @@ from engram.images.given import GivenImage, decodable, image_name, is_one_image,
 from engram.images.views import evaluation_view
 from engram.inference.engine import TorchEngine, on_cpu, pixels_of
 from engram.model import MemoryViT
-from engram.tasks.kinds import KINDS, Kind
 from engram.util.processes import Team
 from engram.util.progress import Progress, counter, silent
 from engram.util.spelling import spell
@@ -43,8 +42,9 @@ def predict(
             these; or a batch as one array or tensor with four axes. Arrays are (height, width) or
             (height, width, 3), tensors (height, width) or (3, height, width). Both hold integers
             from 0 to 255, or floats from 0 to 1, and are not normalised.
-        tasks: The tasks to answer; `"base"` is the trunk's own head. By default all, and `"base"`
-            if the trunk has classes.
+        tasks: The tasks to answer; `"base"` is the backbone's own head. By default all, and
+        `"base"`
+            if the backbone has classes.
         top_k: Number of classes to return per task.
         batch: Images in a batch.
         exact: Make every answer bit for bit what it would be without the other tasks.
@@ -128,15 +128,15 @@ def _predict(
 
 
 def answered_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
-    """The tasks that answer; a trunk without classes has no "base" to tell of."""
-    if model.trunk.head is not None and not model.trunk.class_names:
-        tasks = (list(model.tasks) or ["base"]) if tasks is None else tasks
-        if "base" in list(tasks):
-            raise EngramError(
-                f"The trunk {model.trunk.source} has no classes, so there is no 'base' to tell of; "
-                "ask for tasks. Its embedding is model(pixels)['base']."
-            )
-    return list(model.output_names(tasks))
+    """The tasks that answer. A backbone whose head gives an embedding has no classifier."""
+    names = model.output_names(tasks)
+    without = [name for name in names if not model.task(name).spec.classes]
+    if without and (tasks is not None or not model.tasks):
+        raise EngramError(
+            f"The backbone {model.backbone.source} has no classifier, so {without[0]!r} answers "
+            "with no classes; ask for tasks. Its embedding is model(pixels)['base']."
+        )
+    return [name for name in names if name not in without]
 
 
 def answers_about(
@@ -146,7 +146,7 @@ def answers_about(
     answers, problem = {}, ""
     for name, output in outputs.items():
         if bool(output.isfinite().all()):
-            answers[name] = answer(model, name, output, top_k)
+            answers[name] = model.task(name).answer(output, top_k)
         else:
             problem = f"the output of {name!r} is not finite; train the task again"
     return answers, problem
@@ -155,15 +155,3 @@ def answers_about(
 def shown_score(score: Tensor) -> float | None:
     """How familiar an image looks, as JSON has it: nothing, if it is not finite."""
     return round(float(score), 4) if bool(score.isfinite()) else None
-
-
-def kind_of(model: MemoryViT, name: str) -> Kind:
-    """The kind of a task; the trunk's own head ("base") is a classification."""
-    return KINDS["classification"] if name == "base" else model.task(name).kind
-
-
-def answer(model: MemoryViT, name: str, output: Tensor, top_k: int = 5) -> Any:
-    """What "base" or a task answers about one picture, from its row of the outputs."""
-    if name == "base":
-        return kind_of(model, name).answer(output, model.trunk.class_names, {}, top_k)
-    return model.task(name).answer(output, top_k)

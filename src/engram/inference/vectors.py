@@ -16,6 +16,7 @@ from engram.errors import EngramError
 from engram.inference.embed import Embeddings
 from engram.util.files import replaced
 from engram.util.optional import require
+from engram.util.text import utf8
 
 TEXTS = ("path", "split", "label")  # the columns next to the vectors
 
@@ -63,7 +64,8 @@ def vector_file(path: Path) -> Iterator[VectorFile]:
 
 
 def _texts(part: Embeddings) -> dict[str, tuple[str, ...]]:
-    return dict(zip(TEXTS, (part.images, part.splits, part.labels), strict=True))
+    images = tuple(utf8(name).decode() for name in part.images)
+    return dict(zip(TEXTS, (images, part.splits, part.labels), strict=True))
 
 
 def _pyarrow(module: str) -> Any:

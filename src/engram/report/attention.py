@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engram.attention import PARTS, Attention, attention
 from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
+from engram.model.attention import SOURCES, Attention, attention
 from engram.report.contents import (
     AttentionShares,
     ImageRow,
@@ -21,7 +21,7 @@ from engram.report.contents import (
     Subsection,
     Text,
 )
-from engram.report.images import paint_attention, thumbnail, trunk_view
+from engram.report.images import backbone_view, paint_attention, thumbnail
 
 MAX_EXAMPLES = 4
 
@@ -35,10 +35,10 @@ _NOTE = (
 def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection]:
     """Maps and shares, or the reason why there are none."""
     examples = _examples(answers)
-    views = [trunk_view(model, answers.dataset, int(answers.samples[i])) for i, _ in examples]
+    views = [backbone_view(model, answers.dataset, int(answers.samples[i])) for i, _ in examples]
     pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
     try:
-        found = attention(model, answers.task, pixels.to(model.trunk.device))
+        found = attention(model, answers.task, pixels.to(model.backbone.device))
     except EngramError as error:
         return [Subsection(f"looks-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)
@@ -61,16 +61,16 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
 def _shown_maps(found: Attention) -> dict[int, tuple[str, str]]:
     """Which maps are shown, each with its title and with words that say where it comes from."""
     if found.pooled:
-        return {0: ("pooled", "of the queries that pool the side patches")}
+        return {0: ("pooled", "of the queries that pool the side network")}
     depth = found.shares.shape[0]
     layers = sorted({max(0, math.ceil(depth * share) - 1) for share in (0.25, 0.5, 0.75, 1)})
     return {i: (f"layer {i + 1}", f"at layer {i + 1}") for i in layers}
 
 
 def _pooled_note(found: Attention) -> str:
-    share = float(found.shares[0, PARTS.index("the picture's patches")])
+    share = float(found.shares[0, SOURCES.index("the picture's patches")])
     return (
-        "What the head is given of the task's side patches: how much each contributes to what the "
+        "What the head is given of the task's side network: how much each contributes to what the "
         "task's queries pool after the last layer. The brighter, the more. On average "
         f"{share:.0%} of the queries' weight is on patches and {1 - share:.0%} on the ViT's other "
         "tokens."
@@ -99,11 +99,11 @@ def _first_of_each_class(answers: Answers) -> list[int]:
 
 
 def _shares(found: Attention) -> AttentionShares:
-    shown = [p for p in range(len(PARTS)) if float(found.shares[:, p].max()) > 0]
-    cells = PARTS.index("its cells")
+    shown = [p for p in range(len(SOURCES)) if float(found.shares[:, p].max()) > 0]
+    cells = SOURCES.index("its cells")
     layers = [
         LayerShares(i, [(p, float(shares[p])) for p in shown], f"cells {float(shares[cells]):.0%}")
         for i, shares in enumerate(found.shares, start=1)
     ]
     note = "Shares of the class token's attention, averaged over heads and the images above."
-    return AttentionShares(PARTS, layers, note)
+    return AttentionShares(SOURCES, layers, note)

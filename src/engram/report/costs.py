@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engram.backbones.shape import BackboneShape
+from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.report.contents import Section, Table
-from engram.tasks.costs import Costs, task_costs
-from engram.tasks.regimes import REGIMES
-from engram.tasks.shape import TrunkShape
+from engram.tasks.costs import Costs, backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec
 
 _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
@@ -17,7 +17,7 @@ _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
 
 def costs_of(model: MemoryViT) -> dict[str, Costs]:
     """What every attached task costs, with all that it reads."""
-    shape, size = TrunkShape.of(model.trunk), model.preprocessing.size
+    shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
     ancestors: dict[str, dict[str, TaskSpec]] = {}
     costs = {}
     for name, task in model.tasks.items():  # parents before children
@@ -37,23 +37,22 @@ def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
 
 
 def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
-    shape, size = TrunkShape.of(model.trunk), model.preprocessing.size
-    plain = replace(spec, extends=(), update="fresh", after_norm=False)
+    shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
     rows = []
-    for name, regime in REGIMES.items():
-        if spec.does.per_pixel and regime.moments:
+    for name, method in METHODS.items():
+        known = spec.method.settings().items()
+        settings = {k: v for k, v in known if k in method.setting_names() and k != "tokens"}
+        task = replace(spec, extends=(), method=method(**settings))
+        if spec.kind_object.per_pixel and not method.answers_pixels:
             continue  # averages over the patches answer for no pixel
-        tokens = spec.does.tokens(len(spec.classes), regime.masked)
-        cells = (spec.cells or 5) if regime.cells else 0
-        task = replace(plain, regime=name, cells=cells, tokens=tokens)
         costs = task_costs(shape, task, (), size)
         shares_pass = "no" if costs.own_pass else "yes"
-        rows.append((name, regime.about, *_figures(costs), shares_pass))
-    trunk = task_costs(shape, plain, (), size).trunk_macs
+        rows.append((name, method.about, *_figures(costs), shares_pass))
+    backbone = backbone_macs(shape, size)
     note = (
-        f"A task like {spec.name} ({len(spec.classes):,} {spec.does.nouns[1]}, {spec.cells or 5} "
-        f"cells per layer, side patches of rank {spec.rank}) in every regime: what "
-        f"it adds to the ViT's pass for one image, which takes {trunk / 1e6:,.1f} MMAC, and the "
+        f"A task like {spec.name} ({len(spec.classes):,} {spec.kind_object.nouns[1]}) in every "
+        "regime, with its settings where they are the same and the defaults elsewhere: what "
+        f"it adds to the ViT's pass for one image, which takes {backbone / 1e6:,.1f} MMAC, and the "
         "parameters it trains, including the head. One MAC is a multiplication and an addition, so "
         "two FLOPs; norms and activations are not counted. A regime that does not "
         "share the pass runs the whole ViT once more."

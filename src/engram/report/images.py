@@ -1,4 +1,4 @@
-"""Images of a page: what the trunk sees, masks and attention drawn over it, and thumbnails."""
+"""Images of a page: what the backbone sees, masks and attention drawn over it, and thumbnails."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def thumbnail(pixels: Pixels, alt: str) -> Thumbnail:
     return Thumbnail(source, alt, image.width, image.height, small)
 
 
-def trunk_view(model: MemoryViT, dataset: Dataset, sample: int) -> Pixels:
-    """An image as the trunk sees it; gray if it cannot be read any more."""
+def backbone_view(model: MemoryViT, dataset: Dataset, sample: int) -> Pixels:
+    """An image as the backbone sees it; gray if it cannot be read any more."""
     preprocessing = model.preprocessing
     try:
         return evaluation_view(dataset.read(sample), preprocessing)

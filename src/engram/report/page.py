@@ -44,7 +44,7 @@ def write_report(
         title=title,
         lead=lead,
         sections=[*first, *tasks, costs_section(model, specs)],
-        trunk=model.trunk,
+        backbone=model.backbone,
     )
 
 
@@ -54,9 +54,9 @@ def write_sections(
     title: str,
     lead: str,
     sections: Sequence[Section],
-    trunk: ViT | None = None,
+    backbone: ViT | None = None,
 ) -> Path:
-    """Write a page of these sections, about this trunk if it is about one; returns its path."""
+    """Write a page of these sections, about this backbone if it is about one; returns its path."""
     html = render(
         "engram.report",
         "page.html.j2",
@@ -66,10 +66,10 @@ def write_sections(
         chart_style=STYLE,
         version=__version__,
         # without its folder: the page may be sent to other people
-        trunk=trunk and without_folder(trunk.source),
-        fingerprint=trunk and trunk.fingerprint,
+        backbone=backbone and without_folder(backbone.source),
+        fingerprint=backbone and backbone.fingerprint,
     )
-    write_atomically(path, utf8(html))
+    write_atomically(path, utf8(html), owner_only=True)  # it has images of the data
     return Path(path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 from pathlib import Path
 
 from engram.data.datasets import Dataset, Splits
@@ -16,6 +16,7 @@ from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import run_folder
 from engram.train.sweep import SweepResult
+from engram.train.trackers import history_rows
 from engram.util.files import check_writable
 
 
@@ -97,8 +98,8 @@ def _sampled(shown: Dataset, dataset: Dataset) -> str:
 
 def read_history(path: Path) -> list[dict[str, float]]:
     """The learning curve that the run logged; empty where it logged none, or several in a row."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    return [row for row in rows if "variant" not in row]
+    rows: list[dict[str, str]] = []
+    with contextlib.suppress(OSError, EngramError):  # a page without the curve is a page
+        rows = history_rows(path)
+    curve = [{key: float(value) for key, value in row.items()} for row in rows]
+    return [row for row in curve if "variant" not in row]

@@ -20,9 +20,9 @@ from engram.report.contents import (
     Text,
 )
 from engram.report.findings import FINDINGS
+from engram.store.portable import data_name
 from engram.tasks.kinds import Kind
 from engram.tasks.metrics import TITLES
-from engram.tasks.spec import TaskSpec
 from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
 
@@ -65,7 +65,7 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += FINDINGS[kind.name](model, answers)
-        if spec.parts.masked or not kind.per_pixel:  # else the answer is not read by one token
+        if spec.method.token_per_class or not kind.per_pixel:  # else no token reads the answer
             contents += attention_subsections(model, answers)
     return Section(f"task-{name}", f"Task {name}", contents)
 
@@ -75,7 +75,7 @@ def _data(model: MemoryViT, answers: Answers) -> str:
     # Isolated, so that a name in a right-to-left script leaves the order of the others alone.
     names = [f"\u2068{name}\u2069" for name in model.task(answers.task).spec.classes]
     return (
-        f"Data: {dataset.name}, {dataset.split} split. {kind.name.capitalize()}, "
+        f"Data: {data_name(dataset.name)}, {dataset.split} split. {kind.name.capitalize()}, "
         f"{summarise_names(names, 12, kind.nouns)}."
     )
 
@@ -88,7 +88,7 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
         (kind.nouns[1], f"{len(task.spec.classes):,}"),
         ("parameters", f"{sum(p.numel() for p in task.parameters()):,}"),
         ("regime", task.spec.regime),
-        *_sizes(task.spec),
+        *task.method.details(),
     ]
     for key in kind.columns[1:]:
         if key in metrics and key in TITLES:
@@ -98,19 +98,6 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
     if answers.failed:
         facts.append(("unreadable", f"{len(answers.failed):,}"))
     return facts
-
-
-def _sizes(spec: TaskSpec) -> list[tuple[str, str]]:
-    """What the regime gives the task: cells, side patches, layers whose moments its head sees."""
-    sizes = []
-    if spec.parts.cells or not spec.parts.moments:
-        sizes.append(("cells per layer", str(spec.cells)))
-    if spec.parts.side:
-        sizes.append(("rank of its side patches", str(spec.rank)))
-    if spec.parts.moments:
-        squares = ", some also as a 4 x 4 grid" if spec.squares else ""
-        sizes.append(("layers its head sees", f"{spec.layers}{squares}"))
-    return sizes
 
 
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:

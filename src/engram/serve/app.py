@@ -73,6 +73,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.catalogue, app.state.batcher = catalogue, batcher
+    app.state.log = log
     hosts = AllowedHosts(settings.host, settings.allow_host)
     clients = Shares(settings.client_requests, "requests in progress")
     app.add_middleware(

@@ -13,29 +13,25 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import on_cpu, pixels_of
+from engram.inference.engine import pixels_of
 from engram.serve.catalogue import Snapshot
 from engram.serve.clients import Shares
+from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_of, task_of
 from engram.serve.problems import Problem
 from engram.serve.settings import Settings
 from engram.serve.stages import PASS, QUEUE
+from engram.util.memory import return_freed_memory
 
 Result = TypeVar("Result")
-#: Of one image, by task. Where a task tells how familiar the image looks, that is under
-#: `score_of(task)`, which no task can be called.
-Outputs = dict[str, Tensor]
 
-
-def score_of(task: str) -> str:
-    """Where outputs have the score of a task."""
-    return f"{task}:score"
+_MANY_VALUES = 1_000_000  # outputs of a pass that leave holes of megabytes in memory
 
 
 @dataclass(eq=False)
 class _Job:
     snapshot: Snapshot
     view: Tensor  # uint8 (h, w, 3), or normalised pixels (3, h, w)
-    tasks: Sequence[str]
+    names: Sequence[str]  # of the outputs that it is asked for
     embeds: bool
     outputs: asyncio.Future[Outputs]
     began: int = 0  # when its pass began, in nanoseconds
@@ -64,6 +60,7 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
+        self._copying = ThreadPoolExecutor(1, thread_name_prefix="engram-outputs")
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -76,6 +73,7 @@ class Batcher:
             with suppress(asyncio.CancelledError):
                 await self._loop
         await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._copying.shutdown)
 
     @property
     def running(self) -> bool:
@@ -119,15 +117,15 @@ class Batcher:
         self,
         snapshot: Snapshot,
         views: Sequence[Tensor],
-        tasks: Sequence[str],
+        names: Sequence[str],
         embeds: bool = False,
     ) -> list[Outputs]:
-        """The outputs of the tasks for each image, or their vectors.
+        """The outputs of these names for each image, or the vectors of these tasks.
 
         The caller has reserved places for the images.
         """
         loop = asyncio.get_running_loop()
-        jobs = [_Job(snapshot, view, tasks, embeds, loop.create_future()) for view in views]
+        jobs = [_Job(snapshot, view, names, embeds, loop.create_future()) for view in views]
         self._jobs += jobs
         self._some.set()
         if len(self._jobs) >= self.settings.batch:
@@ -158,15 +156,25 @@ class Batcher:
                 self._some.clear()
 
     def _next_batch(self) -> list[_Job]:
-        """The oldest image, and those after it that can share its forward pass."""
-        jobs: list[_Job] = []
+        """The oldest image, and those after it that can share its forward pass.
+
+        Their outputs together have half the values that one answer may have, unless those of one
+        image are more: masks, too, are made of logits, and a pass of many images would be large.
+        """
+        jobs, names, size = list[_Job](), set[str](), 0
         while self._jobs and len(jobs) < self.settings.batch:
             if self._jobs[0].outputs.done():  # its request was cancelled
                 self._jobs.popleft()
-            elif jobs and not _share_a_pass(self._jobs[0], jobs[0]):
+                continue
+            job = self._jobs[0]
+            if jobs and not _share_a_pass(job, jobs[0]):
                 break
-            else:
-                jobs.append(self._jobs.popleft())
+            if not names.issuperset(job.names):  # some engines compute for each what any asks for
+                names |= set(job.names)
+                size = computed_values(job.snapshot, names, job.embeds)
+            if jobs and 2 * size * (len(jobs) + 1) > self.settings.max_values:
+                break
+            jobs.append(self._jobs.popleft())
         return jobs
 
     async def _run_batch(self, jobs: Sequence[_Job]) -> None:
@@ -175,11 +183,17 @@ class Batcher:
             job.began = began
 
         def forward() -> list[Outputs]:
-            views, asked = [job.view for job in jobs], [job.tasks for job in jobs]
+            views, asked = [job.view for job in jobs], [job.names for job in jobs]
             return forward_asked(snapshot, views, asked, embeds)
 
         try:
-            outputs = await self.in_engine_thread(forward)
+            rows = await self.in_engine_thread(forward)
+            loop = asyncio.get_running_loop()
+            outputs = await loop.run_in_executor(self._copying, copied, rows)
+            del rows  # before the next pass
+            names = {name for job in jobs for name in job.names}
+            if len(jobs) * computed_values(snapshot, names, embeds) > _MANY_VALUES:
+                await loop.run_in_executor(self._copying, return_freed_memory)
         except Exception as error:
             for job in jobs:
                 if not job.outputs.done():
@@ -193,25 +207,21 @@ class Batcher:
 def forward_asked(
     snapshot: Snapshot, views: Sequence[Tensor], asked: Sequence[Sequence[str]], embeds: bool
 ) -> list[Outputs]:
-    """For each view the outputs of the tasks that it is asked for, or their vectors, fetched.
+    """For each view the outputs that it is asked for, or vectors of tasks, fetched.
 
     One pass. Where views are asked for different tasks, the model computes only those; an exported
     graph computes for all what any of them is asked for.
     """
-    wanted = {name for names in asked for name in names}
+    tasks = [list(dict.fromkeys(task_of(name) for name in own)) for own in asked]
+    wanted = {name for own in tasks for name in own}
     names = [name for name in snapshot.embedding_names if name in wanted]
-    if len({frozenset(own) for own in asked}) == 1 or not snapshot.routes(names, embeds):
-        outputs = on_cpu(forward_views(snapshot, views, names, embeds))
+    if len({frozenset(own) for own in tasks}) == 1 or not snapshot.routes(names, embeds):
+        outputs = forward_views(snapshot, views, names, embeds)
         places: Mapping[str, Sequence[int]] = {name: range(len(views)) for name in names}
     else:
-        outputs = on_cpu(forward_views(snapshot, views, (), embeds, route=asked))
-        places = snapshot.model.rows(asked)
-    rows = {name: {i: row for row, i in enumerate(images)} for name, images in places.items()}
-    found: list[Outputs] = []
-    for i, own in enumerate(asked):
-        keys = [(name, key) for name in own for key in (name, score_of(name)) if key in outputs]
-        found.append({key: outputs[key][rows[name][i]] for name, key in keys})
-    return found
+        outputs = forward_views(snapshot, views, (), embeds, route=tasks)
+        places = snapshot.model.rows(tasks)
+    return fetch(snapshot, outputs, places, asked)
 
 
 def forward_views(

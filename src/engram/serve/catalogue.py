@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.inference.engine import Engine, TorchEngine, on_cpu
 from engram.inference.load import load_model
+from engram.methods import Base
 from engram.model import MemoryViT
 from engram.serve.engines import make_engine
 from engram.serve.problems import Problem
@@ -34,6 +36,7 @@ from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths
 from engram.store.remote import MANIFEST
 from engram.tasks.spec import NAME
+from engram.util.text import without_paths
 
 State = tuple[int, ...] | None  # of a manifest on disk
 
@@ -57,19 +60,19 @@ class Snapshot:
 
     def routes(self, names: Sequence[str], embeds: bool) -> bool:
         """Whether a pass can answer for each image other ones of these tasks, or their vectors."""
-        tasks = (self.model.task(name) for name in names if name != "base")
+        tasks = (self.model.task(name) for name in names)
         itself = embeds or isinstance(self.engine, TorchEngine)
-        return itself and not any(task.spec.parts.changes_trunk for task in tasks)
+        return itself and all(task.method.shares_pass for task in tasks)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What can be run: base, if the trunk has classes, and the tasks, parents first."""
+        """What can be run: base, if the backbone has classes, and the tasks, parents first."""
         return tuple(self.shapes)
 
     @cached_property
     def embedding_names(self) -> tuple[str, ...]:
         """What has vectors: base, with or without classes, and the tasks."""
-        return ("base", *self.model.tasks)
+        return tuple(self.model.embedding_names())
 
     @cached_property
     def preprocessing(self) -> Preprocessing:
@@ -108,10 +111,10 @@ class Catalogue:
 
     @classmethod
     def load(cls, folder: Path, settings: Settings, backbone: str | None = None) -> Catalogue:
-        """Read a bundle and its trunk, and try the engine once."""
+        """Read a bundle and its backbone, and try the engine once."""
         state = _state(folder)  # before the bundle: what is written meanwhile is followed later
         bundle = read_bundle(folder)
-        model = load_model(folder, backbone, trunk_dtype=settings.trunk_dtype)
+        model = load_model(folder, backbone, backbone_dtype=settings.backbone_dtype)
         return cls(_snapshot(bundle, model, settings), settings, state)
 
     def attach(self, name: str, data: bytes) -> tuple[Snapshot, bool]:
@@ -142,7 +145,7 @@ class Catalogue:
     def follow(self) -> bool:
         """Take over what others wrote to the folder; gives whether anything changed.
 
-        A bundle that cannot be read, or has another trunk, is an EngramError once. Then the
+        A bundle that cannot be read, or has another backbone, is an EngramError once. Then the
         tasks stay as they are until the folder changes again.
         """
         with self._lock:
@@ -176,7 +179,7 @@ class Catalogue:
                         return self.now, False
                     new = self._rebuilt(bundle)
                 except EngramError as error:
-                    raise Problem(409, str(error)) from None
+                    raise Problem(409, self._sentence(error)) from None
                 _refuse_links(self.now.bundle, bundle)
                 try:
                     update_bundle(self.now.bundle, bundle)
@@ -184,7 +187,7 @@ class Catalogue:
                     self._state = None
                     continue
                 except EngramError as error:
-                    raise Problem(503, str(error), retry=60) from None
+                    raise Problem(503, self._sentence(error), retry=60) from None
                 self._state = None  # others may have written since
                 self._take(new)
                 return new, True
@@ -192,13 +195,23 @@ class Catalogue:
             503, "The bundle's folder is being changed by others; try again in a second.", retry=1
         )
 
+    def _sentence(self, error: EngramError) -> str:
+        """What a client may know of an error: no path of this machine."""
+        sentence, folder = str(error), self.now.bundle.folder
+        paths = {os.path.realpath(folder), os.path.abspath(folder), str(folder)}
+        for path in sorted(paths, key=len, reverse=True):
+            if os.sep in path:  # it may have spaces, which end other paths
+                sentence = sentence.replace(path + os.sep, "").replace(path, "the bundle's folder")
+        sentence = without_paths(sentence)
+        return sentence[:1].upper() + sentence[1:] if sentence.startswith("the ") else sentence
+
     def _take(self, snapshot: Snapshot) -> None:
         self.now = snapshot
         self.on_change(snapshot)
 
     def _rebuilt(self, bundle: Bundle) -> Snapshot:
-        """A snapshot of another bundle on the same trunk."""
-        model = MemoryViT(self.now.model.trunk)
+        """A snapshot of another bundle on the same backbone."""
+        model = MemoryViT(self.now.model.backbone)
         for engram in bundle.engrams:
             model.attach(engram)
         return _snapshot(bundle, model, self.settings, self.now.engine)
@@ -225,11 +238,11 @@ def _refuse_links(old: Bundle, new: Bundle) -> None:
 
 def _parse(name: str, data: bytes) -> Engram:
     """The engram in these bytes, which must be called `name`."""
-    if not NAME.fullmatch(name) or name == "base":
+    if not NAME.fullmatch(name) or name == Base.name:
         raise Problem(
             422,
             "The last part of the URL cannot name a task: use 1 to 64 of a-z, 0-9, '.', '_' and "
-            "'-', starting with a letter or a digit, and not 'base', which is the trunk itself.",
+            "'-', starting with a letter or a digit, and not 'base', which is the backbone itself.",
         )
     try:
         engram = parse_engram(data, f"{name}.safetensors")
@@ -252,8 +265,7 @@ def _snapshot(
         model.eval(), settings.engine, settings.threads, settings.device, settings.precision, before
     )
     contents = {engram.spec.name: engram.content for engram in bundle.engrams}
-    base = ["base"] if model.trunk.class_names else []
-    names = [*base, *model.tasks]
+    names = [name for name in model.output_names() if model.task(name).spec.classes]
     grey = torch.zeros(1, 3, *model.preprocessing.size)
     outputs = on_cpu(engine.run(grey, names))
     for name in names:

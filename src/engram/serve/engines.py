@@ -21,7 +21,7 @@ def make_engine(
 ) -> Engine:
     """An engine of this kind for a model, which moves to the device.
 
-    The ONNX engines export the trunk first, unless that of the engine `before` is the same; they
+    The ONNX engines export the backbone first, unless that of the engine `before` is the same; they
     run on the CPU, in the precision of their kind.
     """
     if threads:
@@ -31,7 +31,7 @@ def make_engine(
     for name, given, own in (
         ("device", device, ("auto", "cpu")),
         ("precision", precision, ("fp32",)),
-        ("trunk_dtype", model.trunk.stored, ("fp32",)),
+        ("backbone_dtype", model.backbone.stored, ("fp32",)),
     ):
         if given not in own:
             raise EngramError(
@@ -39,7 +39,7 @@ def make_engine(
                 f"out, or use {spell('engine')} torch."
             )
     int8 = kind == "onnx-int8"
-    if any(task.spec.parts.changes_trunk for task in model.tasks.values()):
+    if not all(task.method.shares_pass for task in model.tasks.values()):
         return _whole(model, int8, threads or None)
     from engram.export.engine import OnnxEngine
 
@@ -47,7 +47,7 @@ def make_engine(
 
 
 def _whole(model: MemoryViT, int8: bool, threads: int | None) -> Engine:
-    """A model as one graph: a task that changes the trunk's own tokens has no other beside it."""
+    """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
     from engram.export import OnnxModel
     from engram.export.runtime import require_onnx
     from engram.export.write import check_exportable, onnx_file

@@ -38,6 +38,15 @@ def is_network(text: str) -> bool:
     return True
 
 
+def in_networks(address: str, networks: Iterable[str]) -> bool:
+    """Whether an address is one of these, or in one of these networks."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # of a socket without addresses
+        return False
+    return any(found in ipaddress.ip_network(network) for network in networks)
+
+
 class AllowedHosts:
     """The names of this machine for itself, the address that is listened on, and more names."""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import queue
 import sys
 import threading
+import time
+from collections.abc import Hashable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +17,8 @@ from engram.util.text import printable
 
 LOGS = ("text", "json")
 _LINES = 10_000  # that may wait; more are dropped, because nothing must wait for stderr
+_INTERVAL = 60.0  # seconds between two lines about one kind of error
+_KINDS = 1000  # of errors that are remembered
 
 
 class Log:
@@ -27,6 +32,7 @@ class Log:
         self._lines: queue.Queue[str | None] = queue.Queue(_LINES)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._seldom = Seldom()
 
     def request(self, client: str, method: str, path: str, status: int, seconds: float) -> None:
         """A request that was answered; the path is without its query."""
@@ -42,6 +48,12 @@ class Log:
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(line)
         self._start()
+
+    def event_seldom(self, event: str, **facts: str | float) -> None:
+        """What may happen often: a line a minute, which says how many there were since the last."""
+        held_back = self._seldom.passes(event)
+        if held_back is not None:
+            self.event(event, **facts, **({"before": held_back} if held_back else {}))
 
     def stop(self) -> None:
         """Write what waits, unless nobody reads it."""
@@ -63,6 +75,62 @@ class Log:
             with contextlib.suppress(OSError, ValueError):  # stderr is closed
                 sys.stderr.write(f"{line}\n")
                 sys.stderr.flush()
+
+
+class Seldom:
+    """Lets one of each kind through in an interval, and counts the others."""
+
+    def __init__(self, seconds: float = _INTERVAL) -> None:
+        self._seconds = seconds
+        self._last: dict[
+            Hashable, tuple[float, int]
+        ] = {}  # when one passed, how many did not since
+        self._lock = threading.Lock()
+
+    def passes(self, kind: Hashable) -> int | None:
+        """How many of its kind were held back before it; None if it is held back, too."""
+        now = time.monotonic()
+        with self._lock:
+            when, held_back = self._last.get(kind, (-self._seconds, 0))
+            if now - when < self._seconds:
+                self._last[kind] = when, held_back + 1
+                return None
+            if len(self._last) >= _KINDS:
+                self._last.clear()
+            self._last[kind] = now, 0
+            return held_back
+
+
+class SeldomErrors(logging.Filter):
+    """For the loggers of libraries: the same error again and again is one line in an interval."""
+
+    def __init__(self, seconds: float = _INTERVAL) -> None:
+        super().__init__()
+        self._seldom = Seldom(seconds)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        what = str(record.msg).partition("\n")[0][:100]
+        held_back = self._seldom.passes((record.name, what, *_where(record)))
+        if held_back:
+            record.msg, record.args = f"{record.getMessage()} ({held_back} more before it)", ()
+        return held_back is not None
+
+
+def hold_back_errors() -> None:
+    """Let libraries log an error that comes again and again once in an interval."""
+    for name in ("asyncio", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, SeldomErrors) for one in logger.filters):
+            logger.addFilter(SeldomErrors())
+
+
+def _where(record: logging.LogRecord) -> tuple[Hashable, ...]:
+    """The type of an exception, and the line that raised it."""
+    kind, _, traceback = record.exc_info or (None, None, None)
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    line = () if traceback is None else (traceback.tb_frame.f_code, traceback.tb_lineno)
+    return (kind, *line)
 
 
 def _sentence(event: str, facts: dict[str, Any]) -> str:

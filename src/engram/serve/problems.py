@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from engram.errors import EngramError
 from engram.images.decode import BadImage, LargeImage
 from engram.serve.decoding.formats import FORMATS
-from engram.util.text import printable
+from engram.util.text import printable, without_paths
 
 
 class Problem(Exception):
@@ -54,7 +54,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(EngramError)
     async def user_error(request: Request, error: EngramError) -> Response:
-        return error_response(422, str(error))
+        return error_response(422, without_paths(str(error)))
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> Response:

@@ -128,15 +128,19 @@ class Service:
     @property
     def description(self) -> Description:
         """What is served and where, for the person who started it."""
+        from engram.serve.admission import connections_allowed
+
         snapshot = self.catalogue.now
+        connections = connections_allowed(self.settings)
         unlisted = unlisted_files(snapshot.bundle)
         document = {
             "url": self.url,
             "bundle": str(snapshot.bundle.folder),
             "tasks": list(snapshot.names),
             "engine": self.settings.engine,
-            "device": str(snapshot.model.trunk.device),
+            "device": str(snapshot.model.backbone.device),
             "workers": self.settings.workers,
+            "connections": connections,
             "attaching": self.token is not None,
             "asking": "token" if self.ask_token else "open",
             "unlisted": unlisted,
@@ -146,12 +150,14 @@ class Service:
             ("page", f"{self.url}/"),
             ("reference", f"{self.url}/docs"),
             ("tasks", ", ".join(snapshot.names)),
-            ("trunk", snapshot.model.trunk.source),
+            ("backbone", snapshot.model.backbone.source),
             ("engine", self.settings.engine),
-            ("device", str(snapshot.model.trunk.device)),
+            ("device", str(snapshot.model.backbone.device)),
             ("workers", str(self.settings.workers)),
             ("attaching", attaching),
         ]
+        if connections < self.settings.connections:
+            rows.append(("connections", f"{connections}, because of the limit of open files"))
         if unlisted:
             rows.append(("not listed", f"{', '.join(unlisted)}: in the folder, not in the bundle"))
         if self.ask_token:
@@ -165,24 +171,36 @@ class Service:
         """Answer until SIGTERM or Ctrl-C, then finish the requests in progress."""
         import uvicorn
 
+        from engram.serve.admission import Admission, Server, connections_allowed, limited
         from engram.serve.connections import ServiceProtocol
+        from engram.serve.log import hold_back_errors
         from engram.serve.middleware import MAX_HEADER_BYTES
 
         # uvicorn raises the signal again when it has finished; after SIGTERM nothing is left to do.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
+        settings, log = self.settings, self.app.state.log
+        admission = Admission(
+            connections_allowed(settings),
+            settings.client_connections,
+            settings.trust_proxy,
+            lambda address, status: log.event_seldom(
+                "refused connection", client=address, status=status
+            ),
+        )
         config = uvicorn.Config(
             self.app,
-            http=ServiceProtocol,
+            http=limited(ServiceProtocol, admission),
             ws="none",
             log_level="error",
             access_log=False,
             server_header=False,
-            forwarded_allow_ips=[*THIS_MACHINE, *self.settings.trust_proxy],
-            timeout_keep_alive=max(1, int(min(10, self.settings.timeout))),
-            timeout_graceful_shutdown=int(self.settings.timeout) + 10,
+            forwarded_allow_ips=[*THIS_MACHINE, *settings.trust_proxy],
+            timeout_keep_alive=max(1, int(min(10, settings.timeout))),
+            timeout_graceful_shutdown=int(settings.timeout) + 10,
             h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         )
-        uvicorn.Server(config).run(sockets=[self.listener])
+        hold_back_errors()
+        Server(config).run(sockets=[self.listener])
 
 
 def open_port(
@@ -191,9 +209,11 @@ def open_port(
     """Check all that needs no model, and listen: a port in use shows before a model is loaded."""
     for package in _PACKAGES:
         require(package, extra="serve", purpose="The service")
+    from engram.serve.admission import connections_allowed
     from engram.serve.tokens import clean_token
 
     _check_bundle(folder)
+    connections_allowed(settings)
     _check_access(settings, clean_token(token), clean_token(ask_token, "token for asking"))
     return _listen(settings)
 
@@ -236,10 +256,17 @@ def _check_access(settings: Settings, token: str | None, ask_token: str | None) 
 def _listen(settings: Settings) -> socket.socket:
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((settings.host, settings.port), family=family, backlog=512)
+        address = (settings.host, settings.port)
+        listener = socket.create_server(address, family=family, backlog=512)
     except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise EngramError(
             f"The service cannot listen on {settings.host}, port {settings.port} ({reason}); "
             "choose others with --host and --port."
         ) from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # its connections have it, too
+        # One whose client does not read its answer would stay open for as long as it likes.
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * settings.timeout)
+        )
+    return listener

@@ -8,11 +8,11 @@ from engram.errors import EngramError
 from engram.serve.hosts import host_name, is_network
 from engram.serve.log import LOGS
 from engram.util.settings import (
+    ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
     ABOUT_PRECISION,
-    ABOUT_TRUNK_DTYPE,
+    BACKBONE_DTYPES,
     PRECISIONS,
-    TRUNK_DTYPES,
     check,
     setting,
 )
@@ -61,7 +61,9 @@ class Settings:
     engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
     device: str = setting("auto", ABOUT_DEVICE, group=_ENGINE)
     precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS, group=_ENGINE)
-    trunk_dtype: str = setting("fp32", ABOUT_TRUNK_DTYPE, choices=TRUNK_DTYPES, group=_ENGINE)
+    backbone_dtype: str = setting(
+        "fp32", ABOUT_BACKBONE_DTYPE, choices=BACKBONE_DTYPES, group=_ENGINE
+    )
     threads: int = setting(0, "CPU threads of the engine; 0: its own default", group=_ENGINE)
     batch: int = setting(16, "maximum images per forward pass", least=1, group=_ENGINE)
     wait_ms: float = setting(
@@ -92,10 +94,28 @@ class Settings:
         least=1,
         group=_LIMITS,
     )
+    connections: int = setting(
+        1000,
+        "maximum open connections per process; an idle one is closed for one more",
+        least=1,
+        group=_LIMITS,
+    )
+    client_connections: int = setting(
+        100,
+        "maximum open connections per address and process, except of trusted proxies",
+        least=1,
+        group=_LIMITS,
+    )
     max_images: int = setting(32, "maximum images per request", least=1, group=_LIMITS)
     max_body: int = setting(64_000_000, "maximum bytes per request", least=1, group=_LIMITS)
     max_bodies: int = setting(
         256_000_000, "maximum bytes of all requests in progress", least=1, group=_LIMITS
+    )
+    max_values: int = setting(
+        16_000_000,
+        "maximum values in an answer, counted before it is computed",
+        least=1,
+        group=_LIMITS,
     )
     max_pixels: int = setting(
         50_000_000, "maximum pixels per image, checked before decoding", least=1, group=_LIMITS
@@ -123,6 +143,12 @@ class Settings:
             raise EngramError(
                 f"{spell('max_images')} is {self.max_images}, but only {self.queue} images may "
                 f"wait; make {spell('queue')} at least as large."
+            )
+        if self.client_connections > self.connections:
+            raise EngramError(
+                f"{spell('client_connections')} is {self.client_connections}, but only "
+                f"{self.connections} connections may be open; make {spell('connections')} at least "
+                "as large."
             )
         if self.max_body > self.max_bodies:
             raise EngramError(

@@ -1,6 +1,6 @@
 """Engrams on disk and on the Hub: file format, bundles, cards, conversion of legacy checkpoints.
 
-`model.py` and everything above it import this folder. It knows tasks and trunks, but no model.
+`model.py` and everything above it import this folder. It knows tasks and backbones, but no model.
 Start in `engram.py` (what an engram is) and `format.py` (its file).
 """
 

@@ -1,4 +1,4 @@
-"""A bundle: a folder of engrams that can share one pass through one trunk.
+"""A bundle: a folder of engrams that can share one pass through one backbone.
 
 `bundle.json`, the manifest, lists the engrams, parents first, each with its content hash. A bundle
 is written into a temporary folder and renamed, so it is always complete. If it replaces another
@@ -20,22 +20,22 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
+from engram.backbones.load import check_dtype, load_backbone
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.layers import Activation
-from engram.store.engram import Engram, TrunkInfo
+from engram.store.engram import BackboneInfo, Engram
 from engram.store.fitting import Located, in_order
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
-from engram.trunks.load import check_dtype, load_trunk
 from engram.util.documents import MAX_BYTES, parse_json
-from engram.util.files import check_renamable, replace_folder, write_atomically
+from engram.util.files import check_renamable, open_regular, replace_folder, write_atomically
 from engram.util.hub import PathOrHubId
 from engram.util.schema import Array, Integer, Invalid, Object, String
 from engram.util.spelling import spell
 from engram.util.text import join_names, printable
 from engram.vit import ViT
+from engram.vit.layers import Activation
 
 FORMAT = 1
 LOCK = ".bundle.lock"  # in the folder, held by whoever changes the bundle
@@ -57,8 +57,8 @@ class Bundle:
     engrams: tuple[Engram, ...]  # parents first
 
     @property
-    def trunk(self) -> TrunkInfo:
-        return self.engrams[0].trunk
+    def backbone(self) -> BackboneInfo:
+        return self.engrams[0].backbone
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -69,7 +69,7 @@ class Bundle:
         preprocessing = self.preprocessing
         return {
             "format": FORMAT,
-            "trunk": {"source": self.trunk.source, "fingerprint": self.trunk.fingerprint},
+            "backbone": {"source": self.backbone.source, "fingerprint": self.backbone.fingerprint},
             "preprocessing": preprocessing and preprocessing.to_dict(),
             "engrams": [
                 {"task": e.spec.name, "file": e.file_name, "content": e.content}
@@ -134,20 +134,24 @@ def compose(
     out: str | os.PathLike[str],
     *,
     backbone: PathOrHubId | None = None,
+    overwrite: bool = False,
 ) -> Bundle:
-    """Put engrams for one trunk into a bundle, a folder that `load_model` and `engram serve` read.
+    """Put engrams for one backbone into a bundle, a folder that `load_model` and `engram serve`
+    read.
 
     Args:
         paths: Files of engrams, or bundles whose engrams are taken over.
-        out: The folder to write. A bundle that is there is replaced; any other folder that is not
-            empty is refused.
-        backbone: Path or Hub id of the trunk, to check that the engrams fit it.
+        out: The folder to write. A bundle that is there may get new tasks this way; any other
+            folder that is not empty is refused.
+        backbone: Path or Hub id of the backbone, to check that the engrams fit it.
+        overwrite: Replace or leave out tasks of a bundle that is there.
 
     Returns:
         The bundle.
 
     Raises:
-        EngramError: The engrams do not fit together, or not the trunk.
+        EngramError: The engrams do not fit together, or not the backbone, or a task of the bundle
+            that is there would be lost.
 
     Examples:
         >>> bundle = engram.compose(["flowers.safetensors"], "garden")
@@ -156,32 +160,57 @@ def compose(
     """
     engrams = read_engrams(paths)
     if backbone is not None:
-        trunk = load_trunk_of(engrams[0], backbone)
+        vit = load_backbone_of(engrams[0], backbone)
         for engram in engrams:
-            engram.check_trunk(TrunkInfo.from_trunk(trunk), trunk.preprocessing)
-    return write_bundle(engrams, out)
+            engram.check_backbone(BackboneInfo.from_backbone(vit), vit.preprocessing)
+    return write_bundle(engrams, out, overwrite=overwrite)
 
 
-def write_bundle(engrams: Sequence[Engram], out: str | os.PathLike[str]) -> Bundle:
-    """Write engrams that fit together, parents first, as a bundle: whole or not at all."""
+def write_bundle(
+    engrams: Sequence[Engram], out: str | os.PathLike[str], *, overwrite: bool
+) -> Bundle:
+    """Write engrams that fit together, parents first, as a bundle: whole or not at all.
+
+    Without `overwrite`, every task of a bundle that is there has to be among them.
+    """
     folder = Path(os.path.realpath(out))
-    _check_replaceable(folder)
     bundle = Bundle(Path(out), tuple(engrams))
+    with _writing(folder) if is_bundle(folder) else contextlib.nullcontext():
+        _check_replaceable(folder)
+        if not overwrite and is_bundle(folder):
+            _check_kept(read_manifest(folder), bundle)
+        _write(bundle, folder)
+    return bundle
+
+
+def _check_kept(old: Mapping[str, Any], new: Bundle) -> None:
+    """Refuse a bundle that lacks a task of the one that it replaces, or has another version."""
+    contents = {engram.spec.name: engram.content for engram in new.engrams}
+    lost = [e["task"] for e in old["engrams"] if contents.get(e["task"]) != e["content"]]
+    if lost:
+        raise BundleChanged(
+            f"{new.folder} is a bundle whose {'task' if len(lost) == 1 else 'tasks'} "
+            f"{join_names(lost)} would be replaced or removed; choose another {spell('out')}, "
+            f"compose that bundle with the new files to keep them, or give them up with "
+            f"{spell('overwrite', True)}."
+        )
+
+
+def _write(bundle: Bundle, folder: Path) -> None:
     building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
     try:
         building.mkdir(parents=True)
-        for engram in engrams:
+        for engram in bundle.engrams:
             write_engram(building / engram.file_name, engram)
         _write_manifest(Bundle(building, bundle.engrams))
         replace_folder(building, folder)
     except OSError as error:
         raise EngramError(
-            f"The bundle {out} cannot be written ({error.strerror or error}); check the folder, "
-            "its permissions and the free space. An old bundle is unchanged."
+            f"The bundle {bundle.folder} cannot be written ({error.strerror or error}); check the "
+            "folder, its permissions and the free space. An old bundle is unchanged."
         ) from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return bundle
 
 
 def update_bundle(old: Bundle, new: Bundle) -> None:
@@ -219,10 +248,31 @@ def _update(old: Bundle, new: Bundle) -> None:
             (new.folder / removed).unlink()
 
 
+def add_to_bundle(folder: Path, paths: Sequence[Path]) -> None:
+    """Put engrams into a bundle, next to the others; a task of the same name is replaced."""
+    mine = [(str(path), read_engram(path)) for path in paths]
+    names = {engram.spec.name for _, engram in mine}
+    while True:
+        with contextlib.suppress(BundleChanged):  # by somebody else: what they wrote comes first
+            if not is_bundle(folder):
+                compose(paths, folder)
+                return
+            old = read_bundle(folder)
+            others = [(e.file_name, e) for e in old.engrams if e.spec.name not in names]
+            new = Bundle(folder, in_order([*others, *mine]))
+            if new.manifest() != old.manifest():
+                update_bundle(old, new)
+            return
+
+
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Hold the lock of a bundle, which ends with the process that holds it."""
     path = folder / LOCK
+    if not is_bundle(folder):  # FileLock would create the folder
+        raise EngramError(
+            f"{folder} is no bundle any more, because it has no file {MANIFEST}; put it back."
+        )
     try:
         with FileLock(path, timeout=_LOCK_SECONDS):
             yield
@@ -245,8 +295,8 @@ def manifest_state(folder: Path) -> tuple[int, ...]:
 
 
 def _has_bytes(path: Path, data: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        return path.read_bytes() == data
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        return file.read() == data
     return False
 
 
@@ -298,7 +348,7 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
             )
         found.append((where, engram))
     bundle = Bundle(folder, in_order(found))
-    for what in ("trunk", "preprocessing"):
+    for what in ("backbone", "preprocessing"):
         listed, actual = manifest.get(what), bundle.manifest()[what]
         if listed != actual:
             raise EngramError(
@@ -313,7 +363,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What `bundle.json` says, checked by itself: the engrams are not read."""
     path = folder / MANIFEST
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             manifest = parse_json(file.read(MAX_BYTES + 1))
         _VERSION.check(manifest, "")
         if manifest["format"] == FORMAT:
@@ -344,15 +394,15 @@ def _check_entries(entries: Sequence[Mapping[str, Any]]) -> None:
             raise Invalid(f"the file {entry['file']!r} for the task {entry['task']!r}")
 
 
-def load_trunk_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:
-    """Load the trunk of an engram, with the settings that it was trained with.
+def load_backbone_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:
+    """Load the backbone of an engram, with the settings that it was trained with.
 
-    `backbone` is the path or Hub id of the trunk, if it is not where the engram says.
+    `backbone` is the path or Hub id of the backbone, if it is not where the engram says.
     """
-    info = engram.trunk
+    info = engram.backbone
     check_dtype(dtype)
     try:
-        return load_trunk(
+        return load_backbone(
             info.source if backbone is None else backbone,
             preprocessing=engram.preprocessing,
             antialias=info.antialias,
@@ -365,5 +415,5 @@ def load_trunk_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp
             raise
         raise EngramError(
             f"{error} The engram {engram.spec.name!r} names {printable(info.source)!r} as its "
-            f"trunk; give its path or Hub id with {spell('backbone')}."
+            f"backbone; give its path or Hub id with {spell('backbone')}."
         ) from None

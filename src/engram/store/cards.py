@@ -21,7 +21,6 @@ from engram.store.record import (
     is_number,
     merged_from,
     numbers_by_split,
-    used_recipe,
 )
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
@@ -41,7 +40,7 @@ _METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
 
 def hub_id(source: str) -> str | None:
-    """The Hub repository that a trunk's source names, without a revision; None if it is a path."""
+    """The Hub repository that a backbone's source names, without revision; None for a path."""
     repo = source.partition("@")[0]
     return repo if REPO.fullmatch(repo) else None
 
@@ -66,7 +65,7 @@ def card_of(
     parts = [
         _about(engrams),
         _tasks(engrams),
-        _trunk(engrams[0]),
+        _backbone(engrams[0]),
         *(_data(engram) for engram in engrams),
         *(_metrics(engram) for engram in engrams),
         *(_recipe(engram) for engram in engrams),
@@ -81,8 +80,8 @@ def card_of(
 
 def _front_matter(repo: str, engrams: Sequence[Engram], license: str | None) -> str:
     """The metadata that the Hub indexes, as YAML."""
-    trunk = engrams[0].trunk
-    base = hub_id(trunk.source)
+    backbone = engrams[0].backbone
+    base = hub_id(backbone.source)
     kinds = list(dict.fromkeys(engram.spec.kind for engram in engrams))
     pipelines = list(dict.fromkeys(_PIPELINES[kind] for kind in kinds if kind in _PIPELINES))
     measured = [result for engram in engrams for result in _results(engram)]
@@ -94,7 +93,7 @@ def _front_matter(repo: str, engrams: Sequence[Engram], license: str | None) -> 
     data = ModelCardData(
         library_name="engram",
         license=license,
-        tags=[*_TAGS, *kinds, f"engram-trunk-{trunk.fingerprint[:12]}", *pipelines[1:]],
+        tags=[*_TAGS, *kinds, f"engram-backbone-{backbone.fingerprint[:12]}", *pipelines[1:]],
         base_model=base,
         datasets=[name for name in datasets if REPO.fullmatch(name)] or None,
         pipeline_tag=pipelines[0] if pipelines else None,
@@ -149,35 +148,19 @@ _SHARED = (
     "The ViT is not in the file and does not change, so other engrams for the same ViT can run in "
     "the same pass."
 )
-_SIDE = "side patches (a thin row of numbers for every token, computed next to the ViT's layers)"
-_MOMENTS = "the class token and the mean and standard deviation of the patches of several layers"
-_READERS = {
-    "side": f"{_SIDE}, a few memory cells per layer, and a head",
-    "readout": f"a linear head that sees {_MOMENTS}",
-    "side+readout": f"{_SIDE}, a few memory cells per layer, and a head that also sees {_MOMENTS}",
-}
 
 
 def _about(engrams: Sequence[Engram]) -> str:
-    count, parts = len(engrams), engrams[0].spec.parts
+    count, method = len(engrams), engrams[0].spec.method
     paper = f"[Fine-tuning Image Transformers using Learnable Memory]({_PAPER})"
     what = "An engram holds" if count == 1 else f"These {count} engrams hold"
-    if parts.masked:
-        what += " what a frozen Vision Transformer (ViT) learned for "
-        what += "one task: " if count == 1 else "one task each: "
-        what += f"a few memory cells per layer, a class token and a head ({paper})."
-        then = _SHARED
-    elif parts.side or parts.moments:
-        what += " what a frozen Vision Transformer (ViT) learned for "
-        what += "one task: " if count == 1 else "one task each: "
-        what += _READERS[engrams[0].spec.regime] + "."
-        then = _SHARED
-    else:
-        what += f" a task that a Vision Transformer (ViT) learned by training {parts.about} "
-        what += f"({paper})."
-        then = "Its own copy of the ViT is in the file." if parts.trunk else "The ViT is not in it."
-        then += " It needs a pass of its own." if parts.changes_trunk else ""
-    return f"{what} {then}"
+    what += " what a frozen Vision Transformer (ViT) learned for "
+    what += f"one task: {method.about}" if count == 1 else "one task each"
+    if method.shares_pass:
+        return f"{what} ({paper}). {_SHARED}"
+    own = method.backbone_parameters(engrams[0].backbone)
+    then = "Its own copy of the ViT is in the file." if own else "The ViT is not in it."
+    return f"{what} ({paper}). {then} It needs a pass of its own."
 
 
 def _tasks(engrams: Sequence[Engram]) -> str:
@@ -185,7 +168,7 @@ def _tasks(engrams: Sequence[Engram]) -> str:
         (
             _cell(e.spec.name),
             e.spec.kind,
-            _cell(summarise_names(e.spec.classes, 12, e.spec.does.nouns)),
+            _cell(summarise_names(e.spec.classes, 12, e.spec.kind_object.nouns)),
             _cell(summarise_regime(e.spec)),
             f"{e.parameters:,}",
         )
@@ -218,15 +201,15 @@ def _lineage(engram: Engram) -> str:
     return "\n\n".join([*([f"{about}{', '.join(sources)}."] if sources else []), *grown])
 
 
-def _trunk(engram: Engram) -> str:
-    trunk, base = engram.trunk, hub_id(engram.trunk.source)
-    named = f"[{base}](https://huggingface.co/{base})" if base else _cell(trunk.source)
+def _backbone(engram: Engram) -> str:
+    backbone, base = engram.backbone, hub_id(engram.backbone.source)
+    named = f"[{base}](https://huggingface.co/{base})" if base else _cell(backbone.source)
     return "\n".join(
         [
-            "## Trunk (backbone)",
+            "## Backbone",
             "",
-            f"- ViT: {named}, {summarise_shape(trunk)}, {trunk.heads} heads",
-            f"- fingerprint: `{trunk.fingerprint}`",
+            f"- ViT: {named}, {summarise_shape(backbone)}, {backbone.heads} heads",
+            f"- fingerprint: `{backbone.fingerprint}`",
             f"- preprocessing: {summarise_preprocessing(engram.preprocessing)}",
             "",
             "Engrams attach only to the ViT with this fingerprint, whichever file it was loaded "
@@ -260,7 +243,7 @@ def _metrics(engram: Engram) -> str:
 def _recipe(engram: Engram) -> str:
     facts = {
         key: value
-        for key, value in used_recipe(engram).items()
+        for key, value in engram.recipe.items()
         if not isinstance(value, (list, dict)) and key not in ("data", "train_images")
     }
     if not facts:
@@ -270,7 +253,7 @@ def _recipe(engram: Engram) -> str:
 
 
 def _usage(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:
-    source = engrams[0].trunk.source
+    source = engrams[0].backbone.source
     findable = hub_id(source) is not None or source == "pico"
     where = "" if findable else ', backbone="path/to/that/vit"'
     lines = ["import engram", ""]

@@ -1,4 +1,4 @@
-"""Descriptions for the command line: of engrams, bundles, trunks, and of a push, pull or list."""
+"""Descriptions for the command line: engrams, bundles, backbones, and a push, pull or list."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engram.backbones.load import load_backbone
+from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.store.bundles import Bundle, is_bundle, read_bundle
-from engram.store.engram import Engram, summarise_preprocessing, summarise_regime, summarise_shape
+from engram.store.engram import (
+    Engram,
+    summarise_preprocessing,
+    summarise_regime,
+    summarise_settings,
+    summarise_shape,
+)
 from engram.store.format import is_engram, read_engram
 from engram.store.record import lineage_rows, score, score_rows, summarise_recipe
 from engram.store.remote import CARD, ListedEngram, local_path
 from engram.store.sharing import Pulled, Push
-from engram.tasks.costs import Costs, task_costs, trunk_macs
-from engram.tasks.shape import TrunkShape
+from engram.tasks.costs import Costs, backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec
-from engram.trunks.load import load_trunk
 from engram.util.description import Description
 from engram.util.documents import MAX_BYTES
 from engram.util.text import printable, summarise_names
@@ -31,7 +37,9 @@ _MOST_CHANGES = 1_000  # that a push prints for people
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
-    """An engram, a bundle or a trunk, by its path or Hub id. Only for a trunk is a ViT loaded."""
+    """An engram, a bundle or a backbone, by its path or Hub id. Only for a backbone is a ViT
+    loaded.
+    """
     path = local_path(source)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and path.exists():
         raise EngramError(
@@ -40,12 +48,12 @@ def describe(source: str | os.PathLike[str]) -> Description:
         )
     if path.is_dir() and is_bundle(path):
         return describe_bundle(read_bundle(path))
-    if path.is_file() and (is_engram(path) or not _may_be_trunk(path)):
+    if path.is_file() and (is_engram(path) or not _may_be_backbone(path)):
         return describe_engram(read_engram(path), path.stat().st_size)
-    return describe_trunk(load_trunk(source))
+    return describe_backbone(load_backbone(source))
 
 
-def _may_be_trunk(path: Path) -> bool:
+def _may_be_backbone(path: Path) -> bool:
     """Whether a file is an .npz file, or has the complete header of a safetensors file."""
     if path.suffix != ".safetensors":
         return path.suffix == ".npz"
@@ -56,7 +64,7 @@ def _may_be_trunk(path: Path) -> bool:
 
 def describe_engram(engram: Engram, size: int | None = None) -> Description:
     """One engram; `size` is that of its file in bytes."""
-    spec, trunk = engram.spec, engram.trunk
+    spec, backbone = engram.spec, engram.backbone
     costs = _costs(engram)
     document = {
         "what": "engram",
@@ -65,22 +73,25 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         "parameters": engram.parameters,
         "costs": _costs_document(costs),
     }
-    if spec.does.settled:
-        document["settled"] = {
-            name: engram.tensors[f"head.{name}"].tolist() for name in spec.does.settled
+    if spec.kind_object.fitted:
+        document["fitted"] = {
+            name: engram.tensors[f"head.{name}"].tolist() for name in spec.kind_object.fitted
         }
     rows = [
         ("task", spec.name),
         ("kind", spec.kind),
-        (spec.does.nouns[1], summarise_names(spec.classes, nouns=spec.does.nouns)),
+        (spec.kind_object.nouns[1], summarise_names(spec.classes, nouns=spec.kind_object.nouns)),
         *_computed_values(engram),
-        ("regime", f"{summarise_regime(spec)} ({spec.parts.about})"),
+        ("regime", f"{summarise_regime(spec)} ({spec.method.about})"),
         *lineage_rows(engram),
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
         ("costs", _summarise_costs(costs)),
-        ("trunk", trunk.source + (f", in {trunk.dtype}" if trunk.dtype != "fp32" else "")),
-        ("fingerprint", trunk.fingerprint),
-        ("trunk shape", f"{summarise_shape(trunk)}, {trunk.heads} heads"),
+        (
+            "backbone",
+            backbone.source + (f", in {backbone.dtype}" if backbone.dtype != "fp32" else ""),
+        ),
+        ("fingerprint", backbone.fingerprint),
+        ("backbone shape", f"{summarise_shape(backbone)}, {backbone.heads} heads"),
         ("preprocessing", summarise_preprocessing(engram.preprocessing)),
         *score_rows(engram),
         ("recipe", summarise_recipe(engram)),
@@ -98,7 +109,7 @@ def describe_bundle(bundle: Bundle) -> Description:
     specs = {engram.spec.name: engram.spec for engram in bundle.engrams}
     costs = [_costs(e, _ancestors(e.spec, specs)) for e in bundle.engrams]
     total = sum(c.macs + c.head_macs for c in costs)
-    share = _percent(total / costs[0].trunk_macs)
+    share = _percent(total / costs[0].backbone_macs)
     manifest = bundle.manifest()
     entries = [
         {**entry, **_bundle_entry(engram, cost)}
@@ -107,14 +118,14 @@ def describe_bundle(bundle: Bundle) -> Description:
     rows = [
         ("bundle", str(bundle.folder)),
         ("tasks", f"{len(specs):,}"),
-        ("costs", f"{_macs(total)} per image, {share} of the trunk"),
-        ("trunk", bundle.trunk.source),
-        ("fingerprint", bundle.trunk.fingerprint),
-        ("trunk shape", f"{summarise_shape(bundle.trunk)}, {bundle.trunk.heads} heads"),
+        ("costs", f"{_macs(total)} per image, {share} of the backbone"),
+        ("backbone", bundle.backbone.source),
+        ("fingerprint", bundle.backbone.fingerprint),
+        ("backbone shape", f"{summarise_shape(bundle.backbone)}, {bundle.backbone.heads} heads"),
         ("preprocessing", summarise_preprocessing(bundle.preprocessing)),
     ]
     columns = (
-        "task", "kind", "classes", "score", "regime", "cells", "extends", "parameters", "costs",
+        "task", "kind", "classes", "score", "regime", "settings", "extends", "parameters", "costs",
     )  # fmt: skip
     table = tuple(
         (
@@ -123,7 +134,7 @@ def describe_bundle(bundle: Bundle) -> Description:
             f"{len(engram.spec.classes):,}",
             score(engram) or "-",
             engram.spec.regime,
-            str(engram.spec.cells),
+            summarise_settings(engram.spec),
             ", ".join(engram.spec.extends) or "-",
             f"{engram.parameters:,}",
             _percent(cost.share),
@@ -140,9 +151,7 @@ def _bundle_entry(engram: Engram, costs: Costs) -> dict[str, Any]:
         "kind": spec.kind,
         "classes": list(spec.classes),
         "regime": spec.regime,
-        "cells": spec.cells,
-        **({"rank": spec.rank} if spec.parts.side else {}),
-        **({"layers": spec.layers, "squares": spec.squares} if spec.parts.moments else {}),
+        **spec.method.settings(),
         "extends": list(spec.extends),
         "parameters": engram.parameters,
         "metrics": engram.header()["metrics"],
@@ -160,38 +169,43 @@ def describe_engrams(paths: Sequence[Path]) -> Description:
         ]
     }
     table = tuple(
-        (str(path), f"{len(e.spec.classes):,}", str(e.spec.cells), ", ".join(e.spec.extends) or "-")
+        (
+            str(path),
+            f"{len(e.spec.classes):,}",
+            summarise_settings(e.spec),
+            ", ".join(e.spec.extends) or "-",
+        )
         for path, e in engrams.items()
     )
-    return Description(document, [], ("file", "classes", "cells", "extends"), table)
+    return Description(document, [], ("file", "classes", "settings", "extends"), table)
 
 
-def describe_trunk(trunk: ViT) -> Description:
-    """A trunk, with what a pass through it costs."""
-    shape, config = TrunkShape.of(trunk), trunk.config
-    preprocessing = trunk.preprocessing
+def describe_backbone(backbone: ViT) -> Description:
+    """A backbone, with what a pass through it costs."""
+    shape, config = BackboneShape.of(backbone), backbone.config
+    preprocessing = backbone.preprocessing
     size = (preprocessing.size if preprocessing else None) or config.image_size
-    macs = trunk_macs(shape, size)
+    macs = backbone_macs(shape, size)
     document = {
-        "what": "trunk",
-        "source": trunk.source,
-        "fingerprint": trunk.fingerprint,
+        "what": "backbone",
+        "source": backbone.source,
+        "fingerprint": backbone.fingerprint,
         "family": _family(shape),
         "config": asdict(config),
         "parameters": shape.parameters,
         "macs": macs,
         "preprocessing": preprocessing and preprocessing.to_dict(),
-        "labels": list(trunk.labels) if trunk.labels else None,
+        "labels": list(backbone.labels) if backbone.labels else None,
     }
     rows = [
-        ("trunk", trunk.source),
+        ("backbone", backbone.source),
         ("family", _family(shape)),
-        ("fingerprint", trunk.fingerprint),
+        ("fingerprint", backbone.fingerprint),
         ("shape", f"{summarise_shape(shape)}, {config.heads} heads, {config.activation}"),
         ("parameters", f"{shape.parameters:,} without the head"),
         ("costs", f"{_macs(macs)} per image of {size[0]} x {size[1]}"),
         ("preprocessing", summarise_preprocessing(preprocessing)),
-        ("own classes", summarise_names(trunk.class_names) if trunk.class_names else "none"),
+        ("own classes", summarise_names(backbone.class_names) if backbone.class_names else "none"),
     ]
     return Description(document, _printable_rows(rows))
 
@@ -246,8 +260,8 @@ def _summarise_header(engram: Engram) -> str:
     header = engram.header()
     summary = {
         "task": engram.spec.name,
-        "classes": summarise_names(engram.spec.classes, 12, engram.spec.does.nouns),
-        "trunk": engram.trunk.source,
+        "classes": summarise_names(engram.spec.classes, 12, engram.spec.kind_object.nouns),
+        "backbone": engram.backbone.source,
         **{key: header[key] for key in ("metrics", "recipe", "created", "library")},
     }
     return json.dumps(summary)
@@ -296,8 +310,8 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
                 "classes": len(one.engram.spec.classes),
                 "regime": one.engram.spec.regime,
                 "extends": list(one.engram.spec.extends),
-                "trunk": one.engram.trunk.source,
-                "fingerprint": one.engram.trunk.fingerprint,
+                "backbone": one.engram.backbone.source,
+                "fingerprint": one.engram.backbone.fingerprint,
                 "metrics": one.engram.header()["metrics"],
                 "content": one.content,
                 "bytes": one.bytes,
@@ -312,7 +326,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
             score(one.engram) or "-",
             one.engram.spec.regime,
             ", ".join(one.engram.spec.extends) or "-",
-            printable(one.engram.trunk.source, 60),
+            printable(one.engram.backbone.source, 60),
             f"{one.bytes:,}",
             one.content[:12],
             one.source,
@@ -320,7 +334,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
         for one in found
     )
     columns = (
-        "task", "classes", "score", "regime", "extends", "trunk", "bytes", "content", "source",
+        "task", "classes", "score", "regime", "extends", "backbone", "bytes", "content", "source",
     )  # fmt: skip
     rows = [] if found else [("engrams", f"none in {source}")]
     return Description(document, rows, columns, table)
@@ -332,7 +346,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
 def _costs(engram: Engram, ancestors: Sequence[TaskSpec] = ()) -> Costs:
     preprocessing = engram.preprocessing
     size = preprocessing.size if preprocessing else None
-    return task_costs(engram.trunk, engram.spec, ancestors, size)
+    return task_costs(engram.backbone, engram.spec, ancestors, size)
 
 
 def _ancestors(spec: TaskSpec, specs: Mapping[str, TaskSpec]) -> list[TaskSpec]:
@@ -350,8 +364,8 @@ def _costs_document(costs: Costs) -> dict[str, Any]:
 
 def _summarise_costs(costs: Costs) -> str:
     summary = (
-        f"{_macs(costs.macs + costs.head_macs)} per image, {_percent(costs.share)} of the trunk's "
-        f"{_macs(costs.trunk_macs)}"
+        f"{_macs(costs.macs + costs.head_macs)} per image, {_percent(costs.share)} of the "
+        f"backbone's {_macs(costs.backbone_macs)}"
     )
     return summary + (", in a pass of its own" if costs.own_pass else "")
 
@@ -367,7 +381,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _family(shape: TrunkShape) -> str:
+def _family(shape: BackboneShape) -> str:
     size = _SIZES.get((shape.width, shape.depth))
     return f"ViT-{size}/{shape.patch}" if size else f"ViT with patches of {shape.patch}"
 
@@ -377,9 +391,9 @@ def _computed_values(engram: Engram) -> list[tuple[str, str]]:
     spec = engram.spec
     rows = [
         (name, _first_values(spec.classes, engram.tensors[f"head.{name}"].tolist()))
-        for name in spec.does.settled
+        for name in spec.kind_object.fitted
     ]
-    if spec.does.per_pixel:
+    if spec.kind_object.per_pixel:
         values = _first_values(spec.classes, spec.values)
         rows.append(("masks", f"{values}; ignored: {spec.ignore}"))
     return rows

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engram.backbones.schemas import MAX_PATCHES, can_be_cut
+from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.class_statistics import HALF, PREFIX
-from engram.tasks.shape import TrunkShape
 from engram.tasks.spec import TaskSpec
-from engram.trunks.schemas import MAX_PATCHES, can_be_cut
 from engram.util.documents import jsonable
 from engram.util.spelling import spell
 from engram.util.tensors import tensors_hash
@@ -33,16 +33,15 @@ if TYPE_CHECKING:
 
 #: The version of the format, and that of files which the first cannot have: with statistics, or
 #: with one of these fields of a task, which it has only where they matter.
-FORMAT, NEWER_FORMAT = 1, 2
-_NEWER_FIELDS = {"side_form", "squares"}
+FORMAT = 1
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
 _LONG_LIST = 1_000  # longer ones in metrics and recipe are recorded as their length
 
 
 @dataclass(frozen=True)
-class TrunkInfo(TrunkShape):
-    """The trunk that a task was trained on, with its shape, so that costs need no trunk."""
+class BackboneInfo(BackboneShape):
+    """The backbone that a task was trained on, with its shape, so that costs need no backbone."""
 
     heads: int
     source: str
@@ -51,14 +50,14 @@ class TrunkInfo(TrunkShape):
     dtype: str = "fp32"  # of its weights, while the task was trained
 
     @classmethod
-    def from_trunk(cls, trunk: ViT) -> TrunkInfo:
+    def from_backbone(cls, backbone: ViT) -> BackboneInfo:
         return cls(
-            **vars(TrunkShape.of(trunk)),
-            heads=trunk.config.heads,
-            source=trunk.source,
-            fingerprint=trunk.fingerprint,
-            antialias=trunk.config.antialias,
-            dtype=trunk.stored,
+            **vars(BackboneShape.of(backbone)),
+            heads=backbone.config.heads,
+            source=backbone.source,
+            fingerprint=backbone.fingerprint,
+            antialias=backbone.config.antialias,
+            dtype=backbone.stored,
         )
 
 
@@ -68,7 +67,7 @@ class Engram:
 
     spec: TaskSpec
     tensors: Mapping[str, Tensor]
-    trunk: TrunkInfo
+    backbone: BackboneInfo
     preprocessing: Preprocessing | None
     parents: Mapping[str, str]  # the tasks that it extends: name -> content
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -79,16 +78,15 @@ class Engram:
     @property
     def content(self) -> str:
         """A hash of everything that determines the outputs of the task, and of nothing else."""
-        hashed = {**self._identity(), "trunk": self.trunk.fingerprint}
+        hashed = {**self._identity(), "backbone": self.backbone.fingerprint}
         text = json.dumps(hashed, sort_keys=True) + tensors_hash(dict(self.tensors))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _identity(self) -> dict[str, Any]:
         """The fields of the header that determine the outputs of the task."""
         spec = {**self.spec.recorded(), "extends": list(self.parents)}
-        newer = self.has_statistics or not _NEWER_FIELDS.isdisjoint(spec)
         return {
-            "format": NEWER_FORMAT if newer else FORMAT,
+            "format": FORMAT,
             "task": {name: list(v) if isinstance(v, tuple) else v for name, v in spec.items()},
             "parents": dict(self.parents),
             "preprocessing": self.preprocessing and self.preprocessing.to_dict(),
@@ -98,15 +96,15 @@ class Engram:
         """The JSON header of the file, without `content`."""
         known = self._identity()
         preprocessing = known.pop("preprocessing")
-        trunk = asdict(self.trunk)
-        if trunk["dtype"] == "fp32":
-            del trunk["dtype"]  # as files of earlier versions have it
+        backbone = asdict(self.backbone)
+        if backbone["dtype"] == "fp32":
+            del backbone["dtype"]
         return {
             **known,
-            "trunk": {
-                **trunk,
-                "image_size": list(self.trunk.image_size),
-                "source": utf8(self.trunk.source).decode(),
+            "backbone": {
+                **backbone,
+                "image_size": list(self.backbone.image_size),
+                "source": utf8(self.backbone.source).decode(),
             },
             "preprocessing": preprocessing,
             "metrics": jsonable(self.metrics, _utf8_text),
@@ -119,6 +117,10 @@ class Engram:
     def file_name(self) -> str:
         """The name of its file in a bundle or a Hub repository."""
         return f"{self.spec.name}.safetensors"
+
+    def record(self) -> dict[str, Any]:
+        """What it records about itself that is no part of its content."""
+        return {n: getattr(self, n) for n in ("metrics", "recipe", "created", "library")}
 
     def renamed(self, name: str) -> Engram:
         """The same task under another name (and so with another content)."""
@@ -137,21 +139,21 @@ class Engram:
     @property
     def parameters(self) -> int:
         """The number of parameters that were trained."""
-        computed = {f"head.{name}" for name in self.spec.does.settled}
+        computed = {f"head.{name}" for name in self.spec.kind_object.fitted}
         learned = self.without_statistics.items()
         return sum(tensor.numel() for name, tensor in learned if name not in computed)
 
     def __str__(self) -> str:
-        spec, trunk = self.spec, self.trunk
-        classes = summarise_names(spec.classes, nouns=spec.does.nouns)
+        spec, backbone = self.spec, self.backbone
+        classes = summarise_names(spec.classes, nouns=spec.kind_object.nouns)
         origin = " ".join(part for part in (self.created, self.library) if part)
         return "\n".join(
             printable(line, 400)
             for line in (
                 f"engram {spec.name}: {spec.kind}, {classes}",
                 f"  regime   {summarise_regime(spec)}, {self.parameters:,} parameters",
-                f"  trunk    {trunk.source}, fingerprint {trunk.fingerprint[:12]}"
-                + (f", in {trunk.dtype}" if trunk.dtype != "fp32" else ""),
+                f"  backbone {backbone.source}, fingerprint {backbone.fingerprint[:12]}"
+                + (f", in {backbone.dtype}" if backbone.dtype != "fp32" else ""),
                 f"  content  {self.content[:12]}" + (f", {origin}" if origin else ""),
             )
         )
@@ -160,56 +162,57 @@ class Engram:
         return f"<Engram {self.spec.name!r}, {self.spec.regime}, content {self.content[:12]}>"
 
     def check_image_size(self) -> None:
-        """Refuse a preprocessing for images that the trunk cannot take."""
-        patch = self.trunk.patch
+        """Refuse a preprocessing for images that the backbone cannot take."""
+        patch = self.backbone.patch
         if self.preprocessing is not None and not can_be_cut(self.preprocessing.size, patch):
             height, width = self.preprocessing.size
             raise EngramError(
                 f"The preprocessing has images of {height} x {width} pixels; height and width "
-                f"must be multiples of the trunk's patch size {patch}, with at most "
+                f"must be multiples of the backbone's patch size {patch}, with at most "
                 f"{MAX_PATCHES:,} patches."
             )
 
-    def check_trunk(self, trunk: TrunkInfo, preprocessing: Preprocessing | None) -> None:
-        """Refuse a trunk or a preprocessing that the task was not trained with."""
+    def check_backbone(self, backbone: BackboneInfo, preprocessing: Preprocessing | None) -> None:
+        """Refuse a backbone or a preprocessing that the task was not trained with."""
         name = self.spec.name
-        if trunk.fingerprint != self.trunk.fingerprint:
+        if backbone.fingerprint != self.backbone.fingerprint:
             raise EngramError(
-                f"The engram {name!r} was trained on {printable(self.trunk.source)} (fingerprint "
-                f"{self.trunk.fingerprint[:12]}), but this trunk is {trunk.source} "
-                f"({trunk.fingerprint[:12]}); load the trunk it was trained on."
+                f"The engram {name!r} was trained on {printable(self.backbone.source)} "
+                f"(fingerprint {self.backbone.fingerprint[:12]}), but this backbone is "
+                f"{backbone.source} ({backbone.fingerprint[:12]}); load the backbone it was "
+                "trained on."
             )
-        for item in fields(TrunkInfo):  # the same tensors can be read in more than one way
-            ours, theirs = getattr(self.trunk, item.name), getattr(trunk, item.name)
+        for item in fields(BackboneInfo):  # the same tensors can be read in more than one way
+            ours, theirs = getattr(self.backbone, item.name), getattr(backbone, item.name)
             if item.name not in ("source", "antialias", "dtype") and ours != theirs:
                 raise EngramError(
-                    f"The engram {name!r} was trained on a trunk with {item.name} "
-                    f"{printable(str(ours))}, but {trunk.source} has {item.name} {theirs}; load "
-                    "the trunk as it was when the engram was made."
+                    f"The engram {name!r} was trained on a backbone with {item.name} "
+                    f"{printable(str(ours))}, but {backbone.source} has {item.name} {theirs}; load "
+                    "the backbone as it was when the engram was made."
                 )
         if preprocessing != self.preprocessing:
             raise EngramError(
                 f"The engram {name!r} was trained with the preprocessing "
-                f"{_json(self.preprocessing)}, but this trunk has {_json(preprocessing)}; load the "
-                "trunk with preprocessing=engram.inspect(FILE).preprocessing."
+                f"{_json(self.preprocessing)}, but this backbone has {_json(preprocessing)}; load "
+                "the backbone with preprocessing=engram.inspect(FILE).preprocessing."
             )
-        resized = preprocessing is not None and preprocessing.size != trunk.image_size
-        if resized and trunk.antialias != self.trunk.antialias:
+        resized = preprocessing is not None and preprocessing.size != backbone.image_size
+        if resized and backbone.antialias != self.backbone.antialias:
             raise EngramError(
-                f"The engram {name!r} was trained with antialias={self.trunk.antialias} when "
-                f"position embeddings are resized, but this trunk has {trunk.antialias}; load the "
-                f"trunk with antialias={self.trunk.antialias}."
+                f"The engram {name!r} was trained with antialias={self.backbone.antialias} when "
+                f"position embeddings are resized, but this backbone has {backbone.antialias}; "
+                f"load the backbone with antialias={self.backbone.antialias}."
             )
 
-    def other_dtype(self, trunk: TrunkInfo) -> str | None:
-        """A sentence if the weights of the trunk have another type than in training; or None."""
-        if trunk.dtype == self.trunk.dtype:
+    def other_dtype(self, backbone: BackboneInfo) -> str | None:
+        """A sentence if the weights of the backbone have another type than in training; or None."""
+        if backbone.dtype == self.backbone.dtype:
             return None
-        flag = spell("trunk_dtype", self.trunk.dtype)
+        flag = spell("backbone_dtype", self.backbone.dtype)
         return (
-            f"The engram {self.spec.name!r} was trained on a trunk in {self.trunk.dtype}, and here "
-            f"the trunk is in {trunk.dtype}: its answers differ a little from those that were "
-            f"measured. {flag}, where it can be given, loads the trunk as it was."
+            f"The engram {self.spec.name!r} was trained on a backbone in {self.backbone.dtype}, "
+            f"and here the backbone is in {backbone.dtype}: its answers differ a little from those "
+            f"that were measured. {flag}, where it can be given, loads the backbone as it was."
         )
 
     def fill(self, task: Task) -> None:
@@ -249,28 +252,19 @@ def shape_mismatch(
 
 def summarise_regime(spec: TaskSpec) -> str:
     """The regime of a task with its settings."""
-    parts = [spec.regime]
-    if spec.parts.cells:
-        after = " after the norm" if spec.after_norm else ""
-        parts.append(f"{spec.cells} cells per layer{after}")
-    if spec.update != "fresh":
-        parts.append(f"update {spec.update}")
-    if spec.tokens > 1:
-        parts.append(f"{spec.tokens} class tokens")
-    if spec.parts.adapters:
-        parts.append(f"adapters of width {spec.adapter_width}")
-    if spec.parts.side:
-        parts.append(f"side patches of rank {spec.rank}")
-    if spec.parts.moments and spec.layers:
-        squares = " and a 4 x 4 grid of some" if spec.squares else ""
-        parts.append(f"a head on the last {spec.layers} layers{squares}")
+    parts = [spec.regime, *(f"{label} {value}" for label, value in spec.method.details())]
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")
     return ", ".join(parts)
 
 
-def summarise_shape(shape: TrunkShape) -> str:
-    """The sizes of a trunk."""
+def summarise_settings(spec: TaskSpec) -> str:
+    """The settings of a task's method, as a cell of a table."""
+    return ", ".join(f"{k} {v}" for k, v in spec.method.settings().items() if v) or "-"
+
+
+def summarise_shape(shape: BackboneShape) -> str:
+    """The sizes of a backbone."""
     return (
         f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
         f"{shape.image_size[0]} x {shape.image_size[1]}"
@@ -311,7 +305,7 @@ def new_engram(
     spec: TaskSpec,
     tensors: Mapping[str, Tensor],
     *,
-    trunk: ViT,
+    backbone: ViT,
     parents: Mapping[str, str],
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
@@ -321,7 +315,7 @@ def new_engram(
     Args:
         spec: What the task is.
         tensors: What it learned. They are kept on the CPU, in the precision of the file.
-        trunk: The trunk that it was trained on.
+        backbone: The backbone that it was trained on.
         parents: The tasks that it extends: name -> content.
         metrics: What was measured, by split.
         recipe: The settings of the training.
@@ -335,8 +329,8 @@ def new_engram(
             name: tensor.detach().to("cpu", dtype_of(name)).contiguous()
             for name, tensor in tensors.items()
         },
-        TrunkInfo.from_trunk(trunk),
-        trunk.preprocessing,
+        BackboneInfo.from_backbone(backbone),
+        backbone.preprocessing,
         parents,
         _without_long_lists(metrics or {}),
         _without_long_lists(recipe or {}),

@@ -1,4 +1,4 @@
-"""Which engrams fit together: one trunk, one preprocessing, and the parents of every child."""
+"""Which engrams fit together: one backbone, one preprocessing, and the parents of every child."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Located = tuple[str, Engram]  # where an engram was found, for errors, and the e
 
 
 def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
-    """The engrams, parents first, after checking everything that needs no trunk."""
+    """The engrams, parents first, after checking everything that needs no backbone."""
     if not found:
         raise EngramError("There are no engrams; give at least one file or bundle.")
     by_name: dict[str, Located] = {}
@@ -26,29 +26,29 @@ def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
             )
     (first_place, first), *rest = by_name.values()
     for where, engram in rest:
-        check_same_trunk(first_place, first, where, engram, "share a pass")
-        alone = next((e for e in (first, engram) if e.spec.parts.changes_trunk), None)
+        check_same_backbone(first_place, first, where, engram, "share a pass")
+        alone = next((e for e in (first, engram) if not e.spec.method.shares_pass), None)
         if alone is not None:
             raise EngramError(
                 f"{alone.spec.name!r} has the regime {alone.spec.regime!r}, which changes the "
-                f"trunk's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot share "
-                "a pass; keep them apart, or train with the regime masked."
+                f"backbone's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot "
+                "share a pass; keep them apart, or train with the regime masked."
             )
     for where, engram in by_name.values():
         _check_parents(where, engram, by_name)
     return _parents_first([engram for _, engram in by_name.values()])
 
 
-def check_same_trunk(
+def check_same_backbone(
     where: str, engram: Engram, other_place: str, other: Engram, purpose: str
 ) -> None:
-    """Refuse two engrams of different trunks or preprocessings; `purpose` is what they are for."""
-    if engram.trunk.fingerprint != other.trunk.fingerprint:
+    """Refuse two engrams of different backbones or preprocessings; `purpose` says for what."""
+    if engram.backbone.fingerprint != other.backbone.fingerprint:
         raise EngramError(
-            f"{where} was trained on {printable(engram.trunk.source)} (fingerprint "
-            f"{engram.trunk.fingerprint[:12]}), but {other_place} on "
-            f"{printable(other.trunk.source)} ({other.trunk.fingerprint[:12]}); engrams {purpose} "
-            "only on the same trunk."
+            f"{where} was trained on {printable(engram.backbone.source)} (fingerprint "
+            f"{engram.backbone.fingerprint[:12]}), but {other_place} on "
+            f"{printable(other.backbone.source)} ({other.backbone.fingerprint[:12]}); engrams "
+            f"{purpose} only on the same backbone."
         )
     if engram.preprocessing != other.preprocessing:
         both = [e.preprocessing and e.preprocessing.to_dict() for e in (engram, other)]
@@ -56,7 +56,7 @@ def check_same_trunk(
             f"{where} was trained with the preprocessing {json.dumps(both[0])}, but {other_place} "
             f"with {json.dumps(both[1])}; engrams {purpose} only if they see the same pixels."
         )
-    other.check_trunk(engram.trunk, engram.preprocessing)
+    other.check_backbone(engram.backbone, engram.preprocessing)
 
 
 def _check_parents(where: str, engram: Engram, by_name: Mapping[str, Located]) -> None:

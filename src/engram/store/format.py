@@ -16,24 +16,25 @@ from typing import IO, Any, get_args
 import safetensors.torch
 from torch import Tensor
 
+from engram.backbones.schemas import HEADS
+from engram.backbones.shape import SCHEMA as SHAPE
 from engram.errors import EngramError
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
+from engram.methods import create_method
 from engram.store.engram import (
     FORMAT,
     MAX_METRICS,
-    NEWER_FORMAT,
+    BackboneInfo,
     Engram,
-    TrunkInfo,
     dtype_of,
     shape_mismatch,
 )
+from engram.store.portable import without_local_paths
 from engram.tasks.class_statistics import PREFIX
-from engram.tasks.shape import SCHEMA as SHAPE
 from engram.tasks.spec import TaskSpec
-from engram.trunks.schemas import HEADS
 from engram.util.documents import parse_json, read_header
-from engram.util.files import write_atomically
+from engram.util.files import open_regular, write_atomically
 from engram.util.schema import (
     Array,
     Boolean,
@@ -46,26 +47,19 @@ from engram.util.schema import (
 )
 from engram.util.spelling import spell
 from engram.util.text import printable
-from engram.vit import Stored
+from engram.vit.vit import Stored
 
+_TASK_FIELDS = ("name", "kind", "regime", "classes", "extends", "values", "ignore")
 _HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
 _TASK = Object(
     {
-        **dict.fromkeys(("name", "kind", "regime", "update"), String()),
+        **dict.fromkeys(("name", "kind", "regime"), String()),
         **dict.fromkeys(("classes", "extends"), Array(String())),
-        **dict.fromkeys(("cells", "tokens", "adapter_width"), Integer(0, 10_000)),
-        "after_norm": Boolean(),
     },
-    {
-        "values": Array(Integer(0, 65_535)),
-        "ignore": Integer(0, 65_535),
-        "rank": Integer(1, 10_000),
-        "layers": Integer(1, 10_000),
-        "side_form": Integer(2, 10_000),
-        "squares": Boolean(),
-    },
+    {"values": Array(Integer(0, 65_535)), "ignore": Integer(0, 65_535)},
+    others=True,  # settings of the method, which checks them
 )
-_TRUNK = Object(
+_BACKBONE = Object(
     {
         **SHAPE.required,
         "heads": HEADS,
@@ -76,12 +70,12 @@ _TRUNK = Object(
     {"dtype": String(choices=get_args(Stored))},
 )
 _VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
-#: What the header of an engram must be. `TaskSpec` and `TrunkInfo` check what belongs together.
+#: What the header of an engram must be. `TaskSpec` and `BackboneInfo` check what belongs together.
 HEADER = Object(
     {
         "task": _TASK,
         "parents": FreeObject(10_000),
-        "trunk": _TRUNK,
+        "backbone": _BACKBONE,
         "preprocessing": Nullable(PREPROCESSING),
         **dict.fromkeys(("metrics", "recipe"), FreeObject(MAX_METRICS)),
         **dict.fromkeys(("created", "library"), String(200)),
@@ -109,7 +103,11 @@ def write_engram(path: str | Path, engram: Engram) -> Path:
 
 
 def serialise_engram(engram: Engram) -> bytes:
-    """The bytes of the file. An engram that could not be read again is an EngramError."""
+    """The bytes of the file. An engram that could not be read again is an EngramError.
+
+    Of the paths of this machine, it has that of the backbone alone, which `load_model` needs.
+    """
+    engram, _ = without_local_paths(engram, engram.backbone.source)
     bad = [name for name, tensor in engram.tensors.items() if not bool(tensor.isfinite().all())]
     if bad:
         raise EngramError(
@@ -139,13 +137,13 @@ def serialise_engram(engram: Engram) -> bytes:
 
 
 def read_engram(path: str | Path) -> Engram:
-    """Read and verify an engram, without its trunk. Printed, it says what the task is.
+    """Read and verify an engram, without its backbone. Printed, it says what the task is.
 
     Args:
         path: The file.
 
     Returns:
-        The engram: its `spec`, `tensors`, `trunk`, `preprocessing`, `metrics` and `recipe`.
+        The engram: its `spec`, `tensors`, `backbone`, `preprocessing`, `metrics` and `recipe`.
 
     Raises:
         EngramError: The file is missing, damaged or no engram. Structure, shapes, types, hashes
@@ -153,14 +151,12 @@ def read_engram(path: str | Path) -> Engram:
 
     Examples:
         >>> what = engram.inspect("flowers.safetensors")
-        >>> what.spec.name, what.spec.cells
+        >>> what.spec.name, what.spec.method.cells
         ('flowers', 5)
     """
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():  # a folder, or a pipe without an end
-            raise EngramError(f"{path} is not a file; give an engram, a .safetensors file.")
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             metadata = _metadata(path, file)
             file.seek(0)
             data = file.read()
@@ -199,7 +195,7 @@ def _parse(data: bytes, metadata: Mapping[str, Any], path: Path) -> Engram:
 def is_engram(path: str | Path) -> bool:
     """Whether a file has the metadata of an engram. `read_engram` verifies the rest."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             _metadata(Path(path), file)
     except (OSError, ValueError, EngramError):
         return False
@@ -226,7 +222,7 @@ def _metadata(path: Path, file: IO[bytes]) -> Mapping[str, Any]:
     if "engram" not in metadata:
         raise EngramError(
             f"{path} is a safetensors file but not an engram (it has no engram header); if it is "
-            f"a trunk, load it with load_trunk or give it with {spell('backbone')}."
+            f"a backbone, load it with load_backbone or give it with {spell('backbone')}."
         )
     return metadata
 
@@ -242,10 +238,10 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         _VERSION.check(header, "")
     except ValueError:
         raise _damaged(path, "its header is not the JSON of an engram") from None
-    if header["format"] not in (FORMAT, NEWER_FORMAT):
+    if header["format"] != FORMAT:
         raise EngramError(
-            f"{path} has the format {header['format']}, and this version of engram reads formats "
-            f"{FORMAT} and {NEWER_FORMAT}; install a newer engram-vit."
+            f"{path} has the format {header['format']}, and this version of engram reads the "
+            f"format {FORMAT}; install a newer engram-vit."
         )
     assert isinstance(header, dict)
     return header
@@ -270,19 +266,19 @@ def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tenso
 
 def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     """The engram that a header describes. Whatever does not belong together raises."""
-    task, trunk = dict(header["task"]), dict(header["trunk"])
-    if "rank" in task:  # side patches
-        task.setdefault("side_form", 1)
+    task, backbone = dict(header["task"]), dict(header["backbone"])
+    own = {name: task.pop(name) for name in _TASK_FIELDS if name in task}
+    method = create_method(own.pop("regime"), task)  # all that is left are its settings
     for name in ("classes", "extends", "values"):
-        task[name] = tuple(task.get(name, ()))
-    trunk["image_size"] = tuple(trunk["image_size"])
+        own[name] = tuple(own.get(name, ()))
+    backbone["image_size"] = tuple(backbone["image_size"])
     preprocessing = header["preprocessing"]
     engram = Engram(
-        spec=TaskSpec(**task),
+        spec=TaskSpec(**own, method=method),
         tensors=tensors,
-        trunk=TrunkInfo(**trunk),
+        backbone=BackboneInfo(**backbone),
         preprocessing=None if preprocessing is None else Preprocessing.from_dict(preprocessing),
-        parents=_parents(header["parents"], task["extends"]),
+        parents=_parents(header["parents"], own["extends"]),
         metrics=header["metrics"],
         recipe=header["recipe"],
         created=header["created"],
@@ -294,15 +290,14 @@ def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
 
 
 def _check_fields(task: Mapping[str, Any], engram: Engram) -> None:
-    """Refuse a task with fields that are not of its regime, or that reads layers which are not."""
+    """Refuse a task with fields that are not of its regime, or with values that cannot be."""
     for name in sorted(set(task) ^ set(engram.spec.recorded())):
         what = "is not a field" if name in task else "is missing from the fields"
         raise Invalid(f"task.{name} {what} of {engram.spec.kind} with {engram.spec.regime}")
-    read = engram.spec.layers_read(engram.trunk)
-    if engram.spec.parts.moments and engram.spec.layers != read:
-        raise Invalid(f"task.layers is {engram.spec.layers}, and the trunk has {read} to read")
-    if engram.spec.squares and read != engram.trunk.depth + 1:
-        raise Invalid(f"task.squares belong to a readout of all layers, and it reads {read}")
+    fitted = engram.spec.fitted(engram.backbone).method.settings()
+    for name, value in engram.spec.method.settings().items():
+        if value != fitted[name]:
+            raise Invalid(f"task.{name} is {value!r}, and on this backbone it is {fitted[name]!r}")
 
 
 def _check_tensors(path: Path, engram: Engram, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -313,7 +308,9 @@ def _check_tensors(path: Path, engram: Engram, expected: Mapping[str, tuple[int,
             raise _damaged(path, f"the tensor {name} is {tensor.dtype}, not {dtype_of(name)}")
         if not bool(tensor.isfinite().all()):
             raise _damaged(path, f"the tensor {name} holds values that are not finite")
-    own = {n: t for n, t in tensors.items() if not (engram.spec.parts.trunk and n[:6] == "trunk.")}
+    own = tensors
+    if engram.spec.method.backbone_parameters(engram.backbone):
+        own = {n: t for n, t in tensors.items() if not n.startswith("backbone.")}
     mismatch = shape_mismatch(own, expected)
     if mismatch:
         raise _damaged(path, mismatch)
@@ -334,11 +331,11 @@ def _check_statistics(path: Path, found: Mapping[str, Tensor]) -> None:
 
 
 def _expected_shapes(engram: Engram) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors that the header requires, without a `full` task's own trunk."""
+    """The shapes of the tensors that the header requires, without a backbone of its own."""
     spec = engram.spec
-    computed = {f"head.{name}": (len(spec.classes),) for name in spec.does.settled}
-    kept = spec.statistics(engram.trunk) if engram.has_statistics else {}
-    return spec.shapes(engram.trunk) | computed | kept
+    computed = {f"head.{name}": (len(spec.classes),) for name in spec.kind_object.fitted}
+    kept = spec.statistics(engram.backbone) if engram.has_statistics else {}
+    return spec.shapes(engram.backbone) | computed | kept
 
 
 def _parents(value: Mapping[str, Any], extends: Sequence[str]) -> dict[str, str]:

@@ -20,13 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engram.backbones.layouts import transformers_layout
+from engram.backbones.load import load_backbone
+from engram.backbones.translate import their_names, translate
 from engram.errors import EngramError
+from engram.methods import Masked
 from engram.store.engram import Engram, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.tasks.spec import TaskSpec, class_names
-from engram.trunks.layouts import transformers_layout
-from engram.trunks.load import load_trunk
-from engram.trunks.translate import their_names, translate
 from engram.util import hub
 from engram.util.archives import check_archive
 from engram.util.files import make_folder
@@ -102,26 +103,26 @@ def convert(
         names = [published]
     raw_pixels = published is not None if raw_pixels is None else raw_pixels
     tensors = _read(path)
-    trunk = load_trunk(base)
-    if raw_pixels and trunk.preprocessing is not None:
-        trunk.preprocessing = replace(
-            trunk.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+    backbone = load_backbone(base)
+    if raw_pixels and backbone.preprocessing is not None:
+        backbone.preprocessing = replace(
+            backbone.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
     found = {kind: _matching(tensors, pattern) for kind, pattern in _NAMES.items()}
     of_tasks = {name for matches in found.values() for name in matches.values()}
-    of_trunk = {name: tensor for name, tensor in tensors.items() if name not in of_tasks}
-    _check_trunk(path, of_trunk, tensors, trunk)
-    tasks = _tasks(path, tensors, found, trunk)
-    parents = _parents(path, tensors, found["mask"], trunk, [t.cells.shape[1] for t in tasks])
+    of_backbone = {name: tensor for name, tensor in tensors.items() if name not in of_tasks}
+    _check_backbone(path, of_backbone, tensors, backbone)
+    tasks = _tasks(path, tensors, found, backbone)
+    parents = _parents(path, tensors, found["mask"], backbone, [t.cells.shape[1] for t in tasks])
     names = _task_names(path, names, len(tasks))
-    return _write(_engrams(tasks, names, parents, trunk, source), Path(out))
+    return _write(_engrams(tasks, names, parents, backbone, source), Path(out))
 
 
 def _engrams(
     tasks: Sequence[_LegacyTask],
     names: Sequence[str],
     parents: Sequence[Sequence[int]],
-    trunk: ViT,
+    backbone: ViT,
     source: str,
 ) -> list[Engram]:
     engrams: list[Engram] = []
@@ -129,9 +130,8 @@ def _engrams(
         spec = TaskSpec(
             name=name,
             classes=class_names(len(task.weight)),
-            cells=task.cells.shape[1],
+            method=Masked(cells=task.cells.shape[1], tokens=1, after_norm=True),
             extends=tuple(names[parent] for parent in extends),
-            after_norm=True,
         )
         tensors = {
             "class_token": task.token,
@@ -141,7 +141,9 @@ def _engrams(
         }
         contents = {names[parent]: engrams[parent].content for parent in extends}
         recipe = {"converted_from": source}
-        engrams.append(new_engram(spec, tensors, trunk=trunk, parents=contents, recipe=recipe))
+        engrams.append(
+            new_engram(spec, tensors, backbone=backbone, parents=contents, recipe=recipe)
+        )
     return engrams
 
 
@@ -228,8 +230,8 @@ def _matching(
     return {match.groups(): name for match, name in matches if match}
 
 
-def _check_trunk(
-    path: Path, of_trunk: Mapping[str, Tensor], tensors: Mapping[str, Tensor], trunk: ViT
+def _check_backbone(
+    path: Path, of_backbone: Mapping[str, Tensor], tensors: Mapping[str, Tensor], backbone: ViT
 ) -> None:
     """Check that the frozen ViT in the checkpoint is exactly the base."""
     first = "vit.embeddings.cls_tokens.0"
@@ -237,19 +239,19 @@ def _check_trunk(
         raise EngramError(
             f"{path} is not a checkpoint of transformers-learnable-memory: it has no {first}."
         )
-    of_trunk = {**of_trunk, "vit.embeddings.cls_token": tensors[first]}
-    layout = transformers_layout("vit", of_trunk)
-    inside = translate(of_trunk, layout, str(path))
-    expected = {n: p.detach() for n, p in trunk.named_parameters() if not n.startswith("head.")}
+    of_backbone = {**of_backbone, "vit.embeddings.cls_token": tensors[first]}
+    layout = transformers_layout("vit", of_backbone)
+    inside = translate(of_backbone, layout, str(path))
+    expected = {n: p.detach() for n, p in backbone.named_parameters() if not n.startswith("head.")}
     if "prefix_position" in expected:
         expected["position"] = torch.cat([expected.pop("prefix_position"), expected["position"]])
     for ours in sorted({*expected, *inside.tensors}):
         difference = _difference(inside.tensors.get(ours), expected.get(ours))
         if difference:
             raise EngramError(
-                f"{path} was not trained on {trunk.source} (fingerprint {trunk.fingerprint[:12]}): "
-                f"its tensor {' + '.join(their_names(ours, layout))} {difference}; give the base "
-                "that it was made from."
+                f"{path} was not trained on {backbone.source} (fingerprint "
+                f"{backbone.fingerprint[:12]}): its tensor {' + '.join(their_names(ours, layout))} "
+                f"{difference}; give the base that it was made from."
             )
     if inside.surplus or inside.missing:
         names = ", ".join(map(printable, (inside.surplus + inside.missing)[:3]))
@@ -276,9 +278,9 @@ def _tasks(
     path: Path,
     tensors: Mapping[str, Tensor],
     found: Mapping[str, Mapping[tuple[str, ...], str]],
-    trunk: ViT,
+    backbone: ViT,
 ) -> list[_LegacyTask]:
-    depth, width = trunk.config.depth, trunk.config.width
+    depth, width = backbone.config.depth, backbone.config.width
     count = len(found["token"]) - 1
     if count < 1:
         raise EngramError(f"{path} has no tasks, only the ViT; there is nothing to convert.")
@@ -309,22 +311,23 @@ def _parents(
     path: Path,
     tensors: Mapping[str, Tensor],
     masks: Mapping[tuple[str, ...], str],
-    trunk: ViT,
+    backbone: ViT,
     cells: Sequence[int],
 ) -> list[list[int]]:
     """The earlier tasks that each task extends, from the attention masks.
 
-    A mask is 0 where a token reads and -inf elsewhere. Queries are the trunk's tokens, then the
+    A mask is 0 where a token reads and -inf elsewhere. Queries are the backbone's tokens, then the
     class tokens of the tasks. Keys are the same, then the cells of one task after the other.
     """
-    n = trunk.config.grid[0] * trunk.config.grid[1] + trunk.config.prefix
+    n = backbone.config.grid[0] * backbone.config.grid[1] + backbone.config.prefix
     count = len(cells)
-    stored = [tensors[masks[str(i),]] for i in range(trunk.config.depth) if (str(i),) in masks]
+    stored = [tensors[masks[str(i),]] for i in range(backbone.config.depth) if (str(i),) in masks]
     shape = (1, n + count, n + count + sum(cells))
-    if len(stored) < trunk.config.depth or any(tuple(mask.shape) != shape for mask in stored):
+    if len(stored) < backbone.config.depth or any(tuple(mask.shape) != shape for mask in stored):
         raise EngramError(
-            f"{path} needs an attention mask of shape {shape} at each of its {trunk.config.depth} "
-            "layers, and has others or too few; without them it is unknown which tasks it extends."
+            f"{path} needs an attention mask of shape {shape} at each of its "
+            f"{backbone.config.depth} layers, and has others or too few; without them it is "
+            "unknown which tasks it extends."
         )
     if any(not torch.equal(mask, stored[0]) for mask in stored):
         raise EngramError(f"{path} has attention masks that differ from layer to layer.")
@@ -348,7 +351,7 @@ def _parents(
 
 
 def _table_1(n: int, cells: Sequence[int], reached: Sequence[set[int]]) -> Tensor:
-    """Which query may read which key if each task reads the trunk and the tasks in `reached`."""
+    """Which query may read which key if each task reads the backbone and the tasks in `reached`."""
     count = len(cells)
     owner = torch.tensor([*range(count), *(i for i, m in enumerate(cells) for _ in range(m))])
     table = torch.zeros(n + count, n + len(owner), dtype=torch.bool)

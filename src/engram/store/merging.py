@@ -18,7 +18,7 @@ import torch
 
 from engram.errors import EngramError
 from engram.store.engram import Engram, shape_mismatch
-from engram.store.fitting import Located, check_same_trunk
+from engram.store.fitting import Located, check_same_backbone
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
 from engram.util.spelling import spell
@@ -37,8 +37,8 @@ def merge(
 ) -> Engram:
     """Average engrams of one task and write the result as an engram.
 
-    They have to be of one trunk and one spec: the same kind, regime and sizes, the same classes in
-    the same order, and the same parents if they extend any. Averages are good where trainings
+    They have to be of one backbone and one spec: the same kind, regime and sizes, the same classes
+    in the same order, and the same parents if they extend any. Averages are good where trainings
     began with the same weights: other learning rates or another order of the images.
 
     Args:
@@ -90,17 +90,18 @@ def shares_of(weights: Sequence[float], count: int) -> list[float]:
             f"{spell('weights')} is {given}; every weight is a number above 0. Leave out an "
             "engram that should count for nothing."
         )
-    total = math.fsum(weights)
-    if abs(total - 1) > _SLACK:
+    if max(weights) > 1 + _SLACK or abs(math.fsum(weights) - 1) > _SLACK:  # fsum can overflow
         raise EngramError(
-            f"{spell('weights')} is {given}, which is {total:g} together; weights are shares of "
-            f"the average and have to sum to 1, such as {_normalised(weights, total)}."
+            f"{spell('weights')} is {given}, which is {sum(weights):g} together; weights are "
+            f"shares of the average and have to sum to 1, such as {_normalised(weights)}."
         )
+    total = math.fsum(weights)
     return [weight / total for weight in weights]
 
 
-def _normalised(weights: Sequence[float], total: float) -> str:
-    return ",".join(f"{weight / total:.3g}" for weight in weights)
+def _normalised(weights: Sequence[float]) -> str:
+    parts = [weight / max(weights) for weight in weights]
+    return ",".join(f"{part / math.fsum(parts):.3g}" for part in parts)
 
 
 def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
@@ -156,7 +157,7 @@ def _common(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
     """Refuse an engram whose tensors do not mean what those of the first one mean."""
-    check_same_trunk(place, first, where, other, "can be merged")
+    check_same_backbone(place, first, where, other, "can be merged")
     ours, theirs = first.spec.recorded(), other.spec.recorded()
     for name in ("kind", "regime", *sorted(ours.keys() | theirs.keys())):
         if name not in ("name", "classes", "extends") and ours.get(name) != theirs.get(name):
@@ -180,7 +181,7 @@ def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
 
 def _check_classes(place: str, first: Engram, where: str, other: Engram) -> None:
     ours, theirs = first.spec.classes, other.spec.classes
-    noun, nouns = first.spec.does.nouns
+    noun, nouns = first.spec.kind_object.nouns
     if ours == theirs:
         return
     if set(ours) == set(theirs):

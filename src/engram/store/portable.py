@@ -6,39 +6,35 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from engram.data.presets import PRESETS
 from engram.store.engram import Engram
-from engram.util.text import printable
+from engram.util.text import FILE_URL, ROOT, last_part, printable, without_paths
 
-_ROOT = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
-_FILE_URL = r"file://[^\s/\\]*"  # perhaps with the name of a machine
-# A path inside a longer text. A ":" may precede it, as in hf:/data, but not https:/ or 8080/.
-_PATH = re.compile(rf"(?:{_FILE_URL}|(?<![\w./\\~-])){_ROOT}(?=[^\s/])[^\s,;'\"<>|()]*")
 _DATA_PREFIX = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # before a Hub id or a path
 
 
 def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
     """The engram with paths of this machine shortened to their last part.
 
-    Only the source of the trunk, the recipe and the metrics can hold such paths. The content hash
-    covers none of them.
+    Only the source of the backbone, the recipe and the metrics can hold such paths. The content
+    hash covers none of them.
 
     Args:
         engram: The engram.
-        backbone: What to record as the source of the trunk instead.
+        backbone: What to record as the source of the backbone instead.
 
     Returns:
         The engram, and one sentence for every change.
     """
     name, changes = engram.spec.name, list[str]()
-    source = engram.trunk.source
+    source = engram.backbone.source
     new_source = backbone or _shorten(source, whole=True)
     if new_source != source:
         changes.append(
-            f"{name}: the trunk's source {printable(source)} is sent as {printable(new_source)}"
+            f"{name}: the backbone's source {printable(source)} is sent as {printable(new_source)}"
         )
 
     def shorten(value: Any, where: str) -> Any:
@@ -60,8 +56,13 @@ def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[En
 
     header = engram.header()
     metrics, recipe = shorten(header["metrics"], "metrics"), shorten(header["recipe"], "recipe")
-    trunk = replace(engram.trunk, source=new_source)
-    return replace(engram, trunk=trunk, metrics=metrics, recipe=recipe), changes
+    info = replace(engram.backbone, source=new_source)
+    return replace(engram, backbone=info, metrics=metrics, recipe=recipe), changes
+
+
+def data_name(source: str) -> str:
+    """What headers and pages call data: its name on the Hub, or the last part of its path."""
+    return _shorten(source, whole=True)
 
 
 def paths_in_class_names(engram: Engram) -> list[str]:
@@ -85,17 +86,17 @@ def _shorten(text: str, whole: bool) -> str:
     """
     parts = text.split("::")
     if whole and all(_is_local(part, whole) for part in parts):
-        return "::".join(map(_last_part, parts))
+        return "::".join(map(last_part, parts))
     prefix = _DATA_PREFIX.match(text)
     before, rest = (prefix[0], text[prefix.end() :]) if prefix else ("", text)
     if _is_local(rest, whole):
-        return before + _last_part(rest)
-    return before + _PATH.sub(lambda match: _last_part(match[0]), rest)
+        return before + last_part(rest)
+    return before + without_paths(rest)
 
 
 def _is_local(text: str, whole: bool = False) -> bool:
     """Whether a text is a path of this machine: absolute, leading upwards, or existing now."""
-    rooted = re.match(rf"(?:{_FILE_URL})?{_ROOT}|\.\.?[\\/]", text)
+    rooted = re.match(rf"(?:{FILE_URL})?{ROOT}|\.\.?[\\/]", text)
     if rooted and (whole or not re.search(r"\s/|,", text)):
         return True
     if "/" not in text and "\\" not in text:
@@ -103,8 +104,3 @@ def _is_local(text: str, whole: bool = False) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return Path(text).exists()
     return False
-
-
-def _last_part(path: str) -> str:
-    """The last part of a path of any operating system."""
-    return PureWindowsPath(path.removeprefix("file://").rstrip("/\\")).name or "a path"

@@ -12,11 +12,9 @@ from typing import Any
 from engram.store.engram import Engram
 from engram.tasks.kinds import Kind
 from engram.tasks.metrics import SHARES, TITLES, shown
-from engram.tasks.rates import RATES, default_rate
 from engram.util.text import counted
 
 _MOST = 100  # metrics of a split, and splits
-_EARLIER = {("adamw", "masked"): 5e-4}  # rates that were the default when none was recorded
 
 
 def numbers_by_split(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -38,7 +36,7 @@ def is_number(value: object) -> bool:
 
 def score_rows(engram: Engram) -> list[tuple[str, str]]:
     """How good the task was, a row for each split: the metric that chooses, then the others."""
-    kind, rows = engram.spec.does, []
+    kind, rows = engram.spec.kind_object, []
     for split, values in numbers_by_split(engram.metrics).items():
         known = [name for name in (*kind.columns, "mean", "deviation") if name in values]
         others = [name for name in values if name not in (*known, "images")]
@@ -69,7 +67,7 @@ def _where(split: str, values: Mapping[str, float]) -> list[str]:
 
 def score(engram: Engram) -> str:
     """How good the task was, in a cell: on the test split, or else on validation; or nothing."""
-    kind, splits = engram.spec.does, numbers_by_split(engram.metrics)
+    kind, splits = engram.spec.kind_object, numbers_by_split(engram.metrics)
     for split in ("test", "val", ""):
         values = splits.get(split, {})
         if kind.score in values:
@@ -115,28 +113,10 @@ def lineage_rows(engram: Engram) -> list[tuple[str, str]]:
     return extends + merged + grown
 
 
-def used_recipe(engram: Engram) -> dict[str, Any]:
-    """The recipe with the learning rate that was really used, and without one if it is not known.
-
-    Files of version 0.1 have the rate 0 where the recipe gave none: the regime's own was used. That
-    of `auto`, which averages and keeps the best weights, has 0 where nothing was trained.
-    """
-    recipe = dict(engram.recipe)
-    if recipe.get("lr") or "lr" not in recipe:
-        return recipe
-    optimizer, spec = str(recipe.get("optimizer")), engram.spec
-    solved = spec.parts.moments or (recipe.get("ema") and recipe.get("patience"))
-    if optimizer in RATES and not solved:
-        rate = _EARLIER.get((optimizer, spec.regime), default_rate(optimizer, spec.regime))
-        return {**recipe, "lr": rate}
-    del recipe["lr"]
-    return recipe
-
-
 def summarise_recipe(engram: Engram) -> str:
     """Those settings of the recipe that are not lists or objects."""
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in used_recipe(engram).items()
+        for key, value in engram.recipe.items()
         if not isinstance(value, (list, dict))
     )

@@ -147,7 +147,7 @@ def fetch_engrams(address: HubAddress) -> tuple[Path, list[str]]:
         raise EngramError(
             f"The Hub repository {address.repo} has no {', '.join(missing) or 'engrams'} at "
             f"{address.revision or 'main'} ({folder.name[:12]}), or it is not in the cache; there "
-            f"is {printable(available)}. A ViT itself is loaded with engram.load_trunk."
+            f"is {printable(available)}. A ViT itself is loaded with engram.load_backbone."
         )
     if address.content is not None and len(names) != 1:
         raise EngramError(

@@ -80,7 +80,7 @@ def push(
         revision: The branch to commit to.
         private: Whether a repository that is created is private.
         license: The licence that the card names.
-        backbone: Hub id of the trunk, if the engrams know it by a path.
+        backbone: Hub id of the backbone, if the engrams know it by a path.
         message: The commit message.
         replace: Delete other engrams that the repository holds. Without it, the push is refused
             if there are any.
@@ -102,7 +102,7 @@ def push(
     if backbone is not None and hub_id(backbone) is None:
         raise EngramError(
             f"{spell('backbone')} is {backbone!r}; give the Hub id (owner/name) under which others "
-            "find the trunk."
+            "find the backbone."
         )
     engrams, bundle = _collect(_as_list(sources))
     portable = [without_local_paths(engram, backbone) for engram in engrams]
@@ -234,8 +234,9 @@ def _check_targets(downloads: Sequence[_Download], overwrite: bool) -> None:
                 f"Both {other.source} and {source} would be written to {target}; pull one of them "
                 "into another folder with -o. Nothing was written."
             )
-        if target.is_dir():
-            raise EngramError(f"{target} is a folder; give another one with -o.")
+        if target.exists() and not target.is_file():
+            what = "a folder" if target.is_dir() else "not a regular file"
+            raise EngramError(f"{target} is {what}; give another one with -o.")
         if not overwrite and target.exists() and target.read_bytes() != cached.read_bytes():
             raise EngramError(
                 f"{target} exists already and is another file{_same_content(cached, target)}; give "

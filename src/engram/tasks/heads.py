@@ -1,47 +1,48 @@
-"""The heads of tasks: from a task's own tokens, or the trunk's patches, to its output."""
+"""The heads of tasks: from a task's own tokens, or the backbone's patches, to its output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-#: What a head found in the data instead of training it: "thresholds", or "mean" and "std".
-Settled = Mapping[str, Tensor]
+from engram.methods.method import HeadInput
+from engram.vit import ViT
+
+#: Fitted buffers of a head: "thresholds", or "mean" and "std".
+Fitted = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Patches:
-    """The last layer's patch tokens after the final norm, and the size that answers have."""
+class HeadSizes:
+    """The sizes of a head."""
 
-    tokens: Tensor  # (b, rows * columns, D)
-    grid: tuple[int, int]
-    size: tuple[int, int]  # height, width
-
-    def of(self, rows: Tensor | None) -> Patches:
-        """The same of some of the images; None: of all."""
-        return self if rows is None else replace(self, tokens=self.tokens[rows])
+    features: int
+    classes: int
+    mlp: bool = False
+    token_per_class: bool = False  # in segmentation, it reads the task's own class tokens
 
 
 class TaskHead(nn.Linear):
     """A linear or MLP classifier that starts at zero."""
 
-    def __init__(self, width: int, classes: int, mlp: bool, settled: Sequence[str] = ()) -> None:
-        super().__init__(width, classes)
-        self.hidden = nn.Linear(width, width) if mlp else None
+    def __init__(self, sizes: HeadSizes, fitted: Sequence[str] = ()) -> None:
+        super().__init__(sizes.features, sizes.classes)
+        width = sizes.features
+        self.hidden = nn.Linear(width, width) if sizes.mlp else None
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
-        self._settled = tuple(settled)
-        for name in settled:
-            self.register_buffer(name, torch.full((classes,), FIRST[name]))
+        self._fitted = tuple(fitted)
+        for name in fitted:
+            self.register_buffer(name, torch.full((sizes.classes,), FIRST[name]))
 
     @property
-    def settled(self) -> dict[str, Tensor]:
-        """What was found in the data instead of trained, by name: (classes) each."""
-        return {name: getattr(self, name) for name in self._settled}
+    def fitted(self) -> dict[str, Tensor]:
+        """Fitted buffers: found in the data instead of trained, by name, (classes) each."""
+        return {name: getattr(self, name) for name in self._fitted}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.finish(super().forward(self.hide(x)))
@@ -60,14 +61,14 @@ class TaskHead(nn.Linear):
             self.weight.div_(temperature)
             self.bias.div_(temperature)
 
-    def read(self, own: Tensor, patches: Patches | None) -> Tensor:
-        """The output, from the task's own tokens (b, k, D) or the pooled one (b, D)."""
-        output: Tensor = self(self.embed(own, patches))
+    def read(self, given: HeadInput) -> Tensor:
+        """The output for the images of a head input."""
+        output: Tensor = self(self.embed(given))
         return output
 
-    def embed(self, own: Tensor, patches: Patches | None) -> Tensor:
+    def embed(self, given: HeadInput) -> Tensor:
         """One vector per image (b, features): what the output is computed from."""
-        return own.mean(1) if own.ndim == 3 else own
+        return given.own.mean(1) if given.own.ndim == 3 else given.own
 
 
 FIRST = {"thresholds": 0.5, "mean": 0.0, "std": 1.0}
@@ -86,26 +87,47 @@ class NumberHead(TaskHead):
 class MaskHead(TaskHead):
     """One mask a class: a vector for each class, times every patch, upsampled bilinearly.
 
-    In the masked regimes the vector is the class's own token, projected, plus a constant one, so
-    it differs from image to image. In the others it is the constant one alone: a linear head on
-    the patches.
+    Where a task has a class token for every class, the vector is that token, projected, plus a
+    constant one, so it differs from image to image. Else it is the constant one alone: a linear
+    head on the patches.
     """
 
-    def __init__(self, width: int, classes: int, mlp: bool, masked: bool) -> None:
-        super().__init__(width, classes, mlp)
-        self.project = nn.Linear(width, width, bias=False) if masked else None
+    def __init__(self, sizes: HeadSizes) -> None:
+        super().__init__(sizes)
+        width = sizes.features
+        self.project = nn.Linear(width, width, bias=False) if sizes.token_per_class else None
         if self.project is not None:
             nn.init.zeros_(self.project.weight)
 
-    def embed(self, own: Tensor, patches: Patches | None) -> Tensor:
-        """The class tokens in the masked regimes, else the patches; the mean of them."""
-        assert patches is not None
-        return (patches.tokens if self.project is None else own).mean(1)
+    def embed(self, given: HeadInput) -> Tensor:
+        """The mean of the task's own class tokens, or of the patches if it has none."""
+        assert given.patches is not None
+        return (given.patches.tokens if self.project is None else given.own).mean(1)
 
-    def read(self, own: Tensor, patches: Patches | None) -> Tensor:
+    def read(self, given: HeadInput) -> Tensor:
+        patches = given.patches
         assert patches is not None
         scores = self(patches.tokens)  # (b, patches, classes)
         if self.project is not None:
-            scores = scores + patches.tokens @ self.project(own).mT
+            scores = scores + patches.tokens @ self.project(given.own).mT
         field = scores.mT.unflatten(2, patches.grid)
         return F.interpolate(field, patches.size, mode="bilinear", align_corners=False)
+
+
+class BackboneHead(nn.Module):
+    """The original model's own head, as the head of a task."""
+
+    def __init__(self, backbone: ViT) -> None:
+        super().__init__()
+        self.fitted: Fitted = {}
+        self._backbone = (backbone,)  # in a tuple: its parameters are the model's, not a task's
+
+    def read(self, given: HeadInput) -> Tensor:
+        head = self._backbone[0].head
+        assert head is not None
+        output: Tensor = head(given.raw, given.own)
+        return output
+
+    def embed(self, given: HeadInput) -> Tensor:
+        """The pooled token (b, D)."""
+        return self._backbone[0].pool(given.own)

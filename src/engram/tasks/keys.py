@@ -7,13 +7,11 @@ the name of a task is written as `%2E`, because dots separate modules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from engram.errors import EngramError
 
 _PREFIX = "task:"
-_POSITIONAL = "_modules_of_tasks."  # of earlier versions, followed by the place of the task
 
 
 def module_name(task: str) -> str:
@@ -30,8 +28,6 @@ def task_name(module: str) -> str | None:
 
 def check_tasks(state: Iterable[str], tasks: Collection[str]) -> None:
     """Refuse the keys of a state dict with other tasks than these."""
-    if any(key.startswith(_POSITIONAL) for key in state):  # `name_tasks` decides
-        return
     given = {name for key in state if (name := task_name(key.split(".")[0])) is not None}
     problems = []
     if missing := [name for name in tasks if name not in given]:
@@ -43,28 +39,6 @@ def check_tasks(state: Iterable[str], tasks: Collection[str]) -> None:
             f"The state dict {', and '.join(problems)}, so nothing was loaded; add or detach "
             "tasks until both have the same, or pass strict=False to load those that both have."
         )
-
-
-def name_tasks(state: dict[str, Any], prefix: str, tasks: Sequence[str]) -> None:
-    """Rename keys of earlier versions, which number the tasks, in place.
-
-    That needs a single task on both sides; with more it is an EngramError.
-    """
-    old = prefix + _POSITIONAL
-    keys = [key for key in state if key.startswith(old)]
-    if not keys:
-        return
-    places = {key.removeprefix(old).split(".")[0] for key in keys}
-    if len(places) > 1 or len(tasks) != 1:
-        raise EngramError(
-            "The state dict is of an earlier version, which numbered tasks and did not name them: "
-            f"it has {len(places)} and the model has {len(tasks)}, so it is not known which is "
-            "which, and nothing was loaded. Load the tensors of each task by itself, with "
-            "model.task(name).load_state_dict, or save tasks as engrams, with model.save."
-        )
-    for key in keys:
-        _, _, own = key.removeprefix(old).partition(".")
-        state[f"{prefix}{module_name(tasks[0])}.{own}"] = state.pop(key)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ from torch import Tensor
 from engram.images.masks import mask_png
 from engram.tasks import metrics
 from engram.tasks.calibration import as_pairs, best_temperature
-from engram.tasks.heads import MaskHead, NumberHead, Settled, TaskHead
+from engram.tasks.heads import Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
 from engram.tasks.metrics import Pairs
 from engram.util.devices import to_device
 
@@ -48,33 +48,28 @@ class Kind(ABC):
     columns: tuple[str, ...]  # its metrics in the order of tables, the one that chooses first
     title: str  # what that one is called in a sentence
     least = 1  # classes
-    settled: tuple[str, ...] = ()  # tensors of the head that are found, not trained
-    per_pixel = False  # read from the trunk's patches: labels are masks
+    fitted: tuple[str, ...] = ()  # tensors of the head that are found, not trained
+    per_pixel = False  # read from the backbone's patches: labels are masks
     balances: tuple[str, ...] = ()  # how classes of unequal size can be balanced
     smooths = True  # whether labels can be smoothed
     mixes = True  # whether two images, and the losses of their labels, can be mixed
     ranked = True  # whether `scores` are listed with the highest first
     calibrates = False  # whether answers have probabilities, which a temperature can calibrate
 
-    def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
-        return TaskHead(width, classes, mlp, self.settled)
+    def head(self, sizes: HeadSizes) -> TaskHead:
+        return TaskHead(sizes, self.fitted)
 
-    def head_shapes(
-        self, width: int, classes: int, *, mlp: bool, masked: bool
-    ) -> dict[str, tuple[int, ...]]:
+    def head_shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
         """The trained tensors of `head`, by name."""
+        width, classes = sizes.features, sizes.classes
         shapes: dict[str, tuple[int, ...]] = {"weight": (classes, width), "bias": (classes,)}
-        if mlp:
+        if sizes.mlp:
             shapes |= {"hidden.weight": (width, width), "hidden.bias": (width,)}
         return shapes
 
-    def head_macs(self, width: int, classes: int, patches: int, *, mlp: bool, masked: bool) -> int:
+    def head_macs(self, sizes: HeadSizes, patches: int) -> int:
         """Multiply-accumulates of `head` for one picture."""
-        return width * classes + (width * width if mlp else 0)
-
-    def tokens(self, classes: int, masked: bool) -> int:
-        """How many class tokens a task has."""
-        return 1
+        return sizes.features * (sizes.classes + (sizes.features if sizes.mlp else 0))
 
     def groups(self, classes: int) -> int:
         """How many means of images a task keeps: one, unless each image has one class."""
@@ -133,7 +128,7 @@ class Kind(ABC):
         return outputs.float().cpu(), labels
 
     @abstractmethod
-    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+    def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         """How good the answers are, from what `keep` kept.
 
         `unreadable` pictures count as wrong answers in classification; where there is no such
@@ -146,13 +141,17 @@ class Kind(ABC):
         """Of the output of one image, what each class (of each pixel) has: its probability."""
         return output.float().softmax(0)
 
+    def condensed(self, outputs: Tensor) -> Tensor:
+        """All that `answer` needs of a batch of outputs, which is less where they are per pixel."""
+        return outputs
+
     @abstractmethod
-    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+    def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """The answer for one image, from its output: values that JSON can hold.
 
         A service calls this for each row of `model(pixels)[name]`, with the task's class names
-        and `task.head.settled` (`Task.answer` does so), and sends the result as it is. An export
-        keeps the kind's name, the class names and the settled numbers with its model, and calls
+        and `task.head.fitted` (`Task.answer` does so), and sends the result as it is. An export
+        keeps the kind's name, the class names and the fitted numbers with its model, and calls
         the same with the outputs that the exported model gives.
         """
 
@@ -191,10 +190,10 @@ class Classification(Kind):
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
         return best_temperature(logits, labels)
 
-    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+    def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
 
-    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+    def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """The `top_k` likeliest: [{"class", "probability"}, …]."""
         best = self.scores(output).topk(min(top_k, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -208,7 +207,7 @@ class Multilabel(Kind):
     name = "multilabel"
     columns = ("map", "macro_f1", "micro_f1", "ece", "loss")
     title = "mean average precision"
-    settled = ("thresholds",)
+    fitted = ("thresholds",)
     balances = ("weights",)
     calibrates = True
 
@@ -231,26 +230,26 @@ class Multilabel(Kind):
         pairs = list(kept)
         if pairs:
             logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-            kept = head.settled["thresholds"]
+            kept = head.fitted["thresholds"]
             kept.copy_(metrics.best_thresholds(logits, labels).to(kept.dtype))
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
         """One for the sigmoids of all classes: a rare class has too few images for its own."""
         return best_temperature(*as_pairs(logits, labels))
 
-    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
-        return metrics.multilabel_metrics(kept, settled["thresholds"].float().cpu())
+    def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.multilabel_metrics(kept, fitted["thresholds"].float().cpu())
 
     def scores(self, output: Tensor) -> Tensor:
         return output.float().sigmoid()
 
-    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+    def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """[{"class", "probability", "threshold", "present"}, …], the likeliest first.
 
         All that are present, that is reach their threshold; and others up to `top_k` in all.
         """
         probability = self.scores(output)
-        thresholds = settled["thresholds"].to(probability)
+        thresholds = fitted["thresholds"].to(probability)
         rows = [
             {
                 "class": names[i],
@@ -272,35 +271,35 @@ class Regression(Kind):
     nouns = ("number", "numbers")
     columns = ("r2", "mae", "rmse", "loss")
     title = "R²"
-    settled = ("mean", "std")
+    fitted = ("mean", "std")
     smooths = False
     ranked = False
 
-    def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
-        return NumberHead(width, classes, mlp, self.settled)
+    def head(self, sizes: HeadSizes) -> TaskHead:
+        return NumberHead(sizes, self.fitted)
 
     def prepare(self, head: TaskHead, labels: npt.NDArray[Any]) -> None:
         labels = labels.astype(np.float64)  # a million single ones do not add up
         std = np.where(labels.max(0) > labels.min(0), labels.std(0), 1.0)
         for name, found in (("mean", labels.mean(0)), ("std", std)):
-            kept = head.settled[name]
+            kept = head.fitted[name]
             kept.copy_(torch.from_numpy(found).to(kept.dtype))  # some devices have no float64
 
     def losses(
         self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
     ) -> Tensor:
         """Squared errors of the standardised numbers, averaged over the numbers."""
-        error = (outputs.float() - labels.float()) / head.settled["std"].float()
+        error = (outputs.float() - labels.float()) / head.fitted["std"].float()
         return error.square().mean(1)
 
-    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
-        return metrics.regression_metrics(kept, settled["std"].cpu().double())
+    def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.regression_metrics(kept, fitted["std"].cpu().double())
 
     def scores(self, output: Tensor) -> Tensor:
         """The numbers themselves, in the units of the labels."""
         return output.float()
 
-    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+    def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """[{"name", "value"}, …], all of them, in the units of the labels."""
         values = self.scores(output).tolist()
         return [{"name": n, "value": float(f"{v:.6g}")} for n, v in zip(names, values, strict=True)]
@@ -317,22 +316,17 @@ class Segmentation(Kind):
     per_pixel = True
     mixes = False
 
-    def head(self, width: int, classes: int, *, mlp: bool, masked: bool) -> TaskHead:
-        return MaskHead(width, classes, mlp, masked)
+    def head(self, sizes: HeadSizes) -> TaskHead:
+        return MaskHead(sizes)
 
-    def head_shapes(
-        self, width: int, classes: int, *, mlp: bool, masked: bool
-    ) -> dict[str, tuple[int, ...]]:
-        shapes = super().head_shapes(width, classes, mlp=mlp, masked=masked)
-        return shapes | ({"project.weight": (width, width)} if masked else {})
+    def head_shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
+        own = {"project.weight": (sizes.features,) * 2} if sizes.token_per_class else {}
+        return super().head_shapes(sizes) | own
 
-    def head_macs(self, width: int, classes: int, patches: int, *, mlp: bool, masked: bool) -> int:
-        linear = super().head_macs(width, classes, patches, mlp=mlp, masked=masked)
-        tokens = classes * width * (width + patches) if masked else 0
-        return patches * linear + tokens
-
-    def tokens(self, classes: int, masked: bool) -> int:
-        return classes if masked else 1
+    def head_macs(self, sizes: HeadSizes, patches: int) -> int:
+        width = sizes.features
+        tokens = sizes.classes * width * (width + patches) if sizes.token_per_class else 0
+        return patches * super().head_macs(sizes, patches) + tokens
 
     def losses(
         self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
@@ -353,20 +347,24 @@ class Segmentation(Kind):
         counts = metrics.pixel_counts(outputs.argmax(1), labels, outputs.shape[1], IGNORED)
         return counts, self._losses(outputs, labels).cpu()
 
-    def metrics(self, kept: Pairs, settled: Settled, unreadable: int = 0) -> dict[str, Any]:
+    def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.segmentation_metrics(kept)
 
-    def answer(self, output: Tensor, names: Sequence[str], settled: Settled, top_k: int = 5) -> Any:
+    def condensed(self, outputs: Tensor) -> Tensor:
+        """Masks, uint8 (b, h, w): the class of every pixel."""
+        return outputs.argmax(1).to(torch.uint8)
+
+    def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """{"classes": [{"class", "share"}, …], "size": [height, width], "mask": a data: URL}.
 
         The mask is a PNG with a palette: a pixel's number is its class, in the order of the
-        task's classes. It covers what the trunk saw of the picture: the evaluation view.
-        `top_k` classes are listed, those with most pixels first.
+        task's classes. It covers what the backbone saw of the picture: the evaluation view.
+        `top_k` classes are listed, those with most pixels first. `output` may be a mask already.
         """
-        classes = output.argmax(0)
+        classes = self.condensed(output[None])[0] if output.ndim == 3 else output
         counts = torch.bincount(classes.flatten(), minlength=len(names))
         best = counts.argsort(descending=True, stable=True)[:top_k].tolist()
-        png = mask_png(classes.to("cpu", torch.uint8).numpy(), len(names))
+        png = mask_png(classes.cpu().numpy(), len(names))
         return {
             "classes": [
                 {"class": names[i], "share": round(float(counts[i]) / classes.numel(), 6)}

@@ -1,4 +1,4 @@
-"""The tasks that share one trunk: who may join, and who reads whom."""
+"""The tasks that share one backbone: who may join, and who reads whom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engram.tasks.task import Task
 class TaskRegistry(Mapping[str, Task]):
     """Tasks by name, parents before children.
 
-    `unmasked` lets tasks of the regime `memory` share a pass: the experiment of the paper's
+    `unmasked` lets tasks share a pass whose cells every token reads: the experiment of the paper's
     section 4.4.
     """
 
@@ -64,30 +64,17 @@ class TaskRegistry(Mapping[str, Task]):
             self._check_pass(spec, other.spec)
 
     def _check_parent(self, spec: TaskSpec, parent: TaskSpec) -> None:
-        """Streams read streams, and side patches those of the same rank."""
-        if not parent.parts.extends:
-            raise EngramError(
-                f"{spec.name!r} cannot extend {parent.name!r}, whose regime {parent.regime!r} has "
-                "no stream of its own to read."
-            )
-        if spec.parts.side != parent.parts.side:
-            raise EngramError(
-                f"{spec.name!r} has the regime {spec.regime!r} and cannot extend {parent.name!r}, "
-                f"whose regime is {parent.regime!r}; masked tasks extend masked ones, and side "
-                "tasks extend side ones."
-            )
-        if spec.parts.side and spec.rank != parent.rank:
-            raise EngramError(
-                f"{spec.name!r} has side patches of rank {spec.rank} and cannot extend "
-                f"{parent.name!r}, whose rank is {parent.rank}; choose rank {parent.rank}."
-            )
+        try:
+            spec.method.check_parent(parent.method)
+        except EngramError as error:
+            raise EngramError(f"{spec.name!r} cannot extend {parent.name!r}: {error}.") from None
 
     def _check_pass(self, spec: TaskSpec, other: TaskSpec) -> None:
-        alone = next((s for s in (spec, other) if s.parts.changes_trunk), None)
-        alike = spec.regime == other.regime == "memory" and spec.update == other.update
-        if alone is not None and not (self.unmasked and alike):
+        alone = next((s for s in (spec, other) if not s.method.shares_pass), None)
+        together = self.unmasked and spec.method.concatenates(other.method)
+        if alone is not None and not together:
             raise EngramError(
-                f"{alone.name!r} has the regime {alone.regime!r}, which changes the trunk's own "
+                f"{alone.name!r} has the regime {alone.regime!r}, which changes the backbone's own "
                 f"tokens, so {spec.name!r} and {other.name!r} cannot share a pass; use one "
                 "MemoryViT for each, or train with the regime masked."
             )
@@ -101,4 +88,4 @@ class TaskRegistry(Mapping[str, Task]):
         for name in reversed(self._tasks):
             if name in wanted:
                 wanted.update(self[name].spec.extends)
-        return sorted(wanted, key=lambda name: (self._depths[name], name))
+        return sorted(wanted, key=lambda name: (self._depths.get(name, 0), name))

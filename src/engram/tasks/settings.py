@@ -1,52 +1,75 @@
-"""What a new task is, apart from its data: the settings that `fit` and `sweep` share."""
+"""The settings of a new task that `fit` and `sweep` share, apart from its data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from engram.tasks.regimes import REGIMES, UPDATES
+from engram.methods.settings import REGIMES, MethodFlags
 from engram.util.settings import setting
 
 if TYPE_CHECKING:
+    from engram.methods.method import Method
     from engram.tasks.spec import TaskSpec
+
+CLASS_INITS = ("backbone", "random")
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a new task is made of. `TaskSpec` checks it once the classes are known."""
+    """A new task: its regime, what it extends, and settings of its method."""
 
-    regime: str = setting(
-        "masked", "which parameters train, and whether attention is masked", choices=tuple(REGIMES)
-    )
-    cells: int = setting(5, "memory cells at every layer")
+    regime: str = setting("masked", "the method, which says what trains", offers=REGIMES)
     extends: tuple[str, ...] = setting(
         (), "an engram that the task reads; repeatable", metavar="T=FILE"
     )
-    update: str = setting(
-        "fresh", "what happens to cells from layer to layer, for memory", choices=UPDATES
-    )
-    adapter_width: int = setting(32, "bottleneck width of the adapters", least=1)
     class_init: str = setting(
-        "trunk",
-        "initial class token: a copy of the trunk's, or random",
-        choices=("trunk", "random"),
+        "backbone",
+        "initial class token: a copy of the backbone's, or random",
+        choices=CLASS_INITS,
     )
-    rank: int = setting(16, "width of the side patches, for side", least=1)
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, given: Mapping[str, Any]) -> TaskSettings:
+        """From names and values in which settings of the method stand beside the others."""
+        own = {item.name for item in fields(cls)}
+        more = {name: value for name, value in given.items() if name not in own}
+        return cls(**{k: v for k, v in given.items() if k in own}, method_settings=more)
 
     @classmethod
     def of(cls, spec: TaskSpec) -> TaskSettings:
-        """Those of a task that exists, but for `class_init`, which it does not know any more."""
-        return cls(
-            regime=spec.regime,
-            cells=spec.cells,
-            extends=spec.extends,
-            update=spec.update,
-            adapter_width=spec.adapter_width,
-            rank=spec.rank,
-        )
+        """Those that repeat a task: what has a flag, but for `class_init`, which is forgotten."""
+        flags = [item.name for item in fields(spec.method) if item.metadata.get("flag")]
+        known = {name: getattr(spec.method, name) for name in flags}
+        return cls(spec.regime, spec.extends, method_settings=known)
+
+    @classmethod
+    def flags(cls) -> list[Field[Any]]:
+        """Its own settings and those of all methods, once each: the flags of a command."""
+        own = [item for item in fields(cls) if item.name != "method_settings"]
+        return [*own, *fields(MethodFlags)]
+
+    def method(self, regime: str | None = None, lenient: bool = False) -> Method:
+        """The method with its settings; `lenient` leaves out those that it does not have."""
+        from engram.methods import create_method, method_class
+
+        regime, settings = regime or self.regime, dict(self.method_settings)
+        if lenient:
+            known = method_class(regime).setting_names()
+            settings = {name: value for name, value in settings.items() if name in known}
+        return create_method(regime, settings)
+
+    def but(self, **changes: Any) -> TaskSettings:
+        """The same with other settings of the method."""
+        return replace(self, method_settings={**self.method_settings, **changes})
 
     def with_parents(self, names: Sequence[str]) -> TaskSettings:
         """The same, for a task that extends the attached tasks of these names."""
         return replace(self, extends=tuple(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by name, as a recipe file has them."""
+        own = {"regime": self.regime, "extends": self.extends, "class_init": self.class_init}
+        return {**own, **self.method_settings}

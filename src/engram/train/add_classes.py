@@ -98,8 +98,8 @@ def add_classes(
         model.registry.check_removable(name)
     else:
         model.check(replace(engram.spec, name=name))
-    run = None if out is None else Run(Path(out), team, overwrite, trunk=model.trunk.source)
-    scratch = MemoryViT(model.trunk)
+    run = None if out is None else Run(Path(out), team, overwrite, backbone=model.backbone.source)
+    scratch = MemoryViT(model.backbone)
     for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))
     grown, statistics = _grown(scratch, engram, name, splits)
@@ -187,10 +187,9 @@ def _check_old(old: Engram) -> None:
         )
     if not old.has_statistics:
         raise EngramError(
-            f"The engram of {name!r} has no statistics of its training images (it was written by "
-            f"an earlier version, or with {spell('statistics', 'off')}), so its classes would be "
-            "forgotten; train it once more with this version and its own images, or train a task "
-            "with the images of all classes."
+            f"The engram of {name!r} has no statistics of its training images (it was trained "
+            f"with {spell('statistics', 'off')}), so its classes would be forgotten; train it once "
+            "more with its own images, or train a task with the images of all classes."
         )
 
 

@@ -1,6 +1,7 @@
-"""`fit --regime auto`: try the regimes that leave the trunk alone, keep what validation likes best.
+"""`fit --regime auto`: try the regimes that leave the backbone alone, keep what validation likes
+best.
 
-One pass of the trunk over the images, then all from the cache:
+One pass of the backbone over the images, then all from the cache:
 
     solved    a linear head, and a readout of every layer: seconds, by `solve`
     trained   masked, masked+adapter and side, at several learning rates, together in one pass;
@@ -26,11 +27,13 @@ import torch
 
 from engram.data.datasets import Splits, load
 from engram.data.objects import PythonData
+from engram.errors import EngramError
+from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS, Kind
-from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
+from engram.tasks.spec import TaskSpec
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, smallest_of
@@ -47,12 +50,13 @@ from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.util.processes import Team
 from engram.util.progress import Progress, silent
+from engram.util.spelling import spell
 
 #: The regimes that are trained, with the learning rates that are tried.
 RATES: Mapping[str, tuple[float, ...]] = {
-    "masked": (5e-4, 2e-3),
-    "masked+adapter": (5e-4,),
-    "side": (1e-3, 3e-3),
+    Masked.name: (5e-4, 2e-3),
+    MaskedAdapter.name: (5e-4,),
+    Side.name: (1e-3, 3e-3),
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
 _EPOCHS, _STEPS = 1 / 3, 300
@@ -111,11 +115,8 @@ def auto(
     recipe: Recipe | None = None,
     *,
     kind: str = "classification",
-    cells: int = 5,
     extends: Sequence[str] = (),
-    adapter_width: int = 32,
-    rank: int = 16,
-    class_init: str = "trunk",
+    class_init: str = "backbone",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -123,8 +124,10 @@ def auto(
     team: Team | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
+    **settings: Any,
 ) -> AutoResult:
-    """Try the regimes that leave the trunk alone, and add the best as a task `name` to the model.
+    """Try the regimes that leave the backbone alone, and add the best as a task `name` to the
+    model.
 
     Args:
         model: The model; the best task is attached to it.
@@ -132,11 +135,8 @@ def auto(
         data: A path, a name or a dataset as `engram.data.load` takes it, or what that returned.
         recipe: The training settings that all share. A learning rate in it is the only one tried.
         kind: The kind of task, unless `data` is what `engram.data.load` returned.
-        cells: Memory cells at every layer.
         extends: Names of attached tasks that the new task reads; they decide what can be tried.
-        adapter_width: Width of the bottleneck of adapters.
-        rank: Width of the side patches.
-        class_init: Where class tokens start: `trunk` or `random`.
+        class_init: Where class tokens start: `backbone` or `random`.
         out: The engram to write.
         resume: Continue an interrupted run.
         overwrite: Replace an existing engram, or give up an interrupted run.
@@ -144,6 +144,8 @@ def auto(
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
         callbacks: Told how the run goes; see `engram.Callback`.
+        **settings: Settings of the methods that are tried, such as `cells`, `rank` or
+            `adapter_width`.
 
     Returns:
         All that was tried with its score, the metrics of the best and the path of its engram.
@@ -163,13 +165,11 @@ def auto(
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    settings = TaskSettings(
-        "masked", cells, tuple(extends), "fresh", adapter_width, class_init, rank
-    )
+    task = TaskSettings("masked", tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
-    portfolio = Portfolio(model, name, splits, shorter, settings, team, test)
-    run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
-    about = settings_of(model, splits, settings, recipe)
+    portfolio = Portfolio(model, name, splits, shorter, task, team, test)
+    run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
+    about = settings_of(model, splits, task, recipe)
     told = run_callbacks(callbacks, name, splits, {**about, "regime": "auto"}, run, team)
     with run or contextlib.nullcontext(), told:
         finished = None if run is None else run.finished(portfolio.identity)
@@ -244,11 +244,12 @@ class Candidate:
 
 
 def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) -> list[str]:
-    """What can be trained on this data: a child is of its parents' kind."""
-    parents = [model.task(parent).spec.parts.side for parent in extends]
-    if parents:
-        return [r for r in RATES if REGIMES[r].side == parents[0]]
-    return [*RATES, "head"] if KINDS[splits.kind].per_pixel else list(RATES)
+    """What can be trained on this data: a child is of its parents' family."""
+    if extends:
+        family = model.task(extends[0]).method.family()
+        found = [regime for regime in RATES if METHODS[regime].family() is family]
+        return found or list(RATES)  # the model refuses such a parent
+    return [*RATES, Head.name] if KINDS[splits.kind].per_pixel else list(RATES)
 
 
 class Portfolio:
@@ -270,8 +271,9 @@ class Portfolio:
         self.measured_by = self.kind.score_with(recipe.balance)
         self.solves = not settings.extends and not self.kind.per_pixel
         regimes = trained_regimes(model, splits, settings.extends)
-        model.check(splits.task_spec(name, replace(settings, regime=regimes[0])))
-        self.model = MemoryViT(model.trunk)
+        self._check_settings(regimes)
+        model.check(self._spec(name, regimes[0]))
+        self.model = MemoryViT(model.backbone)
         for parent in model.tasks if settings.extends else ():
             self.model.attach(model.engram(parent))
         self.learners = []
@@ -291,10 +293,25 @@ class Portfolio:
         """Add an untrained task, with a name that no parent has."""
         numbers = itertools.count(len(self.model.tasks))
         called = next(name for n in numbers if (name := f"tried-{n}") not in self.model.tasks)
-        settings = replace(self.settings, regime=regime)
-        spec = replace(self.splits.task_spec(called, settings), **seen._asdict())
-        self.model.add(spec, class_init=settings.class_init, seed=self.recipe.seed)
+        spec = self._spec(called, regime)
+        if "layers" in spec.method.setting_names():
+            spec = replace(spec, method=replace(spec.method, **seen._asdict()))
+        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
         return called
+
+    def _spec(self, called: str, regime: str) -> TaskSpec:
+        method = self.settings.method(regime, lenient=True)
+        return self.splits.task_spec(called, method, self.settings.extends)
+
+    def _check_settings(self, regimes: Sequence[str]) -> None:
+        """Refuse a setting that none of the methods has."""
+        known = {name for regime in regimes for name in METHODS[regime].setting_names()}
+        for name in self.settings.method_settings:
+            if name not in known:
+                raise EngramError(
+                    f"{spell(name)} is a setting of none of the regimes that are tried here "
+                    f"({', '.join(regimes)}); leave it out, or choose one regime."
+                )
 
     # The work
 
@@ -317,7 +334,7 @@ class Portfolio:
             trained.append(Candidate(one.name, metrics, "trained", one.lr, epochs, one.ending))
         others = [Candidate(called, solution.metrics, "solved") for called, solution in solved]
         for learner in training.learners:
-            if solved and learner.task.spec.parts.side:
+            if solved and isinstance(learner.task.method, Side):
                 others.append(self._averaged(training, learner, solved))
         finished = [one for one in trained if one.name not in training.dropped] + others
         sizes = [self._size(one) for one in finished]
@@ -346,12 +363,12 @@ class Portfolio:
     def _solved(self, training: Training, progress: Progress) -> list[tuple[str, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""
         progress("solving", 0, 2, "")
-        task = self.model.task(self._add("head"))
+        task = self.model.task(self._add(Head.name))
         self.kind.prepare(task.head, self.splits["train"].labels)
         labels = self.splits["train"].labels
-        solver = Solver(training.feed, self.model.trunk, task, self.team, self.recipe, labels)
+        solver = Solver(training.feed, self.model.backbone, task, self.team, self.recipe, labels)
         found = []
-        for regime, choices in (("head", (PLAIN,)), ("readout", solver.choices)):
+        for regime, choices in ((Head.name, (PLAIN,)), (Readout.name, solver.choices)):
             solution = solver.best(choices)
             called = self._add(regime, solution.seen)
             solution.put_into(self.model.task(called))
@@ -365,7 +382,7 @@ class Portfolio:
         """The best average of a side task with a solved one."""
         made = []
         for _, solution in solved:
-            regime = "side+readout" if solution.seen.layers else "side"
+            regime = SideReadout.name if solution.seen.layers else Side.name
             average = self._add(regime, solution.seen)
             _average(self.model, average, side.name, solution)
             learner = Learner(self.model, average, self.recipe)
@@ -379,18 +396,14 @@ class Portfolio:
 def _average(model: MemoryViT, called: str, side: str, solution: Solution) -> None:
     """Fill a task with a side and a solved head: its output is the mean of both."""
     task, own = model.task(called), model.task(side)
-    assert task.side is not None
-    assert own.side is not None
-    assert task.cells is not None
-    assert own.cells is not None
-    width, seen = model.trunk.config.width, solution.weight.shape[1]
+    width, seen = model.backbone.config.width, solution.weight.shape[1]
     with torch.no_grad():
-        task.side.load_state_dict(own.side.state_dict())
-        task.cells.copy_(own.cells)
+        for name, value in own.input().tensors.items():
+            task.get_parameter(name).copy_(value)
         task.head.weight.zero_()
         task.head.weight[:, :seen] += solution.weight / 2
         task.head.weight[:, :width] += own.head.weight[:, :width] / 2
         task.head.weight[:, seen:] += own.head.weight[:, width:] / 2
         task.head.bias.copy_((solution.bias + own.head.bias) / 2)
-    for name, value in task.head.settled.items():
-        value.copy_(own.head.settled[name])
+    for name, value in task.head.fitted.items():
+        value.copy_(own.head.fitted[name])

@@ -1,8 +1,8 @@
-"""What the trunk's layers feed to tasks, stored once, read every epoch.
+"""What the backbone's layers feed to tasks, stored once, read every epoch.
 
-The trunk never depends on a task, so what a task reads of an image (the normed tokens of every
+The backbone never depends on a task, so what a task reads of an image (the normed tokens of every
 layer, and the pooled last one for heads) is the same in every epoch and for every task. A cache
-is a folder for one trunk, preprocessing, kind of view and kind of row, shared by all tasks:
+is a folder for one backbone, preprocessing, kind of view and kind of row, shared by all tasks:
 
     meta.json              what it is for
     <writer>.data          rows of half-precision numbers, one row an image
@@ -37,15 +37,15 @@ from engram.data.loader import Loader
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.layers import merge_heads, split_heads
-from engram.memory import KeysValues, Normed, TrunkView
-from engram.passes import CachedLayers, TrunkPass
-from engram.readout import moments_of, moments_per_layer, squares_count
-from engram.squares import squares_of
+from engram.methods.forward import BackbonePass, Cached
+from engram.methods.grid_pooling import grid_weights
+from engram.methods.memory import BackboneView, KeysValues, Normed
+from engram.methods.readout import LayerStatistics, grid_count, statistics_per_layer
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.vit import ViT
+from engram.vit.layers import merge_heads, split_heads
 
 FORMAT = 2
 _FORGOTTEN = "0" * 64  # in place of the image's hash: a row that was damaged
@@ -71,57 +71,64 @@ class _Row(NamedTuple):
     check: str  # CRC-32 in hex
 
 
-def tokens_of(trunk: ViT, preprocessing: Preprocessing) -> int:
+def tokens_of(backbone: ViT, preprocessing: Preprocessing) -> int:
     """The tokens of an image."""
-    rows, columns = (side // trunk.config.patch for side in preprocessing.size)
-    return trunk.config.prefix + rows * columns
+    rows, columns = (side // backbone.config.patch for side in preprocessing.size)
+    return backbone.config.prefix + rows * columns
 
 
 #: What a row holds of an image, always with the pooled token behind it: the normed tokens of every
-#: layer; these and the final ones; the keys and values of every layer, which are twice as much and
-#: need not be made of the tokens in every step; or all moments and squares (`readout`), which are
-#: a small part of it.
-Keeps = Literal["layers", "all", "keys", "moments"]
+#: layer; these and the final ones; the final ones alone; the keys and values of every layer, which
+#: are twice as much and need not be made of the tokens in every step; or all layer statistics
+#: (methods/readout.py), which are a small part of it.
+Keeps = Literal["layers", "all", "final", "keys", "statistics"]
 
 
-def _rows_of(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
+def _rows_of(backbone: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
     """The tokens that are kept of an image."""
-    n, depth = tokens_of(trunk, preprocessing), trunk.config.depth
+    n, depth = tokens_of(backbone, preprocessing), backbone.config.depth
     kept = {
         "layers": depth * n,
         "all": (depth + 1) * n,
         "keys": depth * 2 * n,
-        "moments": (depth + 1) * moments_per_layer(trunk.config.class_token) + squares_count(depth),
+        "final": n,
+        "statistics": (depth + 1) * statistics_per_layer(backbone.config.class_token)
+        + grid_count(depth),
     }
     return kept[keeps] + 1
 
 
-def row_bytes(trunk: ViT, preprocessing: Preprocessing, keeps: Keeps = "layers") -> int:
+def row_bytes(backbone: ViT, preprocessing: Preprocessing, keeps: Keeps = "layers") -> int:
     """The disk that one image takes."""
-    return _rows_of(trunk, preprocessing, keeps) * trunk.config.width * 2
+    return _rows_of(backbone, preprocessing, keeps) * backbone.config.width * 2
 
 
 class Cache:
-    """The stored rows for one trunk, preprocessing, view and kind of row."""
+    """The stored rows for one backbone, preprocessing, view and kind of row."""
 
     def __init__(
         self,
-        trunk: ViT,
+        backbone: ViT,
         preprocessing: Preprocessing,
         view: View | None = None,
         root: str | Path | None = None,
         keeps: Keeps = "layers",
     ) -> None:
         view = view or View()
-        self.trunk, self.preprocessing, self.view, self.keeps = trunk, preprocessing, view, keeps
-        config = trunk.config
-        self.tokens = tokens_of(trunk, preprocessing)
-        self.shape = (_rows_of(trunk, preprocessing, keeps), config.width)
-        self.row_bytes = row_bytes(trunk, preprocessing, keeps)
+        self.backbone, self.preprocessing, self.view, self.keeps = (
+            backbone,
+            preprocessing,
+            view,
+            keeps,
+        )
+        config = backbone.config
+        self.tokens = tokens_of(backbone, preprocessing)
+        self.shape = (_rows_of(backbone, preprocessing, keeps), config.width)
+        self.row_bytes = row_bytes(backbone, preprocessing, keeps)
         meta = {
             "format": FORMAT,
-            "trunk": trunk.source,
-            "fingerprint": trunk.fingerprint,
+            "backbone": backbone.source,
+            "fingerprint": backbone.fingerprint,
             "heads": config.heads,  # this and the next: the same tensors can be read in many ways
             "activation": config.activation,
             "antialias": config.antialias,
@@ -131,9 +138,9 @@ class Cache:
         }
         if keeps != "layers":
             meta["keeps"] = keeps
-        if trunk.stored != "fp32":
-            meta["dtype"] = trunk.stored
-        identity = {k: v for k, v in meta.items() if k != "trunk"}
+        if backbone.stored != "fp32":
+            meta["dtype"] = backbone.stored
+        identity = {k: v for k, v in meta.items() if k != "backbone"}
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
         self.folder = Path(root or default_root()) / key
         try:
@@ -185,35 +192,34 @@ class Cache:
         self._release()
         return torch.from_numpy(batch)
 
-    def split(self, rows: Tensor) -> tuple[CachedLayers, Tensor]:
-        """What a layer feeds to tasks, of every layer, and the pooled token (b, D), in fp32."""
-        n, end = self.tokens, rows.shape[1] - 1 - self._final
-        starts = [] if self.keeps == "moments" else range(0, end, n)
-        parts = [rows[:, i : i + n].float() for i in starts]
-        layers = keys_values(parts, self.trunk) if self.keeps == "keys" else parts
-        return layers, rows[:, -1].float()
+    def features(self, rows: Tensor) -> Cached:
+        """The rows of a batch as what the cache keeps of the backbone, in fp32."""
+        n, pooled = self.tokens, rows[:, -1].float()
+        if self.keeps == "statistics":
+            return Cached(pooled, statistics=rows[:, :-1].flatten(1).float())
+        end = rows.shape[1] - 1 - self._final
+        parts = [rows[:, i : i + n].float() for i in range(0, end, n)]
+        layers = keys_values(parts, self.backbone) if self.keeps == "keys" else parts
+        final = rows[:, end:-1].float() if self._final else None
+        return Cached(pooled, layers, final)
 
     @property
     def _final(self) -> int:
         """The final tokens that are kept."""
-        return self.tokens if self.keeps == "all" else 0
+        return self.tokens if self.keeps in ("all", "final") else 0
 
-    def final_of(self, rows: Tensor) -> Tensor | None:
-        """The trunk's final normed tokens (b, n, D) in fp32, if they are kept."""
-        return rows[:, -1 - self._final : -1].float() if self._final else None
+    def layer_statistics(self, rows: Tensor) -> Tensor:
+        """All layer statistics, the final tokens' first: (b, features), in fp32."""
+        cached = self.features(rows)
+        if cached.statistics is not None:
+            return cached.statistics
+        assert cached.final is not None
+        layers = [layer for layer in cached.layers if isinstance(layer, Tensor)]
+        return self._statistics([*layers, cached.final])
 
-    def moments_of(self, rows: Tensor) -> Tensor:
-        """All moments and squares, the final tokens' first: (b, features), in fp32."""
-        if self.keeps == "moments":
-            return rows[:, :-1].flatten(1).float()
-        final = self.final_of(rows)
-        assert final is not None
-        layers = [layer for layer in self.split(rows)[0] if isinstance(layer, Tensor)]
-        return self._moments([*layers, final])
-
-    def _moments(self, layers: Sequence[Tensor]) -> Tensor:
-        squares = squares_of(self.trunk, self.preprocessing.size, layers[0].device)
-        return moments_of(layers, self.trunk, squares)
+    def _statistics(self, layers: Sequence[Tensor]) -> Tensor:
+        grid = grid_weights(self.backbone, self.preprocessing.size, layers[0].device)
+        return LayerStatistics.from_layers(layers, self.backbone, grid).all()
 
     def _release(self) -> None:
         """Let the pages that were read go again."""
@@ -328,32 +334,34 @@ class Cache:
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
-        """Run the trunk on images (b, H, W, 3) as loaded: the rows that `read` returns."""
-        pixels = normalise(to_device(images, self.trunk.device), self.preprocessing)
-        rotation = self.trunk.rotation(pixels.shape[-2:], self.tokens)
-        with self.trunk.products():
-            embedded = self.trunk.embed(pixels)
-            lean = self.keeps != "keys"
-            trunk = TrunkPass(self.trunk, embedded, self.tokens, lean, rotation=rotation)
-            layers = [part for view in trunk for part in _parts(view)]
-            final = self.trunk.norm(trunk.tokens)
+        """Run the backbone on images (b, H, W, 3) as loaded: the rows that `read` returns."""
+        pixels = normalise(to_device(images, self.backbone.device), self.preprocessing)
+        rotation = self.backbone.rotation(pixels.shape[-2:], self.tokens)
+        with self.backbone.autocast():
+            embedded = self.backbone.embed(pixels)
+            tokens = self.keeps != "keys"
+            backbone = BackbonePass(self.backbone, embedded, self.tokens, tokens, rotation=rotation)
+            layers = [part for view in backbone for part in _parts(view)]
+            final = self.backbone.norm(backbone.tokens)
         kept = [*layers, final] if self.keeps == "all" else layers
-        if self.keeps == "moments":
-            moments = self._moments([*layers, final])
-            kept = [moments.view(len(final), -1, final.shape[-1])]
-        return torch.cat([*kept, self.trunk.pool(final).unsqueeze(1)], dim=1).half().cpu()
+        if self.keeps == "final":
+            kept = [final]
+        if self.keeps == "statistics":
+            statistics = self._statistics([*layers, final])
+            kept = [statistics.view(len(final), -1, final.shape[-1])]
+        return torch.cat([*kept, self.backbone.pool(final).unsqueeze(1)], dim=1).half().cpu()
 
 
-def _parts(view: TrunkView) -> list[Tensor]:
+def _parts(view: BackboneView) -> list[Tensor]:
     """What is kept of a layer, (b, n, D) each: its normed tokens, or its keys and its values."""
     if isinstance(view, Normed):
         return [view.tokens]
     return [merge_heads(view.k), merge_heads(view.v)]
 
 
-def keys_values(parts: Sequence[Tensor], trunk: ViT) -> list[KeysValues]:
+def keys_values(parts: Sequence[Tensor], backbone: ViT) -> list[KeysValues]:
     """The keys and values of every layer, from what a cache kept: first keys, then values."""
-    heads = trunk.config.heads
+    heads = backbone.config.heads
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return [KeysValues(split_heads(k, heads), split_heads(v, heads)) for k, v in pairs]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Splits
+from engram.methods.forward import reads_tokens
+from engram.methods.method import Needs
 from engram.model import MemoryViT
-from engram.passes import reads_tokens
 from engram.tasks.spec import TaskSpec
 from engram.train.cache import Keeps, row_bytes, tokens_of
 from engram.train.recipe import Recipe
@@ -31,30 +33,36 @@ class CachePlan:
     @property
     def keeps(self) -> Keeps:
         """What the cache has to keep of an image for these tasks."""
-        parts = [spec.parts for spec in self.specs]
-        if all(has.moments and not has.side for has in parts):
-            return "moments"
-        if any(has.reads_final for has in parts) or any(s.does.per_pixel for s in self.specs):
+        needs = Needs.POOLED
+        for spec in self.specs:
+            needs |= spec.method.needs
+            needs |= Needs.FINAL if spec.kind_object.per_pixel else Needs.POOLED
+        if needs is Needs.STATISTICS:
+            return "statistics"
+        if needs is Needs.FINAL:
+            return "final"
+        if needs & (Needs.FINAL | Needs.STATISTICS):
             return "all"
         return "keys" if self._reads_keys and self._fits("keys") else "layers"
 
     @property
     def _reads_keys(self) -> bool:
-        """Whether every step would make the keys and values of the trunk, once for all tasks.
+        """Whether every step would make the keys and values of the backbone, once for all tasks.
 
         They take more disk than tokens, and a sixth of a pass to make: with them a step of many
         masked tasks takes a fifth less time.
         """
-        trunk = self.model.trunk
-        streams = [spec for spec in self.specs if spec.parts.masked]
-        tokens = sum(spec.tokens for spec in streams)
-        n = tokens_of(trunk, self.model.preprocessing)
-        return bool(streams) and not reads_tokens(trunk, n, tokens, passes=2)
+        backbone = self.model.backbone
+        streams = [spec for spec in self.specs if spec.method.streams]
+        shape = BackboneShape.of(backbone)
+        tokens = sum(spec.shapes(shape)["class_token"][0] for spec in streams)
+        n = tokens_of(backbone, self.model.preprocessing)
+        return bool(streams) and not reads_tokens(backbone, n, tokens, passes=2)
 
     def reason_against(self) -> str | None:
         """Why the cache cannot be used, known from the settings alone; None if it can."""
-        if any(spec.parts.changes_trunk for spec in self.specs):
-            return "the regime changes the trunk's own tokens"
+        if not all(spec.method.shares_pass for spec in self.specs):
+            return "the regime changes the backbone's own tokens"
         if self.own_transform:
             return "what a transform of your own does cannot be known"
         if self.augment != "none" and not self.recipe.views:
@@ -72,7 +80,7 @@ class CachePlan:
     def _bytes_of(self, keeps: Keeps) -> int:
         views = self.recipe.views if self.augment != "none" else 1
         images = len(self.splits["train"]) * views + len(self.splits["val"])
-        return images * row_bytes(self.model.trunk, self.model.preprocessing, keeps)
+        return images * row_bytes(self.model.backbone, self.model.preprocessing, keeps)
 
     def _fits(self, keeps: Keeps) -> bool:
         return self._bytes_of(keeps) <= self.recipe.cache_gb * 1e9

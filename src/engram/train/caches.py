@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError
+from engram.util.documents import load_json
 
 INDEX_LINE = 74  # the SHA-256 of an image, the CRC-32 of its row, and a newline, in hex
 
@@ -22,7 +22,7 @@ def default_root() -> Path:
 
 
 def info(root: str | Path | None = None) -> list[dict[str, Any]]:
-    """What every cache holds: a dictionary for each trunk, preprocessing and view."""
+    """What every cache holds: a dictionary for each backbone, preprocessing and view."""
     found = []
     for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
         if (about := _about(meta)) is None:
@@ -38,7 +38,7 @@ def _about(meta: Path) -> dict[str, Any] | None:
     if not re.fullmatch(r"[0-9a-f]{24}", meta.parent.name):
         return None
     try:
-        about = json.loads(meta.read_bytes())
+        about = load_json(meta.read_bytes())
     except (OSError, ValueError):
         return None
     return about if isinstance(about, dict) and "fingerprint" in about else None

@@ -70,5 +70,5 @@ def metrics_on_test(
     metrics = answered.metrics()
     if "temperature" in val and len(answered.labels):
         raw = [(answered.logits * val["temperature"], answered.labels)]
-        metrics["uncalibrated_ece"] = answered.kind.metrics(raw, answered.settled)["ece"]
+        metrics["uncalibrated_ece"] = answered.kind.metrics(raw, answered.fitted)["ece"]
     return metrics

@@ -54,8 +54,8 @@ class FeedPlan:
 
     @property
     def only_pooled(self) -> bool:
-        """Whether every task reads nothing but the trunk's pooled token."""
-        return not any(spec.parts.reads_layers for spec in self.specs)
+        """Whether every task reads nothing but the backbone's pooled token."""
+        return not any(spec.method.needs for spec in self.specs)
 
     @property
     def cache(self) -> CachePlan:

@@ -1,4 +1,4 @@
-"""Where a training run gets its batches from: images through the trunk, or the cache."""
+"""Where a training run gets its batches from: images through the backbone, or the cache."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from engram.data.datasets import Dataset, Integers, Splits
 from engram.data.loader import Loader, Transform
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
+from engram.methods.forward import Cached
 from engram.model import MemoryViT
-from engram.passes import CachedLayers
-from engram.sights import sights_from_cache
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import room
 from engram.train.feed_plan import FeedPlan
@@ -29,9 +28,6 @@ from engram.util.processes import Team
 from engram.util.progress import Progress, counter, silent
 from engram.util.spelling import spell
 from engram.util.text import storage
-
-#: The arguments of `MemoryViT.from_cache`.
-FromCache = tuple[CachedLayers, Tensor, Sequence[str], Tensor | None, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,12 @@ class Feed(Protocol):
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """What the heads of tasks are given of the inputs of a share: (b, features) each."""
 
-    def moments(self, inputs: Tensor) -> Tensor:
-        """The moments of every layer for the inputs of a share: (b, features)."""
+    def layer_statistics(self, inputs: Tensor) -> Tensor:
+        """All layer statistics for the inputs of a share: (b, features)."""
 
 
-class TrunkFeed:
-    """Images are decoded and go through the trunk, every time."""
+class BackboneFeed:
+    """Images are decoded and go through the backbone, every time."""
 
     cache = "off"
     contents = ""
@@ -132,15 +128,15 @@ class TrunkFeed:
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         return self.model.embed(self._pixels(inputs), tasks)
 
-    def moments(self, inputs: Tensor) -> Tensor:
-        return self.model.moments(self._pixels(inputs))
+    def layer_statistics(self, inputs: Tensor) -> Tensor:
+        return self.model.layer_statistics(self._pixels(inputs))
 
     def _pixels(self, inputs: Tensor) -> Tensor:
         return normalise(to_device(inputs, self.team.device), self.preprocessing)
 
 
 class CacheFeed:
-    """The trunk runs once for every image (and view); from then on its tokens are read.
+    """The backbone runs once for every image (and view); from then on its tokens are read.
 
     `scan` and `fill` come first, in this order: they read and compute what is not stored yet.
     """
@@ -160,8 +156,8 @@ class CacheFeed:
         self._val_contents = contents_of(self.val, count)
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
-        trunk, preprocessing = self.model.trunk, self.model.preprocessing
-        self._plain = Cache(trunk, preprocessing, keeps=self.plan.cache.keeps)
+        backbone, preprocessing = self.model.backbone, self.model.preprocessing
+        self._plain = Cache(backbone, preprocessing, keeps=self.plan.cache.keeps)
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
         self._stores.append((self._plain, self.val, self._val_contents))
@@ -176,7 +172,7 @@ class CacheFeed:
         plan, recipe = self.plan, self.recipe
         return [
             Cache(
-                self.model.trunk,
+                self.model.backbone,
                 self.model.preprocessing,
                 View(plan.augment, plan.splits.flip, recipe.min_area, recipe.data_seed, number, of),
                 keeps=self.plan.cache.keeps,
@@ -196,7 +192,7 @@ class CacheFeed:
         return sum(cache.row_bytes * len(absent) for cache, absent in self._absent().items())
 
     def fill(self, progress: Progress) -> None:
-        """Run the trunk on what is not stored yet, and list what cannot be read."""
+        """Run the backbone on what is not stored yet, and list what cannot be read."""
         progress("checking the cache", 0, 0)
         self._forget_damaged()
         missing = sum(map(len, self._absent().values()))
@@ -288,24 +284,17 @@ class CacheFeed:
         return prefetched(read())
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        if self._plain.keeps == "moments":
-            return self.model.from_moments(self.moments(inputs), tasks)
-        return self.model.from_cache(*self._kept(inputs, tasks))
+        return self.model.from_cache(self._cached(inputs), tasks, self._plain.preprocessing.size)
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        heads = {name: self.model.task(name).head for name in tasks}
-        if self._plain.keeps == "moments":
-            moments = self.moments(inputs)
-            return {name: moments[:, : head.in_features] for name, head in heads.items()}
-        seen = sights_from_cache(self.model, *self._kept(inputs, tasks))
-        return {n: head.embed(seen[n].own, seen[n].patches) for n, head in heads.items()}
+        size = self._plain.preprocessing.size
+        return self.model.embed_from_cache(self._cached(inputs), tasks, size)
 
-    def _kept(self, inputs: Tensor, tasks: Sequence[str]) -> FromCache:
-        rows, cache = to_device(inputs, self.team.device), self._plain
-        return *cache.split(rows), tasks, cache.final_of(rows), cache.preprocessing.size
+    def _cached(self, inputs: Tensor) -> Cached:
+        return self._plain.features(to_device(inputs, self.team.device))
 
-    def moments(self, inputs: Tensor) -> Tensor:
-        return self._plain.moments_of(to_device(inputs, self.team.device))
+    def layer_statistics(self, inputs: Tensor) -> Tensor:
+        return self._plain.layer_statistics(to_device(inputs, self.team.device))
 
 
 def open_feed(
@@ -317,7 +306,7 @@ def open_feed(
     transform: Transform | None = None,
     progress: Progress = silent,
 ) -> Feed:
-    """The cache where it can be used and fits, filled now; else the trunk.
+    """The cache where it can be used and fits, filled now; else the backbone.
 
     The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
     """
@@ -336,8 +325,8 @@ def open_feed(
     return feed
 
 
-def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> TrunkFeed:
-    """The trunk's feed; an EngramError where the recipe insists on the cache or needs it."""
+def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> BackboneFeed:
+    """The backbone's feed; an EngramError where the recipe insists on the cache or needs it."""
     recipe = plan.recipe
     if recipe.cache == "on" and reason:
         raise EngramError(
@@ -352,4 +341,4 @@ def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> TrunkFeed
     if recipe.cache == "auto" and large and plan.team.main:
         notice = f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
         warnings.warn(notice, Notice, stacklevel=2)
-    return TrunkFeed(plan)
+    return BackboneFeed(plan)

@@ -80,16 +80,16 @@ def fit(
     """
     recipe, team = recipe or Recipe(), team or Team()
     task = model.task(name)
-    if task.spec.regime == "side+readout":
+    if task.method.composed:
         raise EngramError(
-            f"{name!r} has the regime side+readout, which is an average of two tasks that auto "
-            "makes; train side or readout, or use engram.auto."
+            f"{name!r} has the regime {task.spec.regime}, which is an average of two tasks that "
+            "auto makes; train one of them, or use engram.auto."
         )
     splits = data if isinstance(data, Splits) else load(data, like=task.spec)
     splits = splits.with_validation(recipe.val_share, recipe.data_seed)
     check_fits(task.spec, splits, same_ignore=True)
     recipe.check_for(task.kind)
-    if recipe.mixup and task.spec.parts.moments:
+    if recipe.mixup and task.method.solved:
         raise EngramError(
             f"{spell('mixup')} is {recipe.mixup:g}, but {task.spec.regime} is solved from all "
             "images at once, without batches whose images could be mixed; leave it out, or train "
@@ -97,7 +97,7 @@ def fit(
         )
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
+    run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
     learner = Learner(model, name, recipe)
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
     settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe, lr=learner.lr)
@@ -114,7 +114,7 @@ def fit(
         training = Training(model, [learner], splits, recipe, run, team, progress, told)
         training.prepare(transform)
         training.begin(identity)
-        if task.spec.parts.moments:
+        if task.method.solved:
             solve_task(model, name, training.feed, team, recipe, splits["train"].labels)
             learner = Learner(model, name, recipe)
             training.measure([learner])
@@ -137,7 +137,7 @@ def fit(
             "ending": learner.ending and asdict(learner.ending),
         }
         if run is not None and team.main:
-            used = None if task.spec.parts.moments else learner.lr
+            used = None if task.method.solved else learner.lr
             record = training_record(recipe, splits, used, learner.ending)
             model.save(name, run.out, metrics=metrics, recipe=record)
             run.finish(identity, model.engram(name).content, result, history)
@@ -158,7 +158,7 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
 
 
 def ending_of(result: Mapping[str, Any]) -> Ending | None:
-    """How the training ended, from what a run recorded; an earlier version did not."""
+    """How the training ended, from what a run recorded."""
     found = result.get("ending")
     return None if found is None else Ending(**found)
 

@@ -9,7 +9,7 @@ from typing import Any
 from engram.errors import EngramError
 from engram.train.options import RunOptions
 from engram.train.recipe import RECIPES, Recipe, read_settings
-from engram.util.settings import Given, check, setting
+from engram.util.settings import Given, check_value, setting, settings_fields
 from engram.util.spelling import spelled_as_flags
 
 
@@ -41,7 +41,7 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     _check(name, _Own, {k: v for k, v in from_file.items() if k in _OWN})
     merged = {}
     for settings_class, values in given.items():
-        names = [item.name for item in fields(settings_class) if item.name in said]
+        names = [item.name for item in settings_fields(settings_class) if item.name in said]
         lower = {key: _tuple(said.pop(key)) for key in names}
         if settings_class is not Recipe:  # which is checked with its flags
             _check(name, settings_class, lower)
@@ -63,7 +63,9 @@ def names_file(recipe: str) -> bool:
 def _check(name: str, settings_class: type, values: dict[str, Any]) -> None:
     try:
         with spelled_as_flags(False):
-            check(settings_class(**values))
+            for item in settings_fields(settings_class):
+                if item.metadata and item.name in values:
+                    check_value(item, values[item.name])
     except EngramError as error:
         raise EngramError(f"{name}: {error}") from None
 

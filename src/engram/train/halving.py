@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engram.methods import Side
 from engram.train.choice import best_of
 from engram.train.learner import Learner
 from engram.train.training import Training
@@ -34,7 +35,7 @@ class Halving(Training):
     def _keep_best(self, count: int) -> None:
         """The best go on, and the best side task among them, which can be averaged."""
         left, names = list(self.learners), list[str]()
-        side = [learner for learner in left if learner.task.spec.parts.side]
+        side = [learner for learner in left if isinstance(learner.task.method, Side)]
         while left and len(names) < count:
             last = len(names) + 1 == count and side and not any(o.name in names for o in side)
             best = self._best(side if last else left)

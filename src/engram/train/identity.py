@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Dataset, Integers, Splits
 from engram.data.items import Items
 from engram.data.source import Arrays, Files, Rows
@@ -24,28 +25,26 @@ def identity_of(
     splits: Splits,
     recipe: Recipe,
 ) -> str:
-    """A hash of all that decides the weights: trunk, tasks, recipe and data.
+    """A hash of all that decides the weights: backbone, tasks, recipe and data.
 
     `tasks` are specs, each with its learning rate and weight decay.
     """
     free = {"evaluations", "checkpoint_seconds", "max_bad", "cache", "cache_gb", "workers"}
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
-    # Absent from runs of earlier versions, which are resumed as if they had the default.
-    later = {"balance": "none", "mixup": 0.0, "calibrate": "on", "statistics": "on"}
-    free |= {name for name, value in later.items() if getattr(recipe, name) == value}
-    config, preprocessing = model.trunk.config, model.preprocessing
+    config, preprocessing = model.backbone.config, model.preprocessing
+    shape = BackboneShape.of(model.backbone)
     parents = {parent for spec, _, _ in tasks for parent in spec.extends}
     decides: dict[str, Any] = {
-        "trunk": [model.trunk.fingerprint, config.heads, config.activation, config.antialias],
+        "backbone": [model.backbone.fingerprint, config.heads, config.activation, config.antialias],
         "preprocessing": preprocessing.to_dict(),
         "parents": {name: model.engram(name).content for name in sorted(parents)},
-        "tasks": [(repr(spec), lr, decay) for spec, lr, decay in tasks],
+        "tasks": [(repr(spec.fitted(shape)), lr, decay) for spec, lr, decay in tasks],
         "recipe": {k: v for k, v in recipe.to_dict().items() if k not in free},
         "data": [samples_of(splits["train"]), samples_of(splits["val"])],
     }
-    if model.trunk.stored != "fp32":
-        decides["trunk"].append(model.trunk.stored)
+    if model.backbone.stored != "fp32":
+        decides["backbone"].append(model.backbone.stored)
     if splits.legend is not None:
         decides["masks"] = [*splits.legend.values, splits.legend.ignore]
     return hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()
@@ -55,7 +54,7 @@ def identity_of_fit(
     model: MemoryViT, spec: TaskSpec, splits: Splits, recipe: Recipe, test: bool
 ) -> str:
     """What a run of `fit` is a run of."""
-    task = (spec, learning_rate(recipe, spec.regime), recipe.weight_decay)
+    task = (spec, learning_rate(recipe, type(spec.method)), recipe.weight_decay)
     return f"{identity_of(model, [task], splits, recipe)} test={test}"
 
 

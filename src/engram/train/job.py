@@ -1,4 +1,4 @@
-"""One training as the command line and files of jobs describe it: data, a trunk, settings."""
+"""One training as the command line and files of jobs describe it: data, a backbone, settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 from engram.data.datasets import Splits
 from engram.errors import EngramError
+from engram.methods import method_class
 from engram.model import MemoryViT
 from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
 from engram.train.auto import AutoResult, Portfolio, auto, shorter_recipe, trained_regimes
+from engram.train.backbone import backbone_for
 from engram.train.callbacks import Callback
 from engram.train.fit import fit
 from engram.train.given import names_file
@@ -25,7 +27,6 @@ from engram.train.run import check_out
 from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep, sweep_identity
 from engram.train.trackers import trackers_named
-from engram.train.trunk import trunk_for
 from engram.train.variants import Grid, Workshop
 from engram.util.processes import Team
 from engram.util.progress import Progress
@@ -37,7 +38,7 @@ from engram.vit import ViT
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What `fit` and `sweep` train: data, a trunk with the parents attached, and the settings."""
+    """A run of `fit` or `sweep`: data, a backbone with the parents attached, and settings."""
 
     splits: Splits
     model: MemoryViT
@@ -46,7 +47,7 @@ class TrainingJob:
     recipe: Recipe
     callbacks: Sequence[Callback]
     team: Team
-    why_trunk: str  # a sentence: why it is this trunk
+    why_backbone: str  # a sentence: why it is this backbone
 
     @classmethod
     def start(
@@ -58,9 +59,9 @@ class TrainingJob:
         announce: Callable[[str], object],
         *,
         read: Callable[[DataOptions, str], Splits] = DataOptions.load,
-        find_trunk: Callable[..., tuple[ViT, str]] = trunk_for,
+        find_backbone: Callable[..., tuple[ViT, str]] = backbone_for,
     ) -> TrainingJob:
-        """Read the data and load the trunk; what does not fit is an EngramError.
+        """Read the data and load the backbone; what does not fit is an EngramError.
 
         Args:
             data: The data, as the command line takes it.
@@ -69,15 +70,18 @@ class TrainingJob:
             progress: Told what goes on.
             announce: Called with a sentence that the user should see.
             read: Reads the data.
-            find_trunk: Loads the trunk, with the arguments of `trunk_for`.
+            find_backbone: Loads the backbone, with the arguments of `backbone_for`.
         """
-        settings, options = TaskSettings(**given[TaskSettings]), RunOptions(**given[RunOptions])
+        settings, options = (
+            TaskSettings.create(given[TaskSettings]),
+            RunOptions(**given[RunOptions]),
+        )
         name = "default" if names_file(options.recipe) else options.recipe
         recipe = recipe_from(name, given[Recipe])
         reading = DataOptions(**given[DataOptions])
         more = {**asdict(reading), "image_size": options.image_size}
-        if options.trunk_dtype != "fp32":
-            more["trunk_dtype"] = options.trunk_dtype
+        if options.backbone_dtype != "fp32":
+            more["backbone_dtype"] = options.backbone_dtype
         more |= {
             "class_init": settings.class_init,
             "extends": list(map(_portable, settings.extends)),
@@ -86,14 +90,14 @@ class TrainingJob:
         check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
         team, splits = Team(options.device), read(reading, data)
-        progress("loading the trunk", 0, 0)
-        trunk, why = find_trunk(
+        progress("loading the backbone", 0, 0)
+        backbone, why = find_backbone(
             options.backbone, splits, image_size=options.image_size,
             parents=[named(text)[1] for text in settings.extends],
-            resumed=out if options.resume else None, dtype=options.trunk_dtype,
+            resumed=out if options.resume else None, dtype=options.backbone_dtype,
             announce=announce if team.main else lambda sentence: None, progress=progress,
         )  # fmt: skip
-        model = MemoryViT(trunk)
+        model = MemoryViT(backbone)
         settings = settings.with_parents([_attach(model, text) for text in settings.extends])
         return cls(splits, model, settings, options, recipe, callbacks, team, why)
 
@@ -114,11 +118,13 @@ class TrainingJob:
         regimes = [regime]
         if regime == "auto":
             regimes = trained_regimes(self.model, self.splits, self.settings.extends)
-        return [self.splits.task_spec(task, self.of(one).settings) for one in regimes]
+        lenient, extends = regime == "auto", self.settings.extends
+        methods = [self.settings.method(one, lenient) for one in regimes]
+        return [self.splits.task_spec(task, method, extends) for method in methods]
 
     def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
         """What will be done, for people."""
-        why = self.why_trunk if self.options.backbone == "auto" else ""
+        why = self.why_backbone if self.options.backbone == "auto" else ""
         return opening(self.model, self.specs(task, regime), self.splits, self.recipe, why)
 
     def train(
@@ -136,10 +142,8 @@ class TrainingJob:
         job = self.of(regime)
         if seeds == 1 and not soup:
             return job.fit(task, out, progress)
-        rates = spread(learning_rate(self.recipe, regime), soup) if soup > 1 else []
-        return job.sweep(
-            task, out, progress, lrs=rates, cells=[job.settings.cells], seeds=seeds, soup=soup
-        )
+        rates = spread(learning_rate(self.recipe, method_class(regime)), soup) if soup > 1 else []
+        return job.sweep(task, out, progress, lrs=rates, cells=job.cells, seeds=seeds, soup=soup)
 
     def identity(self, task: str, regime: str, seeds: int) -> str:
         """What `train` would be a run of, as its folder records it."""
@@ -148,10 +152,10 @@ class TrainingJob:
         if regime == "auto":
             shorter, settings = shorter_recipe(recipe, len(splits["train"])), self.settings
             return Portfolio(model, task, splits, shorter, settings, team, test).identity
-        settings = self.of(regime).settings
+        settings, (spec,) = self.of(regime).settings, self.specs(task, regime)
         if seeds == 1:
-            return identity_of_fit(model, splits.task_spec(task, settings), splits, recipe, test)
-        variants = Grid(cells=[settings.cells], seeds=seeds).variants(recipe, regime)
+            return identity_of_fit(model, spec, splits, recipe, test)
+        variants = Grid(cells=self.of(regime).cells, seeds=seeds).variants(recipe, regime)
         workshop = Workshop(model, task, splits, recipe, settings, team)
         return sweep_identity(workshop, variants, test=test)
 
@@ -161,14 +165,17 @@ class TrainingJob:
 
     def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
         settings, options = self.settings, self.options
-        self.splits.task_spec(task, settings)  # refuses what auto would not use, such as --update
         return auto(
             self.model, task, self.splits, self.recipe,
-            cells=settings.cells, extends=settings.extends, rank=settings.rank,
-            adapter_width=settings.adapter_width, class_init=settings.class_init,
+            extends=settings.extends, class_init=settings.class_init, **settings.method_settings,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
             team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip
+
+    @property
+    def cells(self) -> list[int]:
+        """The number of cells that the task has, as a list for a sweep."""
+        return [self.settings.method().settings().get("cells", 0)]
 
     @property
     def main(self) -> bool:
@@ -176,7 +183,7 @@ class TrainingJob:
         return self.team.main
 
     def fit(self, task: str, out: Path, progress: Progress) -> Result:
-        spec, options = self.splits.task_spec(task, self.settings), self.options
+        (spec,), options = self.specs(task, self.settings.regime), self.options
         self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
         return fit(
             self.model, task, self.splits, self.recipe,
@@ -201,9 +208,9 @@ class TrainingJob:
         return sweep(
             self.model, task, self.splits, self.recipe,
             lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
-            soup=soup, regime=settings.regime, extends=settings.extends, update=settings.update,
-            adapter_width=settings.adapter_width, class_init=settings.class_init,
-            rank=settings.rank,
+            soup=soup, regime=settings.regime, extends=settings.extends,
+            class_init=settings.class_init,
+            **{k: v for k, v in settings.method_settings.items() if k != "cells"},
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
             team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip

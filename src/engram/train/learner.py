@@ -34,7 +34,7 @@ class Learner:
     ) -> None:
         self.name, self.recipe = name, recipe
         self.task = model.task(name)
-        self.lr = lr or learning_rate(recipe, self.task.spec.regime)
+        self.lr = lr or learning_rate(recipe, type(self.task.method))
         self.measured_by = self.task.kind.score_with(recipe.balance)
         self.weights: Tensor | None = None  # of the classes, where the recipe balances them so
         self.parameters = list(self.task.parameters())
@@ -111,7 +111,7 @@ class Learner:
 
     def measure(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
         """The metrics of what `Kind.keep` kept of a validation."""
-        return self.task.kind.metrics(kept, self.task.head.settled, failed)
+        return self.task.kind.metrics(kept, self.task.head.fitted, failed)
 
     @property
     def score(self) -> float:
@@ -170,7 +170,7 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         kept = {f"now.{i}": p.detach() for i, p in enumerate(self.parameters)}
-        kept.update({f"settled.{name}": t for name, t in self.task.head.settled.items()})
+        kept.update({f"fitted.{name}": t for name, t in self.task.head.fitted.items()})
         for what, values in (("average", self.average), ("best", self.best)):
             kept.update({f"{what}.{i}": value for i, value in enumerate(values or ())})
         for i, state in self.optimizer.state_dict()["state"].items():
@@ -184,8 +184,8 @@ class Learner:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, rows("now"), strict=True):
                 parameter.copy_(value)
-        for name, value in self.task.head.settled.items():
-            value.copy_(kept[f"settled.{name}"])
+        for name, value in self.task.head.fitted.items():
+            value.copy_(kept[f"fitted.{name}"])
         if self.average is not None:
             self.average = rows("average")
         self.best = rows("best") if "best.0" in kept else None

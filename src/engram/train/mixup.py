@@ -1,7 +1,7 @@
 """Mixup: every image of a batch is mixed with another one, and so are the losses of their labels.
 
-Through the trunk, pixels are mixed. From the cache, tokens are: what every layer feeds to a task is
-the weighted mean of what it feeds for the two images. For cross-entropy and squared errors, the
+Through the backbone, pixels are mixed. From the cache, tokens are: what every layer feeds to a task
+is the weighted mean of what it feeds for the two images. For cross-entropy and squared errors, the
 weighted mean of the two losses has the gradients of the loss of the mixed label.
 """
 

@@ -15,22 +15,22 @@ from engram.util.text import counted, storage
 
 #: Said once a machine: when the folder of the cache does not exist yet.
 _FIRST_TIME = (
-    "what the trunk computes is kept there, so that later runs on the same images start at once; "
-    "`engram cache info` lists it, `engram cache clear` removes it, ENGRAM_CACHE moves it"
+    "what the backbone computes is kept there, so that later runs on the same images start at "
+    "once; `engram cache info` lists it, `engram cache clear` removes it, ENGRAM_CACHE moves it"
 )
 
 
 def opening(
     model: MemoryViT, specs: Sequence[TaskSpec], whole: Splits, recipe: Recipe, why: str = ""
 ) -> list[tuple[str, str]]:
-    """Trunk, data and cache of a run that trains tasks of these specs on this data.
+    """Backbone, data and cache of a run that trains tasks of these specs on this data.
 
-    `why` says why it is this trunk.
+    `why` says why it is this backbone.
     """
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     height, width = model.preprocessing.size
     return [
-        ("trunk", f"{model.trunk.source}, images of {height} x {width} pixels"),
+        ("backbone", f"{model.backbone.source}, images of {height} x {width} pixels"),
         *([("", why)] if why else []),
         ("data", f"{whole.name}: {_classes(splits, specs[0])}; {_images(whole, splits, recipe)}"),
         *_cache(CachePlan(model, specs, splits, recipe)),
@@ -38,7 +38,7 @@ def opening(
 
 
 def _classes(splits: Splits, spec: TaskSpec) -> str:
-    return counted(len(splits.classes), *spec.does.nouns)
+    return counted(len(splits.classes), *spec.kind_object.nouns)
 
 
 def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from engram.errors import EngramError
 from engram.train.recipe import RECIPES, Recipe
-from engram.util.settings import ABOUT_DEVICE, ABOUT_TRUNK_DTYPE, TRUNK_DTYPES, setting
+from engram.util.settings import ABOUT_BACKBONE_DTYPE, ABOUT_DEVICE, BACKBONE_DTYPES, setting
 from engram.util.text import words
 
 if TYPE_CHECKING:
@@ -105,15 +105,17 @@ class RunOptions:
 
     backbone: str = setting(
         "auto",
-        "the backbone (trunk): a path, a Hub id, a name that `engram trunks` lists, pico, or auto: "
+        "the backbone: a path, a Hub id, a name that `engram backbones` lists, pico, or auto: "
         "pico for images of up to 48 pixels, else a recommended ViT",
         group="Task",
-        metavar="TRUNK",
+        metavar="BACKBONE",
     )
     image_size: int | None = setting(
-        None, "height and width of images in pixels, if not the trunk's own", group="Task"
+        None, "height and width of images in pixels, if not the backbone's own", group="Task"
     )
-    trunk_dtype: str = setting("fp32", ABOUT_TRUNK_DTYPE, choices=TRUNK_DTYPES, group="Resources")
+    backbone_dtype: str = setting(
+        "fp32", ABOUT_BACKBONE_DTYPE, choices=BACKBONE_DTYPES, group="Resources"
+    )
     recipe: str = setting(
         "default",
         "settings to start from: default, paper, or a .toml file",

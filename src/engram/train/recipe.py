@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
-from engram.tasks.rates import default_rate
 from engram.tasks.settings import TaskSettings
 from engram.util.files import write_atomically
-from engram.util.settings import check, setting
+from engram.util.settings import check, setting, settings_fields
 from engram.util.spelling import spell
 from engram.util.text import nearest, utf8
 from engram.util.toml import read_toml, to_toml
 
 if TYPE_CHECKING:
+    from engram.methods.method import Method
     from engram.tasks.kinds import Kind
 
 
@@ -105,7 +105,7 @@ class Recipe:
     max_bad: float = setting(0.01, "share of unreadable images above which the run stops")
     cache: str = setting(
         "auto",
-        "train from a cache of the trunk's tokens; auto: where nothing is random and it fits",
+        "train from a cache of the backbone's tokens; auto: where nothing is random and it fits",
         choices=("auto", "on", "off"),
         group="Resources",
     )
@@ -159,8 +159,8 @@ class Recipe:
     def load(cls, path: str | os.PathLike[str]) -> Recipe:
         """The training settings of a recipe file, such as the `recipe.toml` of a run.
 
-        What the file says about task, trunk and data is left out: it is for `add_task`,
-        `load_trunk` and `data.load`.
+        What the file says about task, backbone and data is left out: it is for `add_task`,
+        `load_backbone` and `data.load`.
         """
         names = {item.name for item in fields(cls)}
         return cls(**{k: v for k, v in read_settings(Path(path)).items() if k in names})
@@ -185,10 +185,10 @@ class Recipe:
 
 _EVALUATIONS = 10, 30  # in a run, where no number is given
 
-#: What a recipe file may say besides: about the task, the trunk, the data, and a sweep.
+#: What a recipe file may say besides: about the task, the backbone, the data, and a sweep.
 _OTHERS = (
-    *(item.name for item in fields(TaskSettings)),
-    *("backbone", "image_size", "trunk_dtype", "kind", "classes", "ignore"),
+    *(item.name for item in settings_fields(TaskSettings)),
+    *("backbone", "image_size", "backbone_dtype", "kind", "classes", "ignore"),
     *("image_column", "label", "split_column", "seeds", "refit", "soup"),
 )
 
@@ -222,8 +222,6 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-def learning_rate(recipe: Recipe, regime: str) -> float:
-    """The recipe's rate, or the one that suits the regime."""
-    if recipe.lr:
-        return recipe.lr
-    return default_rate(recipe.optimizer, regime)
+def learning_rate(recipe: Recipe, method: type[Method]) -> float:
+    """The recipe's rate, or the one that suits the method."""
+    return recipe.lr or method.rates[recipe.optimizer]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from engram.data.datasets import Splits
@@ -22,10 +21,10 @@ NAME = "recipe.toml"
 def settings_of(
     model: MemoryViT, splits: Splits, task: TaskSettings, recipe: Recipe, **others: Any
 ) -> dict[str, Any]:
-    """What repeats a run, but for the data itself: trunk, kind, task, recipe, and `others`."""
-    source = model.trunk.source
+    """What repeats a run, but for the data itself: backbone, kind, task, recipe, and `others`."""
+    source = model.backbone.source
     backbone = os.path.abspath(source) if source != "pico" and os.path.exists(source) else source
-    about = {"backbone": backbone, "kind": splits.kind, **asdict(task), **recipe.to_dict()}
+    about = {"backbone": backbone, "kind": splits.kind, **task.to_dict(), **recipe.to_dict()}
     return {**about, **others}
 
 

@@ -18,12 +18,13 @@ from engram.errors import EngramError, Notice
 from engram.store.format import check_free, read_engram
 from engram.train.plots import learning_curves
 from engram.util.charts import side_by_side
+from engram.util.documents import load_json, read_header
 from engram.util.files import make_private_folder, write_atomically
 from engram.util.processes import Team
 from engram.util.spelling import spell
 from engram.util.text import utf8
 
-_CHECKPOINT, _TRUNK, _FINISHED = "checkpoint.safetensors", "trunk.txt", "finished.json"
+_CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
 _UNREADABLE = "unreadable.txt"
 _OLD_FILES = (
     *(_UNREADABLE, "history.*", "sweep.*", "report.html"),
@@ -36,11 +37,11 @@ def run_folder(out: Path) -> Path:
     return out.with_name(f"{out.name.removesuffix('.safetensors')}.run")
 
 
-def trunk_of_run(out: Path) -> str | None:
-    """The source of the trunk of the run in the folder of `out`; None if no run was there."""
+def backbone_of_run(out: Path) -> str | None:
+    """The source of the backbone of the run in the folder of `out`; None if no run was there."""
     folder = run_folder(out)
     with contextlib.suppress(OSError):
-        return (folder / _TRUNK).read_text(encoding="utf-8").strip()
+        return (folder / _BACKBONE).read_text(encoding="utf-8", errors="replace").strip()
     # Earlier versions wrote none, and pico was their default.
     return "pico" if (folder / _CHECKPOINT).exists() or any(folder.glob("variant-*")) else None
 
@@ -70,10 +71,10 @@ def has_run_of_another(out: Path, identity: str) -> bool:
     was = identity
     with contextlib.suppress(SafetensorError, OSError, ValueError, KeyError, TypeError):
         if checkpoint.exists():
-            with safetensors.safe_open(checkpoint, "pt") as file:
-                was = str(json.loads(file.metadata()["run"])["identity"])
+            with open(checkpoint, "rb") as file:  # once: it may be replaced at this moment
+                was = str(load_json(read_header(file)["__metadata__"]["run"])["identity"])
         elif out.exists():
-            was = str(json.loads(record.read_bytes())["identity"])
+            was = str(load_json(record.read_bytes())["identity"])
     return not identity.startswith(was)
 
 
@@ -81,16 +82,16 @@ class Run:
     """The folder next to the engram that a run will write: checkpoint, record and plot.
 
     With `resume`, an interrupted run continues and a finished one is left as it is. With
-    `overwrite`, what cannot be resumed is replaced. `trunk` is the source of the trunk, which the
-    folder records. While a run lives, no other run can have its folder.
+    `overwrite`, what cannot be resumed is replaced. `backbone` is the source of the backbone, which
+    the folder records. While a run lives, no other run can have its folder.
     """
 
     def __init__(
-        self, out: Path, team: Team, overwrite: bool, resume: bool = False, trunk: str = ""
+        self, out: Path, team: Team, overwrite: bool, resume: bool = False, backbone: str = ""
     ) -> None:
         check_out(out, overwrite=overwrite, resume=resume)
         self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
-        self.trunk = trunk
+        self.backbone = backbone
         self.folder = run_folder(out)
         self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
 
@@ -126,7 +127,7 @@ class Run:
         if not self.resume or not self.out.exists():
             return None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EngramError):
-            record = json.loads(self._record.read_bytes())
+            record = load_json(self._record.read_bytes())
             found = identity, read_engram(self.out).content
             if (record["identity"], record["content"]) == found and not self.checkpoint.exists():
                 result: dict[str, Any] = record["result"]
@@ -157,8 +158,8 @@ class Run:
         for pattern in (*_OLD_FILES, self.checkpoint.name, self._record.name):
             for path in filter(Path.is_file, self.folder.glob(pattern)):
                 path.unlink()
-        if self.trunk:
-            self.write(_TRUNK, f"{self.trunk}\n")
+        if self.backbone:
+            self.write(_BACKBONE, f"{self.backbone}\n")
 
     def begin(self, identity: str, feed: list[str]) -> dict[str, Any] | None:
         """The state to resume from, or None after clearing the folder for a new run.
@@ -179,7 +180,7 @@ class Run:
     def _state(self, identity: str, feed: list[str]) -> dict[str, Any]:
         try:
             with safetensors.safe_open(self.checkpoint, "pt") as file:
-                state: dict[str, Any] = json.loads(file.metadata()["run"])
+                state: dict[str, Any] = load_json(file.metadata()["run"])
                 state["tensors"] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EngramError(
@@ -187,16 +188,16 @@ class Run:
                 f"again with {spell('overwrite', True)}."
             ) from None
         was = state.get("feed", feed)
-        if state["identity"] == identity and was[0] != feed[0]:
+        if state.get("identity") == identity and was[0] != feed[0]:
             how = {"on": "with the cache", "off": "without the cache"}
             raise EngramError(
                 f"The run in {self.folder} ran {how[was[0]]}, and this one would run "
                 f"{how[feed[0]]}; continue with {spell('resume', True)} and "
                 f"{spell('cache', was[0])}, or start again with {spell('overwrite', True)}."
             )
-        if (state["identity"], was) != (identity, feed):
+        if (state.get("identity"), was) != (identity, feed):
             raise EngramError(
-                f"The run in {self.folder} had other settings, data or trunk; repeat its "
+                f"The run in {self.folder} had other settings, data or backbone; repeat its "
                 f"command with {spell('resume', True)}, or start again with "
                 f"{spell('overwrite', True)}."
             )

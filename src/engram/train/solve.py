@@ -1,10 +1,10 @@
 """Heads that are solved instead of trained: the regime `readout`, and a plain linear head.
 
-The moments and squares of all images are read once. They are standardised, all but the pooled
+The layer statistics of all images are read once. They are standardised, all but the pooled
 token are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which
 takes seconds; `span.py` is what it does where images are few. Validation chooses the penalty,
-alpha, how many layers are seen, and whether the squares are. What was found is folded into one
-weight and bias for the moments as they are.
+alpha, how many layers are seen, and whether the grid is. What was found is folded into one
+weight and bias for the statistics as they are.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engram.methods.readout import grid_count, statistics_per_layer
 from engram.model import MemoryViT
-from engram.readout import moments_per_layer, squares_count
-from engram.tasks.heads import Settled
+from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
 from engram.train.choice import best_of
 from engram.train.feeds import Feed, Share
@@ -32,17 +32,17 @@ from engram.vit import ViT
 
 PENALTIES = (0.1, 0.01, 0.001)
 ALPHAS = (0.1, 0.3, 1.0)
-_SQUARES = 0.5  # times alpha: there are sixteen of a layer, where it has three moments
+_GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
-_IN_MEMORY = 4e9  # bytes of moments that are kept; more are read again at every evaluation
+_IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
 _ITERATIONS = 40
 
 
 class Seen(NamedTuple):
-    """What a head sees: the moments of the last layers (none: the pooled token), and squares."""
+    """Statistics that a head sees: of the last layers (none: the pooled token), and the grid."""
 
     layers: int
-    squares: bool = False
+    grid: bool = False
 
 
 PLAIN = Seen(0)  # a plain linear head
@@ -50,14 +50,14 @@ PLAIN = Seen(0)  # a plain linear head
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A solved head, for moments and squares as they are."""
+    """A solved head, for statistics as they are."""
 
     seen: Seen
     alpha: float
     penalty: float
     weight: Tensor  # (classes, features)
     bias: Tensor
-    settled: Settled
+    fitted: Fitted
     metrics: dict[str, Any]  # on the validation images
 
     def put_into(self, task: Task) -> None:
@@ -65,11 +65,11 @@ class Solution:
         with torch.no_grad():
             task.head.weight.copy_(self.weight)
             task.head.bias.copy_(self.bias)
-        for name, value in task.head.settled.items():
-            value.copy_(self.settled[name])
+        for name, value in task.head.fitted.items():
+            value.copy_(self.fitted[name])
 
 
-#: Moments (b, features) in half precision, or standardised ones in full, with their labels.
+#: Statistics (b, features) in half precision, or standardised ones in full, with their labels.
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
@@ -95,7 +95,7 @@ class Solver:
     def __init__(
         self,
         feed: Feed,
-        trunk: ViT,
+        backbone: ViT,
         task: Task,
         team: Team,
         recipe: Recipe,
@@ -108,13 +108,13 @@ class Solver:
             weights = task.kind.class_weights(labels, len(task.spec.classes))
             self.weights = weights.to(team.device)
         passes = max(1, recipe.views)
-        self.width, depth = trunk.config.width, trunk.config.depth
-        self.steps, self.squares = depth + 1, squares_count(depth) * self.width
-        self.per_layer = moments_per_layer(trunk.config.class_token) * self.width
+        self.width, depth = backbone.config.width, backbone.config.depth
+        self.steps, self.grid = depth + 1, grid_count(depth) * self.width
+        self.per_layer = statistics_per_layer(backbone.config.class_token) * self.width
 
         def train() -> Iterator[tuple[Tensor, Tensor]]:
             for epoch in range(passes):
-                yield from _moments(feed, feed.epoch(epoch, 0, balanced=False))
+                yield from _statistics(feed, feed.epoch(epoch, 0, balanced=False))
 
         first = next(iter(train()), None)
         size = 0 if first is None else first[0].numel() * 2 * feed.per_epoch * passes
@@ -132,15 +132,15 @@ class Solver:
                 failed += share.failed
                 yield share
 
-        batches = list(_moments(feed, shares()))
+        batches = list(_statistics(feed, shares()))
         return batches, sum(self.team.gather([failed]))
 
     def _standardise(self) -> None:
-        """Mean and deviation of every moment over the training images of all processes."""
-        features = self.steps * self.per_layer + self.squares
+        """Mean and deviation of every statistic over the training images of all processes."""
+        features = self.steps * self.per_layer + self.grid
         count, total, squares = 0, torch.zeros(features).double(), torch.zeros(features).double()
-        for moments, _ in self.train:
-            values = moments.double()
+        for rows, _ in self.train:
+            values = rows.double()
             count += len(values)
             total += values.sum(0)
             squares += values.square().sum(0)
@@ -153,8 +153,8 @@ class Solver:
 
     @property
     def choices(self) -> tuple[Seen, ...]:
-        """What readouts are tried: a third of the layers, all, and all with squares."""
-        return Seen(-(-self.steps // 3)), Seen(self.steps), Seen(self.steps, squares=True)
+        """What readouts are tried: a third of the layers, all, and all with the grid."""
+        return Seen(-(-self.steps // 3)), Seen(self.steps), Seen(self.steps, grid=True)
 
     def best(self, choices: Sequence[Seen]) -> Solution:
         """The best of all penalties, and of all alphas, for heads that see this."""
@@ -172,8 +172,8 @@ class Solver:
             found = self._solve(found, self._standardised(seen, alpha, self.train), penalty)
         weight, bias = self._fold(found, seen, alpha)
         metrics = self._metrics((weight, bias))
-        settled = {name: value.clone() for name, value in self.task.head.settled.items()}
-        return Solution(seen, alpha, penalty, weight, bias, settled, metrics)
+        fitted = {name: value.clone() for name, value in self.task.head.fitted.items()}
+        return Solution(seen, alpha, penalty, weight, bias, fitted, metrics)
 
     def _share(self) -> Batches:
         """At most `_SEARCH` training images, of all processes together."""
@@ -210,19 +210,19 @@ class Solver:
         mean, device = self.mean[:size], self.mean.device
 
         def read() -> Iterator[tuple[Tensor, Tensor]]:
-            for moments, labels in batches:
-                yield (moments[:, :size].to(mean) - mean) * scale, to_device(labels, device)
+            for rows, labels in batches:
+                yield (rows[:, :size].to(mean) - mean) * scale, to_device(labels, device)
 
         return _Kept(read, keep=False)
 
     def _features(self, what: Seen) -> int:
-        return what.layers * self.per_layer + what.squares * self.squares or self.width
+        return what.layers * self.per_layer + what.grid * self.grid or self.width
 
     def _column_scale(self, what: Seen, alpha: float) -> Tensor:
         """What standardises each number, with alpha for all but the pooled token."""
         scale: Tensor = self.scale[: self._features(what)].clone()
         scale[self.width :] *= alpha
-        scale[self.steps * self.per_layer :] *= _SQUARES
+        scale[self.steps * self.per_layer :] *= _GRID_SCALE
         return scale
 
     def _solve(
@@ -270,7 +270,7 @@ class Solver:
     def _fold(
         self, found: tuple[Tensor, Tensor], what: Seen, alpha: float
     ) -> tuple[Tensor, Tensor]:
-        """The same head for moments that are not standardised."""
+        """The same head for statistics that are not standardised."""
         weight = found[0] * self._column_scale(what, alpha)
         return weight, found[1] - weight @ self.mean[: weight.shape[1]]
 
@@ -279,12 +279,12 @@ class Solver:
         weight, bias = head
         kind, own = self.task.kind, self.task.head
         kept = []
-        for moments, labels in self.val:
-            outputs = own.finish(F.linear(moments[:, : weight.shape[1]].to(weight), weight, bias))
+        for rows, labels in self.val:
+            outputs = own.finish(F.linear(rows[:, : weight.shape[1]].to(weight), weight, bias))
             kept.append(kind.keep(outputs, labels))
         kept = self.team.gather(kept)
         kind.settle(own, kept)
-        return kind.metrics(kept, own.settled, self.unreadable)
+        return kind.metrics(kept, own.fitted, self.unreadable)
 
 
 def solve_task(
@@ -297,16 +297,17 @@ def solve_task(
 ) -> None:
     """Solve a `readout` task of the model, which then sees what validation chose."""
     task = model.task(name)
-    solver = Solver(feed, model.trunk, task, team, recipe, labels)
+    solver = Solver(feed, model.backbone, task, team, recipe, labels)
     solution = solver.best(solver.choices)
-    if solution.seen != (task.spec.layers, task.spec.squares):
-        task = model.swap(replace(task.spec, **solution.seen._asdict()))
+    method = replace(task.method, **solution.seen._asdict())
+    if method != task.method:
+        task = model.swap(replace(task.spec, method=method))
     solution.put_into(task)
 
 
-def _moments(feed: Feed, shares: Iterable[Share]) -> Iterator[tuple[Tensor, Tensor]]:
+def _statistics(feed: Feed, shares: Iterable[Share]) -> Iterator[tuple[Tensor, Tensor]]:
     for share in shares:
         if len(share.labels):
             with torch.no_grad():  # not around the yield, where others need gradients
-                moments = feed.moments(share.inputs)
-            yield moments.cpu().half(), share.labels
+                rows = feed.layer_statistics(share.inputs)
+            yield rows.cpu().half(), share.labels

@@ -15,6 +15,7 @@ from typing import Any
 from engram.data.datasets import Splits, load
 from engram.data.objects import PythonData
 from engram.errors import EngramError
+from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.settings import TaskSettings
@@ -60,16 +61,13 @@ def sweep(
     recipe: Recipe | None = None,
     *,
     lrs: Sequence[float] = (),
-    cells: Sequence[int] = (5,),
+    cells: Sequence[int] = (Masked().cells,),
     weight_decays: Sequence[float] = (),
     seeds: int = 1,
     kind: str = "classification",
     regime: str = "masked",
     extends: Sequence[str] = (),
-    update: str = "fresh",
-    adapter_width: int = 32,
-    class_init: str = "trunk",
-    rank: int = 16,
+    class_init: str = "backbone",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -79,6 +77,7 @@ def sweep(
     team: Team | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
+    **settings: Any,
 ) -> SweepResult:
     """Train every combination and add the best as a task `name` to the model.
 
@@ -95,12 +94,9 @@ def sweep(
         weight_decays: Weight decays to try; the recipe's if empty.
         seeds: Seeds for every combination.
         kind: The kind of task, unless `data` is what `engram.data.load` returned.
-        regime: Which parameters train, and whether attention is masked.
+        regime: The method: what trains, and how the task reads the backbone.
         extends: Names of attached tasks that the new task reads.
-        update: How the regime `memory` passes cells from layer to layer.
-        adapter_width: Width of the bottleneck, in regimes with adapters.
-        class_init: Where the class token starts: `trunk` or `random`.
-        rank: Width of the side patches, in the regime `side`.
+        class_init: Where the class token starts: `backbone` or `random`.
         out: The engram to write.
         resume: Continue an interrupted sweep.
         overwrite: Replace an existing engram, or give up an interrupted sweep.
@@ -111,6 +107,7 @@ def sweep(
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
         callbacks: Told how the run goes; see `engram.Callback`.
+        **settings: Other settings of the method, such as `rank` of `side`.
 
     Returns:
         All settings with their scores, the best of them, its metrics and the path of its engram.
@@ -138,10 +135,10 @@ def sweep(
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    task = TaskSettings(regime, cells[0], tuple(extends), update, adapter_width, class_init, rank)
+    task = TaskSettings(regime, tuple(extends), class_init, settings)
     workshop = Workshop(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
-    run = None if out is None else Run(Path(out), team, overwrite, resume, model.trunk.source)
+    run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
     identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
@@ -156,8 +153,8 @@ def sweep(
             return _result(model, name, run, before)
         finished = workshop.train(variants, run, progress, told)
         trained, unreadable = finished.trained, finished.unreadable
-        settings = _by_setting(variants, trained)
-        best = max(settings, key=lambda setting: setting.mean)
+        scored = _by_setting(variants, trained)
+        best = max(scored, key=lambda setting: setting.mean)
         variant, chosen = _best_seed(variants, trained, best)
         tried = None
         if soup:
@@ -178,8 +175,8 @@ def sweep(
             "seconds": time.perf_counter() - began,
             "metrics": metrics,
             "unreadable": unreadable,
-            "settings": [asdict(setting) for setting in settings],
-            "best": settings.index(best),
+            "settings": [asdict(setting) for setting in scored],
+            "best": scored.index(best),
             "seed": variant.seed,
             "ending": ending and asdict(ending),
             "soup": tried and asdict(tried),
@@ -190,7 +187,7 @@ def sweep(
             if tried is not None and tried.kept > 1:
                 record["merged"] = tried.lineage
             model.save(name, run.out, metrics=metrics, recipe=record)
-            _write_tables(run, settings)
+            _write_tables(run, scored)
             run.finish(identity, engram.content, result)
             workshop.clear(run)
         done = _result(model, name, run, result)

@@ -25,10 +25,28 @@ from engram.train.callbacks import Callback, Callbacks, RunStart
 from engram.train.recipe_file import RecipeFile
 from engram.train.result import RunResult
 from engram.train.run import Run
-from engram.util.files import write_atomically
+from engram.util.documents import load_json
+from engram.util.files import make_folder, private, write_atomically
 from engram.util.optional import require
 from engram.util.processes import Team
+from engram.util.spelling import spell
 from engram.util.text import first_line, utf8
+
+
+def history_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a history that `CSVLog` wrote; an EngramError if it is damaged."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        for row in rows:
+            int(row["step"])
+            list(map(float, row.values()))
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise EngramError(
+            f"{path} is no history of a run ({first_line(error)}); move it away, or start again "
+            f"with {spell('overwrite', True)}."
+        ) from None
+    return rows
 
 
 class CSVLog(Callback):
@@ -45,9 +63,7 @@ class CSVLog(Callback):
         self._path = Path(self.path) if self.path else start.file("history.csv", "CSVLog")
         self._rows: list[Mapping[str, Any]] = []
         if start.step and self._path.exists():
-            with self._path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-            self._rows += [row for row in rows if int(row["step"]) <= start.step]
+            self._rows += [r for r in history_rows(self._path) if int(r["step"]) <= start.step]
 
     def evaluated(self, row: Mapping[str, float]) -> None:
         self._rows.append(row)
@@ -66,28 +82,43 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        for module in ("tensorboard", "torch.utils.tensorboard"):
-            board = require(module, extra="plots", purpose="Logging for TensorBoard")
-        self.folder, self._board = folder, board
+        self.folder = folder
+        _, self._records, self._events = (
+            require(module, extra="plots", purpose="Logging for TensorBoard")
+            for module in (
+                "tensorboard",
+                "tensorboard.summary.writer.record_writer",
+                "tensorboard.compat.proto.event_pb2",
+            )
+        )
 
     def started(self, start: RunStart) -> None:
         folder = Path(self.folder) if self.folder else start.file("", "TensorBoard")
-        # What was logged behind the checkpoint will be logged again, so the old values go.
-        purge = start.step + 1 if start.step else None
-        self._writer = self._board.SummaryWriter(str(folder), purge_step=purge)
+        make_folder(folder)
+        # Not by SummaryWriter, which puts the name of the machine into that of the file.
+        path = folder / f"events.out.tfevents.{time.time():.6f}"
+        self._file = open(path, "xb", opener=private)  # noqa: SIM115
+        self._writer = self._records.RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        if start.step:
+            # What was logged behind the checkpoint will be logged again, so the old values go.
+            began = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._write(step=start.step + 1, session_log=began)
+
+    def _write(self, **event: Any) -> None:
+        written = self._events.Event(wall_time=time.time(), **event)
+        self._writer.write(written.SerializeToString())
+        self._file.flush()
 
     def evaluated(self, row: Mapping[str, float]) -> None:
-        for name, value in _values(row):
-            self._writer.add_scalar(name, value, row["step"])
-
-    def checkpointed(self, step: int) -> None:
-        self._writer.flush()
+        values = [{"tag": name, "simple_value": value} for name, value in _values(row)]
+        self._write(step=int(row["step"]), summary={"value": values})
 
     def finished(self, result: RunResult) -> None:
-        self._writer.close()
+        self._file.close()
 
     def stopped(self, error: BaseException) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class _Remembered:
@@ -97,8 +128,8 @@ class _Remembered:
         self._path = None if start.folder is None else start.folder / name
         self.run, self.step = "", 0
         if self._path is not None and self._path.exists():
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                kept = json.loads(self._path.read_bytes())
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                kept = load_json(self._path.read_bytes())
                 self.run, self.step = str(kept["run"]), int(kept["step"])
 
     def set(self, run: str, step: int) -> None:

@@ -23,7 +23,7 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
         The names and parameters that train, for an optimiser.
 
     Raises:
-        EngramError: A task is not attached, or a parameter belongs neither to the trunk nor to a
+        EngramError: A task is not attached, or a parameter belongs neither to the backbone nor to a
             task of the model, such as a module of your own put into it. Nothing trains or stays
             frozen by accident.
 
@@ -36,7 +36,7 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
     for path, parameter in model.named_parameters():
         if id(parameter) not in known:
             raise EngramError(
-                f"The parameter {path} belongs neither to the trunk nor to a task, so it is "
+                f"The parameter {path} belongs neither to the backbone nor to a task, so it is "
                 "neither trained nor frozen on purpose; remove its module from the model."
             )
     for parameter in model.parameters():
@@ -47,6 +47,6 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
 
 
 def _known(model: MemoryViT) -> Iterator[nn.Parameter]:
-    yield from model.trunk.parameters()
+    yield from model.backbone.parameters()
     for task in model.tasks.values():
         yield from task.parameters()

@@ -119,7 +119,8 @@ class Training:
         keep_statistics(self, learners)
 
     def prepare(self, transform: Transform | None = None) -> None:
-        """All that comes before the first step; the trunk may run over all images, for the cache.
+        """All that comes before the first step; the backbone may run over all images, for the
+        cache.
 
         The model moves to its device and is frozen but for the learners' parameters, heads take
         what they need from the training labels, and the feed is chosen and made ready.

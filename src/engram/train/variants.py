@@ -13,17 +13,18 @@ import math
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits
 from engram.errors import EngramError
+from engram.methods import Masked, method_class
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.store.format import read_engram
-from engram.tasks.regimes import REGIMES
 from engram.tasks.settings import TaskSettings
+from engram.tasks.spec import TaskSpec
 from engram.train.callbacks import Callback, Callbacks, Part
 from engram.train.fit import fit
 from engram.train.identity import identity_of
@@ -32,12 +33,14 @@ from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
 from engram.train.run import Run, run_folder
 from engram.train.training import Training
+from engram.util.documents import load_json
 from engram.util.processes import Team
 from engram.util.progress import Progress
 from engram.util.spelling import spell
 
 #: In the run's folder: the images that finished variants could not read, for a run that resumes.
 _UNREADABLE = "variant-unreadable.json"
+_MOST_VARIANTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,14 @@ class Grid:
     """All settings to be tried, and how many seeds each of them gets."""
 
     lrs: Sequence[float] = ()
-    cells: Sequence[int] = (5,)
+    cells: Sequence[int] = (Masked().cells,)
     weight_decays: Sequence[float] = ()
     seeds: int = 1
 
     def variants(self, recipe: Recipe, regime: str) -> list[Variant]:
         """Every setting with every seed; what makes no sense is an EngramError."""
-        if regime not in REGIMES:
-            raise EngramError(f"There is no regime {regime!r}; choose one of {', '.join(REGIMES)}.")
-        if REGIMES[regime].moments:
+        method = method_class(regime)
+        if method.solved or method.composed:
             raise EngramError(
                 f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
                 f"own settings; use fit, without {spell('seeds')} and {spell('soup')}."
@@ -106,13 +108,21 @@ class Grid:
         for lr in self.lrs:
             if not 0 < lr < math.inf:
                 raise EngramError(f"{spell('lr')} is {lr:g}; it must be a number above 0.")
+            recipe.but(lr=lr)  # is checked there
         for decay in self.weight_decays:
             recipe.but(weight_decay=decay)  # is checked there
-        points = itertools.product(
-            dict.fromkeys(self.lrs) or (learning_rate(recipe, regime),),
-            dict.fromkeys(self.cells) if REGIMES[regime].cells else (0,),
-            dict.fromkeys(self.weight_decays) or (recipe.weight_decay,),
+        points = list(
+            itertools.product(
+                dict.fromkeys(self.lrs) or (learning_rate(recipe, method),),
+                dict.fromkeys(self.cells) if "cells" in method.setting_names() else (0,),
+                dict.fromkeys(self.weight_decays) or (recipe.weight_decay,),
+            )
         )
+        if len(points) * self.seeds > _MOST_VARIANTS:
+            raise EngramError(
+                f"{len(points):,} settings with {self.seeds:,} seeds each are more than the "
+                f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {spell('seeds')}."
+            )
         return [
             Variant(Setting(*point), recipe.seed + seed)
             for point in points
@@ -145,7 +155,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where variants are trained: models of their own on the same trunk, with the same parents."""
+    """Where variants are trained: models of their own on one backbone, with the same parents."""
 
     model: MemoryViT
     name: str
@@ -158,7 +168,7 @@ class Workshop:
         """What a sweep of these variants is a sweep of, as a hash."""
         tasks = [
             (
-                self.splits.task_spec(self.name, replace(self.task, cells=variant.setting.cells)),
+                self._spec(self.name, variant),
                 variant.setting.lr,
                 variant.setting.weight_decay,
             )
@@ -176,7 +186,7 @@ class Workshop:
         self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> Finished:
         """Train all variants."""
-        if REGIMES[self.task.regime].changes_trunk:
+        if not self.task.method().shares_pass:
             return self._one_by_one(variants, run, progress, callbacks)
         return self._in_one_pass(variants, run, progress, callbacks)
 
@@ -221,7 +231,7 @@ class Workshop:
         unreadable: dict[str, str] = {}
         resume = run is not None and self._begin(run)
         if run is not None and resume and (run.folder / _UNREADABLE).exists():
-            unreadable = json.loads((run.folder / _UNREADABLE).read_bytes())
+            unreadable = _read_unreadable(run.folder / _UNREADABLE)
         trained = []
         for i, variant in enumerate(variants):
             part = Part(callbacks, i, len(variants))
@@ -295,10 +305,10 @@ class Workshop:
     def _check_identity(self, run: Run, out: Path, identity: str, resume: bool) -> None:
         """Refuse to go on with a variant of another sweep, and record which one this is."""
         known = out.with_suffix(".identity")
-        was = known.read_text() if known.exists() else ""
+        was = known.read_text(errors="replace") if known.exists() else ""
         if resume and was != identity and (was or out.exists()):
             raise EngramError(
-                f"{out} was trained with other settings, data or trunk; repeat the command "
+                f"{out} was trained with other settings, data or backbone; repeat the command "
                 f"of that sweep with {spell('resume', True)}, or start again with "
                 f"{spell('overwrite', True)}."
             )
@@ -323,7 +333,7 @@ class Workshop:
         task, found = scratch.task(self.name), before.engram.tensors
         task.head.divide(before.metrics.get("temperature", 1.0))
         if task.kind.calibrates:  # thresholds are of calibrated probabilities
-            for name, value in task.head.settled.items():
+            for name, value in task.head.fitted.items():
                 value.copy_(found[f"head.{name}"])
         if task.statistics is not None:
             task.statistics.quantiles.copy_(found["statistics.quantiles"])
@@ -332,7 +342,7 @@ class Workshop:
     def _trained(
         self, metrics: Mapping[str, Any], engram: Engram, ending: Ending | None
     ) -> Trained:
-        measured_by = engram.spec.does.score_with(self.recipe.balance)
+        measured_by = engram.spec.kind_object.score_with(self.recipe.balance)
         return Trained(dict(metrics), engram, ending, measured_by)
 
     def clear(self, run: Run) -> None:
@@ -348,18 +358,33 @@ class Workshop:
         return self.recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)
 
     def _fresh(self) -> MemoryViT:
-        scratch = MemoryViT(self.model.trunk)
+        scratch = MemoryViT(self.model.backbone)
         if self.task.extends:
             for name in self.model.tasks:
                 scratch.attach(self.model.engram(name))
         return scratch
 
     def _add(self, scratch: MemoryViT, called: str, variant: Variant) -> None:
-        settings = replace(self.task, cells=variant.setting.cells)
-        spec = self.splits.task_spec(called, settings)
-        scratch.add(spec, class_init=settings.class_init, seed=variant.seed)
+        spec = self._spec(called, variant)
+        scratch.add(spec, class_init=self.task.class_init, seed=variant.seed)
+
+    def _spec(self, called: str, variant: Variant) -> TaskSpec:
+        settings = self.task
+        if "cells" in method_class(settings.regime).setting_names():
+            settings = settings.but(cells=variant.setting.cells)
+        return self.splits.task_spec(called, settings.method(), settings.extends)
 
 
 def _interrupted(out: Path | None) -> bool:
     """Whether a run that was to write this file was interrupted."""
     return out is not None and (run_folder(out) / "checkpoint.safetensors").exists()
+
+
+def _read_unreadable(path: Path) -> dict[str, str]:
+    """Why images could not be read, as an interrupted sweep recorded it."""
+    try:
+        return {str(name): str(reason) for name, reason in load_json(path.read_bytes()).items()}
+    except (ValueError, AttributeError) as error:
+        raise EngramError(
+            f"{path} is damaged ({error}); start again with {spell('overwrite', True)}."
+        ) from None

@@ -28,6 +28,14 @@ MAX_VALUES = 1_000_000
 MAX_TENSORS = 20_000
 
 
+_DIGITS = "a number in it has thousands of digits"
+
+
+def is_too_long(error: ValueError) -> bool:
+    """Whether Python refused to read a number with more digits than its limit, 4,300."""
+    return "int_max_str_digits" in str(error)
+
+
 def parse_json(text: bytes) -> Any:
     """A JSON document of unknown origin. Whatever is wrong with it is a ValueError."""
     if len(text) > MAX_BYTES:
@@ -35,12 +43,19 @@ def parse_json(text: bytes) -> Any:
     # Before any of them is made. Text may have these characters too, so it is an upper bound.
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES:,} values")
+    return load_json(text)
+
+
+def load_json(text: bytes | str) -> Any:
+    """A JSON document. Whatever is wrong with it is a ValueError, and no other exception."""
     collecting = gc.isenabled()
     gc.disable()  # JSON makes no cycles, and to look for them takes 20 times as long as parsing
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise (ValueError(_DIGITS) if is_too_long(error) else error) from None
     finally:
         if collecting:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Files and folders that are replaced completely or not at all."""
+"""Files and folders that are replaced completely or not at all, and files that have an end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,32 @@ from engram.errors import EngramError
 def private(path: str, flags: int) -> int:
     """Opens a file that only its owner may read: `open(path, "wb", opener=private)`."""
     return os.open(path, flags, 0o600)
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to read it. Whatever could block or never end (a pipe, a device) is an OSError.
+
+    A file that is replaced by a pipe between the two looks at it is not waited for either.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        _check_readable(os.stat(name).st_mode)  # opening a device may already do something
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+        handle = os.open(name, flags)
+        try:
+            _check_readable(os.fstat(handle).st_mode)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+    return open(path, "rb", opener=opener)
+
+
+def _check_readable(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
+        raise OSError(f"it is {what}, not a regular file")
 
 
 def make_folder(folder: Path) -> None:

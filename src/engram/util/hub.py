@@ -110,7 +110,7 @@ _ACCESS: ContextVar[Access] = ContextVar("access", default=Access())  # noqa: B0
 
 @contextmanager
 def access(how: Access) -> Iterator[None]:
-    """Ask the Hub like this inside: for engrams, and for the trunk that they name."""
+    """Ask the Hub like this inside: for engrams, and for the backbone that they name."""
     before = _ACCESS.set(how)
     try:
         yield

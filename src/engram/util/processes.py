@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from engram.errors import EngramError, is_lost_worker
 from engram.util.devices import device_for
 from engram.util.spelling import spell
+
+_T = TypeVar("_T")
 
 
 class Team:
@@ -155,14 +157,17 @@ class Stop:
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
-    """Ctrl-C or SIGTERM sets `asked`, so that work ends at a good place; twice, it interrupts."""
+def stoppable(*, at_once: bool = False) -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM sets `asked`, so that work ends at a good place; twice, it interrupts.
+
+    With `at_once` it interrupts the first time too, whatever the work is waiting for.
+    """
     stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
+        before, stop.asked = stop.asked, True
+        if before or at_once:
             raise KeyboardInterrupt
-        stop.asked = True
 
     try:
         before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}

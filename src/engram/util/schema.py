@@ -127,7 +127,7 @@ class Object:
         rules = {**self.optional, **self.required}
         unknown = [key for key in value if key not in rules]
         if unknown and not self.others:
-            raise Invalid(f"there is no field {prefix}{_brief(unknown[0])}")
+            raise Invalid(f"there is no field {prefix}{brief(unknown[0])}")
         for key, rule in rules.items():
             if key in value:
                 rule.check(value[key], f"{prefix}{key}")
@@ -185,10 +185,10 @@ def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 def _refuse(value: Any, name: str, expected: str) -> NoReturn:
-    raise Invalid(f"{name} is {_brief(value)}; it must be {expected}")
+    raise Invalid(f"{name} is {brief(value)}; it must be {expected}")
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """A value for an error message, however large it is."""
     if isinstance(value, (list, tuple)):
         return f"a list of {len(value):,} values" if value else "an empty list"

@@ -12,6 +12,7 @@ from dataclasses import Field, field, fields
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
+from engram.util.schema import brief
 from engram.util.spelling import spell
 
 if TYPE_CHECKING:
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
 #: The values that were given for a run, by settings class; no defaults.
 Given = Mapping[type, dict[str, Any]]
 
+#: The most that a number without a limit of its own may be: what tensors and counters can hold.
+_MOST = {"int": 2**63 - 1, "float": 3e38}
+
 #: Settings that several commands have: where to compute, and in which precision to answer.
 ABOUT_DEVICE = (
     "where to compute: auto (an accelerator if there is one), cpu, cuda, cuda:1, mps, xpu"
 )
 ABOUT_PRECISION = "numeric precision of forward passes; bf16 and fp16 change answers slightly"
 PRECISIONS = ("fp32", "bf16", "fp16")
-ABOUT_TRUNK_DTYPE = "type of the trunk's weights; bf16 takes half the memory and computes in bf16"
-TRUNK_DTYPES = ("fp32", "bf16")
+ABOUT_BACKBONE_DTYPE = (
+    "type of the backbone's weights; bf16 takes half the memory and computes in bf16"
+)
+BACKBONE_DTYPES = ("fp32", "bf16")
 
 
 def setting(
@@ -42,6 +48,8 @@ def setting(
     offers: tuple[str, ...] = (),
     group: str = "",
     metavar: str = "",
+    label: str = "",
+    flag: bool = True,
 ) -> Any:
     """A field of a settings dataclass.
 
@@ -55,6 +63,8 @@ def setting(
         offers: Texts that a shell completes where others are allowed too.
         group: The panel of `--help` that lists the flag.
         metavar: What `--help` shows in place of the value.
+        label: What descriptions of a task call it, if they always show it.
+        flag: Whether the command line has a flag for it.
     """
     metadata = {
         "about": about,
@@ -65,23 +75,41 @@ def setting(
         "offers": offers or choices,
         "group": group,
         "metavar": metavar,
+        "label": label,
+        "flag": flag,
     }
     return field(default=default, metadata=metadata)
 
 
+def settings_fields(settings_class: type) -> list[Field[Any]]:
+    """The settings of a class that are flags: its fields, or what its `flags` lists."""
+    listed = getattr(settings_class, "flags", None)
+    return listed() if listed is not None else list(fields(settings_class))
+
+
+def type_name(item: Field[Any]) -> str:
+    """The annotation of a setting as text, whether or not its module postpones annotations."""
+    return item.type.__name__ if isinstance(item.type, type) else str(item.type)
+
+
 def check(settings: DataclassInstance) -> None:
     """Refuse a wrong type, an unknown choice or a number out of range with an EngramError."""
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        expected = _mismatch(item, value)
-        if expected:
-            raise EngramError(f"{spell(item.name)} is {value!r}; it {expected}.")
+    for item in (item for item in fields(settings) if item.metadata):
+        check_value(item, getattr(settings, item.name))
+
+
+def check_value(item: Field[Any], value: Any) -> None:
+    """Refuse a value that a setting cannot have with an EngramError."""
+    expected = _mismatch(item, value)
+    if expected:
+        shown = brief(value) if isinstance(value, int) else repr(value)
+        raise EngramError(f"{spell(item.name)} is {shown}; it {expected}.")
 
 
 def _mismatch(item: Field[Any], value: Any) -> str:
     """What the value should be instead, or "" if it is allowed."""
-    rules, kind = item.metadata, str(item.type).removesuffix(" | None")
-    if value is None and kind != str(item.type):
+    rules, kind = item.metadata, type_name(item).removesuffix(" | None")
+    if value is None and kind != type_name(item):
         return ""
     if rules["choices"]:
         return "" if value in rules["choices"] else f"can be {', '.join(rules['choices'])}"
@@ -101,6 +129,7 @@ def _mismatch(item: Field[Any], value: Any) -> str:
         return f"must be {noun}, at least {rules['least']:g}"
     if rules["below"] is not None and value >= rules["below"]:
         return f"must be below {rules['below']}"
-    if rules["most"] is not None and value > rules["most"]:
-        return f"can be {rules['most']} at most"
+    most = _MOST[kind] if rules["most"] is None else rules["most"]
+    if value > most:
+        return f"can be {most} at most"
     return ""

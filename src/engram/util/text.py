@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
+from pathlib import PureWindowsPath
 
 
 def summarise_names(
@@ -80,6 +82,23 @@ def visible(text: str) -> str:
 def without_folder(source: str) -> str:
     """The last part of an absolute path, which says nothing about this machine; else the text."""
     return os.path.basename(source.rstrip("/")) if os.path.isabs(source) else source
+
+
+#: How a path begins that says something about a machine.
+ROOT = r"(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/]|\\\\)"
+FILE_URL = r"file://[^\s/\\]*"  # perhaps with the name of a machine
+# A path inside a longer text. A ":" may precede it, as in hf:/data, but not https:/ or 8080/.
+_PATH = re.compile(rf"(?:{FILE_URL}|(?<![\w./\\~-])){ROOT}(?=[^\s/])[^\s,;'\"<>|()]*")
+
+
+def without_paths(text: str) -> str:
+    """A text with the paths in it reduced to their last part."""
+    return _PATH.sub(lambda match: last_part(match[0]), text)
+
+
+def last_part(path: str) -> str:
+    """The last part of a path of any operating system."""
+    return PureWindowsPath(path.removeprefix("file://").rstrip("/\\")).name or "a path"
 
 
 def utf8(text: str) -> bytes:

@@ -16,8 +16,8 @@ from engram.inference.bulk.settings import BulkSettings
 
 
 @pytest.fixture
-def questions(small_trunk: Path) -> Questions:
-    model = MemoryViT(engram.load_trunk(small_trunk)).eval()
+def questions(small_backbone: Path) -> Questions:
+    model = MemoryViT(engram.load_backbone(small_backbone)).eval()
     model.add_task("error", ["one", "two"])
     model.add_task("ground", ["one", "two"], kind="segmentation")
     settings = BulkSettings(decoders=0, logits=True)

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,7 @@ def items(tmp_path: Path) -> list[Item]:
     return [Item(str(tmp_path / f"{i}.png")) for i in range(6)]
 
 
+@pytest.mark.system
 def test_views_come_in_order_and_a_deadly_image_is_an_error(items: list[Item]) -> None:
     given = [*items[:3], Deadly("deadly.png"), *items[3:], Item("missing.png")]
     decoders = Decoders(PREPROCESSING, 2)
@@ -45,7 +48,7 @@ def test_views_come_in_order_and_a_deadly_image_is_an_error(items: list[Item]) -
         decoders.close()
     assert [one.name for one in found] == [item.name for item in given]
     assert "ended the process" in found[3].error
-    assert "cannot be read" in found[-1].error
+    assert "does not exist" in found[-1].error
     for one in found:
         if not one.error:
             assert one.view is not None
@@ -57,6 +60,37 @@ def test_without_processes_the_answers_are_the_same(items: list[Item]) -> None:
     assert all(one.view is not None for one in here)
 
 
+@pytest.mark.system
 def test_a_process_does_not_import_torch() -> None:
     code = "import engram.inference.bulk.decoders, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Endless(Item):
+    """An image that is waited for without end."""
+
+    def read(self) -> bytes:
+        Path(self.place).touch()
+        threading.Event().wait()
+        return b""
+
+
+def test_a_decoder_that_waits_without_end_is_ended(tmp_path: Path) -> None:
+    decoders = Decoders(PREPROCESSING, 1)
+    decoders._submit([Endless(str(tmp_path / "asked"))])
+    while not (tmp_path / "asked").exists():
+        time.sleep(0.01)
+    decoders.close()
+
+
+class Odd(Item):
+    """An image whose file system raises what nobody expects."""
+
+    def read(self) -> bytes:
+        raise RuntimeError("\udcff")
+
+
+def test_whatever_an_image_raises_is_its_error(items: list[Item]) -> None:
+    found = list(Decoders(PREPROCESSING, 0).decoded([Odd("odd"), items[0]]))
+    assert found[0].error.encode().startswith(b"odd: ")
+    assert found[1].view is not None

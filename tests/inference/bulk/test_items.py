@@ -7,7 +7,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from engram.inference.bulk.items import Item, is_address
+from engram.images.decode import BadImage
+from engram.inference.bulk.addresses import is_address
+from engram.inference.bulk.items import Item
 
 
 def test_the_bytes_are_those_given_or_those_of_the_file(tmp_path: Path) -> None:
@@ -15,7 +17,7 @@ def test_the_bytes_are_those_given_or_those_of_the_file(tmp_path: Path) -> None:
     path.write_bytes(b"of the file")
     assert Item(str(path)).read() == b"of the file"
     assert Item(str(path), b"given").read() == b"given"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadImage, match="does not exist"):
         Item(str(tmp_path / "missing.png")).read()
 
 

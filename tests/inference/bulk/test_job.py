@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
 import signal
+import tarfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,11 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.nursery import Nursery
+from tests.support.runs import written
 
 import engram
 from engram import EngramError, MemoryViT
+from engram.inference.bulk.items import Item
 from engram.inference.bulk.job import predict_to
 from engram.inference.bulk.settings import BulkSettings
 
@@ -36,9 +42,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(small_trunk: Path) -> MemoryViT:
+def model(small_backbone: Path) -> MemoryViT:
     torch.manual_seed(0)
-    model = MemoryViT(engram.load_trunk(small_trunk)).eval()
+    model = MemoryViT(engram.load_backbone(small_backbone)).eval()
     for kind in ("classification", "multilabel", "regression", "segmentation"):
         task = model.add_task(kind, ["one", "two", "three"], kind=kind)
         torch.nn.init.normal_(task.head.weight, std=0.3)
@@ -158,22 +164,125 @@ def test_what_is_there_is_not_replaced_by_itself(
 
 
 def test_kill_9_at_any_time_loses_nothing(
-    model: MemoryViT, photos: Path, tmp_path: Path, nursery: Nursery, small_trunk: Path
+    model: MemoryViT, photos: Path, tmp_path: Path, nursery: Nursery, small_backbone: Path
 ) -> None:
     task = model.save("classification", tmp_path / "classification.safetensors")
     out = tmp_path / "a.jsonl"
     command = ("predict", task, photos, "--out", out, "--rows", "2", "--batch", "2")
     for parts in (1, 4):
-        running = nursery.start(*command)
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("a.jsonl.parts/part-*"))) < parts and running.code is None:
-            assert time.monotonic() < deadline, running.stderr
-            time.sleep(0.005)
-        os.kill(running.pid, signal.SIGKILL)
-        running.wait()
+        some = written(tmp_path, "a.jsonl.parts/part-*", files=parts)
+        running = nursery.start(*command, hold=some)
+        running.signal_when(signal.SIGKILL, some)
     running = nursery.start(*command, "--json").wait()
     assert running.code == 0, running.stderr
     document = json.loads(running.stdout)
     assert document["images"] == 25
     images = [row["image"] for row in rows_of(out)]
     assert images == sorted(str(path) for path in photos.iterdir())
+
+
+def packed(photos: Path, archive: Path) -> Path:
+    with tarfile.open(archive, "w:gz" if archive.suffix == ".gz" else "w") as tar:
+        for path in sorted(photos.iterdir()):
+            tar.add(path, path.name)
+    return archive
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_job_on_a_damaged_archive_goes_on_after_repair(
+    model: MemoryViT, photos: Path, tmp_path: Path, name: str
+) -> None:
+    source, out = packed(photos, tmp_path / name), tmp_path / "answers.jsonl"
+    whole = tmp_path / "whole.jsonl"
+    predict_to(model, [str(source)], whole, SETTINGS)
+    good = source.read_bytes()
+    source.write_bytes(good[: len(good) // 2])
+    with pytest.raises(EngramError, match=r"damaged at byte .* images are kept"):
+        predict_to(model, [str(source)], out, SETTINGS)
+    assert not out.exists()
+    source.write_bytes(good)
+    result = predict_to(model, [str(source)], out, SETTINGS)
+    assert (result.images, result.resumed > 4) == (25, True)
+    assert [row["image"] for row in rows_of(out)] == [row["image"] for row in rows_of(whole)]
+
+
+def test_answers_from_an_archive_with_a_wrong_checksum_are_not_kept(
+    model: MemoryViT, photos: Path, tmp_path: Path
+) -> None:
+    archive, out = packed(photos, tmp_path / "a.tar.gz"), tmp_path / "answers"
+    good = archive.read_bytes()
+    archive.write_bytes(good[:-8] + bytes(4) + good[-4:])
+    first = str(photos / "00.png")
+    with pytest.raises(EngramError, match=r"a\.tar\.gz is damaged"):
+        predict_to(model, [*[first] * 5, str(archive)], out, SETTINGS)
+    assert len(list(out.glob("part-*"))) == 1  # its four images are not of the archive
+    archive.write_bytes(good)
+    assert predict_to(model, [*[first] * 5, str(archive)], out, SETTINGS).resumed == 4
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_asking_to_stop_ends_a_job_that_waits_for_its_sources(
+    model: MemoryViT,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    decoders: int,
+) -> None:
+    def endless(sources: object, *more: object) -> Iterator[Item]:
+        yield Item(str(photos / "00.png"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr("engram.inference.bulk.job.items_of", endless)
+    settings = BulkSettings(decoders=decoders)
+    with pytest.raises(engram.errors.Interrupted):
+        predict_to(model, [str(photos)], tmp_path / "a.jsonl", settings)
+
+
+def test_two_jobs_on_one_output_lose_nothing(
+    model: MemoryViT, photos: Path, tmp_path: Path, nursery: Nursery, small_backbone: Path
+) -> None:
+    task = model.save("classification", tmp_path / "classification.safetensors")
+    out = tmp_path / "a.jsonl"
+    command = ("predict", task, photos, "--out", out, "--rows", "2", "--decoders", "0")
+    codes = [running.wait().code for running in [nursery.start(*command) for _ in range(2)]]
+    assert sorted(codes) == [0, 2]
+    images = [row["image"] for row in rows_of(out)]
+    assert images == sorted(str(path) for path in photos.iterdir())
+
+
+def test_sigterm_ends_a_job_that_waits_for_its_list(
+    model: MemoryViT, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waiting(io.StringIO):
+        """A standard input that says five names, and then nothing more."""
+
+        def readline(self, size: int | None = -1, /) -> str:
+            if line := super().readline(-1 if size is None else size):
+                return line
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait()
+            return ""
+
+    monkeypatch.setattr("sys.stdin", Waiting("".join(f"{photos}/{i:02}.png\n" for i in range(5))))
+    with pytest.raises(engram.errors.Interrupted, match="continue"):
+        predict_to(model, ["-"], tmp_path / "a.jsonl", SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.csv"])
+def test_hostile_entries_are_rows_with_errors(
+    model: MemoryViT, photos: Path, tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "self.png").symlink_to(tmp_path / "self.png")
+    odd = tmp_path / os.fsdecode(b"\xff.png")
+    odd.write_bytes((photos / "00.png").read_bytes())
+    with open(tmp_path / "sparse.png", "wb") as file:
+        file.truncate(10**12)
+    bad = ["/dev/zero", "pipe.png", "self.png", "sparse.png", "reference://x", "a\0b", "x" * 70_000]
+    lines = [*map(os.fsencode, bad), b"\xff.png", os.fsencode(photos / "01.png")]
+    (tmp_path / "list.txt").write_bytes(b"\n".join(lines))
+    result = predict_to(model, [str(tmp_path / "list.txt")], tmp_path / name, SETTINGS)
+    assert (result.images, result.errors) == (9, 7)
+    assert [bool(row.get("error")) for row in rows_of(tmp_path / name)] == [True] * 7 + [False] * 2

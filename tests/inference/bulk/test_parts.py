@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engram import EngramError
 from engram.inference.bulk.answers import Batch
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.items import HELD, Item
 from engram.inference.bulk.parts import Collected, Parts
 from engram.inference.bulk.tables import JsonLines
 
@@ -26,8 +27,9 @@ def missing(parts: Parts, images: int) -> list[tuple[int, int, list[str], bool]]
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
-    return Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite=False)
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    with Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite=False) as parts:
+        yield parts
 
 
 def test_batches_stay_within_their_part(parts: Parts) -> None:
@@ -68,3 +70,94 @@ def test_rows_of_a_part_are_collected_in_any_order() -> None:
     assert collected.add(batches[2], rows(24)) == []
     assert collected.add(batches[2], rows(24)) == []  # twice
     assert collected.add(batches[0], rows(20, 21)) == rows(20, 21, 22, 23, 24)
+
+
+# One job at a time, and nothing lost
+
+
+def other(parts: Parts, overwrite: bool = False) -> Parts:
+    return Parts(parts.out, parts.table, parts.identity, overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_job_on_the_same_output_is_refused(parts: Parts, overwrite: bool) -> None:
+    parts.write(0, rows(0, 1, 2, 3))
+    with pytest.raises(EngramError, match="Another process"), other(parts, overwrite):
+        pass
+    assert missing(parts, 4) == []
+    parts.finish()
+    with pytest.raises(EngramError, match="exists"), other(parts):
+        pass
+    assert [path.name for path in parts.out.parent.iterdir()] == ["a.jsonl"]
+
+
+def test_a_job_without_a_part_leaves_nothing(tmp_path: Path) -> None:
+    for job in (1, 2):  # another one may follow
+        with Parts(tmp_path / "a.jsonl", JsonLines(), {"job": job}, overwrite=False):
+            pass
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_job_left_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / "a.jsonl.parts"
+    folder.mkdir()
+    (folder / ".engram-0123456789abcdef.tmp").write_bytes(b"{")
+    (folder / "_lock").touch()
+    with Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite=False) as parts:
+        assert len(missing(parts, 9)) == 5
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_no_table_is_made_of_fewer_rows_than_images(parts: Parts, lost: int) -> None:
+    for part, numbers in enumerate(((0, 1, 2, 3), (4, 5, 6, 7), (8,))):
+        parts.write(part, rows(*numbers))
+    assert missing(parts, 9) == []
+    path = parts.folder / f"part-00000{lost}.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    with pytest.raises(EngramError, match=f"{path.name} has"):
+        parts.finish()
+    path.unlink()
+    with pytest.raises(EngramError, match=f"{path.name} has 0 rows"):
+        parts.finish()
+    assert not parts.out.exists()
+
+
+@pytest.mark.parametrize("state", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b"9" * 5001])
+def test_a_damaged_record_of_the_job_is_a_sentence(tmp_path: Path, state: bytes) -> None:
+    def job(overwrite: bool) -> Parts:
+        return Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite)
+
+    with job(False) as parts:
+        parts.write(0, rows(0))
+    (parts.folder / "_job.json").write_bytes(state)
+    with pytest.raises(EngramError, match=r"_job\.json.*--overwrite"), job(False):
+        pass
+    with job(True) as parts:
+        assert len(missing(parts, 1)) == 1
+
+
+@pytest.mark.parametrize("name", ["part-abc", "part-1", "part-٣", "part-", "part-0000001"])
+def test_a_file_that_is_no_part_is_a_sentence(parts: Parts, name: str) -> None:
+    (parts.folder / f"{name}.jsonl").touch()
+    with pytest.raises(EngramError, match="no part"):
+        missing(parts, 3)
+
+
+def test_images_before_an_error_of_the_sources_are_answered(parts: Parts) -> None:
+    def items() -> Iterator[Item]:
+        yield from map(Item, ("0.png", "1.png"))
+        raise EngramError("Damaged.")
+
+    batches = parts.missing(items(), ROWS, IMAGES, lambda found: None)
+    assert [len(batch.items) for batch in batches] == [2]
+    parts.write(0, rows(0, 1))
+    with pytest.raises(EngramError, match=r"Damaged\. .*2 images are kept"):
+        parts.finish()
+    assert [batch[:2] for batch in missing(parts, 5)] == [(1, 2)]
+
+
+def test_large_images_do_not_fill_a_batch(parts: Parts) -> None:
+    data = bytes(HELD // 2)
+    items = iter([Item(f"{i}.png", data) for i in range(4)])
+    batches = parts.missing(items, ROWS, IMAGES, lambda found: None)
+    assert [len(batch.items) for batch in batches] == [2, 2]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
+import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 from tests.support.images import encoded, gradient
 
 from engram import EngramError
+from engram.images.decode import BadImage
+from engram.inference.bulk.items import Item, some_of
 from engram.inference.bulk.sources import count_of, items_of
 
 PNG = encoded(gradient(), "PNG")
@@ -112,9 +117,105 @@ def test_standard_input_is_a_list_of_paths(monkeypatch: pytest.MonkeyPatch) -> N
     assert names("-") == ["a.png", "b.png"]
 
 
+# Entries of strangers
+
+
+def test_odd_entries_of_a_folder_are_images_that_cannot_be_read(folder: Path) -> None:
+    os.mkfifo(folder / "b" / "pipe.png")
+    (folder / "b" / "self.png").symlink_to(folder / "b" / "self.png")
+    (folder / "b" / "zero.png").symlink_to("/dev/zero")
+    Path(os.fsdecode(os.fsencode(folder) + b"/b/\xff.png")).write_bytes(PNG)
+    found = {os.path.basename(item.name): item for item in items_of([str(folder)])}
+    assert found.pop("\\udcff.png").read() == PNG
+    for name in ("pipe.png", "self.png", "zero.png"):
+        with pytest.raises(BadImage, match=name):
+            found.pop(name).read()
+    assert list(found) == ["a.webp", "1.JPG", "2.png"]
+
+
+def test_a_folder_may_be_deeper_than_python_calls(folder: Path) -> None:
+    deep = folder.joinpath(*"d" * 200)
+    deep.mkdir(parents=True)
+    (deep / "deep.png").write_bytes(PNG)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        assert names(folder)[-1] == str(deep / "deep.png")
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".parquet", "-"])
+def test_names_that_are_no_utf8_are_read(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(os.fsdecode(b"\xff.png")).write_bytes(PNG)
+    source = tmp_path / f"list{suffix}"
+    if suffix == ".parquet":
+        cells = pyarrow.array([b"\xff.png"]).view(pyarrow.string())
+        pyarrow.parquet.write_table(pyarrow.table({"image": cells}), source)
+    elif suffix == "-":
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff.png\n"), "utf-8"))
+    else:
+        source.write_bytes((b"image\n" if suffix == ".csv" else b"") + b"\xff.png\n")
+    [item] = items_of(["-" if suffix == "-" else str(source)])
+    assert item.read() == PNG
+    assert item.name.encode().endswith(b"\\udcff.png")
+
+
+def test_a_line_that_is_too_long_is_an_image_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = "x" * 3_000_000
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"a.png\n{long}\nb.png\n{long}"))
+    found = list(items_of(["-"]))
+    assert [item.problem == "" for item in found] == [True, False, True, False]
+    assert all(len(item.name) < 200 for item in found)
+
+
+@pytest.mark.parametrize("row", ["x" * 5_000_000, '"a\n",' * 1_000_000])
+def test_a_row_of_a_table_has_a_limit(tmp_path: Path, row: str) -> None:
+    (tmp_path / "t.csv").write_text(f"image,n\na.png,1\n{row}\n")
+    found = items_of([str(tmp_path / "t.csv")])
+    assert next(found).name.endswith("a.png")
+    with pytest.raises(EngramError, match=r"t\.csv .* line"):
+        next(found)
+
+
+def test_a_small_parquet_file_does_not_become_gigabytes(tmp_path: Path) -> None:
+    """One value in the dictionary, and rows that repeat it: 1 kB in the file."""
+    table = tmp_path / "t.parquet"
+    cells = pyarrow.DictionaryArray.from_arrays([0] * 256, [b"\0" * 8_000_000])
+    options = {"compression": "zstd", "dictionary_pagesize_limit": 2**30, "store_schema": False}
+    pyarrow.parquet.write_table(pyarrow.table({"image": cells}), table, **options)
+    before = pyarrow.total_allocated_bytes()
+    items = items_of([str(table)])
+    assert [len(next(items).read()) for _ in range(3)] == [8_000_000] * 3
+    assert pyarrow.total_allocated_bytes() - before < 600_000_000
+
+
+def test_a_column_holds_paths_or_images(tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"image": [[b"x"]]}), table)
+    with pytest.raises(EngramError, match="neither paths nor images"):
+        names(table)
+
+
+def test_images_that_are_held_together_have_a_limit() -> None:
+    items = (Item(str(i), b"\0" * 2**25) for i in range(20))
+    assert len(some_of(items, 8)) == 2
+    assert len(some_of((Item(str(i)) for i in range(20)), 8)) == 8
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("t.csv", b"nothing,of\nuse,here\n"), ("a.tar", b"no archive"), ("p.parquet", b"PAR1")],
+    [
+        ("t.csv", b"nothing,of\nuse,here\n"),
+        ("t.txt", "a.png".encode("utf-16")),
+        ("a.tar", b"no archive"),
+        ("p.parquet", b"PAR1"),
+    ],
 )
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)

@@ -71,3 +71,54 @@ def test_a_score_is_a_column_of_numbers(tmp_path: Path, suffix: str) -> None:
 def test_other_formats_are_refused() -> None:
     with pytest.raises(EngramError, match=r"\.parquet, \.jsonl or \.csv"):
         table_for(".xlsx", KINDS, VECTORS)
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@x", " =1", "＝1", "\t=1", "\x1b[31mred", "a\nb"]
+)
+def test_a_cell_of_csv_is_no_formula_and_no_escape(tmp_path: Path, text: str) -> None:
+    """What a file or a class is called reaches a spreadsheet and a terminal as text."""
+    table, path = table_for(".csv", KINDS, {}), tmp_path / "a.csv"
+    answer = [{"class": text, "probability": 0.5}]
+    table.write(path, [{"image": text, "flowers": answer, "error": f"{text}: no"}, {"image": "-"}])
+    assert table.rows(path) == 2
+    assert table.images(path) == [table.name_of(text), "'-"]
+    with path.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    for cell in (row["image"], row["flowers"]):
+        assert cell.isprintable()
+        assert not cell.strip().startswith(tuple("=+-@＝"))
+    assert float(row["flowers.probability"]) == 0.5
+
+
+def test_names_that_are_no_formula_stay_as_they_are(tmp_path: Path) -> None:
+    table, path = table_for(".csv", KINDS, {}), tmp_path / "a.csv"
+    names = ["a b.png", '/photos/ä, "ö".png', "a=b-c.png", "s3://x/y.png"]
+    table.write(path, [{"image": name} for name in names])
+    assert table.images(path) == names
+
+
+DAMAGE = {
+    ".parquet": [b"", b"PAR1", b"PAR1PAR1"],
+    ".jsonl": [b"\xff", b"[]\n", b"{}\n", b"null\n", b'{"image":', b"[" * 100_000],
+    ".csv": [b"", b"\xff\n", b"[]\n1\n", b"image,x\na.png"],
+}
+
+
+@pytest.mark.parametrize(("suffix", "data"), [(s, data) for s in DAMAGE for data in DAMAGE[s]])
+def test_a_damaged_part_is_a_sentence(tmp_path: Path, suffix: str, data: bytes) -> None:
+    part = tmp_path / part_name(0, suffix)
+    part.write_bytes(data)
+    with pytest.raises(EngramError, match="is damaged"):
+        table_for(suffix, KINDS, VECTORS).images(part)
+
+
+def test_a_part_that_is_damaged_further_on_makes_no_table(tmp_path: Path) -> None:
+    table = table_for(".parquet", KINDS, VECTORS)
+    part = tmp_path / part_name(0, ".parquet")
+    table.write(part, rows(0))
+    data = bytearray(part.read_bytes())
+    data[data.index(b"rose") - 20 : data.index(b"rose") + 20] = bytes(40)
+    part.write_bytes(data)
+    with pytest.raises(EngramError, match="is damaged"), replaced(tmp_path / "a") as file:
+        table.join([part], file)

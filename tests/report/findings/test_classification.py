@@ -64,7 +64,7 @@ def test_the_most_confident_mistakes_come_first() -> None:
     assert len(mistakes.mistakes) == MAX_MISTAKES
     first = mistakes.mistakes[0]
     assert (first.predicted, first.true, first.confidence) == (["n8"], ["n7"], "100%")
-    assert mistakes.note.startswith("20 of 20 predictions are wrong; these are the 12 most")
+    assert mistakes.note.startswith("20 of 20 predictions are wrong")
 
 
 def test_without_mistakes_the_page_says_so(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ def some_answers() -> Answers:
     """Two numbers of three images, the last of which is wrong by 3 and 1 standard deviations."""
     labels = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
     values = labels + torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 10.0]])
-    settled = {"mean": torch.tensor([2.0, 20.0]), "std": torch.tensor([1.0, 10.0])}
+    fitted = {"mean": torch.tensor([2.0, 20.0]), "std": torch.tensor([1.0, 10.0])}
     data = noise(3, NAMES, "regression")
-    return Answers("t", data, values, labels, torch.arange(3), (), settled)
+    return Answers("t", data, values, labels, torch.arange(3), (), fitted)
 
 
 def test_every_number_has_its_points_and_errors() -> None:

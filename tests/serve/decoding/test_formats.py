@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import time
 
 import pytest
 from PIL import Image
 from tests.support.serving import many_scans
+from tests.support.waiting import computing_less_than
 
 from engram.images.decode import BadImage
 from engram.serve.decoding.formats import MAX_SCANS, check_format, scans
@@ -26,7 +26,7 @@ def test_the_seven_formats_are_accepted(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["PPM", "JPEG2000", "TGA", "ICO", "PCX", "SGI"])
 def test_other_formats_are_refused_whatever_their_name(kind: str) -> None:
-    with pytest.raises(BadImage, match=r"a\.png: not an image that can be read"):
+    with pytest.raises(BadImage, match=r"a\.png: not an image"):
         check_format(encoded(kind), "a.png")
 
 
@@ -64,6 +64,5 @@ def test_metadata_is_not_counted() -> None:
 
 @pytest.mark.parametrize("data", [b"\xff" * 10**6, b"\xff\xda" * 10**6, b"\xff\xd8" + bytes(10**6)])
 def test_counting_takes_no_time_of_its_own(data: bytes) -> None:
-    began = time.perf_counter()
-    scans(data, MAX_SCANS + 1)
-    assert time.perf_counter() - began < 1
+    with computing_less_than(1):
+        scans(data, MAX_SCANS + 1)

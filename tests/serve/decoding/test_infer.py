@@ -56,3 +56,61 @@ def test_bytes_of_another_length_are_refused() -> None:
     given = tensor("pixel_values", "FP32", [1, 3, 2, 2], parameters={"binary_data_size": 44})
     with pytest.raises(Refusal, match="needs 48 bytes, and has 44"):
         read(given, bytes(44))
+
+
+def pixels(data: str, shape: str = "[1,3,2,2]") -> bytearray:
+    fields = f'"name":"pixel_values","datatype":"FP32","shape":{shape},"data":{data}'
+    return bytearray(f'{{"inputs":[{{{fields}}}]}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (pixels("[" + "[]," * 100_000 + "[]]"), "more than 24 numbers"),
+        (pixels("[" * 50_000 + "]" * 50_000), "more than 24 numbers"),
+        (pixels("[" + "{}," * 100_000 + "{}]"), "values"),
+        (pixels("[" + '"ab",' * 100_000 + '""]'), "values"),
+        (pixels("[1]").replace(b'"inputs"', b'"x":[0' + b",0" * 100_000 + b'],"inputs"'), "values"),
+        (pixels("[" + "1" * 400 + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[" + "1" * 5000 + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[1e999" + ",0" * 11 + "]"), "not finite"),
+        (pixels("[NaN" + ",0" * 11 + "]"), "not finite"),
+        (pixels("[null" + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[1 0" + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[[0,0,0],[0,0,0],[0,0,0],[0,0,0]]"), "12 numbers"),
+        (pixels("[1]", "[1" + "0" * 4299 + ",3,2,2]"), "shape"),
+        (pixels("[1]", "[1" + "0" * 9999 + ",3,2,2]"), "not JSON"),
+        (pixels("[1]", "[100,3,2,2]"), "2 images at most"),
+    ],
+)  # fmt: skip
+def test_what_takes_more_memory_than_it_is_worth_is_counted_first(
+    body: bytearray, sentence: str
+) -> None:
+    with pytest.raises(Refusal, match=sentence):
+        read_inference(body, None, SIZE, LIMITS)
+
+
+def test_numbers_become_pixels_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engram.serve.decoding.infer._PIECE", 7)
+    for data in (PIXELS.tolist(), PIXELS.ravel().tolist()):
+        text = json.dumps(data, indent=1)
+        found = read_inference(pixels(text), None, SIZE, LIMITS)
+        assert found.images == [("image 1", PIXELS.tobytes())]
+
+
+def test_numbers_elsewhere_are_no_pixels() -> None:
+    body = pixels("[1]").replace(b'"data":[1]', b'"parameters":{"data":[1,2]},"data":["eA=="]')
+    with pytest.raises(Refusal, match="12 numbers"):
+        read_inference(body, None, SIZE, LIMITS)
+
+
+def test_elements_of_bytes_are_counted_while_they_are_read() -> None:
+    given = tensor("image", "BYTES", [2], parameters={"binary_data_size": 4_000_000})
+    with pytest.raises(Refusal, match="2 images at most"):
+        read(given, bytes(4_000_000))
+
+
+def test_images_in_json_are_texts() -> None:
+    for data in ([1], [["eA==", "eA=="]], [{"b64": "eA=="}], [None]):
+        with pytest.raises(Refusal, match="not valid base64"):
+            read(tensor("image", "BYTES", [1], data=data))

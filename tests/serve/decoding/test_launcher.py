@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from tests.support.waiting import running, wait_until
 
 from engram.serve.decoding.launcher import Child, Launcher
 from engram.serve.decoding.messages import receive, send
@@ -31,21 +31,6 @@ def works(child: Child) -> bool:
     what = {"do": "read", "options": "PredictOptions", "kind": "application/json", "limits": limits}
     send(child.connection, what, b"{}")
     return receive(child.connection)[0]["status"] == 422
-
-
-def running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_decoder_is_started_and_killed_while_others_go_on(launcher: Launcher) -> None:

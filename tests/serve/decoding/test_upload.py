@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import tracemalloc
 
 import pytest
+from tests.support.waiting import computing_less_than
 
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.serve.decoding.upload import Limits, Refusal, Upload, read_upload
@@ -64,16 +64,15 @@ def test_the_body_is_dropped() -> None:
         (b'{"images":["\\ud83d\\ude00%s"]}' % (b"A" * 4_000_000), "characters outside ASCII"),
         (b'{"\xf0\x9f\x98\x80%s":1}' % (b"A" * 4_000_000), "characters outside ASCII"),
         (b'{"%s":1}' % (b"A" * 4_000_000), "invalid at 'images'"),
-        (b'{"images":["","","","",""]}', "A request may have 4 images at most"),
+        (b'{"images":["","","","",""]}', "4 images at most"),
         (b'{"images":[]}', "invalid at 'images'"),
     ],
 )
 def test_json_beyond_the_limits_takes_neither_time_nor_memory(body: bytes, sentence: str) -> None:
     tracemalloc.start()
     try:
-        began = time.perf_counter()
-        assert sentence in refusal(JSON, body)[1]
-        assert time.perf_counter() - began < 1.5
+        with computing_less_than(1.5):
+            assert sentence in refusal(JSON, body)[1]
         assert tracemalloc.get_traced_memory()[1] < 4 * len(body) + 1_000_000
     finally:
         tracemalloc.stop()
@@ -97,9 +96,9 @@ def test_a_small_json_body_may_name_a_task_in_any_characters() -> None:
     [
         (form(("x", b"1", False), closed=False) * 100_000, 400, "more than 1,000 fields"),
         (form(("looks", b"a" * 20_000, False)), 400, "'looks' has more than 10,000 bytes"),
-        (form(*[("tasks", b"a" * 9000, False)] * 12), 400, "fields of the form have more than"),
-        (form(*[("image", b"x", True)] * 5), 422, "A request may have 4 images at most"),
-        (form(("x", b"1", True)), 422, "'x' is a file; only image may be one"),
+        (form(*[("tasks", b"a" * 9000, False)] * 12), 400, "fields of the form"),
+        (form(*[("image", b"x", True)] * 5), 422, "4 images at most"),
+        (form(("x", b"1", True)), 422, "'x' is a file"),
         (form(("image", b"x", True), closed=False), 400, "ends before its last boundary"),
         (b"--" + BOUNDARY + b"\r\n" + b"A: 1\r\n" * 10**5, 400, "The form cannot be read"),
         (b"--" + BOUNDARY + b"\r\nA: 1\r\n\r\nx\r\n", 400, "a part has no name"),

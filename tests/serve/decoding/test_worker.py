@@ -51,8 +51,8 @@ def test_a_view_is_the_one_that_the_model_is_trained_on() -> None:
 @pytest.mark.parametrize(
     ("data", "most", "sentence", "large"),
     [
-        (picture(), 100, "image.png: 24x20 pixels are more than the limit of 100", True),
-        (b"nonsense", 100, "image.png: not an image that can be read", False),
+        (picture(), 100, "image.png: 24x20 pixels", True),
+        (b"nonsense", 100, "image.png: not an image", False),
         (picture()[:60], 10**6, "image.png: ", False),
     ],
 )
@@ -91,3 +91,18 @@ def test_an_animation_gives_its_first_frame() -> None:
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
     _, data = holding(file.getvalue()).answer(decode(0), bytearray())
     assert data[:3] == bytes([255, 0, 0])
+
+
+def test_no_exception_ends_a_decoder_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        """As those of parsers in Rust."""
+
+    def fail(*arguments: object) -> None:
+        raise Panic("a\nlong story")
+
+    monkeypatch.setattr("engram.serve.decoding.worker.read_inference", fail)
+    limits = {"max_images": 9, "max_body": 10**6}
+    message = {"do": "read_inference", "limits": limits, "json_bytes": None, "size": [2, 2]}
+    answer, _ = Worker().answer(message, bytearray())
+    assert answer["failed"].startswith("Panic: a")
+    assert "\n" not in answer["failed"]

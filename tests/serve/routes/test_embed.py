@@ -72,7 +72,7 @@ def test_what_has_no_vector_is_refused(
 
 def test_a_vector_that_is_not_finite_is_an_error() -> None:
     bad = {"a": torch.tensor([0.5, 1e-9]), "b": torch.tensor([1.0, float("inf")])}
-    assert vectors_json({"name": "x"}, bad) == (
+    assert b"".join(vectors_json({"name": "x"}, bad)) == (
         b'{"name":"x","vectors":{"a":[0.5,9.99999972e-10]},"errors":{"b":"The vector of '
         b"'b' is not finite for this image; train the task again.\"}}"
     )

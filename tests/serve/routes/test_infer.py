@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
+from engram.store.bundles import compose
 
 
 @pytest.fixture(scope="module")
@@ -121,17 +122,75 @@ def test_a_version_is_the_content_and_no_other_is_served(
 
 
 def test_mistakes_are_sentences_in_tritons_client(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match="There is no model 'nobody'; there are"):
+    with pytest.raises(InferenceServerException, match="There is no model 'nobody'"):
         client.infer("nobody", [encoded(picture(1))])
-    with pytest.raises(InferenceServerException, match="image 2: not an image that can be read"):
+    with pytest.raises(InferenceServerException, match="image 2: not an image"):
         client.infer("first", [encoded(picture(1), b"no image")])
     outputs = [triton.InferRequestedOutput("second")]
-    with pytest.raises(InferenceServerException, match="'first' has no output 'second'; it has"):
+    with pytest.raises(InferenceServerException, match="'first' has no output 'second'"):
         client.infer("first", [encoded(picture(1))], outputs=outputs)
     wrong = triton.InferInput("pixel_values", [1, 3, 2, 2], "FP32")
     wrong.set_data_from_numpy(np.zeros((1, 3, 2, 2), np.float32))
     with pytest.raises(InferenceServerException, match=r"send FP32 \[n, 3, 16, 16\]"):
         client.infer("first", [wrong])
+
+
+@pytest.fixture(scope="module")
+def segmenting(
+    world: World, launch: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A service with a segmentation, whose answers may have the values of three of its logits."""
+    folder = tmp_path_factory.mktemp("segmenting") / "bundle"
+    compose([world.engrams["segmentation"], world.engrams["first"]], folder)
+    server = launch(folder, "--max-values", str(3 * 3 * 16 * 16))
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_segmentation_answers_masks_and_logits_on_request(
+    segmenting: Server, world: World, binary: bool
+) -> None:
+    pictures = [picture(i) for i in range(2)]
+    expected = torch.stack([world.logits(one, "segmentation")["segmentation"] for one in pictures])
+    with triton.InferenceServerClient(segmenting.url.removeprefix("http://")) as client:
+        about = {one["name"]: one for one in client.get_model_metadata("segmentation")["outputs"]}
+        assert about["segmentation"]["datatype"] == "UINT8"
+        assert about["segmentation:logits"]["shape"] == [-1, 3, 16, 16]
+        plain = client.infer("segmentation", [encoded(*pictures)])
+        names = ("segmentation:logits", "segmentation")
+        outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+        both = client.infer("segmentation", [encoded(pictures[0])], outputs=outputs)
+    mask = plain.as_numpy("segmentation")
+    assert (mask.dtype, mask.shape) == (np.uint8, (2, 16, 16))
+    assert (mask == expected.argmax(1).numpy()).mean() > 0.99
+    assert [one["name"] for one in plain.get_response()["outputs"]] == ["segmentation"]
+    assert np.allclose(both.as_numpy("segmentation:logits"), expected[:1].numpy(), atol=1e-5)
+    assert (both.as_numpy("segmentation") == mask[:1]).all()
+
+
+def test_outputs_in_json_and_as_bytes_mix(segmenting: Server, world: World) -> None:
+    outputs = [
+        triton.InferRequestedOutput("segmentation", binary_data=False),
+        triton.InferRequestedOutput("first", binary_data=True, class_count=2),
+        triton.InferRequestedOutput("segmentation:logits", binary_data=True),
+    ]
+    with triton.InferenceServerClient(segmenting.url.removeprefix("http://")) as client:
+        answer = client.infer("bundle", [encoded(picture(1))], outputs=outputs)
+    logits = world.logits(picture(1), "segmentation")["segmentation"].numpy()
+    assert np.allclose(answer.as_numpy("segmentation:logits")[0], logits, atol=1e-5)
+    assert answer.as_numpy("segmentation").shape == (1, 16, 16)
+    assert answer.as_numpy("first").shape == (1, 2)
+
+
+def test_an_answer_has_no_more_values_than_the_limit(segmenting: Server) -> None:
+    outputs = [triton.InferRequestedOutput("segmentation:logits")]
+    pictures = [picture(i) for i in range(4)]
+    with triton.InferenceServerClient(segmenting.url.removeprefix("http://")) as client:
+        client.infer("segmentation", [encoded(*pictures[:3])], outputs=outputs)
+        with pytest.raises(InferenceServerException, match="3,072 values"):
+            client.infer("segmentation", [encoded(*pictures)], outputs=outputs)
+        client.infer("segmentation", [encoded(*pictures)])  # as masks
 
 
 # By hand
@@ -151,19 +210,19 @@ def image(data: object = None, shape: tuple[int, ...] = (1,), **fields: Any) -> 
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        (b"{", "The JSON of the request is not JSON"),
+        (b"{", "is not JSON"),
         ({"inputs": []}, "at 'inputs'"),
         (image(["???"]), "image 1 is not valid base64"),
-        (image(shape=(2,)), "image has the shape [2], and the images in it are 1."),
-        (image(shape=(1, 2)), "send BYTES [n] with at least one image"),
-        (image([], (0,)), "send BYTES [n] with at least one image"),
-        (image(datatype="FP32"), "has the datatype FP32 and the shape [1]; send BYTES [n]"),
+        (image(shape=(2,)), "image has the shape [2]"),
+        (image(shape=(1, 2)), "at least one image"),
+        (image([], (0,)), "at least one image"),
+        (image(datatype="FP32"), "has the datatype FP32 and the shape [1]"),
         (image(name="picture"), "Input should be 'image' or 'pixel_values'"),
         (image(parameters={"binary_data_size": 4}), "either data or binary_data_size"),
         (
             {"inputs": [{"name": "pixel_values", "shape": [1, 3, 16, 16], "datatype": "FP32",
                          "data": [1, [2]]}]},
-            "are not numbers, or nested unevenly",
+            "are not the 768 numbers",
         ),
         (
             {"inputs": [{"name": "pixel_values", "shape": [1, 3, 16, 16], "datatype": "FP32",
@@ -183,9 +242,9 @@ def test_binary_tensors_that_do_not_fit_are_sentences(opened: Opened) -> None:
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES"}
     for given, rest, length, sentence in (
         (4, b"\1\0\0\0", None, "end inside an image"),
-        (9, b"\1\0\0\0", None, "4 bytes follow the JSON, and binary_data_size is 9"),
+        (9, b"\1\0\0\0", None, "4 bytes follow the JSON"),
         (0, b"", "9999", "and the body has"),
-        (0, b"", "x", "it is the number of bytes of the JSON"),
+        (0, b"", "x", "number of bytes"),
     ):
         head = {"inputs": [{**tensor, "parameters": {"binary_data_size": given}}]}
         text = json.dumps(head).encode()
@@ -213,6 +272,12 @@ def test_only_a_classification_has_most_likely_classes(opened: Opened, world: Wo
     response = ask(client, {**image(), "outputs": outputs}, "regression")
     assert response.status_code == 422
     assert "is no classification" in response.json()["error"]
+
+
+def test_an_output_is_asked_for_once(opened: Opened) -> None:
+    response = ask(opened(), {**image(), "outputs": [{"name": "first"}] * 2})
+    assert response.status_code == 422
+    assert "'first' is asked for twice" in response.json()["error"]
 
 
 def test_asking_needs_the_token_and_health_does_not(opened: Opened) -> None:

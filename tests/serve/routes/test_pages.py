@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.support.serving import AUTH, Launch, Server, World, picture
 
-from engram import MemoryViT, load_trunk, random_trunk, save_trunk
+from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import compose
 from engram.store.format import read_engram, serialise_engram
@@ -104,7 +104,7 @@ def test_upload_answers_and_overlay(
     stage, heat = page.locator("#image").bounding_box(), page.locator("#heat").bounding_box()
     assert stage is not None
     assert heat is not None
-    for side in ("x", "y", "width", "height"):  # this trunk sees the whole picture
+    for side in ("x", "y", "width", "height"):  # this backbone sees the whole picture
         assert abs(stage[side] - heat[side]) < 1.5
     assert "second" in page.locator("#attention-title").inner_text()
     assert page.locator("#shares button").count() == 2  # layers
@@ -157,7 +157,7 @@ def test_a_bad_file_is_a_sentence_and_the_next_picture_works(seen: Seen) -> None
     seen.upload(b"these are notes", "notes.txt", "text/plain")
     problem = seen.page.locator("#problem")
     problem.wait_for()
-    assert "notes.txt: not an image that can be read" in problem.inner_text()
+    assert "notes.txt: not an image" in problem.inner_text()
     seen.upload(picture())
     seen.answer("first").first.wait_for()
     assert not problem.is_visible()
@@ -216,13 +216,13 @@ def test_a_card_of_side_patches_says_what_they_are_and_shows_what_they_pool(
     seen.refresh()
     seen.upload(picture(2, width=48, height=32))
     seen.answer("thin").first.wait_for()
-    assert "side patches of rank 4" in seen.page.locator("[data-task='thin']").inner_text()
+    assert "side network of rank 4" in seen.page.locator("[data-task='thin']").inner_text()
     assert "reads 3 layers" in seen.page.locator("[data-task='layers']").inner_text()
     seen.answer("thin").first.click()
     seen.page.wait_for_selector("#heat:not([hidden])")
     assert seen.page.locator("#shares button").count() == 1
     assert seen.page.locator("#layer-name").inner_text() == "Pooled"
-    assert "what it pools of its side patches" in seen.page.locator("#attention-words").inner_text()
+    assert "what it pools of its side network" in seen.page.locator("#attention-words").inner_text()
     assert seen.console == []
     for name in ("thin", "layers"):
         httpx.delete(f"{service.url}/v1/tasks/{name}", headers=AUTH, timeout=60)
@@ -262,10 +262,12 @@ def test_a_task_that_is_replaced_answers_anew(seen: Seen, service: Server, world
 def test_a_task_that_looks_nowhere_leaves_the_answers_alone(
     browser: Any, launch: Launch, tmp_path: Path
 ) -> None:
-    trunk = random_trunk(image_size=16, patch=4, width=32, depth=2, heads=2, class_token=False)
-    trunk.preprocessing = Preprocessing((16, 16), None)
-    save_trunk(trunk, tmp_path / "vit")
-    model = MemoryViT(load_trunk(tmp_path / "vit"))
+    backbone = random_backbone(
+        image_size=16, patch=4, width=32, depth=2, heads=2, class_token=False
+    )
+    backbone.preprocessing = Preprocessing((16, 16), None)
+    save_backbone(backbone, tmp_path / "vit")
+    model = MemoryViT(load_backbone(tmp_path / "vit"))
     model.add_task("plain", ["a", "b"], regime="head")
     model.save("plain", tmp_path / "plain.safetensors")
     compose([tmp_path / "plain.safetensors"], tmp_path / "bundle")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 from tests.support.serving import Opened, picture
+
+from engram.serve.problems import Problem
+from engram.serve.routes.uploads import Budget
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/embed"])
@@ -30,3 +35,46 @@ def test_a_full_queue_is_refused_before_the_body_is_read(opened: Opened, path: s
         response = client.post(path, files={"image": picture()})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "fits", "too_much"),
+    [
+        ("/v1/predict", {"tasks": "base"}, {}),
+        ("/v1/predict", {"tasks": "base"}, {"tasks": "base", "looks": "base"}),
+        ("/v1/embed", {"tasks": "base"}, {}),
+    ],
+)
+def test_an_answer_is_counted_before_it_is_computed(
+    opened: Opened, path: str, fits: dict[str, str], too_much: dict[str, str]
+) -> None:
+    client = opened(max_values=7 if path == "/v1/predict" else 32)  # classes, and width
+    files = [("image", ("a.png", picture()))]
+    response = client.post(path, files=files, data=fits)
+    assert response.status_code == 200, response.text
+    response = client.post(path, files=files, data=too_much)
+    assert response.status_code == 422
+    assert "values" in response.json()["error"]
+    response = client.post(path, files=files * 2, data=fits)
+    assert "send fewer images" in response.json()["error"]
+    pending = client.app.state.batcher.pending  # type: ignore[attr-defined]
+    assert pending == 0
+
+
+def test_answers_in_progress_are_counted_together() -> None:
+    budget = Budget(4, 1, "values in answers")
+    with ExitStack() as requests:
+        for client in ("a", "a", "b", "b"):
+            requests.enter_context(budget.request(client))(1)
+        with pytest.raises(Problem, match="values in answers"), budget.request("c") as take:
+            take(1)
+    with budget.request("a") as take, pytest.raises(Problem) as refused:
+        take(3)
+    assert refused.value.status == 429
+    assert budget.taken == 0
+
+
+def test_the_reference_states_the_limit_of_answers(opened: Opened) -> None:
+    paths = opened(max_values=1234).get("/openapi.json").json()["paths"]
+    for path in ("/v1/predict", "/v1/embed", "/v2/models/{name}/infer"):
+        assert "1,234 values" in paths[path]["post"]["description"]

@@ -19,7 +19,7 @@ def test_tasks_are_listed_and_described(client: TestClient) -> None:
     listing = response.json()
     assert [task["name"] for task in listing["tasks"]] == ["first", "second"]
     assert listing["tasks"][1]["extends"] == ["first"]
-    assert listing["trunk"]["classes"] == 7
+    assert listing["backbone"]["classes"] == 7
     assert listing["attaching"]
     again = client.get("/v1/tasks", headers={"If-None-Match": response.headers["etag"]})
     assert again.status_code == 304
@@ -99,11 +99,12 @@ def test_side_and_readout_tasks_are_attached_answer_and_are_removed(
         response = put(client, world, name)
         assert response.status_code == 201, response.text
     listed = {task["name"]: task for task in client.get("/v1/tasks").json()["tasks"]}
-    sizes = {n: (t["regime"], t["cells"], t["rank"], t["layers"]) for n, t in listed.items()}
-    assert sizes["thin"] == sizes["thin-child"] == ("side", 2, 4, 0)
-    assert sizes["layers"] == ("readout", 0, 0, 3)  # two of the trunk, and the final tokens
-    assert sizes["both"] == ("side+readout", 2, 4, 3)
-    assert sizes["first"][2:] == (0, 0)
+    given = {n: (t["regime"], t["settings"]) for n, t in listed.items()}
+    assert given["thin"] == given["thin-child"] == ("side", {"cells": 2, "rank": 4})
+    sees = {"layers": 3, "grid": False}  # two of the backbone, and the final tokens
+    assert given["layers"] == ("readout", sees)
+    assert given["both"] == ("side+readout", {"cells": 2, "rank": 4, **sees})
+    assert given["first"] == ("masked", {"cells": 5, "tokens": 1, "after_norm": False})
     assert listed["thin-child"]["extends"] == ["thin"]
 
     pictures = [picture(seed) for seed in range(3)]

@@ -122,7 +122,8 @@ def test_pixels_are_counted_before_they_are_decoded(
     data = picture(width=20, height=20)
     monkeypatch.setattr(Image.Image, "load", never)
     sentence = refusal(client, 422, files={"image": ("big.png", data)})
-    assert sentence == "big.png: 20x20 pixels are more than the limit of 100. Send a smaller one."
+    assert "20x20 pixels" in sentence
+    assert "100" in sentence
 
 
 def test_images_of_a_request_are_counted(opened: Opened) -> None:

@@ -18,13 +18,14 @@ from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.items import Item
 from engram.inference.bulk.settings import BulkSettings
 from engram.inference.engine import TorchEngine, on_cpu
-from engram.inference.predict import answers_about, kind_of, shown_score
+from engram.inference.predict import answers_about, shown_score
 from engram.model import MemoryViT
 from engram.util.devices import to_device
 from engram.util.files import write_atomically
 from engram.util.processes import Team
 
 Row: TypeAlias = dict[str, Any]
+_STEM = 128  # bytes of an image's name in that of its mask: file systems have room for 255
 _RESERVED = ("image", "error")  # columns of every table
 
 
@@ -51,18 +52,17 @@ class Questions:
     @property
     def masked(self) -> dict[str, str]:
         """The columns of answers with masks, each with its task."""
-        return {column_of(n): n for n in self.names if kind_of(self.model, n).per_pixel}
+        return {column_of(n): n for n in self.names if self.model.task(n).kind.per_pixel}
 
     @property
     def kinds(self) -> dict[str, str]:
         """The columns of answers, each with its kind of task."""
-        return {column_of(name): kind_of(self.model, name).name for name in self.names}
+        return {column_of(name): self.model.task(name).kind.name for name in self.names}
 
     @property
     def scores(self) -> list[str]:
         """The columns of scores, of the tasks with statistics."""
-        tasks = [name for name in self.names if name != "base"]
-        known = [name for name in tasks if self.model.task(name).statistics is not None]
+        known = [name for name in self.names if self.model.task(name).statistics is not None]
         return [f"{column_of(name)}.score" for name in known]
 
     @property
@@ -154,7 +154,8 @@ def keep_masks(rows: Sequence[Row], number: int, masked: Mapping[str, str], fold
     for i, row in enumerate(rows, number):
         for column, name in masked.items():
             if column in row:
-                path = folder / f"{i:09}-{Path(row['image']).stem}.{name}.png"
+                stem = Path(row["image"]).stem.encode()[:_STEM].decode(errors="ignore")
+                path = folder / f"{i:09}-{stem}.{name}.png"
                 png = base64.b64decode(row[column]["mask"].partition(",")[2])
                 write_atomically(path, png)
                 row[column] = {**row[column], "mask": str(path)}

@@ -6,9 +6,9 @@ take 40 MB.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.items import HELD, Item, held, some_of
+from engram.util.text import first_line, utf8
 from engram.util.workers import end_with_parent
 
 View: TypeAlias = npt.NDArray[np.uint8]  # (h, w, 3)
@@ -50,9 +51,10 @@ def decode(item: Item, preprocessing: Preprocessing) -> DecodedItem:
         data = item.read()
         return DecodedItem(item.name, evaluation_view(data, preprocessing, name=item.name))
     except BadImage as error:
-        return DecodedItem(item.name, None, str(error))
-    except (OSError, ValueError) as error:
-        return DecodedItem(item.name, None, f"{item.name}: it cannot be read ({error})")
+        return DecodedItem(item.name, None, utf8(str(error)).decode())
+    except Exception as error:  # of any file system, about any name
+        reason = utf8(first_line(error)).decode()
+        return DecodedItem(item.name, None, f"{item.name}: it cannot be read ({reason})")
 
 
 class Decoders:
@@ -71,16 +73,18 @@ class Decoders:
             yield from (decode(item, self.preprocessing) for item in items)
             return
         waiting: deque[tuple[list[Item], Future[list[DecodedItem]]]] = deque()
-        items = iter(items)
+        items, size = iter(items), 0  # bytes that wait
         while True:
-            while len(waiting) < _AHEAD * self.processes:
-                some = list(itertools.islice(items, _AT_ONCE))
+            while len(waiting) < _AHEAD * self.processes and size < HELD:
+                some = some_of(items, _AT_ONCE)
                 if not some:
                     break
                 waiting.append((some, self._submit(some)))
+                size += sum(map(held, some))
             if not waiting:
                 return
             some, future = waiting.popleft()
+            size -= sum(map(held, some))
             try:
                 yield from future.result()
             except BrokenProcessPool:
@@ -107,9 +111,18 @@ class Decoders:
 
     def _start(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        return ProcessPoolExecutor(self.processes, context, end_with_parent, (os.getpid(),))
+        return ProcessPoolExecutor(self.processes, context, _begin, (os.getpid(),))
 
     def close(self) -> None:
+        """End the processes, also one that waits for an image that never comes."""
         if self._pool is not None:
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+
+
+def _begin(parent: int) -> None:
+    """What a process does first. Ctrl-C is for the one that started it."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

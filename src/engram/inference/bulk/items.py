@@ -2,42 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from engram.util.optional import require
+from engram.images.decode import MAX_IMAGE_BYTES, BadImage, check_bytes, read_image_file
+from engram.inference.bulk.addresses import (
+    Allowed,
+    fetch,
+    is_address,
+    open_address,
+    read_address,
+)
+from engram.util.files import open_regular
+from engram.util.text import utf8
+
+#: Bytes of images that are held at once, if they are more than one.
+HELD = MAX_IMAGE_BYTES // 4
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image: what answers call it, and its bytes, or None if the name is where they are."""
+    """One image: where it is, or its bytes and what stands for its place.
 
-    name: str
+    Args:
+        place: A path or an address; of an image that is part of a file, its place in there.
+        data: Its bytes, or None if they are at its place.
+        allowed: Which addresses may be read, if a list or table names the place. None: the command
+            line does.
+        problem: Why there is no image, as the end of a sentence.
+    """
+
+    place: str
     data: bytes | None = None
+    allowed: Allowed | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        r"""What answers call the image: its place, with bytes that are no UTF-8 as `\udcff`."""
+        return utf8(self.place).decode()
 
     def read(self) -> bytes:
-        """The encoded image; an OSError if it cannot be had."""
+        """The encoded image; an exception of any kind if it cannot be had within the limits."""
+        if self.problem:
+            raise BadImage(f"{self.name}: {self.problem}")
         if self.data is not None:
+            check_bytes(len(self.data), self.name)
             return self.data
-        with opened(self.name) as file:
-            content: bytes = file.read()
-            return content
+        if not is_address(self.place):
+            return read_image_file(self.place, self.name)
+        if self.allowed is not None:
+            return fetch(self.place, self.allowed, self.name)
+        return read_address(self.place, self.name)
 
 
-def is_address(source: str) -> bool:
-    """Whether this is an address of another file system, such as s3://bucket/file."""
-    return "://" in source
+def opened(source: str) -> IO[Any]:
+    """Open a list, table or archive that the command line names: a path or an address."""
+    return open_address(source) if is_address(source) else open_regular(source)
 
 
-def opened(source: str, mode: str = "rb") -> IO[Any]:
-    """Open a path or an address."""
-    if not is_address(source):
-        return open(source, mode)
-    fsspec = file_systems()
-    file: IO[Any] = fsspec.open(source, mode).open()
-    return file
+def some_of(items: Iterator[Item], most: int) -> list[Item]:
+    """The next items: at most so many, and fewer if their bytes are more than a few images."""
+    taken: list[Item] = []
+    size = 0
+    while len(taken) < most and size < HELD and (item := next(items, None)) is not None:
+        taken.append(item)
+        size += held(item)
+    return taken
 
 
-def file_systems() -> Any:
-    """The package that opens addresses."""
-    return require("fsspec", extra="hub-data", purpose="Reading from an address")
+def held(item: Item) -> int:
+    """The bytes that an item holds in memory."""
+    return len(item.data or b"")

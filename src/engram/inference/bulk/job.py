@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.errors import EngramError, Interrupted
+from engram.inference.bulk.addresses import Allowed
 from engram.inference.bulk.answers import Answering, Questions, answered_here, keep_masks
 from engram.inference.bulk.parts import Collected, Parts
 from engram.inference.bulk.settings import BulkSettings
@@ -76,55 +77,60 @@ def predict_to(
     questions = Questions(model, names, settings, masks is not None)
     suffix = out.suffix or ".parquet"
     table = table_for(suffix, questions.kinds, questions.vectors, questions.scores)
-    parts = Parts(out, table, _identity(questions, sources, masks), overwrite)
-    if masks is not None:
-        make_folder(masks)
-    began = time.perf_counter()
-    total = count_of(sources, settings.image_column)
-    answered = done = errors = 0  # images with answers, and those whose part is written
-    collected = Collected()
+    identity = _identity(questions, sources, masks)
+    with Parts(out, table, identity, overwrite) as parts:
+        if masks is not None:
+            make_folder(masks)
+        began = time.perf_counter()
+        total = count_of(sources, settings.image_column)
+        answered = done = errors = 0  # images with answers, and those whose part is written
+        collected = Collected()
 
-    def found(images: int) -> None:
-        progress("answering", answered + images, total, "there already")
+        def found(images: int) -> None:
+            progress("answering", answered + images, total, "there already")
 
-    items = items_of(sources, settings.image_column)
-    batches = parts.missing(items, settings.rows, settings.batch, found)
-    with stoppable() as stop, closing(answering(questions, batches)) as stream:
-        for new in stream:
-            if new is not None:
-                batch, rows = new
-                if masks is not None:
-                    keep_masks(rows, batch.number, questions.masked, masks)
-                answered += len(rows)
-                if part := collected.add(batch, rows):
-                    parts.write(batch.part, part)
-                    done += len(part)
-                    errors += sum(row.get("error") is not None for row in part)
-                rate = answered / (time.perf_counter() - began)
-                note = "" if total else f"{parts.resumed + answered:,} images, {rate:,.1f}/s"
-                progress("answering", parts.resumed + answered, total, note)
-            if stop.asked:
-                raise Interrupted(
-                    f"Stopped; the answers about {counted(parts.resumed + done, 'image')} are "
-                    "kept. Run the same command again to continue."
-                )
-    if not parts.resumed + done:
-        raise EngramError(f"There are no images in {', '.join(sources)}.")
-    parts.finish()
-    seconds = time.perf_counter() - began
-    return BulkResult(out, parts.resumed + done, errors, parts.resumed, seconds)
+        items = items_of(sources, settings.image_column, Allowed.parse(settings.allow_url))
+        batches = parts.missing(items, settings.rows, settings.batch, found)
+        try:
+            with stoppable(at_once=True), closing(answering(questions, batches)) as stream:
+                for new in stream:
+                    if new is None:
+                        continue
+                    batch, rows = new
+                    if masks is not None:
+                        keep_masks(rows, batch.number, questions.masked, masks)
+                    answered += len(rows)
+                    if part := collected.add(batch, rows):
+                        parts.write(batch.part, part)
+                        done += len(part)
+                        errors += sum(row.get("error") is not None for row in part)
+                    rate = answered / (time.perf_counter() - began)
+                    note = "" if total else f"{parts.resumed + answered:,} images, {rate:,.1f}/s"
+                    progress("answering", parts.resumed + answered, total, note)
+        except KeyboardInterrupt:  # wherever it was: a part is there completely or not at all
+            raise Interrupted(
+                f"Stopped; the answers about {counted(parts.resumed + done, 'image')} are kept. "
+                "Run the same command again to continue."
+            ) from None
+        if not parts.resumed + done and parts.problem is None:
+            raise EngramError(f"There are no images in {', '.join(sources)}.")
+        parts.finish()
+        seconds = time.perf_counter() - began
+        return BulkResult(out, parts.resumed + done, errors, parts.resumed, seconds)
 
 
 def _identity(questions: Questions, sources: Sequence[str], masks: Path | None) -> dict[str, Any]:
     """What has to be the same for parts to belong together."""
     model, settings = questions.model, questions.settings
-    contents = {name: model.engram(name).content for name in questions.names if name != "base"}
+    contents = {name: model.engram(name).content for name in questions.names if name in model.tasks}
     cast = {} if settings.precision == "fp32" else {"precision": settings.precision}
-    if model.trunk.stored != "fp32":
-        cast["trunk_dtype"] = model.trunk.stored
+    if model.backbone.stored != "fp32":
+        cast["backbone_dtype"] = model.backbone.stored
+    if settings.allow_url:
+        cast["allow_url"] = settings.allow_url
     return {
         **cast,
-        "trunk": model.trunk.fingerprint,
+        "backbone": model.backbone.fingerprint,
         "tasks": {name: contents.get(name, "") for name in questions.names},
         "sources": list(sources),
         "top_k": settings.top_k,

@@ -7,23 +7,31 @@ other one that a crash could leave behind them. Parts may be written in any orde
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from engram.errors import EngramError
 from engram.inference.bulk.answers import Batch, Row
-from engram.inference.bulk.items import Item
+from engram.inference.bulk.items import Item, some_of
 from engram.inference.bulk.tables import Table, part_name
+from engram.util.documents import parse_json
 from engram.util.files import make_folder, replaced, write_atomically
+from engram.util.text import counted, first_line, printable
 
-_STATE = "_job.json"  # readers of a folder of parquet skip such names
+_STATE, _LOCK = "_job.json", "_lock"  # readers of a folder of parquet skip such names
+_UNFINISHED = ".engram-*.tmp"  # what `write_atomically` leaves behind if it is killed
 
 
 class Parts:
     """The parts on disk; a part that is there is not computed again.
+
+    Inside of a `with` they are this job's alone.
 
     Args:
         out: The file that they become in the end, or the folder that keeps them.
@@ -32,33 +40,96 @@ class Parts:
         overwrite: Remove the parts of an earlier job.
 
     Raises:
-        EngramError: Something else is there, or the parts are those of another job.
+        EngramError: Something else is there, the parts are those of another job, or another process
+            is writing them.
     """
 
     def __init__(self, out: Path, table: Table, identity: dict[str, Any], overwrite: bool) -> None:
-        self.out, self.table = out, table
+        self.out, self.table, self.identity, self.overwrite = out, table, identity, overwrite
         self.folder = out if not out.suffix else out.with_name(f"{out.name}.parts")
         self.resumed = 0  # images whose answers were found on disk
-        state = self.folder / _STATE
-        if overwrite and state.exists():
-            shutil.rmtree(self.folder)  # the parts of an earlier job, and nothing else
-        elif out.suffix and out.exists() and not overwrite:
-            raise EngramError(f"{out} exists; replace it with --overwrite, or choose another name.")
-        elif state.exists():
-            self._check_same(json.loads(state.read_bytes()), identity)
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise EngramError(f"The folder {self.folder} is not empty; choose another one.")
-        make_folder(self.folder)
-        write_atomically(state, json.dumps(identity, indent=1).encode())
+        self.problem: EngramError | None = None  # what ended the sources before their end
+        self._images: dict[int, int] = {}  # in each part, as the sources have them
+        self._state = self.folder / _STATE
+        self._lock = FileLock(self.folder / _LOCK, timeout=0)
 
-    def _check_same(self, before: dict[str, Any], identity: dict[str, Any]) -> None:
-        now = json.loads(json.dumps(identity))
+    def __enter__(self) -> Parts:
+        self._check_free()
+        make_folder(self.folder)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise EngramError(
+                f"Another process is writing {self.out} at this moment; wait for it, stop it, or "
+                "choose another name."
+            ) from None
+        except OSError as error:
+            raise EngramError(
+                f"{self.folder} cannot be written ({error.strerror or error}); choose another name."
+            ) from None
+        try:
+            self._check_free()  # another process may just have finished
+            if self.overwrite:
+                self._clear()
+            if self._state.exists():
+                self._check_same()
+            else:
+                write_atomically(self._state, json.dumps(self.identity, indent=1).encode())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Let others have the parts; where there are none, nothing stays behind."""
+        if self._lock.is_locked and not any(self.folder.glob("part-*")):
+            self._remove()
+        self._lock.release()
+
+    def _check_free(self) -> None:
+        if self.out.suffix and self.out.exists() and not self.overwrite:
+            raise EngramError(
+                f"{self.out} exists; replace it with --overwrite, or choose another name."
+            )
+        if self._state.exists() or not self.folder.is_dir():
+            return
+        others = (path for path in self.folder.iterdir() if not _is_internal(path.name))
+        if any(others):
+            raise EngramError(f"The folder {self.folder} is not empty; choose another one.")
+
+    def _check_same(self) -> None:
+        try:
+            before = parse_json(self._state.read_bytes())
+            if not isinstance(before, dict):
+                raise ValueError("it is not an object")
+        except (OSError, ValueError) as error:
+            raise EngramError(
+                f"{self._state}, which says what job the answers beside it are of, cannot be read "
+                f"({first_line(error)}); restore it, or start anew with --overwrite."
+            ) from None
+        now = json.loads(json.dumps(self.identity))
         different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if different:
+            names = printable(", ".join(different))
             raise EngramError(
-                f"{self.folder} has answers of another job ({', '.join(different)} differ); "
-                "continue with the same command, or start anew with --overwrite."
+                f"{self.folder} has answers of another job ({names} differ); continue with the "
+                "same command, or start anew with --overwrite."
             )
+
+    def _clear(self) -> None:
+        """Remove the parts, and at last the record of their job."""
+        for path in (*self.folder.glob("part-*"), *self.folder.glob(_UNFINISHED)):
+            path.unlink(missing_ok=True)
+        self._state.unlink(missing_ok=True)
+
+    def _remove(self) -> None:
+        """Remove all that a job keeps in its folder, and a folder that it has made for itself."""
+        self._clear()
+        with suppress(OSError):  # what is left is in nobody's way
+            (self.folder / _LOCK).unlink(missing_ok=True)
+            if self.folder != self.out:
+                self.folder.rmdir()
+        self._lock.release()  # from here on the folder may be another job's
 
     def missing(
         self, items: Iterator[Item], rows: int, images: int, found: Callable[[int], None]
@@ -75,11 +146,14 @@ class Parts:
             EngramError: The images of a part on disk are not those of the sources.
         """
         there, first = self._there(), 0
+        items = self._readable(items)
         for part in count():
             if part in there:
                 names = self.table.images(there.pop(part))
-                if names != [item.name for item in islice(items, len(names))]:
-                    raise self._changed(part)
+                given = [self.table.name_of(item.name) for item in islice(items, len(names))]
+                if names != given:
+                    raise self.problem or self._changed(part)
+                self._images[part] = len(names)
                 first += len(names)
                 self.resumed += len(names)
                 found(self.resumed)
@@ -90,12 +164,32 @@ class Parts:
                 first += len(batch)
             if first == begin:  # there are no more images
                 if there:
-                    raise self._changed(min(there))
+                    raise self.problem or self._changed(min(there))
                 return
+            self._images[part] = first - begin
+
+    def _readable(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The images until the sources end, or cannot be read any further.
+
+        Then those before are still answered and written, and `finish` says what is wrong.
+        """
+        try:
+            yield from items
+        except EngramError as error:
+            self.problem = error
 
     def _there(self) -> dict[int, Path]:
-        paths = self.folder.glob(f"part-*{self.table.suffix}")
-        return {int(path.stem.removeprefix("part-")): path for path in paths}
+        there = {}
+        for path in self.folder.glob(f"part-*{self.table.suffix}"):
+            digits = path.stem.removeprefix("part-")
+            number = int(digits) if digits.isdecimal() and len(digits) < 20 else -1
+            if path != self._path(number) or not path.is_file():
+                raise EngramError(
+                    f"{printable(str(path), 500)} is no part of these answers; remove it, and run "
+                    "the same command again."
+                )
+            there[number] = path
+        return there
 
     def _changed(self, part: int) -> EngramError:
         return EngramError(
@@ -111,17 +205,54 @@ class Parts:
         self.table.write(self._path(part), rows)
 
     def finish(self) -> None:
-        """Join the parts if one file is wanted. A crash before the end leaves the parts."""
+        """Join the parts if one file is wanted. A crash before the end leaves the parts.
+
+        Raises:
+            EngramError: The sources could not be read to their end, or the parts are not those of
+                all images.
+        """
+        if self.problem is not None:
+            raise self._unfinished(self.problem)
+        there = self._there()
+        for part in sorted({*there, *self._images}):
+            images, path = self._images.get(part, 0), self._path(part)
+            rows = self.table.rows(path) if part in there else 0
+            if rows != images:
+                raise EngramError(
+                    f"{path} has {counted(rows, 'row')} for {counted(images, 'image')}: another "
+                    "program changed the parts. Remove it, and run the same command again."
+                )
         if self.folder == self.out:
             return
-        there = self._there()
         with replaced(self.out) as file:
             self.table.join([there[part] for part in sorted(there)], file)
-        shutil.rmtree(self.folder)
+        self._remove()
+
+    def _unfinished(self, problem: EngramError) -> EngramError:
+        """What to say where sources end in an error; answers from doubtful bytes are removed."""
+        sure = sum(self._images.values()) - getattr(problem, "doubtful", 0)
+        end = kept = 0
+        for part in sorted(self._images):
+            end += self._images[part]
+            if end > sure:
+                self._path(part).unlink(missing_ok=True)
+            else:
+                kept = end
+        if not kept:
+            return problem
+        return EngramError(
+            f"{problem} The answers about the first {counted(kept, 'image')} are kept; repair it, "
+            "and run the same command again to continue."
+        )
+
+
+def _is_internal(name: str) -> bool:
+    """Whether it is the lock of a job, or a file that a killed one was writing."""
+    return name == _LOCK or fnmatch(name, _UNFINISHED)
 
 
 def _batches(items: Iterator[Item], images: int) -> Iterator[tuple[Item, ...]]:
-    while batch := tuple(islice(items, images)):
+    while batch := tuple(some_of(items, images)):
         yield batch
 
 

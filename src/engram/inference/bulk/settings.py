@@ -13,8 +13,14 @@ class BulkSettings:
 
     top_k: int = setting(5, "number of classes to return per task", least=1)
     logits: bool = setting(False, "add the raw outputs of every task, in half precision")
-    embed: bool = setting(False, "add the embedding of the trunk and of every task")
+    embed: bool = setting(False, "add the embedding of the backbone and of every task")
     image_column: str = setting("", "column of a table that has the images or their paths")
+    allow_url: str = setting(
+        "",
+        "addresses that lists and tables may name: schemes with commas between them, such as "
+        "s3,https, or hosts of your own network, such as http://10.0.0.7:9000",
+        metavar="SCHEMES",
+    )
     batch: int = setting(32, "images per forward pass", least=1)
     decoders: int = setting(1, "processes that decode images; 0: decode in this process")
     device: str = setting("auto", ABOUT_DEVICE)
@@ -23,3 +29,7 @@ class BulkSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.allow_url:
+            from engram.inference.bulk.addresses import Allowed
+
+            Allowed.parse(self.allow_url)

@@ -12,7 +12,6 @@ import io
 import itertools
 import os
 import sys
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -21,18 +20,29 @@ from engram.data.folders import SUFFIXES
 from engram.data.labels import find_column
 from engram.errors import EngramError
 from engram.images.heic import HEIC_SUFFIXES
-from engram.inference.bulk.items import Item, file_systems, is_address, opened
+from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address
+from engram.inference.bulk.archives import archive_items
+from engram.inference.bulk.items import Item, opened
 from engram.util.optional import require
+from engram.util.parquet import batches, open_parquet
+from engram.util.text import first_line
 
 _IMAGES = (*SUFFIXES, *HEIC_SUFFIXES)
-_ROWS = 256  # of a parquet file that are read at once
+_LINE = 2**16  # characters of a line of a list: a path has 4,096 bytes, an address some thousands
+_ROW = 2**22  # characters of a row of a table, or of its head
+_SHOWN = 80  # characters of a line that is too long
 STDIN = "-"
 
 
-def items_of(sources: Sequence[str], image_column: str = "") -> Iterator[Item]:
-    """The images of all sources in their order, which is the same every time."""
+def items_of(
+    sources: Sequence[str], image_column: str = "", allowed: Allowed = NOWHERE
+) -> Iterator[Item]:
+    """The images of all sources in their order, which is the same every time.
+
+    `allowed` are the addresses that lists and tables may name; of the sources any may be one.
+    """
     for source in sources:
-        yield from _items(source, image_column)
+        yield from _items(source, image_column, allowed)
 
 
 def count_of(sources: Sequence[str], image_column: str = "") -> int:
@@ -43,10 +53,10 @@ def count_of(sources: Sequence[str], image_column: str = "") -> int:
         if source == STDIN or is_address(source) or _READERS.get(suffix) is _archive:
             return 0
         if suffix == ".parquet":
-            with _sentence(source):
-                total += _parquet(source).metadata.num_rows
+            with _sentence(source), opened(source) as file:
+                total += open_parquet(file).metadata.num_rows
         else:
-            total += sum(1 for _ in _items(source, image_column))
+            total += sum(1 for _ in _items(source, image_column, NOWHERE))
     return total
 
 
@@ -55,18 +65,24 @@ def _sentence(source: str) -> Iterator[None]:
     """What goes wrong while a source is read is an EngramError."""
     try:
         yield
-    except (OSError, ValueError, tarfile.TarError, csv.Error) as error:
-        raise EngramError(f"{source} cannot be read: {error}.") from error
+    except EngramError:
+        raise
+    except Exception as error:  # on hostile bytes the libraries raise nearly anything
+        raise EngramError(f"{source} cannot be read: {first_line(error)}.") from error
 
 
-def _items(source: str, image_column: str) -> Iterator[Item]:
-    if source == STDIN:
-        yield from _listed(sys.stdin, "")
-        return
+def _items(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
     suffix = os.path.splitext(source)[1].lower()
     read = _READERS.get(suffix)
-    with _sentence(source):
-        if read is not None:
+    with _sentence("Standard input" if source == STDIN else source):
+        if source == STDIN:
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+            yield from _listed(sys.stdin, "", allowed)
+        elif suffix in _LISTS:
+            near = allowed.beside(source) if is_address(source) else allowed
+            yield from _LISTS[suffix](source, image_column, near)
+        elif read is not None:
             yield from read(source, image_column)
         elif is_address(source):
             yield from _below_address(source, suffix)
@@ -80,16 +96,37 @@ def _items(source: str, image_column: str) -> Iterator[Item]:
 
 
 def _below(folder: str) -> Iterator[Item]:
-    """The images in a folder at any depth, by name; only one folder is listed at a time."""
-    with os.scandir(folder) as entries:
-        names = sorted((e.name, e.is_dir()) for e in entries if not e.name.startswith("."))
-    for name, is_folder in names:
-        path = os.path.join(folder, name)
-        if is_folder:
-            if not os.path.islink(path):  # it could lead back up
-                yield from _below(path)
-        elif _is_image(name):
+    """The images in a folder at any depth, by name; only one folder is listed at a time.
+
+    A folder below it that cannot be listed is an image that cannot be read.
+    """
+    waiting = [(folder, True)]
+    while waiting:
+        path, is_folder = waiting.pop()
+        if not is_folder:
             yield Item(path)
+            continue
+        try:
+            waiting += reversed(_entries(path))
+        except OSError as error:
+            if path == folder:
+                raise
+            yield Item(path, problem=f"the folder cannot be read ({error.strerror or error})")
+
+
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """The images and folders in a folder by name, each with whether it is a folder."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            if entry.name.startswith("."):
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if not is_folder and entry.is_symlink() and os.path.isdir(entry.path):
+                continue  # it could lead back up
+            if is_folder or _is_image(entry.name):
+                found.append((entry.path, is_folder))
+    return found
 
 
 def _below_address(source: str, suffix: str) -> Iterator[Item]:
@@ -109,45 +146,100 @@ def _is_image(name: str) -> bool:
 # Files that list images, or hold them
 
 
-def _list_file(source: str, image_column: str) -> Iterator[Item]:
+def _list_file(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
     with opened(source) as file:
-        yield from _listed(io.TextIOWrapper(file, encoding="utf-8-sig"), source)
+        yield from _listed(_text(file), source, allowed)
 
 
-def _listed(lines: Iterator[str] | IO[str], source: str) -> Iterator[Item]:
-    for line in lines:
-        if line.strip():
-            yield Item(_beside(source, line.strip("\r\n")))
+def _text(file: IO[bytes], newline: str | None = None) -> IO[str]:
+    """UTF-8; other bytes stay what they are, as names of files may have them."""
+    return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-def _csv_file(source: str, image_column: str) -> Iterator[Item]:
+def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
+    """The paths of a list; a line that is too long for one is an image that cannot be read."""
+    while line := text.readline(_LINE + 1):
+        _refuse_utf16(line)
+        if len(line) > _LINE:
+            shown = line[:_SHOWN]
+            while line and not line.endswith("\n"):
+                line = text.readline(_LINE)
+            yield Item(f"{shown}…", problem=f"the line has more than {_LINE:,} characters")
+        elif line.strip():
+            yield _named(source, line.strip("\r\n"), allowed)
+
+
+def _refuse_utf16(line: str) -> None:
+    if line.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+        raise ValueError("it is text in UTF-16; save it as UTF-8")
+
+
+class _Lines(Iterator[str]):
+    """The lines of a table, as long as a row of it does not get too long."""
+
+    def __init__(self, text: IO[str]) -> None:
+        self._text, self.row, self.number = text, 0, 0
+
+    def __next__(self) -> str:
+        line = self._text.readline(_ROW + 1 - self.row)
+        self.row, self.number = self.row + len(line), self.number + 1
+        if self.row > _ROW:
+            raise ValueError(f"line {self.number}: a row has more than {_ROW:,} characters")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _csv_file(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
     with opened(source) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        head = text.readline()
+        lines = _Lines(_text(file, newline=""))
+        head = next(lines, "")
+        _refuse_utf16(head)
         separator = max(",;\t", key=head.count)
-        rows = csv.DictReader(itertools.chain([head], text), delimiter=separator, strict=True)
+        rows = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
         column = find_column(source, list(rows.fieldnames or ()), "image", image_column or None)
-        for row in rows:
-            yield Item(_beside(source, row[column] or ""))
+        lines.row = 0
+        try:
+            for row in rows:
+                yield _named(source, row[column] or "", allowed)
+                lines.row = 0
+        except csv.Error as error:
+            raise ValueError(f"line {lines.number}: {error}") from error
 
 
-def _parquet_file(source: str, image_column: str) -> Iterator[Item]:
+def _parquet_file(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
     with opened(source) as file:
-        table = _parquet(file)
-        names = table.schema_arrow.names
-        column = find_column(source, names, "image", image_column or None)
+        schema = open_parquet(file).schema_arrow
+        column = find_column(source, schema.names, "image", image_column or None)
+        _check_type(column, schema.field(column).type)
         number = itertools.count()
-        for batch in table.iter_batches(_ROWS, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                yield _cell(source, next(number), value)
+        for batch in batches(file, [column]):
+            for cell in batch.column(0):
+                yield _cell(source, next(number), _value(cell), allowed)
 
 
-def _parquet(source: str | IO[bytes]) -> Any:
-    parquet = require("pyarrow.parquet", extra="hub-data", purpose="Reading parquet")
-    return parquet.ParquetFile(source)
+def _check_type(column: str, kind: Any) -> None:
+    """A column has text, bytes, nothing, or structs of these; anything else is a ValueError."""
+    types = require("pyarrow", extra="hub-data", purpose="Reading parquet").types
+    plain = ("is_string", "is_large_string", "is_binary", "is_large_binary", "is_null")
+    kinds = [field.type for field in kind] if types.is_struct(kind) else [kind]
+    kinds = [one.value_type if types.is_dictionary(one) else one for one in kinds]
+    for one in kinds:
+        if not any(getattr(types, check)(one) for check in plain):
+            raise ValueError(f"the column {column!r} holds {one}, neither paths nor images")
 
 
-def _cell(source: str, row: int, value: Any) -> Item:
+def _value(cell: Any) -> Any:
+    """A cell as Python has it; text that is no UTF-8 keeps its bytes."""
+    if hasattr(cell, "items"):  # a struct
+        return {name: _value(one) for name, one in cell.items()} if cell.is_valid else None
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return cell.as_buffer().to_pybytes().decode(errors="surrogateescape")
+
+
+def _cell(source: str, row: int, value: Any, allowed: Allowed) -> Item:
     """A path, bytes, or both, as datasets of the Hub have them."""
     name = f"{source}#{row}"
     if isinstance(value, bytes):
@@ -155,18 +247,18 @@ def _cell(source: str, row: int, value: Any) -> Item:
     if isinstance(value, Mapping) and value.get("bytes") is not None:
         return Item(name, value["bytes"])
     path = value.get("path") if isinstance(value, Mapping) else value
-    return Item(_beside(source, str(path))) if path else Item(name, b"")
+    return _named(source, str(path), allowed) if path else Item(name, b"")
+
+
+def _named(source: str, path: str, allowed: Allowed) -> Item:
+    """An image that a list or table names."""
+    if len(path) > _LINE:
+        return Item(f"{path[:_SHOWN]}…", problem=f"the path has more than {_LINE:,} characters")
+    return Item(_beside(source, path), allowed=allowed)
 
 
 def _archive(source: str, image_column: str) -> Iterator[Item]:
-    """The images in a tar file in its own order, which is read once from front to back."""
-    with opened(source) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
-        for member in archive:
-            if member.isfile() and _is_image(member.name):
-                content = archive.extractfile(member)
-                assert content is not None
-                yield Item(f"{source}/{member.name}", content.read())
-            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+    yield from archive_items(source, _is_image)
 
 
 def _beside(source: str, path: str) -> str:
@@ -177,11 +269,14 @@ def _beside(source: str, path: str) -> str:
     return f"{folder}/{path}" if folder else path
 
 
-_READERS: dict[str, Callable[[str, str], Iterator[Item]]] = {
+#: Files that name images, which may be at an address; a table may hold them too.
+_LISTS: dict[str, Callable[[str, str, Allowed], Iterator[Item]]] = {
     ".txt": _list_file,
     ".csv": _csv_file,
     ".tsv": _csv_file,
     ".parquet": _parquet_file,
+}
+_READERS: dict[str, Callable[[str, str], Iterator[Item]]] = {
     ".tar": _archive,
     ".tgz": _archive,
     ".gz": _archive,

@@ -7,7 +7,8 @@ import io
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from engram.errors import EngramError
 from engram.util.files import write_atomically
 from engram.util.optional import require
+from engram.util.text import first_line, visible
 
 Row = Mapping[str, Any]
 
@@ -29,13 +31,38 @@ class Table(ABC):
     def write(self, path: Path, rows: Sequence[Row]) -> None:
         """Write a part, completely or not at all."""
 
+    def name_of(self, image: str) -> str:
+        """The name of an image as `images` gives it."""
+        return image
+
     @abstractmethod
     def images(self, path: Path) -> list[str]:
-        """The images of a part, in its order."""
+        """The names of the images of a part, in its order; a damaged part is an EngramError."""
+
+    @abstractmethod
+    def rows(self, path: Path) -> int:
+        """The number of rows of a part; a damaged part is an EngramError."""
 
     @abstractmethod
     def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
         """Write all parts as one table, with one of them in memory."""
+
+
+@contextmanager
+def _reading(part: Path) -> Iterator[None]:
+    """Whatever readers raise is an EngramError: somebody else changed the part."""
+    try:
+        yield
+    except Exception as error:
+        raise EngramError(
+            f"{part} is damaged ({type(error).__name__}: {first_line(error)}); remove it, and run "
+            "the same command again: its images will be answered anew."
+        ) from error
+
+
+def _lines(path: Path) -> int:
+    with _reading(path), path.open("rb") as file:
+        return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
 
 
 class JsonLines(Table):
@@ -48,8 +75,11 @@ class JsonLines(Table):
         write_atomically(path, "".join(lines).encode())
 
     def images(self, path: Path) -> list[str]:
-        with path.open(encoding="utf-8") as file:
+        with _reading(path), path.open(encoding="utf-8") as file:
             return [json.loads(line)["image"] for line in file]
+
+    def rows(self, path: Path) -> int:
+        return _lines(path)
 
     def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
         for part in parts:
@@ -58,7 +88,10 @@ class JsonLines(Table):
 
 
 class Csv(Table):
-    """A column for each task: its best class, and its probability; lists are JSON in a cell."""
+    """A column for each task: its best class, and its probability; lists are JSON in a cell.
+
+    A row is a line, and a cell is what a terminal shows and no spreadsheet computes.
+    """
 
     suffix = ".csv"
 
@@ -69,12 +102,22 @@ class Csv(Table):
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.columns, extrasaction="raise")
         writer.writeheader()
-        writer.writerows(_flat(row) for row in rows)
+        for row in rows:
+            flat = _flat(row)
+            writer.writerow({n: _cell(x) if isinstance(x, str) else x for n, x in flat.items()})
         write_atomically(path, text.getvalue().encode())
 
+    def name_of(self, image: str) -> str:
+        return _cell(image)
+
     def images(self, path: Path) -> list[str]:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [row["image"] for row in csv.DictReader(file)]
+        with _reading(path), path.open(encoding="utf-8", newline="") as file:
+            if not (text := file.read()).endswith("\n"):
+                raise ValueError("its last line is cut")
+            return [row["image"] for row in csv.DictReader(io.StringIO(text, newline=""))]
+
+    def rows(self, path: Path) -> int:
+        return _lines(path) - 1
 
     def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
         for i, part in enumerate(parts):
@@ -101,14 +144,22 @@ class Parquet(Table):
 
     def images(self, path: Path) -> list[str]:
         _, parquet = _arrow()
-        images: list[str] = parquet.read_table(path, columns=["image"]).column(0).to_pylist()
+        with _reading(path):
+            images: list[str] = parquet.read_table(path, columns=["image"]).column(0).to_pylist()
         return images
+
+    def rows(self, path: Path) -> int:
+        _, parquet = _arrow()
+        with _reading(path):
+            return int(parquet.read_metadata(path).num_rows)
 
     def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
         _, parquet = _arrow()
         with parquet.ParquetWriter(out, self.schema) as writer:
             for part in parts:
-                writer.write_table(parquet.read_table(part, schema=self.schema))
+                with _reading(part):
+                    rows = parquet.read_table(part, schema=self.schema)
+                writer.write_table(rows)
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -142,6 +193,9 @@ def table_for(
         f"Answers are written as .parquet, .jsonl or .csv, or into a folder, not as {suffix!r}."
     )
 
+
+#: What a formula of a spreadsheet begins with; some take the wide forms, too.
+_FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 #: What a kind says of its best answer.
 _BEST = {"classification": "probability", "multilabel": "probability"}
@@ -190,6 +244,12 @@ def _flat(row: Row) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def _cell(text: str) -> str:
+    """Text as a cell: escapes are visible, and a quote keeps a spreadsheet from computing it."""
+    text = visible(text)
+    return f"'{text}" if text.lstrip().startswith(_FORMULAS) else text
 
 
 def part_name(number: int, suffix: str) -> str:

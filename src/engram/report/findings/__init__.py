@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from engram.inference.evaluate import Answers
-from engram.model import MemoryViT
+from engram.model.memory_vit import MemoryViT
 from engram.report.contents import Subsection
 from engram.report.findings.classification import classification_findings
 from engram.report.findings.multilabel import multilabel_findings

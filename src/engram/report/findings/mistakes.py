@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.contents import Content, Mistake, Mistakes, Subsection, Text
-from engram.report.images import thumbnail, trunk_view
+from engram.report.images import backbone_view, thumbnail
 
 MAX_MISTAKES = 12
 
@@ -25,7 +25,7 @@ def mistake(
 ) -> Mistake:
     """A row of the answers as a mistake, with its image."""
     sample = int(answers.samples[row])
-    image = thumbnail(trunk_view(model, answers.dataset, sample), alt)
+    image = thumbnail(backbone_view(model, answers.dataset, sample), alt)
     path = answers.dataset.sample_name(sample)
     return Mistake(image, path, predicted, true, output, confidence)
 

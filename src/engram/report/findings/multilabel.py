@@ -14,7 +14,7 @@ from engram.tasks.metrics import average_precision
 
 
 def multilabel_findings(model: MemoryViT, answers: Answers) -> list[Subsection]:
-    predicted = answers.logits.sigmoid() >= answers.settled["thresholds"]
+    predicted = answers.logits.sigmoid() >= answers.fitted["thresholds"]
     return [
         Subsection(f"classes-{answers.task}", "Scores per class", [_scores(answers, predicted)]),
         _mistakes(model, answers, predicted),
@@ -22,7 +22,7 @@ def multilabel_findings(model: MemoryViT, answers: Answers) -> list[Subsection]:
 
 
 def _scores(answers: Answers, predicted: Tensor) -> Table:
-    true, thresholds = answers.labels.bool(), answers.settled["thresholds"]
+    true, thresholds = answers.labels.bool(), answers.fitted["thresholds"]
     precision = average_precision(answers.logits, answers.labels)
     hits, count, found = (x.sum(0).double() for x in (predicted & true, true, predicted))
     rows = [

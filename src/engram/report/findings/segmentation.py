@@ -16,7 +16,7 @@ from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.contents import MAX_CLASSES, Bar, Bars, ImageRow, ImageTable, Subsection
-from engram.report.images import paint_mask, thumbnail, trunk_view
+from engram.report.images import backbone_view, paint_mask, thumbnail
 from engram.tasks.kinds import IGNORED
 from engram.tasks.metrics import intersection_over_union
 from engram.util.text import counted
@@ -36,7 +36,7 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
     ious = intersection_over_union(answers.logits).nanmean(1)
     worst, others = _choose(ious)
     chosen = [*worst, *others]
-    views = [trunk_view(model, answers.dataset, int(answers.samples[i])) for i in chosen]
+    views = [backbone_view(model, answers.dataset, int(answers.samples[i])) for i in chosen]
     rows = []
     for i, view, predicted in zip(chosen, views, _predict(model, answers.task, views), strict=True):
         images = [
@@ -69,14 +69,14 @@ def _choose(ious: Tensor) -> tuple[list[int], list[int]]:
 
 @torch.inference_mode()
 def _predict(model: MemoryViT, task: str, views: Sequence[Pixels]) -> list[Pixels]:
-    device = model.trunk.device
+    device = model.backbone.device
     pixels = normalise(torch.from_numpy(np.stack(views)).to(device), model.preprocessing)
     classes = model(pixels, tasks=[task])[task].argmax(1).cpu()
     return [mask.numpy().astype(np.uint8) for mask in classes]
 
 
 def _true_mask(model: MemoryViT, answers: Answers, row: int) -> Pixels:
-    """The true mask at the size that the trunk sees; ignored pixels if it is gone by now."""
+    """The true mask at the size that the backbone sees; ignored pixels if it is gone by now."""
     try:
         mask = answers.dataset.mask(int(answers.samples[row]))
         return mask_view(mask, model.preprocessing, np.random.default_rng(0))
@@ -92,7 +92,7 @@ def _class_ious(answers: Answers) -> Bars:
         for c, name in enumerate(answers.dataset.classes)
         if not math.isnan(float(ious[c]))
     ]
-    note = "Over the pixels of all images, at the size that the trunk sees."
+    note = "Over the pixels of all images, at the size that the backbone sees."
     if len(rows) > MAX_CLASSES:
         note += f" The {MAX_CLASSES} worst of {len(rows):,} classes, the worst first."
         rows = sorted(rows)[:MAX_CLASSES]

@@ -2,23 +2,40 @@
 
 The body is JSON. With the protocol's binary extension, tensors follow the JSON as bytes, and a
 header of the request says where the JSON ends.
+
+What a body holds is counted before it becomes objects: an empty list takes three bytes of JSON and
+sixty of memory. Pixels in JSON never become objects all at once, see `_Numbers`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
-from engram.serve.decoding.upload import Limits, Refusal, invalid, too_many
+from engram.serve.decoding.upload import Limits, Refusal, check_characters, invalid, too_many
 from engram.serve.routes.infer_schemas import IMAGE, PIXELS, InferInput, InferOptions, InferRequest
+from engram.serve.routes.schemas import MAX_TASKS
 from engram.util.text import printable
+
+# Where the numbers of a tensor begin. In valid JSON this matches no text: a quote inside of one
+# follows a backslash.
+_DATA = re.compile(rb'(?<=[{,\s])"data"\s*:\s*(?=\[)')
+_NUMBERS = re.compile(rb"\[[\s\d.,eE+\-\[\]NaIinfty]*\]")  # also NaN and Infinity
+_OF_NUMBERS = b"0123456789.eE+-NaIinfty \t\r\n"
+_AS_SPACES = bytes.maketrans(b"[]", b"  ")
+_PLACE = [None]  # what the JSON has in place of numbers
+_PER_OUTPUT = 8  # values that describe one output, with room for fields of other servers
+_PIECE = 1_000_000  # bytes of numbers that become objects at a time
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,7 @@ def read_inference(
 ) -> Inference:
     """Images or pixels (3, *size) from a body; anything wrong is a Refusal.
 
-    `json_bytes` is where the JSON ends, if binary tensors follow it.
+    `json_bytes` is where the JSON ends, if binary tensors follow it. Clears the body.
     """
     if json_bytes is not None and not 0 < json_bytes <= len(body):
         raise Refusal(
@@ -43,25 +60,100 @@ def read_inference(
             f"Inference-Header-Content-Length is {json_bytes:,}, and the body has {len(body):,} "
             "bytes; it is the length of the JSON at the start of the body.",
         )
+    text = body
+    if json_bytes is not None:
+        text = body[:json_bytes]
+        del body[:json_bytes]  # what follows stays where it is
+    numbers = _Numbers.cut(text, limits.max_images * 3 * math.prod(size))
+    _check_values(text, limits)
+    check_characters(text)
     try:
-        request = InferRequest.model_validate_json(bytes(body[:json_bytes]))
+        request = InferRequest.model_validate_json(text)
     except ValidationError as error:
         raise invalid(error, "The JSON of the request") from None
-    binary = b"" if json_bytes is None else bytes(memoryview(body)[json_bytes:])
-    body.clear()
+    text.clear()
     [given] = request.inputs  # the schema allows one
-    images = _pixels(given, binary, size) if given.name == PIXELS else _encoded(given, binary)
-    if len(images) > limits.max_images:
+    if given.shape[0] > limits.max_images:
         raise too_many(limits)
+    if given.name == PIXELS:
+        images = _pixels(given, body, numbers, size)
+    else:
+        images = _encoded(given, body, limits)
+    body.clear()
     named = [(f"image {i + 1}", data) for i, data in enumerate(images)]
     return Inference(named, given.name == PIXELS, request.options())
 
 
-def _encoded(given: InferInput, binary: bytes) -> list[bytes]:
+def _check_values(text: bytearray, limits: Limits) -> None:
+    """Count what separates values before they are parsed."""
+    most = 2 * limits.max_images + _PER_OUTPUT * (MAX_TASKS + 1)
+    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
+        raise Refusal(
+            422,
+            f"The JSON of the request has more than {most:,} values beside pixels, which is the "
+            f"limit; it has one input of {limits.max_images} images at most, and each output once.",
+        )
+
+
+class _Numbers:
+    """The numbers of a tensor as JSON: nested, or flat.
+
+    Python objects of all of them would take ten times their text.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    @classmethod
+    def cut(cls, text: bytearray, most: int) -> _Numbers | None:
+        """Take the numbers out of the JSON; more than `most` are a Refusal."""
+        place = _DATA.search(text)
+        found = _NUMBERS.match(text, place.end()) if place else None
+        if found is None:
+            return None
+        start, end = found.span()
+        if max(text.count(b",", start, end), text.count(b"[", start, end)) > most:
+            raise Refusal(422, f"The request has more than {most:,} numbers, which is the limit.")
+        numbers = cls(bytes(memoryview(text)[start:end]))
+        text[start:end] = json.dumps(_PLACE).encode()
+        return numbers
+
+    def read(self, shape: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """All numbers, flat; None if they are no tensor of this shape."""
+        marks = self.text.translate(None, _OF_NUMBERS)
+        if marks not in (_marks(shape), _marks([math.prod(shape)])):
+            return None
+        try:
+            parts = [np.array(piece, dtype="<f4") for piece in self._pieces()]
+        except (OverflowError, TypeError, ValueError):
+            return None
+        return np.concatenate(parts)
+
+    def _pieces(self) -> Iterator[list[float]]:
+        start = 0
+        while start < len(self.text):
+            end = self.text.find(b",", start + _PIECE)
+            end = len(self.text) if end < 0 else end
+            yield json.loads(b"[%s]" % self.text[start:end].translate(_AS_SPACES))
+            start = end + 1
+
+
+def _marks(shape: Sequence[int]) -> bytes:
+    """The brackets and commas of a nested list."""
+    marks = b""
+    for count in reversed(shape):
+        marks = b"[" + (marks + b",") * (count - 1) + marks + b"]"
+    return marks
+
+
+def _encoded(given: InferInput, binary: bytearray, limits: Limits) -> list[bytes]:
     """The images of a BYTES tensor (n) or (n, 1): as bytes, or in JSON in base64."""
     _check(given, "BYTES", len(given.shape) in (1, 2) and math.prod(given.shape[1:]) == 1, "[n]")
     size = given.parameters.binary_data_size
-    images = _from_json(given) if size is None else _split(_exactly(binary, size))
+    if size is None:
+        images = _from_json(given)
+    else:
+        images = _split(_exactly(binary, size), limits)
     if len(images) != given.shape[0]:
         raise Refusal(
             422, f"{IMAGE} has the shape {given.shape}, and the images in it are {len(images)}."
@@ -70,36 +162,46 @@ def _encoded(given: InferInput, binary: bytes) -> list[bytes]:
 
 
 def _from_json(given: InferInput) -> list[bytes]:
-    images = []
-    for i, text in enumerate(np.ravel(np.array(given.data or [], dtype=object)).tolist()):
+    texts, images = (given.data or [])[::-1], list[bytes]()
+    if given.data is not None:
+        given.data.clear()
+    while texts:  # one by one, so that never all of them are in memory twice
+        text = texts.pop()
+        if isinstance(text, list) and len(text) == 1:
+            [text] = text
         try:
-            images.append(base64.b64decode(str(text).encode(), validate=True))
-        except (binascii.Error, ValueError):
+            images.append(base64.b64decode(text, validate=True))
+        except (binascii.Error, TypeError, ValueError):
             raise Refusal(
-                422, f"image {i + 1} is not valid base64; in JSON, images are in base64."
+                422,
+                f"image {len(images) + 1} is not valid base64; in JSON, images are in base64.",
             ) from None
     return images
 
 
-def _split(data: bytes) -> list[bytes]:
+def _split(data: bytearray, limits: Limits) -> list[bytes]:
     """The elements of a BYTES tensor: each is its length, in four bytes, and then its bytes."""
-    images, position = [], 0
+    images, position = list[bytes](), 0
     while position < len(data):
+        if len(images) == limits.max_images:
+            raise too_many(limits)
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
         if position > len(data) or start > len(data):
             raise Refusal(422, f"The bytes of {IMAGE} end inside an image.")
-        images.append(data[start:position])
+        images.append(bytes(memoryview(data)[start:position]))
     return images
 
 
-def _pixels(given: InferInput, binary: bytes, size: Sequence[int]) -> list[bytes]:
-    """The images of an FP32 tensor (n, 3, height, width), ready for the trunk."""
+def _pixels(
+    given: InferInput, binary: bytearray, numbers: _Numbers | None, size: Sequence[int]
+) -> list[bytes]:
+    """The images of an FP32 tensor (n, 3, height, width), ready for the backbone."""
     shape = ", ".join(["n", "3", *map(str, size)])
     fits = len(given.shape) == 4 and given.shape[1:] == [3, *size]
     _check(given, "FP32", fits, f"[{shape}]")
     values = math.prod(given.shape)
-    data: Any
+    tensor: npt.NDArray[Any] | None
     if given.parameters.binary_data_size is not None:
         data = _exactly(binary, given.parameters.binary_data_size)
         if len(data) != 4 * values:
@@ -110,15 +212,12 @@ def _pixels(given: InferInput, binary: bytes, size: Sequence[int]) -> list[bytes
             )
         tensor = np.frombuffer(data, dtype="<f4")
     else:
-        try:
-            tensor = np.array(given.data or [], dtype="<f4").ravel()
-        except (TypeError, ValueError):
+        tensor = numbers.read(given.shape) if numbers and given.data == _PLACE else None
+        if tensor is None:
             raise Refusal(
-                422, f"The data of {PIXELS} are not numbers, or nested unevenly."
-            ) from None
-        if tensor.size != values:
-            raise Refusal(
-                422, f"{PIXELS} has the shape {given.shape}, and there are {tensor.size:,} numbers."
+                422,
+                f"The data of {PIXELS} are not the {values:,} numbers of the shape {given.shape}; "
+                "send a flat list of numbers, or one that is nested like the shape.",
             )
     if not np.isfinite(tensor).all():
         raise Refusal(422, f"{PIXELS} has values that are not finite.")
@@ -135,7 +234,7 @@ def _check(given: InferInput, datatype: str, fits: bool, shape: str) -> None:
         )
 
 
-def _exactly(binary: bytes, size: int) -> bytes:
+def _exactly(binary: bytearray, size: int) -> bytearray:
     if len(binary) != size:
         raise Refusal(
             400,

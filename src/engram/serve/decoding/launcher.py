@@ -164,6 +164,8 @@ def _run_decoder(control: socket.socket, handle: int, memory: int) -> None:
         from engram.serve.decoding.worker import work
 
         control.close()  # only the launcher answers there
+        # What parsers print about a stranger's bytes is nothing for the log.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with socket.socket(fileno=handle) as connection:
             work(connection, memory)
     finally:

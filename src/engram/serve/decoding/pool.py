@@ -123,6 +123,9 @@ class Decoder:
         self.failed = "it ran out of memory" if "out_of_memory" in answer else ""
         if self.failed:
             raise LargeImage(f"{what}: it takes too much memory to read")
+        if "failed" in answer:
+            self.failed = f"it failed with {answer['failed']}"
+            raise BadImage(f"{what}: it cannot be read")
         if "refused" in answer:
             raise Problem(answer["status"], answer["refused"])
         if "bad_image" in answer:

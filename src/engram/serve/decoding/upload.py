@@ -66,7 +66,7 @@ def read_upload(options: type[Options], kind: str, body: bytearray, limits: Limi
 
 def _from_json(options: type[Options], body: bytearray, limits: Limits) -> Upload:
     _check_values(options, body, limits)
-    _check_characters(body)
+    check_characters(body)
     try:
         allowed = json_body(options, limits.max_images, limits.max_body)
         document = allowed.model_validate_json(body)
@@ -98,7 +98,7 @@ def _check_values(options: type[Options], body: bytearray, limits: Limits) -> No
         )
 
 
-def _check_characters(body: bytearray) -> None:
+def check_characters(body: bytearray) -> None:
     """One character beyond ASCII can make every other of its text take four bytes in memory."""
     if len(body) <= MAX_UNICODE_BYTES:
         return

@@ -21,6 +21,7 @@ from engram.serve.decoding.messages import Document, receive, send
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
 from engram.serve.routes.schemas import OPTIONS
 from engram.util.quiet import ignore_pillow_warnings
+from engram.util.text import printable
 
 Answer = tuple[Document, bytes]
 
@@ -39,7 +40,7 @@ def work(connection: socket.socket, memory: int) -> None:
             answer, view = worker.answer(document, data)
             del data
             send(connection, answer, view)
-            if "out_of_memory" in answer:
+            if "out_of_memory" in answer or "failed" in answer:
                 return
 
 
@@ -73,6 +74,8 @@ class Worker:
             return {"bad_image": str(error), "large": isinstance(error, LargeImage)}, b""
         except MemoryError:
             return {"out_of_memory": True}, b""
+        except BaseException as error:  # of a parser in Rust that panics, too
+            return {"failed": printable(f"{type(error).__name__}: {error}", 200)}, b""
 
     def _read(self, message: Document, body: bytearray) -> Document:
         self.images = []  # of the request before: two requests never are in memory

@@ -104,13 +104,13 @@ async function update({ body, etag }) {
 }
 
 function describeModel() {
-  const { trunk, tasks } = state.list;
-  const name = trunk.source.split("/").filter(Boolean).pop() || trunk.source;
+  const { backbone, tasks } = state.list;
+  const name = backbone.source.split("/").filter(Boolean).pop() || backbone.source;
   by("about").textContent = `One ViT (${name}), ${count(tasks.length, "task", "tasks")}, one pass.`;
 }
 
 const taskNames = () => [
-  ...(state.list.trunk.classes ? ["base"] : []),
+  ...(state.list.backbone.classes ? ["base"] : []),
   ...state.list.tasks.map((task) => task.name),
 ];
 
@@ -280,12 +280,13 @@ function card(name, task, fresh) {
 }
 
 function factsOf(task) {
-  if (!task) return [count(state.list.trunk.classes, "class", "classes")];
+  if (!task) return [count(state.list.backbone.classes, "class", "classes")];
+  const { cells, rank, layers } = task.settings;
   return [
     task.kind === "regression" ? count(task.classes, "number", "numbers") : count(task.classes, "class", "classes"),
-    ...(task.rank ? [`side patches of rank ${task.rank}`] : []),
-    ...(task.layers ? [`reads ${count(task.layers, "layer", "layers")}`] : []),
-    ...(task.cells ? [`${count(task.cells, "cell", "cells")} per layer`] : task.layers ? [] : [task.regime]),
+    ...(rank ? [`side network of rank ${rank}`] : []),
+    ...(layers ? [`reads ${count(layers, "layer", "layers")}`] : []),
+    ...(cells ? [`${count(cells, "cell", "cells")} per layer`] : layers ? [] : [task.regime]),
     ...(task.extends.length ? [`extends ${task.extends.join(", ")}`] : []),
     ...(task.kind === "classification" ? [] : [task.kind]),
   ];
@@ -392,7 +393,7 @@ function lastLayersName(layers, pooled) {
 
 function attentionWords(task, layers, pooled, hasMask) {
   if (task === "base") return "Bright areas contribute most to what the ViT's own class token reads.";
-  if (pooled) return "Bright areas contribute most to what it pools of its side patches for its answer.";
+  if (pooled) return "Bright areas contribute most to what it pools of its side network for its answer.";
   const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
   const average = `On average, ${percent(cells)} of its attention goes to its cells.`;
   return hasMask

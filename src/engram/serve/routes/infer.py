@@ -1,27 +1,32 @@
 """The Open Inference Protocol over HTTP (KServe v2, Triton): /v2.
 
 A model is a task, `base`, or the whole bundle under the name of its folder. Its outputs are
-tensors, one per task: what `model(pixels)` returns for it.
+tensors, one per task: what `model(pixels)` returns for it, and masks of segmentations, whose logits
+are outputs of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from torch import Tensor
 
 from engram import __version__
-from engram.inference.predict import kind_of
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.middleware import client_of
+from engram.serve.decoding.pool import Decoder, Received
+from engram.serve.outputs import (
+    is_finite,
+    is_mask,
+    kept_values,
+    logits_of,
+    output_shape,
+    task_of,
+)
 from engram.serve.problems import Problem
 from engram.serve.routes.infer_schemas import (
     IMAGE,
@@ -36,8 +41,9 @@ from engram.serve.routes.infer_schemas import (
     ServerMetadata,
     ServerReady,
 )
-from engram.serve.routes.openapi import error_responses, request_body
-from engram.serve.routes.pipeline import Pipeline
+from engram.serve.routes.openapi import answer_limit, error_responses, request_body
+from engram.serve.routes.pipeline import Asked, Pipeline
+from engram.serve.routes.writing import Answer, Client, numbers, raw
 from engram.serve.tokens import Tokens
 from engram.util.text import printable
 
@@ -107,6 +113,7 @@ def _add_models(router: APIRouter, catalogue: Catalogue, tokens: Tokens) -> None
 def _add_infer(router: APIRouter, catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> None:
     about: dict[str, Any] = {
         "response_model": InferResponse,
+        "description": answer_limit(pipeline.settings.max_values),
         "responses": error_responses(400, 401, 404, 408, 413, 422, 429, 503),
         "dependencies": tokens.to_ask,
         "openapi_extra": request_body({"application/json": InferRequest.model_json_schema()}),
@@ -119,17 +126,19 @@ def _add_infer(router: APIRouter, catalogue: Catalogue, pipeline: Pipeline, toke
         served = Served.find(snapshot, name, version)
         json_bytes = _json_bytes(request)
         size = snapshot.preprocessing.size
-        async with (
-            pipeline.body(request) as body,
-            pipeline.run(
-                snapshot,
-                client_of(request.scope),
-                lambda decoder: decoder.read_inference(body, json_bytes, size),
-                served.wanted,
-            ) as (received, images),
-        ):
-            outputs = [output for _, output in images]
-            return await pipeline.in_thread(partial(_response, served, received.options, outputs))
+
+        def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[InferOptions]]:
+            return decoder.read_inference(body, json_bytes, size)
+
+        async def work(client: Client) -> None:
+            asked = served.asked
+            async with pipeline.run(request, snapshot, read, asked) as (received, images):
+                outputs = [output for _, output in images]
+                written = Written(served, received.options, outputs)
+                headers = await pipeline.in_thread(written.headers)
+                await pipeline.answer(client, written.parts(), headers)
+
+        return Answer(work)
 
 
 def _json_bytes(request: Request) -> int | None:
@@ -158,7 +167,7 @@ class Served:
         if name in snapshot.contents:
             found = cls(snapshot, name, (name,), snapshot.contents[name].split(":")[-1][:16])
         elif name in snapshot.names:  # base
-            found = cls(snapshot, name, (name,), snapshot.model.trunk.fingerprint[:16])
+            found = cls(snapshot, name, (name,), snapshot.model.backbone.fingerprint[:16])
         elif name == snapshot.bundle.folder.resolve().name:
             found = cls(snapshot, name, snapshot.names, snapshot.tag)
         else:
@@ -185,89 +194,149 @@ class Served:
                 tensor(IMAGE, "BYTES"),
                 tensor(PIXELS, "FP32", 3, *self.snapshot.preprocessing.size),
             ],
-            "outputs": [tensor(name, "FP32", *self.snapshot.shapes[name]) for name in self.tasks],
+            "outputs": [
+                tensor(name, self.datatype(name), *output_shape(self.snapshot, name))
+                for name in self.outputs
+            ],
         }
 
+    @property
+    def outputs(self) -> list[str]:
+        """All outputs: of each task one, and the logits of segmentations."""
+        masks = [name for name in self.tasks if is_mask(self.snapshot, name)]
+        return [*self.tasks, *map(logits_of, masks)]
+
+    def datatype(self, name: str) -> str:
+        return "UINT8" if is_mask(self.snapshot, name) else "FP32"
+
     def requested(self, options: InferOptions) -> list[InferOutput]:
-        """The outputs that a request wants; one that the model does not have is a Problem."""
-        outputs = options.outputs or [InferOutput(name=name) for name in self.tasks]
-        for output in outputs:
-            if output.name not in self.tasks:
+        """The outputs that a request wants; what the model does not have is a Problem."""
+        if options.outputs is None:
+            return [InferOutput(name=name) for name in self.tasks]
+        seen, known = set[str](), self.outputs
+        for output in options.outputs:
+            name, shown = output.name, printable(output.name, 64)
+            if name not in known:
                 raise Problem(
                     422,
-                    f"The model {self.name!r} has no output {printable(output.name, 64)!r}; it "
-                    f"has {', '.join(self.tasks)}.",
+                    f"The model {self.name!r} has no output {shown!r}; it has {', '.join(known)}.",
                 )
-        return outputs
+            if name in seen:
+                raise Problem(422, f"The output {shown!r} is asked for twice; ask for it once.")
+            if output.parameters.classification and not self._classifies(name):
+                raise Problem(
+                    422,
+                    f"{name!r} is no classification, so it has no most likely classes; ask for "
+                    "its tensor.",
+                )
+            seen.add(name)
+        return options.outputs
 
-    def wanted(self, options: InferOptions) -> list[str]:
-        return list(dict.fromkeys(output.name for output in self.requested(options)))
+    def _classifies(self, name: str) -> bool:
+        return self.snapshot.model.task(task_of(name)).kind.name == "classification"
+
+    def asked(self, options: InferOptions) -> Asked:
+        names = [output.name for output in self.requested(options)]
+        return Asked(names, kept_values(self.snapshot, names))
 
 
-def _response(
-    served: Served, options: InferOptions, images: Sequence[Mapping[str, Tensor]]
-) -> Response:
-    """The tensors that a request asked for: in the JSON, or after it as bytes."""
-    described, binary = [], []
-    for output in served.requested(options):
-        tensor = torch.stack([image[output.name] for image in images]).float()
-        document: dict[str, Any] = {"name": output.name}
-        classes = output.parameters.classification
-        if classes is not None:
-            labels = _classes(served, output.name, tensor, classes)
-            document |= {"datatype": "BYTES", "shape": list(labels.shape)}
-            data, values = _packed(labels.ravel().tolist()), labels.ravel().tolist()
+class Written:
+    """A response: the tensors that a request asked for, in the JSON or after it as bytes.
+
+    Its parts are made when they are sent, and again where their length has to be known before.
+    """
+
+    def __init__(
+        self, served: Served, options: InferOptions, images: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        self.served, self.options, self.images = served, options, images
+        self.outputs = served.requested(options)
+        self.binary = [output for output in self.outputs if options.wants_binary(output)]
+
+    def headers(self) -> dict[str, str]:
+        """What precedes the body; values that it cannot hold are a Problem."""
+        for output in self.outputs:
+            mask = is_mask(self.served.snapshot, output.name)
+            if (mask or output not in self.binary) and not self._finite(output):
+                raise Problem(
+                    422,
+                    f"The output of {output.name!r} is not finite for an image, and "
+                    f"{'a mask' if mask else 'JSON'} has no such values; train the task again.",
+                )
+        if not self.binary:
+            return {}
+        json_bytes = sum(map(len, self._json()))
+        size = json_bytes + sum(self._size(output) for output in self.binary)
+        return {
+            JSON_BYTES: str(json_bytes),
+            "Content-Length": str(size),
+            "Content-Type": "application/octet-stream",
+        }
+
+    def parts(self) -> Iterator[bytes]:
+        yield from self._json()
+        for output in self.binary:
+            yield from self._raw(output)
+
+    def _json(self) -> Iterator[bytes]:
+        head = {"model_name": self.served.name, "model_version": self.served.version}
+        if self.options.id is not None:
+            head["id"] = self.options.id
+        yield _dump(head)[:-1] + b',"outputs":['
+        for i, output in enumerate(self.outputs):
+            yield b"," if i else b""
+            yield from self._described(output)
+        yield b"]}"
+
+    def _described(self, output: InferOutput) -> Iterator[bytes]:
+        name, most = output.name, output.parameters.classification
+        shape, datatype = output_shape(self.served.snapshot, name), self.served.datatype(name)
+        if most is not None:
+            shape, datatype = (min(most, *shape),), "BYTES"
+        about: dict[str, Any] = {"name": name, "datatype": datatype}
+        about["shape"] = [len(self.images), *shape]
+        if output in self.binary:
+            about["parameters"] = {"binary_data_size": self._size(output)}
+            yield _dump(about)
+            return
+        yield _dump(about)[:-1] + b',"data":['
+        if most is None:
+            yield from numbers(self._tensors(output))
         else:
-            document |= {"datatype": "FP32", "shape": list(tensor.shape)}
-            data, values = tensor.numpy().astype("<f4").tobytes(), None
-        if options.wants_binary(output):
-            document["parameters"] = {"binary_data_size": len(data)}
-            binary.append(data)
-        else:
-            document["data"] = _numbers(output.name, tensor) if values is None else values
-        described.append(document)
-    head = {"model_name": served.name, "model_version": served.version, "outputs": described}
-    if options.id is not None:
-        head["id"] = options.id
-    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
-    if not binary:
-        return Response(text, media_type="application/json")
-    return Response(
-        b"".join([text, *binary]),
-        headers={JSON_BYTES: str(len(text))},
-        media_type="application/octet-stream",
-    )
+            for i, labels in enumerate(self._labels(output, most)):
+                yield (b"," if i else b"") + _dump(labels)[1:-1]
+        yield b"]}"
+
+    def _size(self, output: InferOutput) -> int:
+        """The bytes of an output that follows the JSON."""
+        if output.parameters.classification is not None:
+            return sum(map(len, self._raw(output)))
+        return sum(one.numel() * one.element_size() for one in self._tensors(output))
+
+    def _raw(self, output: InferOutput) -> Iterator[bytes]:
+        """Values as bytes; a text is its length, in four bytes, and its bytes."""
+        if output.parameters.classification is None:
+            yield from raw(self._tensors(output))
+            return
+        for labels in self._labels(output, output.parameters.classification):
+            texts = [label.encode() for label in labels]
+            yield b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+    def _tensors(self, output: InferOutput) -> Iterator[Tensor]:
+        return (image[output.name] for image in self.images)
+
+    def _finite(self, output: InferOutput) -> bool:
+        return all(is_finite(one) for one in self._tensors(output))
+
+    def _labels(self, output: InferOutput, most: int) -> Iterator[list[str]]:
+        """Of each image the most likely classes, as "probability:index:class"."""
+        model, name = self.served.snapshot.model, output.name
+        names = model.task(name).spec.classes
+        for logits in self._tensors(output):
+            top = logits.softmax(-1).topk(min(most, len(names)))
+            pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            yield [f"{p:.6f}:{i}:{names[i]}" for p, i in pairs]
 
 
-def _numbers(name: str, tensor: Tensor) -> list[float]:
-    if not bool(tensor.isfinite().all()):
-        raise Problem(
-            422,
-            f"The output of {name!r} is not finite for an image, and JSON has no such numbers; "
-            "train the task again.",
-        )
-    numbers: list[float] = tensor.flatten().tolist()
-    return numbers
-
-
-def _classes(served: Served, name: str, logits: Tensor, most: int) -> np.ndarray[Any, Any]:
-    """The most likely classes of every image, as "probability:index:class", (images, classes)."""
-    model = served.snapshot.model
-    if kind_of(model, name).name != "classification":
-        raise Problem(
-            422,
-            f"{name!r} is no classification, so it has no most likely classes; ask for its tensor.",
-        )
-    names = model.trunk.class_names if name == "base" else model.task(name).spec.classes
-    top = logits.softmax(-1).topk(min(most, len(names)))
-    rows = [
-        [f"{p:.6f}:{i}:{names[i]}" for p, i in zip(values, places, strict=True)]
-        for values, places in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-    ]
-    return np.array(rows, dtype=object)
-
-
-def _packed(texts: Sequence[str]) -> bytes:
-    """The bytes of a BYTES tensor: each element is its length, in four bytes, and its bytes."""
-    encoded = [text.encode() for text in texts]
-    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

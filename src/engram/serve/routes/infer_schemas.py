@@ -6,9 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from engram.serve.routes.schemas import MAX_TASKS, TaskName
+from engram.serve.routes.schemas import MAX_TASKS
 
 IMAGE, PIXELS = "image", "pixel_values"
+LOGITS = ":logits"  # after the name of a task: the output it makes a mask of
+
+Count = Annotated[int, Field(ge=0, le=10**12)]  # with more digits, a number is an attack
+OutputName = Annotated[str, Field(max_length=64 + len(LOGITS))]
 
 
 class _Part(BaseModel):
@@ -19,7 +23,7 @@ class _Part(BaseModel):
 
 class InputParameters(_Part):
     binary_data_size: Annotated[
-        int | None, Field(ge=0, description="Bytes of this tensor after the JSON")
+        Count | None, Field(description="Bytes of this tensor after the JSON")
     ] = None
 
 
@@ -28,7 +32,7 @@ class InferInput(_Part):
         Literal["image", "pixel_values"],
         Field(description="Encoded images as BYTES, or normalised pixels as FP32"),
     ]
-    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=4)]
+    shape: Annotated[list[Count], Field(min_length=1, max_length=4)]
     datatype: Annotated[str, Field(max_length=20)]
     parameters: InputParameters = InputParameters()
     data: Annotated[list[Any] | None, Field(description="Flat or nested; images are in base64")] = (
@@ -47,7 +51,10 @@ class OutputParameters(_Part):
 
 
 class InferOutput(_Part):
-    name: TaskName
+    name: Annotated[
+        OutputName,
+        Field(description=f"A task, or a segmentation with {LOGITS} for its logits"),
+    ]
     parameters: OutputParameters = OutputParameters()
 
 
@@ -75,7 +82,11 @@ class InferRequest(_Part):
     inputs: Annotated[list[InferInput], Field(min_length=1, max_length=1), FailFast()]
     outputs: Annotated[
         list[InferOutput] | None,
-        Field(min_length=1, max_length=MAX_TASKS, description="By task; default: all"),
+        Field(
+            min_length=1,
+            max_length=MAX_TASKS,
+            description="Each once; default: all tasks, and masks of segmentations",
+        ),
         FailFast(),
     ] = None
 

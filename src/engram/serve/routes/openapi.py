@@ -16,7 +16,7 @@ _REASONS = {
     413: "The body is too large",
     415: "The content type is not supported",
     421: "The Host header names none of the names of this service",
-    422: "An image, an engram or an option is invalid",
+    422: "An image, an engram or an option is invalid, or the answer would be too large",
     429: "This client has too many requests in progress; Retry-After says when to try again",
     503: "The service is busy; Retry-After says when to try again",
 }
@@ -25,6 +25,15 @@ _REASONS = {
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors of an operation, for the argument `responses` of a route."""
     return {status: {"model": Error, "description": _REASONS[status]} for status in statuses}
+
+
+def answer_limit(most: int) -> str:
+    """What an operation says about the size of its answers, for `description` of a route."""
+    return (
+        f"An answer has {most:,} values at most, counted before it is computed: the classes or "
+        "numbers of each task, the pixels of a mask, the numbers of a vector, for every image. "
+        "Beyond that, the status is 422."
+    )
 
 
 def request_body(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
 
-from engram.serve.batching import Batcher, Outputs
+from engram.serve.batching import Batcher
 from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, Decoder, Pool, Received
 from engram.serve.metrics import Metrics
 from engram.serve.middleware import client_of
+from engram.serve.outputs import Outputs, task_of
 from engram.serve.problems import Problem
 from engram.serve.routes import schemas
 from engram.serve.routes.openapi import request_body
-from engram.serve.routes.uploads import BodyBudget, read_whole_body
+from engram.serve.routes.uploads import Budget, read_whole_body
+from engram.serve.routes.writing import Client
 from engram.serve.settings import Settings
 from engram.serve.stages import BODY, DECODE, WRITE, Stages
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
+
+_ANSWERS = 4  # as large as one may be, in progress at a time
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The outputs that a request asks for, and the values of its answer about one image."""
+
+    names: Sequence[str]
+    values: int
 
 
 def body_schemas(options: type[schemas.Options], settings: Settings) -> dict[str, Any]:
@@ -47,15 +60,17 @@ class Pipeline:
     ) -> None:
         self.settings, self.batcher, self.decoders = settings, batcher, decoders
         self.metrics, self.stages = metrics, stages
-        self._budget = BodyBudget(settings.max_bodies, settings.max_body)
+        self._bodies = Budget(settings.max_bodies, settings.max_body, "bytes in requests")
+        most = settings.max_values
+        self._answers = Budget(_ANSWERS * most, most, "values in answers")
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
 
     @asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytearray]:
+    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
         """The whole body, within the limits of the service; what is done with it has a deadline."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         self.batcher.check_capacity()
-        with self._budget.request(client_of(request.scope)) as reserve:
+        with self._bodies.request(client_of(request.scope)) as reserve:
             with self.stages.stage(BODY):
                 body = await read_whole_body(request, self.settings.max_body, deadline, reserve)
             try:
@@ -69,34 +84,56 @@ class Pipeline:
     @asynccontextmanager
     async def run(
         self,
+        request: Request,
         snapshot: Snapshot,
-        client: str,
-        read: Callable[[Decoder], Awaitable[Received[Options]]],
-        wanted: Callable[[Options], Sequence[str]],
+        read: Callable[[Decoder, bytearray], Awaitable[Received[Options]]],
+        wanted: Callable[[Options], Asked],
         embeds: bool = False,
     ) -> AsyncIterator[tuple[Received[Options], list[tuple[Decoded, Outputs]]]]:
         """What the body holds and, for each image, what was decoded and the outputs of the tasks.
 
         With `embeds`, their vectors in place of the outputs. `read` gives a decoder the body, and
-        `wanted` names the tasks that its options ask for. The images keep their places in the queue
-        until the answers are written.
+        `wanted` says what its options ask for. The images keep their places in the queue until the
+        answers are written, and so do their values in what all answers may have.
         """
-        with ExitStack() as places:
-            with self.stages.stage(DECODE):
-                async with self.decoders.decoder(client) as decoder:
-                    received = await read(decoder)
-                    names = wanted(received.options)
-                    places.enter_context(self.batcher.reserve(len(received.names), client))
-                    decoded = [
-                        await decoder.decode(i, name, snapshot.preprocessing)
-                        for i, name in enumerate(received.names)
-                    ]
-            views = [one.view for one in decoded]
-            outputs = await self.batcher.run(snapshot, views, names, embeds)
-            with self.stages.stage(WRITE):
-                yield received, list(zip(decoded, outputs, strict=True))
-        for name in names:
-            self.metrics.answers.labels(name).inc(len(decoded))
+        client = client_of(request.scope)
+        async with self._body(request) as body:
+            with ExitStack() as places:
+                with self.stages.stage(DECODE):
+                    async with self.decoders.decoder(client) as decoder:
+                        received = await read(decoder, body)
+                        asked, images = wanted(received.options), len(received.names)
+                        self._check_values(asked, images)
+                        places.enter_context(self._answers.request(client))(images * asked.values)
+                        places.enter_context(self.batcher.reserve(images, client))
+                        decoded = [
+                            await decoder.decode(i, name, snapshot.preprocessing)
+                            for i, name in enumerate(received.names)
+                        ]
+                views = [one.view for one in decoded]
+                outputs = await self.batcher.run(snapshot, views, asked.names, embeds)
+                with self.stages.stage(WRITE):
+                    yield received, list(zip(decoded, outputs, strict=True))
+            for task in {task_of(name) for name in asked.names}:
+                self.metrics.answers.labels(task).inc(len(decoded))
+
+    def _check_values(self, asked: Asked, images: int) -> None:
+        """Refuse an answer that would be too large with a Problem, before it is computed."""
+        most = self.settings.max_values
+        if images * asked.values > most:
+            raise Problem(
+                422,
+                f"The answer would have {images * asked.values:,} values, {asked.values:,} for "
+                f"each image, and {most:,} is the limit; send fewer images, or ask for fewer "
+                "tasks or outputs.",
+            )
+
+    async def answer(
+        self, client: Client, parts: Iterable[bytes], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send an answer to a client, in JSON unless the headers say otherwise."""
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        await client.answer(parts, self.in_thread, headers)
 
     async def in_thread(self, write: Callable[[], Result]) -> Result:
         """Call `write` in a thread for answers, so that the event loop goes on."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engram.images.preprocessing import normalise
-from engram.serve.batching import Outputs
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.decoding.pool import Decoded
-from engram.serve.middleware import client_of
-from engram.serve.routes.answers import attention_maps, image_json, task_answers
-from engram.serve.routes.openapi import error_responses
-from engram.serve.routes.pipeline import Pipeline, body_schemas
+from engram.serve.decoding.pool import Decoded, Decoder, Received
+from engram.serve.outputs import kept_values
+from engram.serve.routes.answers import Look, image_json, images_json, task_answers
+from engram.serve.routes.openapi import answer_limit, error_responses
+from engram.serve.routes.pipeline import Asked, Pipeline, body_schemas
 from engram.serve.routes.schemas import Prediction, PredictOptions
 from engram.serve.routes.uploads import content_type
+from engram.serve.routes.writing import Answer, Client
 from engram.serve.tokens import Tokens
 
 
@@ -27,6 +28,7 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
     @router.post(
         "/v1/predict",
         summary="Run tasks on images",
+        description=answer_limit(pipeline.settings.max_values),
         response_model=Prediction,
         responses=error_responses(400, 401, 404, 408, 413, 415, 422, 429, 503),
         dependencies=tokens.to_ask,
@@ -34,46 +36,41 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
     )
     async def predict(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
-        async with (
-            pipeline.body(request) as body,
-            pipeline.run(
-                snapshot,
-                client_of(request.scope),
-                lambda decoder: decoder.read(PredictOptions, kind, body),
-                partial(_requested_names, snapshot),
-            ) as (received, images),
-        ):
-            written = [
-                await _image(pipeline, snapshot, decoded, outputs, received.options)
-                for decoded, outputs in images
-            ]
-        return Response(b'{"images":[%s]}' % b",".join(written), media_type="application/json")
+
+        def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[PredictOptions]]:
+            return decoder.read(PredictOptions, kind, body)
+
+        async def work(client: Client) -> None:
+            asked = partial(_asked, snapshot)
+            async with pipeline.run(request, snapshot, read, asked) as (received, images):
+                options = received.options
+                looks = [await _look(pipeline, snapshot, one, options.looks) for one, _ in images]
+                parts = (
+                    image_json(one.fields, task_answers(snapshot, outputs, options.top_k), look)
+                    for (one, outputs), look in zip(images, looks, strict=True)
+                )
+                await pipeline.answer(client, images_json(parts))
+
+        return Answer(work)
 
     return router
 
 
-def _requested_names(snapshot: Snapshot, options: PredictOptions) -> list[str]:
+def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
     """The tasks to run, each once; one that does not exist is a Problem."""
     names = list(dict.fromkeys(options.tasks or snapshot.names))
     for name in (*names, options.looks or names[0]):
         if name not in snapshot.names:
             snapshot.engram(name)  # raises the Problem
-    return names
+    look = 0 if options.looks is None else Look.values(snapshot)
+    return Asked(names, kept_values(snapshot, names) + look)
 
 
-async def _image(
-    pipeline: Pipeline,
-    snapshot: Snapshot,
-    decoded: Decoded,
-    outputs: Outputs,
-    options: PredictOptions,
-) -> bytes:
-    """What the response says about one image."""
-    looks = None
-    if options.looks is not None:
-        pixels = normalise(decoded.view[None], snapshot.preprocessing)
-        looks = await pipeline.batcher.in_engine_thread(
-            partial(attention_maps, snapshot, options.looks, pixels)
-        )
-    answers = partial(task_answers, snapshot, outputs, options.top_k)
-    return await pipeline.in_thread(lambda: image_json(decoded.fields, answers(), looks))
+async def _look(
+    pipeline: Pipeline, snapshot: Snapshot, decoded: Decoded, task: str | None
+) -> Look | None:
+    """The attention maps of one image, if a request asks for those of a task."""
+    if task is None:
+        return None
+    pixels = normalise(decoded.view[None], snapshot.preprocessing)
+    return await pipeline.batcher.in_engine_thread(partial(Look.of, snapshot, task, pixels))

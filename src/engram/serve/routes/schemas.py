@@ -170,7 +170,7 @@ class Look(BaseModel):
         bool,
         Field(
             description="Whether there is one entry instead of one per layer: how the task pools "
-            "its side patches after the last layer"
+            "its side network after the last layer"
         ),
     ]
     layers: list[LayerLook]
@@ -215,11 +215,8 @@ class TaskInfo(BaseModel):
     kind: str
     classes: Annotated[int, Field(description="Number of classes")]
     regime: str
-    cells: Annotated[int, Field(description="Number of cells per layer")]
-    rank: Annotated[int, Field(description="Width of its side patches; 0 if it has none")]
-    layers: Annotated[
-        int,
-        Field(description="Number of layers that a readout's head sees; 0 if it sees one token"),
+    settings: Annotated[
+        dict[str, Any], Field(description="Settings of the method, such as the cells per layer")
     ]
     extends: list[str]
     parameters: int
@@ -234,7 +231,7 @@ class TaskDetail(TaskInfo):
     recipe: dict[str, Any]
 
 
-class TrunkFacts(BaseModel):
+class BackboneFacts(BaseModel):
     source: str
     fingerprint: str
     classes: Annotated[
@@ -246,7 +243,7 @@ class TrunkFacts(BaseModel):
 
 class TaskList(BaseModel):
     tag: Annotated[str, Field(description="Changes when a task is attached or removed")]
-    trunk: TrunkFacts
+    backbone: BackboneFacts
     tasks: list[TaskInfo]
     engine: Annotated[str, Field(description="What runs the model")]
     attaching: Annotated[bool, Field(description="Whether tasks can be attached and removed")]

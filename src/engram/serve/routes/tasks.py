@@ -163,9 +163,7 @@ def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
         "kind": spec.kind,
         "classes": len(spec.classes),
         "regime": spec.regime,
-        "cells": spec.cells if spec.parts.cells else 0,
-        "rank": spec.rank if spec.parts.side else 0,
-        "layers": spec.layers if spec.parts.moments else 0,
+        "settings": spec.method.settings(),
         "extends": list(spec.extends),
         "parameters": engram.parameters,
         "content": snapshot.contents[name],
@@ -188,17 +186,17 @@ def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
 
 
 def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any]:
-    """The trunk, all tasks attached to it, and the engine that runs them."""
-    trunk = snapshot.model.trunk
-    head = trunk.config.head
+    """The backbone, all tasks attached to it, and the engine that runs them."""
+    backbone = snapshot.model.backbone
+    head = backbone.config.head
     return {
         "tag": snapshot.tag,
-        "trunk": {
-            "source": without_folder(trunk.source),
-            "fingerprint": trunk.fingerprint,
+        "backbone": {
+            "source": without_folder(backbone.source),
+            "fingerprint": backbone.fingerprint,
             "classes": head.classes if head is not None and head.classes else None,
             "image_size": list(snapshot.preprocessing.size),
-            "layers": trunk.config.depth,
+            "layers": backbone.config.depth,
         },
         "tasks": [task_info(snapshot, name) for name in snapshot.public_engrams],
         "engine": engine,

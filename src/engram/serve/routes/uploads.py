@@ -12,44 +12,49 @@ from engram.serve.clients import Shares
 from engram.serve.problems import Problem
 from engram.util.text import printable
 
-Reserve = Callable[[int], None]  # counts more bytes, or raises a Problem
+Reserve = Callable[[int], None]  # counts more, or raises a Problem
 
 # Seconds in which a client may finish sending a refused body: only then does it read the answer.
 _DRAIN_SECONDS = 2.0
 
 
-class BodyBudget:
-    """Limits the bytes of all requests in progress: many bodies within their own limits add up.
+class Budget:
+    """Limits what all requests in progress have: many, each within its own limit, add up.
 
-    One client gets half of them, or one body, so that there is room for others.
+    One client gets half of it, or one request, so that there is room for others.
+
+    Args:
+        most: What all of them may have.
+        most_each: What one request may have.
+        what: What is counted, for the sentence.
     """
 
-    def __init__(self, most: int, most_per_body: int) -> None:
-        self.most, self.bytes = most, 0
-        self._shares = Shares(max(most // 2, most_per_body), "bytes in its requests")
+    def __init__(self, most: int, most_each: int, what: str) -> None:
+        self.most, self.what, self.taken = most, what, 0
+        self._shares = Shares(max(most // 2, most_each), what)
 
     @contextmanager
     def request(self, client: str) -> Iterator[Reserve]:
-        """Counts the bytes of one request until it ends."""
+        """Counts for one request until it ends."""
         own = 0
 
         def reserve(size: int) -> None:
             nonlocal own
-            if self.bytes + size > self.most:
+            if self.taken + size > self.most:
                 raise Problem(
                     503,
-                    f"The requests in progress would have more than {self.most:,} bytes, which is "
-                    "the limit for all of them; try again in a second.",
+                    f"All requests together would have more than {self.most:,} {self.what}, which "
+                    "is the limit; try again in a second.",
                     retry=1,
                 )
             self._shares.take(client, size)
-            self.bytes += size
+            self.taken += size
             own += size
 
         try:
             yield reserve
         finally:
-            self.bytes -= own
+            self.taken -= own
             self._shares.give_back(client, own)
 
 

@@ -1,0 +1,286 @@
+"""Who trains the jobs of a farm: processes of this machine, or tasks of Ray.
+
+Both run `train_job` and give a future of its `Ended`. Meanwhile jobs put messages into a queue:
+(NAME, "note", what it is doing), (NAME, "said", a sentence for the user), or (NAME, "ready", its
+node) when the cache is filled and the training begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
+from multiprocessing.managers import SyncManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engram.cluster.connect import connected, room
+from engram.cluster.jobs import FarmJob
+from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
+from engram.report.run import write_run_report
+from engram.tasks.kinds import KINDS
+from engram.train.callbacks import Callback, RunStart
+from engram.train.job import TrainingJob
+from engram.train.run import run_folder
+from engram.util.files import make_private_folder, private, write_atomically
+from engram.util.quiet import ignore_pillow_warnings
+from engram.util.spelling import spelled_as_flags
+from engram.util.workers import end_with_parent
+
+PATIENCE = 60.0  # seconds for trainings to write their checkpoints when the farm is stopped
+_EVERY = 0.5  # seconds between two notes of a job
+_STAYS = ("checkpoint.safetensors", "lock")  # files of a run that do not travel
+Tell = Callable[[str, str], None]
+Files = dict[str, bytes]  # by their paths below the farm's folder
+_CONTEXT = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: `done`, `failed` by the user's mistake, or `lost`: try it again."""
+
+    state: str
+    why: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)  # that the farm's folder may not have
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who trains jobs, `slots()` at once; `submit` takes one, and the node with its cache or ""."""
+
+    slots: Callable[[], int]
+    submit: Callable[[FarmJob, str], Future[Ended]]
+    queue: Any  # a queue.Queue, which may be in another process
+
+
+@contextlib.contextmanager
+def local_workers(slots: int, threads: int) -> Iterator[Workers]:
+    """Processes of this machine, each of which trains one job after another.
+
+    One that dies is replaced. What a job prints is in NAME.log of the farm's folder.
+    """
+    # Python's tracker frees the semaphores of killed processes, and would call them leaked.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    resource_tracker.ensure_running()
+    manager = SyncManager(ctx=_CONTEXT)
+    manager.start(end_with_parent, (os.getpid(),))
+    queue, others = manager.Queue(), multiprocessing.active_children()
+    pools: set[ProcessPoolExecutor] = set()  # of one process each, so that it dies alone
+    idle: list[ProcessPoolExecutor] = []
+
+    def submit(job: FarmJob, near: str) -> Future[Ended]:
+        start = (1, _CONTEXT, _start_process, (os.getpid(),))
+        pool = idle.pop() if idle else ProcessPoolExecutor(*start)
+        pools.add(pool)
+
+        def ended(future: Future[Ended]) -> None:
+            if future.exception() is None:
+                idle.append(pool)
+
+        try:
+            future = pool.submit(_train_here, job, threads, queue)
+        except BrokenProcessPool:  # its process died while it was idle
+            return submit(job, near)
+        future.add_done_callback(ended)
+        return future
+
+    try:
+        yield Workers(lambda: slots, submit, queue)
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        processes = [one for one in multiprocessing.active_children() if one not in others]
+        until = time.monotonic() + PATIENCE
+        try:
+            for process in processes:
+                process.terminate()  # one that trains writes a checkpoint
+            for process in processes:
+                process.join(max(0.1, until - time.monotonic()))
+        finally:  # a second Ctrl-C too
+            for process in processes:
+                process.kill()
+            manager.shutdown()
+
+
+def _start_process(parent: int) -> None:
+    os.setsid()  # Ctrl-C at the terminal is for the farm, which then asks its processes to stop
+    end_with_parent(parent)
+
+
+@contextlib.contextmanager
+def ray_workers(
+    on: str, slots: int | None, cpus: int, gpus: float, folder: Path
+) -> Iterator[Workers]:
+    """Tasks of Ray, where `on` says (see `connected`); without `slots`, as many as it holds.
+
+    Nodes that do not see the farm's folder work in one of their own, and send what they made.
+    """
+    tasks: list[Any] = []
+    with connected(on) as ray:
+        from ray.util.queue import Queue
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+        def fitting() -> int:
+            held = room(ray, cpus=cpus, gpus=gpus)
+            return held if slots is None or not held else slots
+
+        def submit(job: FarmJob, near: str) -> Future[Ended]:
+            paths = [folder / f"{name}.safetensors" for name in job.parents]
+            sent = _files_of(job.out) | {path.name: path.read_bytes() for path in paths}
+            options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0}
+            if cache := os.environ.get("ENGRAM_CACHE"):
+                options["runtime_env"] = {"env_vars": {"ENGRAM_CACHE": cache}}
+            if near:  # or elsewhere, if that node is busy or gone
+                options["scheduling_strategy"] = OnNode(near, soft=True, _spill_on_unavailable=True)
+            train = ray.remote(name=f"engram {job.name}", **options)(_train_there)
+            tasks.append(train.remote(job, sent, os.getcwd(), _token(folder), cpus, queue))
+            future: Future[Ended] = tasks[-1].future()
+            return future
+
+        if not fitting():
+            raise EngramError(
+                f"No node of the cluster has {cpus} CPUs and {gpus:g} GPUs, which each job takes; "
+                "give other --cpus-per-job or --gpus-per-job."
+            )
+        # On this node: its end is the end of the farm in any case.
+        here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
+        queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+        try:
+            yield Workers(fitting, submit, queue)
+        finally:
+            for task in tasks:
+                ray.cancel(task, force=False)  # as Ctrl-C: one that trains writes a checkpoint
+            if tasks:
+                ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)
+
+
+# In a worker
+
+
+def _train_here(job: FarmJob, threads: int, queue: Any) -> Ended:
+    with open(job.folder / f"{job.name}.log", "ab", opener=private) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return train_job(job, threads, queue)
+
+
+def _train_there(
+    job: FarmJob, sent: Files, home: str, token: str, threads: int, queue: Any
+) -> Ended:
+    """Train a job on a node of Ray; a token tells the farm's folder from another of its path."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    if os.path.isdir(home):
+        os.chdir(home)  # where relative paths start
+    if job.folder.exists() and _token(job.folder) == token:
+        return train_job(job, threads, queue, node)
+    job = replace(job, folder=Path(tempfile.gettempdir()) / f"engram-farm-{token}-{job.name}")
+    write_files(job.folder, sent)
+    ended = replace(train_job(job, threads, queue, node), files=_files_of(job.out))
+    if ended.state != "lost":  # else a checkpoint stays for the next attempt
+        shutil.rmtree(job.folder, ignore_errors=True)
+    return ended
+
+
+def train_job(job: FarmJob, threads: int, queue: Any, node: str = "") -> Ended:
+    """Train a job as `engram fit --resume` does, or find it done, and write its report."""
+    torch.set_num_threads(threads)
+    ignore_pillow_warnings()
+
+    def tell(kind: str, text: str) -> None:
+        with contextlib.suppress(Exception):  # a lost queue loses no training
+            queue.put((job.name, kind, text))
+
+    try:
+        with spelled_as_flags():
+            return Ended("done", result=_train(job, tell, node))
+    except (Interrupted, KeyboardInterrupt):
+        return Ended("lost", "it was interrupted")
+    except EngramError as error:
+        return Ended("failed", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        why = LOST_WORKER if is_lost_worker(error) else f"{type(error).__name__}: {error}"
+        return Ended("lost", why.rstrip("."))
+
+
+class _Begun(Callback):
+    """Tells that the next step is about to be taken: images are read, the cache is filled."""
+
+    def __init__(self, tell: Tell, node: str) -> None:
+        self.tell, self.node, self.begun = tell, node, False
+
+    def started(self, start: RunStart) -> None:
+        self.begun = True
+        self.tell("ready", self.node)
+        if start.step:
+            self.tell("said", f"resumed at step {start.step:,} of {start.steps:,}")
+
+
+def _train(job: FarmJob, tell: Tell, node: str) -> dict[str, Any]:
+    last = 0.0
+
+    def progress(what: str, done: int, total: int, note: str = "") -> None:
+        nonlocal last
+        if time.monotonic() - last >= _EVERY:
+            last = time.monotonic()
+            tell("note", f"{what} {done / total:.0%}" if total else what)
+
+    begun, options = _Begun(tell, node), job.options
+    work = TrainingJob.start(
+        options.data, job.out, job.settings(), progress, lambda sentence: tell("said", sentence)
+    )
+    work = replace(work, callbacks=[*work.callbacks, begun])
+    regime, seeds = work.choose(options.regime, options.seeds)
+    result = work.train(job.task, job.out, regime, seeds, progress)
+    if begun.begun or not (run_folder(job.out) / "report.html").exists():
+        tell("note", "writing the report")
+        write_run_report(work.model, result, work.splits, work.recipe)
+    kind = KINDS[work.splits.kind]
+    split = "test" if "test" in result.metrics else "val"
+    score = result.metrics[split][kind.score]
+    return result.to_dict() | {
+        "kind": kind.name,
+        "backbone": work.model.backbone.source,
+        "score": f"{split} {kind.title} {kind.shown(score)}",
+        "share": score if 0 <= score <= 1 else None,  # of a bar
+        "finished_before": not begun.begun,
+    }
+
+
+def _token(folder: Path) -> str:
+    path = folder / "token"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(8).encode(), owner_only=True)
+    return path.read_text(encoding="ascii")
+
+
+def _files_of(out: Path) -> Files:
+    """An engram that is written, and the files of its run."""
+    run = [one for one in run_folder(out).glob("*") if one.is_file() and one.name not in _STAYS]
+    paths = (out, *run) if out.exists() else ()
+    return {path.relative_to(out.parent).as_posix(): path.read_bytes() for path in paths}
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Write the files that are not there yet."""
+    for name, data in files.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != data:
+            make_private_folder(path.parent)
+            write_atomically(path, data, owner_only="/" in name)

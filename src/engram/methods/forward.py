@@ -1,0 +1,397 @@
+"""The forward pass: how the backbone and the branches of tasks go through the layers.
+
+`run` takes the backbone's embedded tokens x (b, n, D), `run_cached` what a cache kept of them, and
+`finish` what another engine computed; all leave every branch ready to give its head inputs. Below
+them are the ways of streams through the layers, which give the last layer's tokens before the final
+norm. Those of masked tasks compute the same: `forward_fast` is for
+inference, `forward_tasks` beside a `BackbonePass` for training, `from_cached` for training from a
+cache. In `full_attention` every token reads the cells. Axes as in memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.methods.adapters import AdapterBank, AdapterProtocol, LayerAdapters
+from engram.methods.memory import QKV, AttentionHook, BackboneView, KeysValues, Memory, Normed
+from engram.methods.method import Batch, Branch, Features
+from engram.methods.readout import LayerStatistics
+from engram.vit.layers import Attend, Block, LayerHook, merge_heads
+from engram.vit.pos_embed import Rotation
+from engram.vit.vit import ViT
+
+#: Of every layer, the backbone's normed tokens (b, n, D), or its keys and values.
+CachedLayers = Sequence[Tensor] | Sequence[KeysValues]
+#: An `AttentionHook` where all tokens read each other, called for token 0: with its weights
+#: (b, h, n + m), all values, and what it read (b, 1, D).
+FirstTokenHook = Callable[[Block, Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """What a cache keeps of the backbone for a batch; what no task needs is absent."""
+
+    pooled: Tensor  # (b, D)
+    layers: CachedLayers = ()
+    final: Tensor | None = None  # the final normed tokens (b, n, D)
+    statistics: Tensor | None = None  # all layer statistics (b, features)
+
+
+class Streams(Protocol):
+    """Task streams: of a `Memory`, or routed by image."""
+
+    bank: AdapterProtocol | None
+
+    def start(self, images: int) -> Tensor:
+        """The class tokens at the first layer: (b, s, D)."""
+
+
+class BesideBackbone(Streams, Protocol):
+    """Streams that read a backbone that runs by itself."""
+
+    def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
+        """What class tokens (b, s, D), behind the norm, read: (b, s, D)."""
+
+
+class WithBackbone(Streams, Protocol):
+    """Streams that go through the layers together with the backbone."""
+
+    def attend_keys(
+        self,
+        layer: int,
+        block: Block,
+        own: QKV,
+        backbone: KeysValues,
+        hook: AttentionHook | None = None,
+    ) -> Tensor:
+        """What class tokens read, (b, s, D), by keys and values; `own` are theirs, (b, h, s, d)."""
+
+
+def run(
+    batch: Batch,
+    x: Tensor,
+    branches: Sequence[Branch],
+    statistics: LayerStatistics | None,
+    *,
+    keep: int,
+    exact: bool = False,
+) -> Features:
+    """Run the backbone once from its embedded tokens x (b, n, D), with all branches beside it.
+
+    Args:
+        batch: The images.
+        x: The embedded tokens.
+        branches: What reads the backbone.
+        statistics: Collects layer statistics, where a branch needs them.
+        keep: How many of the last tokens are wanted: the last layer computes no others.
+        exact: Run the backbone alone, so that no bit depends on the branches.
+    """
+    backbone, hooks = batch.backbone, _hooks(branches, statistics)
+    hook = _call_all(hooks) if hooks else None
+    streams = [branch for branch in branches if branch.beside is not None]
+    trains = any(branch.trains for branch in streams)
+    rotation = backbone.rotation(batch.size, x.shape[1])
+    fast = streams[0].fast if len(streams) == 1 and not (exact or trains) else None
+    if not streams:
+        raw = backbone.encode(x, batch.size, hook)
+    elif fast is not None:
+        (branch,) = streams
+        raw, branch.final = forward_fast(
+            backbone, x, fast, keep, layer_hook=hook, rotation=rotation
+        )
+        branch.ran_fast = True
+    else:
+        memory, n = streams[0].beside, x.shape[1]
+        checkpointed = not exact and isinstance(memory, Memory)
+        checkpointed = checkpointed and reads_checkpointed(backbone, n, memory)  # type: ignore[arg-type]
+        plain = BackbonePass(backbone, x, keep, checkpointed, hook, rotation)
+        views = list(plain) if len(streams) > 1 else plain
+        for branch in streams:
+            assert branch.beside is not None
+            branch.final = forward_tasks(backbone, views, branch.beside, len(x))
+        raw = plain.tokens
+    features = Features(batch, raw=raw, statistics=statistics)
+    for last in hooks:
+        last(backbone.config.depth, features.tokens)
+    return features
+
+
+def finish(
+    batch: Batch,
+    branches: Sequence[Branch],
+    statistics: LayerStatistics | None,
+    raw: Tensor,
+    streams: Mapping[str, Tensor],
+    layers: Sequence[Tensor],
+) -> Features:
+    """`run` for a pass that another engine ran.
+
+    `raw` and `streams` are the last tokens before the final norm of the backbone (b, n, D) and of
+    tasks (b, k, D), `layers` the backbone's normed tokens.
+    """
+    for branch in branches:
+        branch.take(streams)
+    features = Features(batch, raw=raw, statistics=statistics)
+    hooks = _hooks(branches, statistics)
+    if hooks:
+        for index, tokens in enumerate([*layers, features.tokens]):
+            for hook in hooks:
+                hook(index, tokens)
+    return features
+
+
+def _hooks(branches: Sequence[Branch], statistics: LayerStatistics | None) -> list[LayerHook]:
+    """Everything that reads the tokens of every layer."""
+    hooks: list[LayerHook] = [branch.layer for branch in branches if branch.reads_layers]
+    return hooks if statistics is None else [*hooks, statistics.layer]
+
+
+def _call_all(hooks: Sequence[LayerHook]) -> LayerHook:
+    def hook(index: int, tokens: Tensor, /) -> None:
+        for one in hooks:
+            one(index, tokens)
+
+    return hook
+
+
+def run_cached(
+    batch: Batch, cached: Cached, branches: Sequence[Branch], statistics: LayerStatistics | None
+) -> Features:
+    """`run` from what a cache keeps of the backbone."""
+    backbone = batch.backbone
+    normed = [layer for layer in cached.layers if isinstance(layer, Tensor)]
+    rotation = backbone.rotation(batch.size, normed[0].shape[1]) if normed else None
+    for branch in branches:
+        if branch.beside is not None:
+            branch.final = from_cached(backbone, cached.layers, branch.beside, rotation)
+    hooks = _hooks(branches, statistics)
+    if hooks and cached.layers:
+        assert cached.final is not None
+        for index, tokens in enumerate([*normed, cached.final]):
+            for hook in hooks:
+                hook(index, tokens)
+    if cached.statistics is not None:
+        statistics = LayerStatistics.from_rows(cached.statistics, backbone)
+    return Features(batch, tokens=cached.final, pooled=cached.pooled, statistics=statistics)
+
+
+def forward_fast(
+    vit: ViT,
+    x: Tensor,
+    memory: WithBackbone,
+    keep: int,
+    hook: AttentionHook | None = None,
+    layer_hook: LayerHook | None = None,
+    rotation: Rotation | None = None,
+) -> tuple[Tensor, Tensor]:
+    """All streams share each layer's matrix products: the fast path, for inference.
+
+    Only the first `keep` backbone tokens are wanted at the end, so the last layer computes no
+    others. `hook` is called with every layer's attention weights, `layer_hook` with the backbone's
+    normed tokens. The `rotation` is the backbone's, for these n tokens; class tokens and cells are
+    not turned.
+    """
+    n = x.shape[1]
+    x = torch.cat([x, memory.start(x.shape[0])], dim=1)
+    for layer, block in enumerate(vit.layers):
+        wanted = keep if layer + 1 == len(vit.layers) else n
+        x = layer_fast(layer, block, x, memory, n, wanted, hook, layer_hook, rotation)
+    return x[:, :keep], x[:, keep:]
+
+
+def layer_fast(
+    layer: int,
+    block: Block,
+    x: Tensor,
+    memory: WithBackbone,
+    n: int,
+    wanted: int,
+    hook: AttentionHook | None = None,
+    layer_hook: LayerHook | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """One layer of `forward_fast`: x (b, n + s, D) to its first `wanted` tokens and the last s."""
+
+    def attend(block: Block, normed: Tensor) -> Tensor:
+        if layer_hook is not None:
+            layer_hook(layer, normed[:, :n])
+        q, k, v = block.project(normed, rotation)
+        backbone = KeysValues(k[:, :, :n], v[:, :, :n])
+        own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
+        read = memory.attend_keys(layer, block, own, backbone, hook)
+        if not wanted:
+            return read
+        plain = F.scaled_dot_product_attention(q[:, :, :wanted], backbone.k, backbone.v)
+        return torch.cat([merge_heads(plain), read], dim=1)
+
+    adapters = LayerAdapters(memory.bank, layer, wanted) if memory.bank else None
+    out: Tensor = block(x, attend, adapters, None if wanted == n else range(wanted, n))
+    return out
+
+
+class BackbonePass:
+    """The plain backbone, layer by layer, bit for bit: gives what a task can read at each layer.
+
+    That is its keys and values or, `checkpointed`, the normed tokens they are made from. Once it is
+    exhausted, `tokens` holds the first `keep` tokens of the last layer; with `keep` 0 the last
+    layer computes nothing but what is read. `layer_hook` gets every layer's normed tokens.
+    """
+
+    def __init__(
+        self,
+        vit: ViT,
+        x: Tensor,
+        keep: int,
+        checkpointed: bool = False,
+        layer_hook: LayerHook | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
+        self.vit, self.tokens, self.keep, self.checkpointed = vit, x, keep, checkpointed
+        self.layer_hook, self.rotation = layer_hook, rotation
+
+    def __iter__(self) -> Iterator[BackboneView]:
+        x = self.tokens
+        for layer, block in enumerate(self.vit.layers[:-1] if not self.keep else self.vit.layers):
+            taken: list[BackboneView] = []
+
+            def attend(
+                block: Block, normed: Tensor, layer: int = layer, taken: list[BackboneView] = taken
+            ) -> Tensor:
+                if self.layer_hook is not None:
+                    self.layer_hook(layer, normed)
+                q, k, v = block.project(normed, self.rotation)
+                taken.append(
+                    Normed(normed, checkpointed=True) if self.checkpointed else KeysValues(k, v)
+                )
+                return merge_heads(F.scaled_dot_product_attention(q, k, v))
+
+            x = block(x, attend)
+            self.tokens = x[:, : self.keep]
+            yield taken[0]
+        if not self.keep:
+            block = self.vit.layers[-1]
+            last = block.norm1(x)
+            if self.checkpointed:
+                yield Normed(last, checkpointed=True)
+            else:
+                yield KeysValues(*block.keys_values(last, self.rotation))
+
+
+def forward_tasks(
+    vit: ViT, backbone: Iterable[BackboneView], memory: BesideBackbone, images: int
+) -> Tensor:
+    """The tasks' own tokens at the last layer (b, s, D), reading a backbone that runs by itself.
+
+    The way to train a task: with the backbone frozen, only the tasks' tokens build a graph.
+    """
+    y = memory.start(images)
+    for layer, (block, view) in enumerate(zip(vit.layers, backbone, strict=True)):
+        attend = partial(memory.attend, layer, backbone=view)
+        y = block(y, attend, LayerAdapters(memory.bank, layer) if memory.bank else None)
+    return y
+
+
+def reads_checkpointed(vit: ViT, n: int, memory: Memory) -> bool:
+    """Whether training beside a running backbone of n tokens should use activation checkpointing.
+
+    Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
+    this halves the memory of a step; it is done while it adds less than a twentieth of work. Keys
+    that are turned cannot be left out: each has a query of its own.
+    """
+    if vit.config.rotary is not None:
+        return False
+    work = 3 * _in_width(vit, n, len(memory.token))  # forward, once more, and back
+    return work < 12 * n * vit.config.width**2 / 20
+
+
+def reads_tokens(vit: ViT, n: int, s: int, passes: int) -> bool:
+    """Whether it is cheaper that s class tokens read n cached tokens as they are.
+
+    With many class tokens it is cheaper to make keys and values of the backbone, once for all. Keys
+    that are turned have to be made.
+    """
+    if vit.config.rotary is not None:
+        return False
+    width = vit.config.width
+    keys = 2 * n * width**2 + passes * s * 2 * n * width
+    return passes * _in_width(vit, n, s) < keys
+
+
+def _in_width(vit: ViT, n: int, s: int) -> int:
+    """Multiply-accumulates of a layer, an image, that every head does in the width of tokens then:
+
+    queries are taken there and what was read is taken back, and the backbone is read.
+    """
+    width = vit.config.width
+    return s * (2 * width**2 + 2 * vit.config.heads * n * width)
+
+
+def from_cached(
+    vit: ViT, layers: CachedLayers, memory: BesideBackbone, rotation: Rotation | None = None
+) -> Tensor:
+    """`forward_tasks` for a backbone of which a cache kept tokens, or keys and values."""
+    keys = [layer for layer in layers if isinstance(layer, KeysValues)]
+    if keys:
+        return forward_tasks(vit, keys, memory, len(keys[0].k))
+    normed = [layer for layer in layers if isinstance(layer, Tensor)]
+    passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
+    views: Iterable[BackboneView]
+    if reads_tokens(vit, normed[0].shape[1], memory.start(1).shape[1], passes):
+        views = map(Normed, normed)
+    else:
+        pairs = zip(normed, vit.layers, strict=True)
+        views = (KeysValues(*block.keys_values(tokens, rotation)) for tokens, block in pairs)
+    return forward_tasks(vit, views, memory, len(normed[0]))
+
+
+def full_attention(
+    vit: ViT,
+    x: Tensor,
+    cells: Tensor,
+    update: str = "fresh",
+    bank: AdapterBank | None = None,
+    hook: FirstTokenHook | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """Every token reads the cells (l, m, D): best for one task, and the old outputs change.
+
+    The paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where
+    the first layer's cells are ordinary tokens from there on, and `add`, where every layer adds
+    its own learned cells to the propagated ones. The cells are dropped at the end. `hook` is
+    called at each layer.
+    """
+    n = x.shape[1]
+    for layer, block in enumerate(vit.layers):
+        if update != "fresh" and layer == 0:
+            x = torch.cat([x, cells[0].expand(x.shape[0], -1, -1)], dim=1)
+        elif update == "add":
+            x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
+        fresh = cells[layer] if update == "fresh" else None
+        adapters = LayerAdapters(bank, layer) if bank else None
+        x = block(x, _reads_cells(fresh, hook, rotation), adapters)
+    return x[:, :n]
+
+
+def _reads_cells(
+    cells: Tensor | None, hook: FirstTokenHook | None, rotation: Rotation | None
+) -> Attend:
+    def attend(block: Block, normed: Tensor) -> Tensor:
+        q, k, v = block.project(normed, rotation)
+        if cells is not None and len(cells):
+            cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
+            k = torch.cat([k, cell_k.expand(k.shape[0], -1, -1, -1)], dim=2)
+            v = torch.cat([v, cell_v.expand(v.shape[0], -1, -1, -1)], dim=2)
+        read = merge_heads(F.scaled_dot_product_attention(q, k, v))
+        if hook is not None:
+            weights = (q[:, :, 0:1] @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+            hook(block, weights.squeeze(2), v, read[:, :1])
+        return read
+
+    return attend

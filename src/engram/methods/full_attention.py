@@ -1,0 +1,197 @@
+"""Methods that change the backbone's own tokens: each needs a pass of its own.
+
+In `memory` every token reads the cells, the paper's form with the best accuracy for one task;
+`class` is its "Head + Class", `adapter` and `memory+adapter` are those of its Table 4, and `full`
+trains everything.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engram.backbones.shape import BackboneShape
+from engram.errors import EngramError
+from engram.methods.adapters import AdapterBank, adapter_parameters, adapters_of
+from engram.methods.attention_maps import Maps, first_token_maps
+from engram.methods.costs import keys_values_macs, layers_macs
+from engram.methods.forward import FirstTokenHook, full_attention
+from engram.methods.masked import class_token
+from engram.methods.method import (
+    Batch,
+    Features,
+    HeadInput,
+    Initial,
+    Joined,
+    Method,
+    TaskInput,
+    TaskShape,
+    parameter_count,
+)
+from engram.methods.settings import flag
+from engram.vit import ViT
+
+
+@dataclass(frozen=True)
+class ClassToken(Method):
+    """A class token of the task's own in the place of the backbone's, and a head."""
+
+    name: ClassVar[str] = "class"
+    about: ClassVar[str] = "class token + head"
+    shares_pass: ClassVar[bool] = False
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
+
+    #: Memory cells, where a subclass has them.
+    @property
+    def _cells(self) -> int:
+        return 0
+
+    @property
+    def _update(self) -> str:
+        return "fresh"
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        return {"class_token": class_token(1, task.backbone.width, task.class_init)}
+
+    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
+        shape, cells = task.backbone, self._cells
+        tokens, once = n + ("class_token" in self.parameters(task) and not shape.class_token), 0
+        adapters = {k: v for k, v in self.parameters(task).items() if k.startswith("adapters.")}
+        if self._update == "fresh":
+            macs = layers_macs(shape, tokens) + 2 * shape.width * tokens * cells * shape.depth
+            once = keys_values_macs(shape, cells)
+        else:  # Figure 2b: the cells are tokens like the others
+            tokens += cells
+            macs = layers_macs(shape, tokens)
+        return macs + tokens * parameter_count(adapters) - layers_macs(shape, n), once
+
+    @classmethod
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
+        (task,) = tasks
+        raise EngramError(
+            f"{task.name!r} has the regime {cls.name!r}, which changes the backbone's own tokens; "
+            "it runs in a pass of its own."
+        )
+
+    def encode(
+        self,
+        tasks: Sequence[TaskInput],
+        task: TaskInput,
+        backbone: ViT,
+        pixels: Tensor,
+        hook: FirstTokenHook | None = None,
+    ) -> Tensor:
+        """The last layer's tokens, where every token reads every other and the cells."""
+        tensors = task.tensors
+        x = backbone.embed(pixels, tensors.get("class_token"))
+        rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
+        cells = x.new_empty(backbone.config.depth, 0, backbone.config.width)
+        if "cells" in tensors:  # section 4.4: those of others, too, where they are attached
+            others = [t.tensors["cells"] for t in tasks if t is not task and "cells" in t.tensors]
+            cells = torch.cat([tensors["cells"], *others], 1)
+        adapters = adapters_of(tensors)
+        bank = AdapterBank([(range(1), adapters)], 1) if adapters is not None else None
+        return full_attention(backbone, x, cells, self._update, bank, hook, rotation)
+
+    def own_pass(
+        self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
+    ) -> HeadInput:
+        raw = self.encode(tasks, task, backbone, pixels)
+        size = (pixels.shape[-2], pixels.shape[-1])
+        features = Features(Batch(backbone, size, pixels.device), raw=raw)
+        own = features.tokens[:, 0] if "class_token" in task.tensors else features.pooled
+        return HeadInput(own, features.patches_for(task))
+
+    def attention_maps(
+        self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
+    ) -> Maps:
+        own = "class_token" in task.tensors
+
+        def encode(hook: FirstTokenHook) -> None:
+            self.encode(tasks, task, backbone, pixels, hook)
+
+        return first_token_maps(backbone, pixels, encode, task.name, own)
+
+
+@dataclass(frozen=True)
+class FullMemory(ClassToken):
+    """Cells that every token reads, class token and head."""
+
+    name: ClassVar[str] = "memory"
+    about: ClassVar[str] = "cells + class token + head, every token reads the cells"
+
+    cells: int = flag("cells")
+    update: str = flag("update")
+
+    def concatenates(self, other: Method) -> bool:
+        return (
+            type(other) is type(self)
+            and isinstance(other, FullMemory)
+            and self.update == other.update
+        )
+
+    @property
+    def _cells(self) -> int:
+        return self.cells
+
+    @property
+    def _update(self) -> str:
+        return self.update
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        layers = 1 if self.update == "propagate" else task.backbone.depth
+        cells = Initial((layers, self.cells, task.backbone.width), std=0.02)
+        return {"cells": cells, **super().parameters(task)}
+
+
+@dataclass(frozen=True)
+class FullAdapter(ClassToken):
+    """Bottleneck adapters that every token passes through, class token and head."""
+
+    name: ClassVar[str] = "adapter"
+    about: ClassVar[str] = "adapters + class token + head"
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.1}
+
+    adapter_width: int = flag("adapter_width")
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        depth, width = task.backbone.depth, task.backbone.width
+        return super().parameters(task) | adapter_parameters(depth, width, self.adapter_width)
+
+
+@dataclass(frozen=True)
+class FullMemoryAdapter(FullAdapter, FullMemory):
+    """Cells and adapters for every token, class token and head."""
+
+    name: ClassVar[str] = "memory+adapter"
+    about: ClassVar[str] = "cells + adapters + class token + head"
+
+
+@dataclass(frozen=True)
+class FullTuning(ClassToken):
+    """Everything trains: the task has a backbone of its own."""
+
+    name: ClassVar[str] = "full"
+    about: ClassVar[str] = "everything"
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-4, "sgd": 1e-2}
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        return {}
+
+    def backbone_parameters(self, backbone: BackboneShape) -> int:
+        return backbone.parameters
+
+    def own_backbone(self, backbone: ViT) -> ViT | None:
+        if backbone.stored != "fp32":
+            raise EngramError(
+                f"The regime {self.name} trains the backbone itself, whose weights are in "
+                f"{backbone.stored}; load it in fp32 (backbone_dtype)."
+            )
+        own = copy.deepcopy(backbone)
+        own.head = None
+        return own.requires_grad_(True)

@@ -1,0 +1,205 @@
+"""The masked ("non-destructive") form of the paper: a task's own class token, cells and head.
+
+Nothing reads the task but itself and the tasks that extend it (Table 1, memory.py), so any number
+of such tasks share one pass of an unchanged backbone. `masked+adapter` has bottleneck adapters
+besides, which only the task's own class token passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.methods.adapters import adapter_parameters, adapters_of
+from engram.methods.attention_maps import Maps, masked_maps
+from engram.methods.costs import keys_values_macs, token_macs
+from engram.methods.memory import Memory, Stream
+from engram.methods.method import (
+    Batch,
+    Branch,
+    Features,
+    HeadInput,
+    Initial,
+    Joined,
+    Method,
+    Needs,
+    TaskInput,
+    TaskShape,
+    parameter_count,
+)
+from engram.methods.routing import RoutedBranch
+from engram.methods.settings import flag
+from engram.util.settings import setting
+from engram.vit import ViT
+
+
+def class_token(count: int, width: int, init: str) -> Initial:
+    """Class tokens (count, D). The paper does not say how they start.
+
+    `backbone`: as copies of the backbone's own, all but the first with noise so that they differ;
+    `random`, or where it has none: from N(0, 0.02^2).
+    """
+
+    def copy(token: Tensor, backbone: ViT) -> None:
+        if init == "backbone" and backbone.class_token is not None:
+            token[:1] = backbone.class_token.detach()
+            token[1:] += backbone.class_token.detach()
+
+    return Initial((count, width), 0.02, copy)
+
+
+@dataclass(frozen=True)
+class Masked(Method):
+    """Cells, class token and head, by Table 1. `cells=0` is a class token and a head."""
+
+    name: ClassVar[str] = "masked"
+    about: ClassVar[str] = "cells + class token + head, Table 1"
+    extendable: ClassVar[bool] = True
+    routes: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
+    token_per_class: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs.LAYERS
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
+
+    cells: int = flag("cells")
+    tokens: int = setting(
+        0, "class tokens; 0: as many as the kind of task needs", most=10_000, flag=False
+    )
+    after_norm: bool = setting(
+        False, "cells join after the norm, as in other implementations", flag=False
+    )
+
+    @classmethod
+    def family(cls) -> type[Method]:
+        return Masked
+
+    def fitted(self, task: TaskShape) -> Method:
+        needed = task.classes if task.per_pixel else 1
+        return replace(self, tokens=self.tokens or needed)
+
+    def check_task(self, task: TaskShape) -> None:
+        super().check_task(task)
+        if task.per_pixel and self.tokens != task.classes:
+            raise EngramError(
+                f"segmentation has one class token a class, not {self.tokens} for {task.classes}."
+            )
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        depth, width = task.backbone.depth, task.backbone.width
+        return {
+            "cells": Initial((depth, self.cells, width), std=0.02),
+            "class_token": class_token(self.tokens, width, task.class_init),
+        }
+
+    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
+        """Every class token passes through the layers, and reads the backbone and all ancestors."""
+        shape = task.backbone
+        read = n
+        for one in (self, *ancestors):
+            assert isinstance(one, Masked)
+            read += one.tokens + one.cells
+        token = shape.depth * (token_macs(shape) + 2 * shape.width * read)
+        return self.tokens * token, keys_values_macs(shape, self.cells)
+
+    def details(self) -> list[tuple[str, str]]:
+        after = " after the norm" if self.after_norm else ""
+        tokens = [("class tokens", str(self.tokens))] if self.tokens > 1 else []
+        return [("cells per layer", f"{self.cells}{after}"), *tokens]
+
+    @classmethod
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> JoinedMemory:
+        places = {task.name: i for i, task in enumerate(tasks)}
+        reads: list[tuple[int, ...]] = []  # of every task, all its ancestors
+        for task in tasks:
+            own = {places[parent] for parent in task.extends}
+            own.update(i for parent in task.extends for i in reads[places[parent]])
+            reads.append(tuple(sorted(own)))
+        streams = []
+        for task, ancestors in zip(tasks, reads, strict=True):
+            assert isinstance(task.method, Masked)
+            streams.append(
+                Stream(
+                    name=task.name,
+                    token=task.tensors["class_token"],
+                    cells=task.tensors["cells"],
+                    extends=ancestors,
+                    after_norm=task.method.after_norm,
+                    adapters=adapters_of(task.tensors),
+                )
+            )
+        return JoinedMemory(Memory(backbone, streams), tasks)
+
+    @classmethod
+    def join_routed(cls, alone: Mapping[str, Joined], batch: Batch) -> Branch | None:
+        assert batch.route is not None
+        joined = {name: one for name, one in alone.items() if isinstance(one, JoinedMemory)}
+        memories = {name: one.memory for name, one in joined.items()}
+        return RoutedBranch(memories, batch, {name: one.tasks[-1] for name, one in joined.items()})
+
+    def attention_maps(
+        self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
+    ) -> Maps:
+        return masked_maps(self.join(tasks, backbone).memory, self.cells, backbone, pixels)
+
+
+@dataclass(frozen=True)
+class MaskedAdapter(Masked):
+    """`masked`, and bottleneck adapters that only the task's own stream passes through."""
+
+    name: ClassVar[str] = "masked+adapter"
+    about: ClassVar[str] = "masked + adapters on the task's own stream"
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 5e-4, "sgd": 0.3}
+
+    adapter_width: int = flag("adapter_width")
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        depth, width = task.backbone.depth, task.backbone.width
+        return super().parameters(task) | adapter_parameters(depth, width, self.adapter_width)
+
+    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
+        macs, once = super().macs(task, n, ancestors)
+        depth, width = task.backbone.depth, task.backbone.width
+        adapters = adapter_parameters(depth, width, self.adapter_width)
+        return macs + self.tokens * parameter_count(adapters), once
+
+    def details(self) -> list[tuple[str, str]]:
+        return [*super().details(), ("width of its adapters", str(self.adapter_width))]
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedMemory:
+    """The memory of tasks that go through a pass together."""
+
+    memory: Memory
+    tasks: Sequence[TaskInput]
+
+    def __call__(self, batch: Batch) -> Branch:
+        return MaskedBranch(self.memory, self.tasks)
+
+
+class MaskedBranch(Branch):
+    """The class tokens of masked tasks, which forward.py takes through the layers."""
+
+    def __init__(self, memory: Memory, tasks: Sequence[TaskInput]) -> None:
+        self.memory = self.beside = self.fast = memory
+        self.tasks = tasks
+
+    def take(self, streams: Mapping[str, Tensor]) -> None:
+        self.final = torch.cat([streams[stream.name] for stream in self.memory.streams], dim=1)
+
+    def last_tokens(self, n: int) -> int:
+        return n if any(task.per_pixel for task in self.tasks) else 0
+
+    def head_inputs(self, features: Features) -> dict[str, HeadInput]:
+        assert self.final is not None
+        streams = self.memory.split(self.final)
+        norm = features.batch.backbone.norm
+        return {
+            task.name: HeadInput(norm(streams[task.name]), features.patches_for(task))
+            for task in self.tasks
+        }

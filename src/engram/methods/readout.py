@@ -1,0 +1,193 @@
+"""Readout: a linear head on statistics of every layer, not on the last tokens alone.
+
+Of each layer's normed tokens, and of the final ones, there are three *layer statistics*: the class
+token, and the mean and the standard deviation of the patches (D numbers each). They do not say
+where in the picture something is, so some layers are pooled over a 4 x 4 grid besides
+(grid_pooling.py).
+
+A `readout` task is a linear head on the statistics of the last k layers, or on all statistics and
+grids. It is solved by L-BFGS, has no parameters but its head, costs one small product and reads
+nothing of other tasks. A linear head on features of all layers, chosen by validation, comes from
+Head2Toe (Evci, Dumoulin, Larochelle, Mozer, "Head2Toe: Utilizing Intermediate Representations for
+Better Transfer Learning", ICML 2022), which pools activations and selects some of them; here all
+statistics of the chosen layers are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.methods.grid_pooling import GRID_CELLS
+from engram.methods.method import (
+    Batch,
+    Branch,
+    Features,
+    HeadInput,
+    Joined,
+    Method,
+    Needs,
+    TaskInput,
+    TaskShape,
+)
+from engram.util.settings import setting
+from engram.vit import ViT
+
+#: Which layers are pooled over the grid: one low down, one past the middle, the final tokens.
+_HEIGHTS = (0.25, 0.6, 1.0)
+
+
+def grid_layers(depth: int) -> tuple[int, ...]:
+    """The layers that are pooled over the grid, the last first; `depth` is the final tokens."""
+    return tuple(dict.fromkeys(round(height * depth) for height in reversed(_HEIGHTS)))
+
+
+def grid_count(depth: int) -> int:
+    """Grid cells of all these layers."""
+    return GRID_CELLS * len(grid_layers(depth))
+
+
+def statistics_per_layer(class_token: bool) -> int:
+    """Statistics of one layer: a backbone without a class token has two."""
+    return 3 if class_token else 2
+
+
+class LayerStatistics:
+    """Layer statistics of one pass; `layer` is called with every layer's tokens.
+
+    With the weights of a `grid` (16, n), as `grid_weights` gives them, it pools those, too.
+    """
+
+    def __init__(self, backbone: ViT, grid: Tensor | None) -> None:
+        self.config, self._grid = backbone.config, grid
+        self._grid_layers = grid_layers(backbone.config.depth)
+        self.layers: list[Tensor] = []  # (b, statistics, D) each
+        self.grids: dict[int, Tensor] = {}  # (b, 16, D) each, by layer
+        self._last: dict[tuple[int, bool], Tensor] = {}  # shared by tasks that read the same
+
+    @classmethod
+    def from_layers(cls, layers: Sequence[Tensor], backbone: ViT, grid: Tensor) -> LayerStatistics:
+        """Of the normed tokens (b, n, D) of every layer, and the final ones."""
+        statistics = cls(backbone, grid)
+        for index, tokens in enumerate(layers):
+            statistics.layer(index, tokens)
+        return statistics
+
+    @classmethod
+    def from_rows(cls, rows: Tensor, backbone: ViT) -> LayerStatistics:
+        """From all statistics and grids (b, features), as `last` gives them."""
+        statistics = cls(backbone, None)
+        steps = backbone.config.depth + 1
+        per_layer = statistics_per_layer(backbone.config.class_token)
+        parts = rows.view(len(rows), -1, backbone.config.width)
+        layers = parts[:, : steps * per_layer].reshape(len(rows), steps, per_layer, -1)
+        statistics.layers = list(layers.unbind(1))[::-1]
+        grids = torch.split(parts[:, steps * per_layer :], GRID_CELLS, dim=1)
+        statistics.grids = dict(zip(statistics._grid_layers, grids, strict=True))
+        statistics._last[steps, True] = rows
+        return statistics
+
+    def layer(self, index: int, tokens: Tensor) -> None:
+        """Add the backbone's normed tokens (b, n, D) of a layer, or the final ones."""
+        patches = tokens[:, self.config.prefix :]
+        mean = patches.mean(1)
+        # torch.std does the same, but more slowly along this axis
+        deviation = torch.linalg.vector_norm(patches - mean.unsqueeze(1), dim=1)
+        deviation = deviation * patches.shape[1] ** -0.5
+        own = [tokens[:, 0]] if self.config.class_token else []
+        self.layers.append(torch.stack([*own, mean, deviation], dim=1))
+        if self._grid is not None and index in self._grid_layers:
+            self.grids[index] = self._grid.to(tokens) @ tokens
+        self._last.clear()
+
+    def last(self, layers: int, grid: bool = False) -> Tensor:
+        """Statistics of the last layers, the final tokens' first: (b, layers * statistics * D).
+
+        So the first D numbers are the pooled token, and `layers=0` returns it. Grids come last.
+        """
+        if not layers:
+            return self.layers[-1][:, 0]
+        if (layers, grid) not in self._last:
+            found = self.layers[: -layers - 1 : -1]
+            found += [self.grids[index] for index in self._grid_layers] if grid else []
+            self._last[layers, grid] = torch.cat(found, dim=1).flatten(1)
+        return self._last[layers, grid]
+
+    def all(self) -> Tensor:
+        """Every statistic and grid: (b, features)."""
+        return self.last(len(self.layers), grid=True)
+
+
+@dataclass(frozen=True)
+class Readout(Method):
+    """A linear head on layer statistics, solved instead of trained."""
+
+    name: ClassVar[str] = "readout"
+    about: ClassVar[str] = "a linear head on every layer"
+    solved: ClassVar[bool] = True
+    answers_pixels: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs.STATISTICS
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 3e-3, "sgd": 0.3}
+
+    layers: int = setting(
+        0, "layers whose statistics the head sees, the last ones; 0: all", most=10_000, flag=False
+    )
+    grid: bool = setting(
+        False, "whether the head sees a 4 x 4 grid of some layers, too", flag=False
+    )
+
+    @property
+    def reads_grid(self) -> bool:
+        return self.grid
+
+    def fitted(self, task: TaskShape) -> Method:
+        steps = task.backbone.depth + 1
+        return replace(self, layers=min(self.layers or steps, steps))
+
+    def check_task(self, task: TaskShape) -> None:
+        super().check_task(task)
+        if self.grid and self.layers != task.backbone.depth + 1:
+            raise EngramError(
+                f"a grid belongs to a head on all {task.backbone.depth + 1} layers, and it reads "
+                f"{self.layers}."
+            )
+
+    def features(self, task: TaskShape) -> int:
+        shape = task.backbone
+        count = self.layers * statistics_per_layer(shape.class_token)
+        count += grid_count(shape.depth) if self.grid else 0
+        return count * shape.width
+
+    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
+        shape = task.backbone
+        return (n * shape.width * grid_count(shape.depth) if self.grid else 0), 0
+
+    def details(self) -> list[tuple[str, str]]:
+        grid = ", some also as a 4 x 4 grid" if self.grid else ""
+        return [("layers its head sees", f"{self.layers}{grid}")]
+
+    @classmethod
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
+        return partial(ReadoutBranch, tasks)
+
+
+class ReadoutBranch(Branch):
+    """The statistics of the pass, as many layers as each task reads."""
+
+    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
+        self.tasks = tasks
+
+    def head_inputs(self, features: Features) -> dict[str, HeadInput]:
+        assert features.statistics is not None
+        found = {}
+        for task in self.tasks:
+            assert isinstance(task.method, Readout)
+            own = features.statistics.last(task.method.layers, task.method.grid)
+            found[task.name] = HeadInput(own)
+        return found

@@ -1,0 +1,120 @@
+"""Answers that are written while they are sent: in pieces, and none after the client is gone.
+
+An answer can have millions of values. As one text it would take gigabytes, and whatever wrote it at
+once would keep everything else waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from fastapi.responses import Response
+from torch import Tensor
+
+from engram.serve.problems import Problem
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+PIECE_BYTES = 65_536  # at least, of all pieces but the last
+PIECE_VALUES = 4096  # written at a time: one or two milliseconds, in which no other thread runs
+
+Result = TypeVar("Result")
+InThread = Callable[[Callable[[], Result]], Awaitable[Result]]
+
+
+class Client:
+    """Who waits for an answer; `started` says whether its status has been sent."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self.started = False
+
+    async def answer(
+        self,
+        parts: Iterable[bytes],
+        in_thread: InThread[bytes | None],
+        headers: Mapping[str, str],
+    ) -> None:
+        """Send a body; `in_thread` computes each piece of it. Ends early if the client is gone."""
+        pieces = gathered(parts)
+        fetch = partial(next, pieces, None)
+        piece, following = await in_thread(fetch), await in_thread(fetch)
+        if following is None:
+            headers = {"Content-Length": str(len(piece or b"")), **headers}
+        gone = asyncio.ensure_future(self._left())
+        try:
+            self.started = True
+            start = {"type": "http.response.start", "status": 200}
+            await self._send({**start, "headers": _encoded(headers)})
+            while piece is not None and not gone.done():
+                more = following is not None
+                await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+                piece = following
+                following = await in_thread(fetch) if more else None
+        finally:
+            gone.cancel()
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class Answer(Response):
+    """A response that begins its work when it is to be sent, and keeps what it holds until then.
+
+    A Problem before the first piece is answered as always. Later it ends the connection: the client
+    sees that the answer is not complete.
+    """
+
+    def __init__(self, work: Callable[[Client], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Client(receive, send)
+        try:
+            await self._work(client)
+        except Problem:
+            if not client.started:
+                raise
+
+
+def gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces that are worth sending."""
+    piece = bytearray()
+    for part in parts:
+        piece += part
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def numbers(tensors: Iterable[Tensor]) -> Iterator[bytes]:
+    """The values of tensors as JSON, without brackets: float32 with all its nine digits."""
+    comma = b""
+    for tensor in tensors:
+        form = b"%.9g" if tensor.is_floating_point() else b"%d"
+        flat = tensor.flatten()
+        for start in range(0, len(flat), PIECE_VALUES):
+            values = flat[start : start + PIECE_VALUES]
+            yield comma + b",".join([form] * len(values)) % tuple(values.tolist())
+            comma = b","
+
+
+def raw(tensors: Iterable[Tensor]) -> Iterator[bytes]:
+    """The values of tensors as bytes, little-endian."""
+    for tensor in tensors:
+        values = tensor.flatten().numpy()
+        values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        for start in range(0, len(values), PIECE_VALUES):
+            yield values[start : start + PIECE_VALUES].tobytes()
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -1,0 +1,73 @@
+"""The backbone that a run trains on, where the user may have left the choice to the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engram.backbones.choose import AUTO, BackboneChoice, choose_backbone
+from engram.backbones.load import load_backbone
+from engram.data.datasets import Splits
+from engram.data.sizes import typical_side
+from engram.store.bundles import load_backbone_of
+from engram.store.format import read_engram
+from engram.store.remote import single_engram_path
+from engram.train.run import backbone_of_run
+from engram.util.progress import Progress, silent
+from engram.vit import ViT
+
+
+def backbone_for(
+    backbone: str,
+    splits: Splits,
+    *,
+    image_size: int | None = None,
+    parents: Sequence[str] = (),
+    resumed: Path | None = None,
+    dtype: str = "fp32",
+    announce: Callable[[str], object] = lambda sentence: None,
+    progress: Progress = silent,
+) -> tuple[ViT, str]:
+    """The backbone of a run, and a sentence that says why it is that one.
+
+    A backbone that is named is taken. With `auto` it is the backbone of the tasks that are
+    extended, or of the run that is resumed, and else what `choose_backbone` finds for the size of
+    the images.
+
+    Args:
+        backbone: A path, a Hub id, a name of `engram backbones`, or `auto`.
+        splits: The data.
+        image_size: Height and width of the images, if not the backbone's own.
+        parents: Paths of the engrams that the task extends.
+        resumed: The engram of the run that continues.
+        dtype: The type of the backbone's weights.
+        announce: Called with a sentence before a download, and where a backbone is only a
+        makeshift.
+        progress: Told how far a download is.
+    """
+    if backbone == AUTO and parents:
+        engram = read_engram(single_engram_path(parents[0]))
+        reason = f"The task extends {engram.spec.name}, which was trained on it."
+        if image_size is None:
+            return load_backbone_of(engram, None, dtype), reason
+        choice = BackboneChoice(engram.backbone.source, reason)
+    elif backbone == AUTO:
+        choice = _by_run_or_size(splits, image_size, resumed, announce, progress)
+    else:
+        choice = BackboneChoice(backbone, "It was given with --backbone.")
+    return load_backbone(choice.source, image_size=image_size, dtype=dtype), choice.reason
+
+
+def _by_run_or_size(
+    splits: Splits,
+    image_size: int | None,
+    resumed: Path | None,
+    announce: Callable[[str], object],
+    progress: Progress,
+) -> BackboneChoice:
+    """A resumed run keeps its backbone, whatever would be chosen today."""
+    before = None if resumed is None else backbone_of_run(resumed)
+    if before is not None:
+        return BackboneChoice(before, "The run that is resumed began with it.")
+    side = typical_side(splits) if image_size is None else None
+    return choose_backbone(side, image_size, announce=announce, progress=progress)
