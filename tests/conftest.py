@@ -24,6 +24,7 @@ from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, some_pixels
 
 from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
+from engram.methods import METHODS
 
 # Cases are derived from the test itself, so a failure here is a failure everywhere; a busy
 # machine is not a bug, so there is no deadline.
@@ -104,6 +105,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("ENGRAM_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def registered_methods() -> Iterator[None]:
+    """A method that a test or a page of the documentation registers is gone after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
 
 
 # What training is tried on

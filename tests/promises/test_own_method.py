@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,8 @@ RECIPE = Recipe(steps=12, batch=16, workers=0, checkpoint_seconds=0.0, lr=0.02)
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def registered() -> None:
     engram.register(AttentionPooling)
-    yield
-    METHODS.pop(REGIME, None)
 
 
 @pytest.fixture
