@@ -44,7 +44,9 @@ def test_a_task_that_answers_for_pixels_is_compared_with_those_that_can() -> Non
     task = model.add_task("a", 2, kind="segmentation", regime="side", rank=8)
     (regimes,) = costs_section(model, [task.spec]).contents
     assert isinstance(regimes, Table)
-    assert [row[0] for row in regimes.rows] == [n for n, method in METHODS.items() if method.answers_pixels]
+    assert [row[0] for row in regimes.rows] == [
+        n for n, method in METHODS.items() if method.answers_pixels
+    ]
     assert regimes.highlighted is not None
     assert regimes.rows[regimes.highlighted][0] == "side"
     trained = sum(parameter.numel() for parameter in task.parameters())  # with its rank
