@@ -39,10 +39,10 @@ from engram.model import MemoryViT
 from engram.tasks.heads import TaskHead
 from engram.train.cache_plan import CachePlan
 from engram.train.feeds import CacheFeed
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.training import Training
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 RECORDS = Records(RESULTS / "regularisers.jsonl")
@@ -198,8 +198,8 @@ def run(name: str, regime: str, row: Row) -> Record:
             called = f"task.{seed}"
             method = create_method(regime, dict(row.settings))
             model.add(splits.task_spec(called, method), seed=seed)
-            every.append(Learner(model, called, recipe))
-        training = Training(model, every, splits, recipe, None, Team(), silent)
+            every.append(TaskTrainer(model, called, recipe))
+        training = Training(model, every, splits, recipe, None, ProcessGroup(), silent)
         training.prepare()
         training.begin("")
         training.go()
@@ -221,7 +221,7 @@ def record_name(name: str, regime: str, row: Row) -> str:
     return f"{name} {regime} {row.name}"
 
 
-def _measured(training: Training, learners: Sequence[Learner]) -> list[list[float]]:
+def _measured(training: Training, learners: Sequence[TaskTrainer]) -> list[list[float]]:
     training.measure(learners)
     return [
         [round(100 * float(one.metrics["accuracy"]), 2), round(float(one.metrics["loss"]), 4)]

@@ -29,10 +29,10 @@ from benchmarks.report import markdown_table
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.train.cache_plan import CachePlan
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.training import train
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 RECORDS = Records(RESULTS / "soups.jsonl")
@@ -55,8 +55,8 @@ def trained(name: str, regime: str, order: int) -> dict[Run, Weights]:
                 if regime == "side" and seed and i != 1:
                     continue
                 model.add(splits.task_spec(f"{seed}.{i}", METHODS[regime]()), seed=seed)
-                learners[order, seed, i] = Learner(model, f"{seed}.{i}", recipe, lr)
-        train(model, list(learners.values()), splits, recipe, team=Team(), progress=silent)
+                learners[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe, lr)
+        train(model, list(learners.values()), splits, recipe, team=ProcessGroup(), progress=silent)
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save({run: one.task.tensors() for run, one in learners.items()}, kept)
     found: dict[Run, Weights] = torch.load(kept, weights_only=True)
@@ -87,7 +87,9 @@ def measure(name: str, regime: str) -> Record:
     found: dict[str, dict[str, list[float]]] = {label: {} for label in names}
     for split in ("val", "test"):
         shown = replace(splits, test=splits[split])
-        scores = score_test_images(model, list(names.values()), shown, Recipe(workers=0), Team())
+        scores = score_test_images(
+            model, list(names.values()), shown, Recipe(workers=0), ProcessGroup()
+        )
         for label, called in names.items():
             accuracy, loss = (float(scores[called][key]) for key in ("accuracy", "loss"))
             found[label][split] = [round(100 * accuracy, 2), round(loss, 4)]

@@ -201,7 +201,7 @@ def page(found: dict[tuple[str, str], Answered], folder: Path) -> list[str]:
         lines += ["", f"## Area under the ROC curve, {split} images", ""]
         head = ("task", "measure", *others, "mean", "other half of the classes")
         lines += markdown_table(head, familiar_rows(found, split))
-    lines += ["", "## Share of test images with a score below 0", ""]
+    lines += ["", "## BatchShard of test images with a score below 0", ""]
     lines += markdown_table(("task", *others), flagged_rows(found))
     sizes = []
     for name in datasets.SETS:

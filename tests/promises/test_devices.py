@@ -18,7 +18,7 @@ from torch import Tensor
 from engram import MemoryViT, Recipe
 from engram.inference.engine import TorchEngine, on_cpu, pixels_of
 from engram.train.feeds import Share
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.trainable import train_only
 from engram.util.devices import device_for
@@ -84,10 +84,10 @@ def test_a_training_step_leaves_no_tensor_on_the_cpu_and_looks_at_no_value(
         assert {p.grad.device for p in learner.parameters if p.grad is not None} == {META}
 
 
-def stepped(model: MemoryViT, name: str, recipe: Recipe) -> Learner:
+def stepped(model: MemoryViT, name: str, recipe: Recipe) -> TaskTrainer:
     """A learner after one step: forward, loss, backward and update."""
     train_only(model, name)
-    learner, device = Learner(model, name, recipe), model.backbone.device
+    learner, device = TaskTrainer(model, name, recipe), model.backbone.device
     share = share_for(learner.task.kind.name, len(learner.task.spec.classes))
     mixup = Mixup.drawn(3, 0.2, [0]) if learner.task.kind.mixes else None
     for inputs, targets in parts(share, 2, mixup, device):

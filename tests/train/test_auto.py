@@ -19,7 +19,7 @@ from engram.tasks.settings import TaskSettings
 from engram.train import auto as module
 from engram.train.auto import AutoResult, Portfolio
 from engram.train.callbacks import nobody
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 QUICK = Recipe(steps=20, batch=16, workers=0)
@@ -93,7 +93,7 @@ def test_a_small_difference_goes_to_the_smaller_file(
 def portfolio(model: MemoryViT, splits: Splits, **recipe: Any) -> Portfolio:
     return Portfolio(
         model, "t", splits.with_validation(), QUICK.but(patience=4, evaluations=20, **recipe),
-        TaskSettings(), Team(),
+        TaskSettings(), ProcessGroup(),
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def test_the_average_of_two_tasks_is_one_task(
     """Its output is the mean of theirs."""
     monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
     candidates = portfolio(model, splits, calibrate="off")
-    candidates.best(None, silent, nobody(Team()))
+    candidates.best(None, silent, nobody(ProcessGroup()))
     answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
     side, _, head, readout, *averages = (answers[name] for name in candidates.model.tasks)
     for solved, average in zip((head, readout), averages, strict=True):

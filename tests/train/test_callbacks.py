@@ -15,7 +15,7 @@ from engram.data.datasets import Splits
 from engram.errors import Notice
 from engram.train.callbacks import Callbacks, RunStart
 from engram.train.result import RunResult
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=4, patience=0, batch=16, evaluations=2, workers=0, checkpoint_seconds=0)
 
@@ -158,7 +158,7 @@ def test_only_instances_are_callbacks(small_backbone: Path, splits: Splits) -> N
 
 def test_only_the_main_process_calls_them() -> None:
     for rank, events in ((1, []), (0, [("started", 0)])):
-        heard, team = Heard(), Team()
+        heard, team = Heard(), ProcessGroup()
         team.rank = rank
         Callbacks([heard], team, RunStart(task="t", data="d", settings={})).started(0, 4)
         assert heard.events == events

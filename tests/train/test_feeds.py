@@ -19,8 +19,8 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.errors import Notice
-from engram.train.feeds import BackboneFeed, CacheFeed, FeedPlan, Share, open_feed
-from engram.util.processes import Team
+from engram.train.feeds import BackboneFeed, BatchShard, CacheFeed, FeedPlan, open_feed
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 QUICK = Recipe(steps=20, batch=16, evaluations=2, workers=0, cache="on")
@@ -31,7 +31,7 @@ def feed(
 ) -> Any:
     model = MemoryViT(load_backbone(backbone))
     model.add_task("t", splits.classes, regime=regime)
-    return open_feed(model, ["t"], splits.with_validation(), recipe, Team(), **more)
+    return open_feed(model, ["t"], splits.with_validation(), recipe, ProcessGroup(), **more)
 
 
 # Where batches come from
@@ -43,7 +43,9 @@ def test_a_feed_reads_no_image_before_it_is_used(
     splits = load(photos)
     for path in photos.rglob("*.png"):
         path.unlink()
-    plan = FeedPlan(start(small_backbone, splits), ["colours"], splits, Recipe(workers=0), Team())
+    plan = FeedPlan(
+        start(small_backbone, splits), ["colours"], splits, Recipe(workers=0), ProcessGroup()
+    )
     cached, plain = CacheFeed(plan), BackboneFeed(plan)
     assert cached.bad == plain.bad == {}
     assert not list(own_cache.iterdir())
@@ -55,11 +57,11 @@ def test_a_feed_reads_no_image_before_it_is_used(
 
 
 def test_a_share_is_split_into_parts_of_a_size_and_an_empty_one_into_none() -> None:
-    share = Share(torch.arange(10).view(5, 2), torch.arange(5))
+    share = BatchShard(torch.arange(10).view(5, 2), torch.arange(5))
     parts = list(share.split(2))
     assert [labels.tolist() for _, labels in parts] == [[0, 1], [2, 3], [4]]
     assert torch.equal(torch.cat([inputs for inputs, _ in parts]), share.inputs)
-    assert list(Share(torch.zeros(0, 2), torch.zeros(0)).split(2)) == []
+    assert list(BatchShard(torch.zeros(0, 2), torch.zeros(0)).split(2)) == []
 
 
 def test_the_cache_is_used_where_it_can_be(small_backbone: Path, colours: Path) -> None:
@@ -155,10 +157,10 @@ def test_the_cache_keeps_what_the_tasks_read(
     for name, regime in zip(names, regimes, strict=True):
         task = model.add_task(name, splits.classes, regime=regime, seed=0)
         torch.nn.init.normal_(task.head.weight)
-    plan = FeedPlan(model, names, splits, Recipe(workers=0, batch=4), Team())
+    plan = FeedPlan(model, names, splits, Recipe(workers=0, batch=4), ProcessGroup())
     assert plan.cache.keeps == keeps
     assert plan.only_pooled == (regimes == ["head"])
-    made = open_feed(model, names, splits, plan.recipe, Team())
+    made = open_feed(model, names, splits, plan.recipe, ProcessGroup())
     assert isinstance(made, CacheFeed)
     cached, plain = next(iter(made.validation())), next(iter(BackboneFeed(plan).validation()))
     with torch.no_grad():
@@ -183,7 +185,7 @@ def test_segmentation_reads_the_final_tokens(
 ) -> None:
     model, splits = MemoryViT(load_backbone(small_backbone)), load(colours)
     model.add_task("t", 3, kind="segmentation", regime=regime)
-    plan = FeedPlan(model, ["t"], splits, Recipe(), Team())
+    plan = FeedPlan(model, ["t"], splits, Recipe(), ProcessGroup())
     assert plan.cache.keeps == keeps
     assert plan.only_pooled == (regime == "head")
 
@@ -254,7 +256,7 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     model = MemoryViT(load_backbone(small_backbone))
     model.add_task("t", **splits.task)
     recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
-    made = open_feed(model, ["t"], splits.with_validation(), recipe, Team())
+    made = open_feed(model, ["t"], splits.with_validation(), recipe, ProcessGroup())
     [item] = made.epoch(0, 0)
     whole = BackboneFeed(made.plan)
     [plain] = whole.epoch(0, 0)

@@ -6,31 +6,31 @@ import pytest
 
 from engram import MemoryViT, Recipe
 from engram.data.datasets import Splits
-from engram.train.halving import Halving
-from engram.train.learner import Learner
-from engram.util.processes import Team
+from engram.train.halving import SuccessiveHalving
+from engram.train.learner import TaskTrainer
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 RECIPE = Recipe(steps=40, batch=16, workers=0, evaluations=20)
 
 
 @pytest.fixture
-def training(model: MemoryViT, splits: Splits) -> Halving:
+def training(model: MemoryViT, splits: Splits) -> SuccessiveHalving:
     """Two rates of two regimes; the first rate of each moves nothing."""
     learners = []
     for regime in ("masked", "side"):
         for lr in (1e-50, 0.003):
             name = f"{regime}-{lr:g}"
             model.add_task(name, splits.classes, 2, regime=regime, seed=0)
-            learners.append(Learner(model, name, RECIPE, lr))
+            learners.append(TaskTrainer(model, name, RECIPE, lr))
     held = splits.with_validation()
-    training = Halving(model, learners, held, RECIPE, None, Team(), silent)
+    training = SuccessiveHalving(model, learners, held, RECIPE, None, ProcessGroup(), silent)
     training.prepare()
     training.begin("")
     return training
 
 
-def test_the_best_go_on(training: Halving) -> None:
+def test_the_best_go_on(training: SuccessiveHalving) -> None:
     training.go()
     training.end()
     assert sorted(training.dropped_at.values()) == [2.0, 4.0]  # of ten epochs
@@ -40,13 +40,13 @@ def test_the_best_go_on(training: Halving) -> None:
     assert all(learner.metrics["accuracy"] == 1 for learner in training.learners)
 
 
-def test_what_is_dropped_trains_no_longer(training: Halving) -> None:
+def test_what_is_dropped_trains_no_longer(training: SuccessiveHalving) -> None:
     training.go()
     trainable = {name for name, p in training.model.named_parameters() if p.requires_grad}
     assert len(trainable) == sum(len(learner.parameters) for learner in training.learners)
 
 
-def test_one_of_side_patches_is_kept_for_the_average(training: Halving) -> None:
+def test_one_of_side_patches_is_kept_for_the_average(training: SuccessiveHalving) -> None:
     """Even where it is the worst."""
     training.keep(["masked-1e-50", "masked-0.003", "side-1e-50"])
     training.go()

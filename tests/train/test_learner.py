@@ -11,7 +11,7 @@ from tests.support.training import start
 
 from engram import Recipe
 from engram.data.datasets import load
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.result import Ending
 
 
@@ -22,7 +22,7 @@ def test_a_step_is_clipped_and_as_large_as_the_rate_says(
     splits = load(colours)
     model = start(small_backbone, splits)
     recipe = Recipe(optimizer=optimizer, lr=0.5, warmup=0, weight_decay=0, clip=1.0)
-    learner = Learner(model, "colours", recipe)
+    learner = TaskTrainer(model, "colours", recipe)
     before = [p.detach().clone() for p in learner.parameters]
     for parameter in learner.parameters:
         parameter.grad = torch.full_like(parameter, 3.0)
@@ -36,7 +36,7 @@ def test_a_step_is_clipped_and_as_large_as_the_rate_says(
 
 def test_label_smoothing_is_that_of_torch(small_backbone: Path, colours: Path) -> None:
     model = start(small_backbone, load(colours))
-    learner = Learner(model, "colours", Recipe(label_smoothing=0.2))
+    learner = TaskTrainer(model, "colours", Recipe(label_smoothing=0.2))
     logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
     expected = torch.nn.CrossEntropyLoss(label_smoothing=0.2, reduction="sum")(logits, labels)
     assert learner.loss(logits, [(labels, None)]).item() == pytest.approx(expected.item())
@@ -44,7 +44,7 @@ def test_label_smoothing_is_that_of_torch(small_backbone: Path, colours: Path) -
 
 def test_class_weights_let_every_class_count_the_same(small_backbone: Path, colours: Path) -> None:
     splits = load(colours)
-    learner = Learner(start(small_backbone, splits), "colours", Recipe(balance="weights"))
+    learner = TaskTrainer(start(small_backbone, splits), "colours", Recipe(balance="weights"))
     labels = torch.tensor([0] * 6 + [1] * 3)  # and no image of the third
     learner.prepare(labels.numpy())
     assert learner.weights is not None
@@ -58,7 +58,7 @@ def test_class_weights_let_every_class_count_the_same(small_backbone: Path, colo
 
 def test_fp16_halves_its_scale_when_gradients_overflow(small_backbone: Path, colours: Path) -> None:
     model = start(small_backbone, load(colours))
-    learner = Learner(model, "colours", Recipe(precision="fp16", warmup=0, clip=0))
+    learner = TaskTrainer(model, "colours", Recipe(precision="fp16", warmup=0, clip=0))
     before = copy.deepcopy(learner.parameters)
     for parameter in learner.parameters:
         parameter.grad = torch.full_like(parameter, torch.inf)
@@ -73,7 +73,7 @@ def test_fp16_halves_its_scale_when_gradients_overflow(small_backbone: Path, col
     assert all(p.grad is not None and bool((p.grad == 1).all()) for p in learner.parameters)
 
 
-def pushed(learner: Learner, step: int) -> list[torch.Tensor]:
+def pushed(learner: TaskTrainer, step: int) -> list[torch.Tensor]:
     """The parameters after a step along a gradient that depends on the step alone."""
     generator = torch.Generator().manual_seed(step)
     for parameter in learner.parameters:
@@ -88,11 +88,11 @@ def test_a_restored_learner_goes_on_as_the_first_would_have(
 ) -> None:
     splits = load(colours)
     recipe = Recipe(optimizer=optimizer, lr=0.1, ema=0.9, patience=2)
-    first = Learner(start(small_backbone, splits), "colours", recipe)
+    first = TaskTrainer(start(small_backbone, splits), "colours", recipe)
     for step in range(3):
         pushed(first, step)
     first.record({"accuracy": 0.5, "loss": 1.0, "images": 50}, 3)
-    second = Learner(start(small_backbone, splits), "colours", recipe)
+    second = TaskTrainer(start(small_backbone, splits), "colours", recipe)
     kept = {name: value.clone() for name, value in first.tensors().items()}
     second.restore(kept, first.about())
     assert (second.best_score, second.best_step, second.since_best) == (0.5, 3, 0)
@@ -109,7 +109,7 @@ def test_the_average_takes_the_place_of_the_weights_and_gives_it_back(
     small_backbone: Path, colours: Path
 ) -> None:
     recipe = Recipe(optimizer="sgd", lr=0.1, ema=0.9)
-    learner = Learner(start(small_backbone, load(colours)), "colours", recipe)
+    learner = TaskTrainer(start(small_backbone, load(colours)), "colours", recipe)
     now = pushed(learner, 0)
     learner.swap_average()
     assert not any(map(torch.equal, now, learner.parameters))
@@ -120,14 +120,14 @@ def test_the_average_takes_the_place_of_the_weights_and_gives_it_back(
 def test_patience_counts_validations_without_a_better_score(
     small_backbone: Path, colours: Path
 ) -> None:
-    learner = Learner(start(small_backbone, load(colours)), "colours", Recipe(patience=2))
+    learner = TaskTrainer(start(small_backbone, load(colours)), "colours", Recipe(patience=2))
     seen = []
     for step, score in enumerate((0.5, 0.4, 0.6, 0.6, 0.1, 0.9)):
         learner.record({"accuracy": score, "loss": 1 - score, "images": 1000}, step)
         seen.append(learner.done)
     assert seen == [False, False, False, False, True, True]
     assert (learner.best_score, learner.best_step, learner.last_step) == (0.6, 2, 4)
-    endless = Learner(start(small_backbone, load(colours)), "colours", Recipe(patience=0))
+    endless = TaskTrainer(start(small_backbone, load(colours)), "colours", Recipe(patience=0))
     for step in range(50):
         endless.record({"accuracy": 0.5, "images": 50}, step)
     assert not endless.done
@@ -136,7 +136,7 @@ def test_patience_counts_validations_without_a_better_score(
 def test_of_equal_scores_the_lower_loss_is_better_but_only_a_clear_fall_is_worth_more_patience(
     small_backbone: Path, colours: Path
 ) -> None:
-    learner = Learner(start(small_backbone, load(colours)), "colours", Recipe(patience=2))
+    learner = TaskTrainer(start(small_backbone, load(colours)), "colours", Recipe(patience=2))
     waited = []
     for step, loss in enumerate((0.5, 0.4, 0.399, 0.398)):
         learner.record({"accuracy": 1.0, "loss": loss, "images": 50}, step)
@@ -144,7 +144,7 @@ def test_of_equal_scores_the_lower_loss_is_better_but_only_a_clear_fall_is_worth
     assert waited == [0, 0, 1, 2]
     assert learner.done
     assert (learner.best_step, learner.best_loss) == (3, 0.398)
-    learner = Learner(start(small_backbone, load(colours)), "colours", Recipe(patience=2))
+    learner = TaskTrainer(start(small_backbone, load(colours)), "colours", Recipe(patience=2))
     for step, (score, loss) in enumerate(((0.5, 0.9), (0.4, 0.1), (0.49, 0.2), (0.48, 0.3))):
         learner.record({"accuracy": score, "loss": loss, "images": 10_000}, step)
     assert learner.done  # a score that comes back to where it was has not risen
@@ -154,7 +154,7 @@ def test_of_equal_scores_the_lower_loss_is_better_but_only_a_clear_fall_is_worth
 def test_one_answer_more_is_noise_and_the_lower_loss_is_kept(
     small_backbone: Path, colours: Path
 ) -> None:
-    learner = Learner(start(small_backbone, load(colours)), "colours", Recipe(patience=9))
+    learner = TaskTrainer(start(small_backbone, load(colours)), "colours", Recipe(patience=9))
     kept = []
     for step, (right, loss) in enumerate(((48, 0.9), (50, 0.8), (49, 0.3), (44, 0.1), (49, 0.4))):
         learner.record({"accuracy": right / 50, "loss": loss, "images": 50}, step)
@@ -163,7 +163,9 @@ def test_one_answer_more_is_noise_and_the_lower_loss_is_kept(
 
 
 def test_without_patience_the_last_weights_are_kept(small_backbone: Path, colours: Path) -> None:
-    learner = Learner(start(small_backbone, load(colours)), "colours", Recipe(patience=0, ema=0))
+    learner = TaskTrainer(
+        start(small_backbone, load(colours)), "colours", Recipe(patience=0, ema=0)
+    )
     learner.record({"accuracy": 0.9, "images": 50}, 1)
     last = pushed(learner, 1)
     learner.record({"accuracy": 0.1, "images": 50}, 2)

@@ -12,8 +12,8 @@ from tests.support.training import fit_until, learned, same, start
 import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
-from engram.train.feeds import Share
-from engram.train.learner import Learner
+from engram.train.feeds import BatchShard
+from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_pairs_depend_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32])
 def test_a_batch_is_mixed_the_same_in_parts(dtype: torch.dtype) -> None:
-    share = Share((torch.rand(7, 3, 2) * 200).to(dtype), torch.arange(7))
+    share = BatchShard((torch.rand(7, 3, 2) * 200).to(dtype), torch.arange(7))
     mixup = Mixup.drawn(7, 1.0, [0])
     ((whole, targets),) = parts(share, 7, mixup, CPU)
     split = list(parts(share, 3, mixup, CPU))
@@ -47,7 +47,9 @@ def test_a_batch_is_mixed_the_same_in_parts(dtype: torch.dtype) -> None:
 
 
 def test_the_loss_is_that_of_the_mixed_label(small_backbone: Path, colours: Path) -> None:
-    learner = Learner(start(small_backbone, load(colours)), "colours", Recipe(label_smoothing=0.1))
+    learner = TaskTrainer(
+        start(small_backbone, load(colours)), "colours", Recipe(label_smoothing=0.1)
+    )
     logits, share = torch.randn(4, 3), torch.rand(4)
     first, second = torch.tensor([0, 1, 2, 1]), torch.tensor([2, 1, 0, 0])
     soft = share[:, None] * F.one_hot(first, 3) + (1 - share[:, None]) * F.one_hot(second, 3)

@@ -18,7 +18,7 @@ from engram.data.datasets import load
 from engram.errors import Notice
 from engram.train.run import Run, has_run_of_another, has_state, run_folder
 from engram.train.sweep import sweep
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=2, batch=16, evaluations=2, workers=0)
 
@@ -33,12 +33,12 @@ def test_a_run_has_a_folder_next_to_its_engram(out: str, folder: str) -> None:
 
 def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngramError, match="is a folder"):
-        Run(tmp_path, Team(), overwrite=True)
+        Run(tmp_path, ProcessGroup(), overwrite=True)
     out = tmp_path / "t.safetensors"
     out.touch()
     with pytest.raises(EngramError, match="exists already; choose another out"):
-        Run(out, Team(), overwrite=False)
-    with Run(out, Team(), overwrite=True) as run:
+        Run(out, ProcessGroup(), overwrite=False)
+    with Run(out, ProcessGroup(), overwrite=True) as run:
         assert run.folder.is_dir()
 
 
@@ -46,7 +46,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(EngramError, match=r"cannot be written \(.*\)"),
-        Run(tmp_path / "file" / "t.safetensors", Team(), overwrite=False),
+        Run(tmp_path / "file" / "t.safetensors", ProcessGroup(), overwrite=False),
     ):
         pass
 
@@ -54,7 +54,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_what_was_saved_is_where_the_same_run_begins(tmp_path: Path) -> None:
     feed = ["off", ""]
     out = tmp_path / "t.safetensors"
-    with Run(out, Team(), overwrite=False, resume=True) as run:
+    with Run(out, ProcessGroup(), overwrite=False, resume=True) as run:
         with pytest.warns(Notice, match="nothing to resume"):
             assert run.begin("one", feed) is None
         assert not has_state(out)
@@ -68,11 +68,11 @@ def test_what_was_saved_is_where_the_same_run_begins(tmp_path: Path) -> None:
         with pytest.raises(EngramError, match="other settings"):
             run.begin("two", feed)
     with (
-        Run(out, Team(), overwrite=False) as run,
+        Run(out, ProcessGroup(), overwrite=False) as run,
         pytest.raises(EngramError, match="holds an interrupted run"),
     ):
         run.begin("one", feed)
-    with Run(out, Team(), overwrite=True, resume=True) as run, pytest.warns(Notice):
+    with Run(out, ProcessGroup(), overwrite=True, resume=True) as run, pytest.warns(Notice):
         assert run.begin("two", feed) is None  # nothing of this run, so it is replaced
     assert not run.checkpoint.exists()
 
@@ -148,7 +148,7 @@ def test_a_second_run_to_the_same_file_is_refused_while_the_first_lives(
         "--workers",
         0,
     ]
-    with Run(out, Team(), overwrite=False):
+    with Run(out, ProcessGroup(), overwrite=False):
         second = nursery.run(*command, "--steps", 1)
         assert second.code == 2
         assert "Another process is training" in second.stderr
@@ -208,7 +208,7 @@ def test_a_damaged_record_is_no_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.safetensors").write_bytes(b"an engram")
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / "finished.json").write_text(text)
-    run = Run(tmp_path / "out.safetensors", Team(), overwrite=False, resume=True)
+    run = Run(tmp_path / "out.safetensors", ProcessGroup(), overwrite=False, resume=True)
     with run, pytest.raises(EngramError, match="exists already"):
         run.finished("this one")
 

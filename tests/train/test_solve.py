@@ -20,9 +20,9 @@ from engram.data.datasets import Splits
 from engram.methods import Readout
 from engram.tasks.task import Task
 from engram.train import solve
-from engram.train.feeds import Share
+from engram.train.feeds import BatchShard
 from engram.train.solve import PLAIN, Seen, Solution, Solver
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=4, batch=16, evaluations=2, workers=0)
 WIDTH, FEATURES = 16, 3 * 3 * 16
@@ -39,17 +39,17 @@ class Given:
     unreadable: int = 0
     cache, contents, per_epoch, bad = "off", "", 3, {}
 
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         yield from self._shares(0, 48)
 
-    def validation(self, batches: int | None = None) -> Iterator[Share]:
+    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
         yield from self._shares(48, 72)
-        yield Share(self.values[:0], self.labels[:0], self.unreadable)
+        yield BatchShard(self.values[:0], self.labels[:0], self.unreadable)
 
-    def _shares(self, start: int, end: int) -> Iterator[Share]:
+    def _shares(self, start: int, end: int) -> Iterator[BatchShard]:
         for i in range(start, end, 20):
             upto = min(i + 20, end)
-            yield Share(self.values[i:upto], self.labels[i:upto])
+            yield BatchShard(self.values[i:upto], self.labels[i:upto])
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         raise AssertionError("a solver reads layer statistics")
@@ -76,7 +76,7 @@ def solver_of(backbone: ViT, kind: str, seen: Tensor, labels: Tensor, classes: i
     model = MemoryViT(backbone)
     task = model.add_task("t", classes, regime="head", kind=kind)
     task.kind.prepare(task.head, labels[:48].numpy())
-    return Solver(Given(seen, labels), backbone, task, Team(), Recipe(), labels.numpy())
+    return Solver(Given(seen, labels), backbone, task, ProcessGroup(), Recipe(), labels.numpy())
 
 
 def standardised(seen: Tensor, found: Solution) -> np.ndarray:
@@ -177,7 +177,7 @@ def test_unreadable_validation_images_count_as_wrong(backbone: ViT, seen: Tensor
     labels = seen[:, :3].argmax(1)
     task = MemoryViT(backbone).add_task("t", 3, regime="head")
     scores = [
-        Solver(Given(seen, labels, bad), backbone, task, Team(), Recipe(), labels.numpy())
+        Solver(Given(seen, labels, bad), backbone, task, ProcessGroup(), Recipe(), labels.numpy())
         .best([PLAIN])
         .metrics
         for bad in (0, 24)
@@ -192,7 +192,9 @@ def test_a_solved_head_has_class_weights_in_place_of_a_sampler(backbone: ViT, se
     for balance in ("none", "weights", "sampler"):
         task = MemoryViT(backbone).add_task("t", 2, regime="head")
         recipe = Recipe(balance=balance)
-        solver = Solver(Given(seen, labels), backbone, task, Team(), recipe, labels[:48].numpy())
+        solver = Solver(
+            Given(seen, labels), backbone, task, ProcessGroup(), recipe, labels[:48].numpy()
+        )
         found[balance] = solver.best([PLAIN])
     assert torch.equal(found["weights"].weight, found["sampler"].weight)
     assert not torch.equal(found["weights"].weight, found["none"].weight)

@@ -14,9 +14,9 @@ from torch import Tensor
 import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.training import Training
-from engram.util.processes import Team, dtype_for
+from engram.util.processes import ProcessGroup, dtype_for
 from engram.util.progress import silent
 
 QUICK = Recipe(steps=30, batch=16, evaluations=2, workers=0)
@@ -32,9 +32,9 @@ def test_a_training_changes_nothing_before_it_is_prepared(
         model.add_task(name, splits.classes, 2, seed=0)
     model.eval()
     before, trains = state(model), [p.requires_grad for p in model.parameters()]
-    learner = Learner(model, "colours", QUICK)
+    learner = TaskTrainer(model, "colours", QUICK)
     held = splits.with_validation()
-    training = Training(model, [learner], held, QUICK, None, Team(), silent)
+    training = Training(model, [learner], held, QUICK, None, ProcessGroup(), silent)
     assert same(before, state(model))
     assert [p.requires_grad for p in model.parameters()] == trains
     assert not model.training

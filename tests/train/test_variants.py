@@ -15,8 +15,8 @@ from engram.tasks.settings import TaskSettings
 from engram.train.callbacks import nobody
 from engram.train.recipe import learning_rate
 from engram.train.sweep import sweep
-from engram.train.variants import Grid, Setting, Variant, Workshop
-from engram.util.processes import Team
+from engram.train.variants import Grid, Setting, SweepRunner, Variant
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
@@ -63,8 +63,8 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     ]
     recipe = recipe.but(calibrate="off", statistics="off")
     whole = splits.with_validation(recipe.val_share, recipe.data_seed)
-    workshop = Workshop(model, "t", whole, recipe, TaskSettings.create(task), Team())
-    scores = workshop.train(variants, None, silent, nobody(Team())).trained
+    workshop = SweepRunner(model, "t", whole, recipe, TaskSettings.create(task), ProcessGroup())
+    scores = workshop.train(variants, None, silent, nobody(ProcessGroup())).trained
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
         own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)

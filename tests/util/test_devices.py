@@ -8,7 +8,7 @@ from tests.support.devices import accelerator
 
 from engram import EngramError
 from engram.util.devices import device_for, devices, to_device
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -19,7 +19,7 @@ def test_the_cpu_is_always_there() -> None:
 def test_auto_takes_an_accelerator_if_there_is_one() -> None:
     there = torch.accelerator.is_available()
     assert (device_for("auto").type != "cpu") == there
-    assert Team().device == device_for("auto")
+    assert ProcessGroup().device == device_for("auto")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "cpu:1", "meta", ""])
@@ -32,7 +32,7 @@ def test_torchrun_gives_every_process_a_device_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("engram.util.devices.devices", lambda: ["cpu", "cuda:0", "cuda:1"])
     with pytest.raises(EngramError, match="torchrun started several processes"):
-        Team("cuda:1")
+        ProcessGroup("cuda:1")
 
 
 def test_a_copy_to_a_device_has_the_same_values() -> None:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from engram import EngramError
-from engram.util.processes import Team, dtype_for, stoppable
+from engram.util.processes import ProcessGroup, dtype_for, stoppable
 
 CPU = torch.device("cpu")
 
 
 def test_a_process_alone_is_the_whole_team(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    team = Team()
+    team = ProcessGroup()
     assert (team.world, team.rank, team.main) == (1, 0, True)
     assert team.gather([1, "two"]) == [1, "two"]
     assert team.sum(torch.tensor([1.5])).tolist() == [1.5]

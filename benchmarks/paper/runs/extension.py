@@ -25,10 +25,10 @@ from benchmarks.paper.runs.settings import SEEDS
 from benchmarks.report import markdown_table
 from engram.data.datasets import Dataset, Splits
 from engram.model import MemoryViT
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.training import train
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 PIXELS, IMAGES, FIRST_RATE = 112, 1_000, 1e-3
@@ -85,7 +85,7 @@ class Extension:
         return True
 
     def work(self, say: Callable[[str], object]) -> None:
-        began, team = time.perf_counter(), Team()
+        began, team = time.perf_counter(), ProcessGroup()
         splits = datasets.splits(self.data, PIXELS, IMAGES)
         recipe = Recipe(
             epochs=EPOCHS, batch=BATCH, data_seed=self.seed, evaluations=1, workers=0,
@@ -119,15 +119,17 @@ class Extension:
         record["seconds"] = round(time.perf_counter() - began, 1)
         EXTENSION.append(self.record_name, record)
 
-    def _train_first(self, model: MemoryViT, groups: Splits, recipe: Recipe, team: Team) -> Learner:
+    def _train_first(
+        self, model: MemoryViT, groups: Splits, recipe: Recipe, team: ProcessGroup
+    ) -> TaskTrainer:
         model.add_task("first", groups.classes, 5, seed=self.seed)
-        learner = Learner(model, "first", recipe)
+        learner = TaskTrainer(model, "first", recipe)
         train(model, [learner], groups, recipe, team=team, progress=silent)
         return learner
 
     def _train_second(
-        self, model: MemoryViT, splits: Splits, recipe: Recipe, team: Team
-    ) -> dict[tuple[str, float], Learner]:
+        self, model: MemoryViT, splits: Splits, recipe: Recipe, team: ProcessGroup
+    ) -> dict[tuple[str, float], TaskTrainer]:
         """The second task both ways at every learning rate, in one pass."""
         learners = {}
         for way in WAYS:
@@ -135,12 +137,12 @@ class Extension:
                 name = f"{way}-{lr:g}"
                 extends = ["first"] if way == "extended" else []
                 model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
-                learners[way, lr] = Learner(model, name, recipe, lr)
+                learners[way, lr] = TaskTrainer(model, name, recipe, lr)
         train(model, list(learners.values()), splits, recipe, team=team, progress=silent)
         return learners
 
 
-def _score(learner: Learner) -> tuple[float, float]:
+def _score(learner: TaskTrainer) -> tuple[float, float]:
     return learner.metrics["accuracy"], -learner.metrics["loss"]
 
 

@@ -22,10 +22,10 @@ from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.tasks.metrics import classification_metrics
 from engram.train.feeds import open_feed
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.training import train
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
 EPOCHS, BATCH = 20, 64
@@ -108,7 +108,7 @@ class TrainedVariants:
         self.splits = datasets.splits(first.set, first.pixels, first.images, raw)
         self.model = MemoryViT(datasets.backbone(first.pixels, raw))
         self.recipe = first.recipe(first_rate, seed)
-        self.seed, self.team = seed, Team()
+        self.seed, self.team = seed, ProcessGroup()
         self.names = {variant: f"v{i}" for i, variant in enumerate(variants)}
         self.parameters: dict[Variant, int] = {}
         self.val: dict[Variant, Mapping[str, Any]] = {}
@@ -125,9 +125,9 @@ class TrainedVariants:
                 train(self.model, group, self.splits, self.recipe, team=self.team, progress=silent)
         self.val = {variant: learner.metrics for variant, learner in learners.items()}
 
-    def _learner(self, variant: Variant) -> Learner:
+    def _learner(self, variant: Variant) -> TaskTrainer:
         setting, lr = variant
-        learner = Learner(self.model, self.names[variant], self.recipe, lr)
+        learner = TaskTrainer(self.model, self.names[variant], self.recipe, lr)
         if setting.head_rate != 1:
             _scale_head_rate(learner, setting.head_rate)
         return learner
@@ -166,7 +166,7 @@ class TrainedVariants:
 
 
 def score_test_images(
-    model: MemoryViT, names: Sequence[str], splits: Splits, recipe: Recipe, team: Team
+    model: MemoryViT, names: Sequence[str], splits: Splits, recipe: Recipe, team: ProcessGroup
 ) -> dict[str, Mapping[str, Any]]:
     """Metrics of tasks on the test images, read through the cache."""
     shown = replace(splits, train=splits["test"], val=splits["test"])
@@ -179,7 +179,7 @@ def score_test_images(
     return {name: classification_metrics(answers[name]) for name in names}
 
 
-def _scale_head_rate(learner: Learner, factor: float) -> None:
+def _scale_head_rate(learner: TaskTrainer, factor: float) -> None:
     """Let the head learn at a multiple of the learning rate of everything else."""
     (group,) = learner.optimizer.param_groups
     head = {id(p) for p in learner.task.head.parameters()}

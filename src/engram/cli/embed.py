@@ -70,7 +70,7 @@ def embed_command(
     from engram.inference.engine import TorchEngine
     from engram.inference.vectors import check_names, check_vector_file, vector_file
     from engram.util.files import check_writable
-    from engram.util.processes import Team
+    from engram.util.processes import ProcessGroup
 
     check_writable(out, "file")
     check_vector_file(out)
@@ -83,7 +83,7 @@ def embed_command(
         model = _model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
         names = model.embedding_names(tasks or None)
         check_names(names)
-        engine = TorchEngine(model, device=Team(device).device, precision=precision)
+        engine = TorchEngine(model, device=ProcessGroup(device).device, precision=precision)
         with vector_file(out) as file:
             for part in embed_batches(
                 engine, datasets, tasks=names, batch=batch, workers=workers,

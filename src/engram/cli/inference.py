@@ -77,13 +77,16 @@ def eval_command(
     from engram.inference.evaluate import answers
     from engram.inference.load import load_model
     from engram.report.run import check_page_path
-    from engram.util.processes import Team
+    from engram.util.processes import ProcessGroup
 
     if report is not None:
         check_page_path(report)  # before an hour of work, not after it
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
-        team, model = Team(device), load_model(sources, backbone, backbone_dtype=backbone_dtype)
+        team, model = (
+            ProcessGroup(device),
+            load_model(sources, backbone, backbone_dtype=backbone_dtype),
+        )
         columns = ColumnOptions(**(flags or {})[ColumnOptions])
         found = [
             answers(

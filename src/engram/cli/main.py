@@ -33,8 +33,8 @@ from engram.cli import (  # noqa: F401
 from engram.cli.app import app
 from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
+from engram.util.flag_names import naming_flags
 from engram.util.quiet import ignore_pillow_warnings
-from engram.util.spelling import spelled_as_flags
 
 #: The commands in the order of `engram --help`, in groups; others come last.
 _GROUPS = {
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # tidies up, as Ctrl-C does
     try:
-        with spelled_as_flags():
+        with naming_flags():
             code = _commands()(args=given, prog_name="engram", standalone_mode=False) or 0
         if code == 130:  # how typer ends after Ctrl-C
             print("Stopped.", file=sys.stderr)

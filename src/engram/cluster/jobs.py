@@ -15,8 +15,8 @@ from engram.train.given import names_file, with_recipe_file
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
 from engram.train.run import has_state
+from engram.util.flag_names import naming_flags
 from engram.util.settings import Given, check_value, setting, settings_fields
-from engram.util.spelling import spelled_as_flags
 from engram.util.text import nearest
 from engram.util.toml import read_toml
 
@@ -124,7 +124,7 @@ def _read_options(name: str, said: dict[str, Any]) -> tuple[JobOptions, dict[typ
             raise EngramError(f"{key} is no option of engram fit; {nearest(key, known)}.")
     rest = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}
     given: dict[type, dict[str, Any]] = {}
-    with spelled_as_flags(False):
+    with naming_flags(False):
         for one in _SETTINGS:  # `regime` is a job's own, as it may be auto
             known_here = [item for item in settings_fields(one) if item.name in rest]
             given[one] = {item.name: rest.pop(item.name) for item in known_here}

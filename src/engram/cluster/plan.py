@@ -24,8 +24,8 @@ from engram.train.job import TrainingJob
 from engram.train.options import DataOptions, RunOptions
 from engram.train.run import has_run_of_another, has_state, run_folder
 from engram.util.description import Description
+from engram.util.flag_names import flag
 from engram.util.progress import Progress, silent
-from engram.util.spelling import spell
 from engram.util.text import counted, storage, without_folder
 from engram.vit import ViT
 
@@ -118,7 +118,7 @@ class _Planner:
             raise EngramError(
                 f"its earlier run in {run_folder(job.out)} had other settings, data or backbone; "
                 "undo that, give it another name, or train it anew with "
-                f"{spell('overwrite', True)}."
+                f"{flag('overwrite', True)}."
             )
         _check_bundle(job, work.model)
         specs, recipe, model = work.specs(job.task, regime), work.recipe, work.model

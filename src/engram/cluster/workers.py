@@ -36,8 +36,8 @@ from engram.train.callbacks import Callback, RunStart
 from engram.train.job import TrainingJob
 from engram.train.run import run_folder
 from engram.util.files import make_private_folder, private, write_atomically
+from engram.util.flag_names import naming_flags
 from engram.util.quiet import ignore_pillow_warnings
-from engram.util.spelling import spelled_as_flags
 from engram.util.workers import end_with_parent
 
 PATIENCE = 60.0  # seconds for trainings to write their checkpoints when the farm is stopped
@@ -207,7 +207,7 @@ def train_job(job: FarmJob, threads: int, queue: Any, node: str = "") -> Ended:
             queue.put((job.name, kind, text))
 
     try:
-        with spelled_as_flags():
+        with naming_flags():
             return Ended("done", result=_train(job, tell, node))
     except (Interrupted, KeyboardInterrupt):
         return Ended("lost", "it was interrupted")

@@ -24,8 +24,8 @@ from engram.images.decode import BadImage, read_image
 from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, training_view
+from engram.util.flag_names import flag
 from engram.util.quiet import ignore_pillow_warnings
-from engram.util.spelling import spell
 from engram.util.workers import end_with_parent
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
@@ -230,13 +230,13 @@ class Loader:
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise EngramError(
-            f"{spell(name)} is {value!r}; it can be {', '.join(filter(None, choices))}."
+            f"{flag(name)} is {value!r}; it can be {', '.join(filter(None, choices))}."
         )
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise EngramError(f"{spell(name)} is {value}; it must be at least {least}.")
+        raise EngramError(f"{flag(name)} is {value}; it must be at least {least}.")
 
 
 # What happens in worker processes

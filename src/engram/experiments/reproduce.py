@@ -28,7 +28,7 @@ from engram.train.sweep import sweep
 from engram.train.variants import Grid
 from engram.util.description import Description
 from engram.util.files import write_atomically
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 from engram.vit import ViT
 
@@ -153,7 +153,7 @@ def reproduce(
     seeds: int = 1,
     image_size: int | None = None,
     splits: Splits | None = None,
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Progress = silent,
 ) -> Description:
     """Train the rows of a table that are missing, and return it with the paper's figures.
@@ -161,7 +161,7 @@ def reproduce(
     `splits` is the dataset, if it is loaded already. `out` holds an engram for each row,
     `results.json` and `results.md`, which are rewritten after every row.
     """
-    recipe, team, rows = recipe or RECIPES["paper"], team or Team(), rows_of(table)
+    recipe, team, rows = recipe or RECIPES["paper"], team or ProcessGroup(), rows_of(table)
     splits, vit = splits or load(dataset), load_backbone(backbone, image_size=image_size)
     paths = {row: out / f"{row.name}.safetensors" for row in rows}
     existing = {row: _read(path, row, splits, vit, recipe) for row, path in paths.items()}
@@ -189,7 +189,7 @@ def _train(
     rates: Sequence[float],
     seeds: int,
     path: Path,
-    team: Team,
+    team: ProcessGroup,
     progress: Progress,
 ) -> None:
     """Train a row of the table, or resume its training, and write its engram."""

@@ -30,7 +30,7 @@ from engram.export.verify import (
 )
 from engram.model import MemoryViT
 from engram.util.files import check_writable, write_atomically
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 MAX_ONNX_BYTES = 2**31 - 2**24  # an ONNX file is one protobuf message
@@ -176,10 +176,10 @@ def check_output_path(path: Path, kind: str, overwrite: bool) -> None:
         raise EngramError(f"{path} is a folder; -o names the file to write.")
     if path.exists() and not overwrite:
         raise EngramError(
-            f"{path} already exists; choose another {spell('out')}, or replace it with "
-            f"{spell('overwrite', True)}."
+            f"{path} already exists; choose another {flag('out')}, or replace it with "
+            f"{flag('overwrite', True)}."
         )
-    check_writable(path, other=spell("out"), parents=True)
+    check_writable(path, other=flag("out"), parents=True)
 
 
 def write_script(path: Path) -> Path | None:

@@ -20,7 +20,7 @@ from engram.images.preprocessing import normalise
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.model import MemoryViT
 from engram.util.devices import to_device
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Splits | Dataset
 Vectors = npt.NDArray[np.float32]
@@ -87,7 +87,7 @@ def embed(
         >>> found.vectors["base"].shape, found.labels[0]
         ((16, 192), 'rose')
     """
-    engine = TorchEngine(model, exact, Team(device).device, precision)
+    engine = TorchEngine(model, exact, ProcessGroup(device).device, precision)
     datasets = datasets_of(data)
     parts = list(
         embed_batches(

@@ -20,7 +20,7 @@ from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
 from engram.util.devices import to_device
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 Data = str | os.PathLike[str] | Splits | Dataset | PythonData
 
@@ -37,7 +37,7 @@ def evaluate(
     skip_bad: bool = False,
     device: str = "auto",
     precision: str = "fp32",
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure one task on a split of labelled data.
@@ -76,7 +76,7 @@ def evaluate(
     answered = answers(
         model, data, task,
         split=split, batch=batch, workers=workers, transform=transform,
-        precision=precision, team=team or Team(device), progress=progress,
+        precision=precision, team=team or ProcessGroup(device), progress=progress,
     )  # fmt: skip
     return answered.metrics(skip_bad)
 
@@ -117,7 +117,7 @@ def answers(
     workers: int = 2,
     transform: Transform | None = None,
     precision: str = "fp32",
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
     """What a task answers for every picture of a split; without a team, in this process alone.

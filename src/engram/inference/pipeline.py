@@ -24,7 +24,7 @@ from engram.inference.engine import TorchEngine, on_cpu, pixels_of
 from engram.inference.predict import answered_names
 from engram.model import MemoryViT
 from engram.util.hub import PathOrHubId
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.vit import ViT
 
 _SECONDS = 60  # without an answer
@@ -79,7 +79,7 @@ def pipeline(
         raise EngramError(
             "backbone is given together with a model, which has its own; leave it out."
         )
-    engine = TorchEngine(model, device=Team(device).device)
+    engine = TorchEngine(model, device=ProcessGroup(device).device)
     return Pipeline(engine, _Settings(task, top_k, batch_size).checked(model))
 
 

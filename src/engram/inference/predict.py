@@ -14,9 +14,9 @@ from engram.images.given import GivenImage, decodable, image_name, is_one_image,
 from engram.images.views import evaluation_view
 from engram.inference.engine import TorchEngine, on_cpu, pixels_of
 from engram.model import MemoryViT
-from engram.util.processes import Team
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
-from engram.util.spelling import spell
 
 
 def predict(
@@ -29,7 +29,7 @@ def predict(
     exact: bool = False,
     device: str = "auto",
     precision: str = "fp32",
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Progress = silent,
 ) -> Any:
     """Answer every task for an image, or for a list of images.
@@ -79,7 +79,7 @@ def predict(
     else:
         listed = enumerate(list_images(images))
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
-    team = team or Team(device)
+    team = team or ProcessGroup(device)
     engine = TorchEngine(model, exact, team.device, precision)
     answers = _predict(engine, named, tasks, top_k, batch, team, progress)
     return answers[0] if is_one_image(images) else answers
@@ -91,12 +91,12 @@ def _predict(
     tasks: Sequence[str] | None,
     top_k: int,
     batch: int,
-    team: Team,
+    team: ProcessGroup,
     progress: Progress,
 ) -> list[dict[str, Any]]:
     """The answers about images, each given with its name."""
     if top_k < 1:
-        raise EngramError(f"{spell('top_k')} is {top_k}; ask for at least 1 class.")
+        raise EngramError(f"{flag('top_k')} is {top_k}; ask for at least 1 class.")
     model, preprocessing = engine.model, engine.model.preprocessing
     names = answered_names(model, tasks)
     results: list[dict[str, Any]] = []

@@ -33,7 +33,7 @@ from engram.methods.method import (
     TaskShape,
     parameter_count,
 )
-from engram.methods.settings import flag
+from engram.methods.settings import shared_setting
 from engram.vit import ViT
 
 
@@ -125,8 +125,8 @@ class FullMemory(ClassToken):
     name: ClassVar[str] = "memory"
     about: ClassVar[str] = "cells + class token + head, every token reads the cells"
 
-    cells: int = flag("cells")
-    update: str = flag("update")
+    cells: int = shared_setting("cells")
+    update: str = shared_setting("update")
 
     def concatenates(self, other: Method) -> bool:
         return (
@@ -157,7 +157,7 @@ class FullAdapter(ClassToken):
     about: ClassVar[str] = "adapters + class token + head"
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.1}
 
-    adapter_width: int = flag("adapter_width")
+    adapter_width: int = shared_setting("adapter_width")
 
     def parameters(self, task: TaskShape) -> dict[str, Initial]:
         depth, width = task.backbone.depth, task.backbone.width

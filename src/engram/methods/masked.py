@@ -33,7 +33,7 @@ from engram.methods.method import (
     parameter_count,
 )
 from engram.methods.routing import RoutedBranch
-from engram.methods.settings import flag
+from engram.methods.settings import shared_setting
 from engram.util.settings import setting
 from engram.vit import ViT
 
@@ -66,7 +66,7 @@ class Masked(Method):
     needs: ClassVar[Needs] = Needs.LAYERS
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
 
-    cells: int = flag("cells")
+    cells: int = shared_setting("cells")
     tokens: int = setting(
         0, "class tokens; 0: as many as the kind of task needs", most=10_000, flag=False
     )
@@ -155,7 +155,7 @@ class MaskedAdapter(Masked):
     about: ClassVar[str] = "masked + adapters on the task's own stream"
     rates: ClassVar[Mapping[str, float]] = {"adamw": 5e-4, "sgd": 0.3}
 
-    adapter_width: int = flag("adapter_width")
+    adapter_width: int = shared_setting("adapter_width")
 
     def parameters(self, task: TaskShape) -> dict[str, Initial]:
         depth, width = task.backbone.depth, task.backbone.width

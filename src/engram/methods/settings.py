@@ -27,7 +27,7 @@ UPDATES = ("fresh", "propagate", "add")
 
 @dataclass(frozen=True)
 class MethodFlags:
-    """Every setting of a method that is a flag. The methods take theirs from here (`flag`)."""
+    """Settings of methods that are flags; methods take theirs from here (`shared_setting`)."""
 
     #: About 5 are a good universal size (paper).
     cells: int = setting(5, "memory cells at every layer", most=10_000, label="cells per layer")
@@ -42,7 +42,7 @@ class MethodFlags:
     )
 
 
-def flag(name: str) -> Any:
+def shared_setting(name: str) -> Any:
     """The field of a method that has this setting."""
     found = next(item for item in fields(MethodFlags) if item.name == name)
     return field(default=found.default, metadata=found.metadata)

@@ -54,7 +54,7 @@ from engram.methods.method import (
 )
 from engram.methods.readout import Readout
 from engram.methods.routing import Route
-from engram.methods.settings import flag
+from engram.methods.settings import shared_setting
 from engram.util.devices import to_device
 from engram.vit import ViT
 
@@ -76,8 +76,8 @@ class Side(Method):
     needs: ClassVar[Needs] = Needs.LAYERS | Needs.FINAL
     rates: ClassVar[Mapping[str, float]] = {"adamw": 3e-3, "sgd": 0.1}
 
-    cells: int = flag("cells")
-    rank: int = flag("rank")
+    cells: int = shared_setting("cells")
+    rank: int = shared_setting("rank")
 
     @classmethod
     def family(cls) -> type[Method]:

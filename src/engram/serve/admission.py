@@ -20,7 +20,7 @@ from engram.errors import EngramError
 from engram.serve.hosts import THIS_MACHINE, in_networks
 from engram.serve.problems import Problem, error_response
 from engram.serve.settings import Settings
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 _AT_ONCE = 32  # connections that are accepted in one go, before any of them is counted
 _WAITING = 2048  # connections that the system keeps until they are accepted
@@ -171,7 +171,7 @@ def connections_allowed(settings: Settings) -> int:
     if soft < others + min(_FEWEST, settings.connections):
         raise EngramError(
             f"This process may have {soft} open files, and the service needs {others} besides its "
-            f"connections; raise the limit (`ulimit -n`) to {wanted} for {spell('connections')} "
+            f"connections; raise the limit (`ulimit -n`) to {wanted} for {flag('connections')} "
             f"{settings.connections}."
         )
     return min(settings.connections, soft - others)

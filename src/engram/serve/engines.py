@@ -8,7 +8,7 @@ from engram.errors import EngramError
 from engram.inference.engine import Engine, OneByOne, TorchEngine
 from engram.model import MemoryViT
 from engram.util.devices import device_for
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 
 def make_engine(
@@ -35,8 +35,8 @@ def make_engine(
     ):
         if given not in own:
             raise EngramError(
-                f"{spell('engine')} is {kind!r}, which has no {spell(name)} {given}; leave that "
-                f"out, or use {spell('engine')} torch."
+                f"{flag('engine')} is {kind!r}, which has no {flag(name)} {given}; leave that "
+                f"out, or use {flag('engine')} torch."
             )
     int8 = kind == "onnx-int8"
     if not all(task.method.shares_pass for task in model.tasks.values()):

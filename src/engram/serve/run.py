@@ -17,8 +17,8 @@ from engram.serve.settings import Settings
 from engram.store.bundles import compose, is_bundle, unlisted_files
 from engram.util import hub
 from engram.util.description import Description
+from engram.util.flag_names import flag
 from engram.util.optional import require
-from engram.util.spelling import spell
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -240,7 +240,7 @@ def _check_access(settings: Settings, token: str | None, ask_token: str | None) 
     """Whoever opens the service to other machines must say who may ask."""
     if ask_token is None and not settings.open and not is_loopback(settings.host):
         raise EngramError(
-            f"{spell('host')} is {settings.host}, so other machines can send requests; set a token "
+            f"{flag('host')} is {settings.host}, so other machines can send requests; set a token "
             "for them in ENGRAM_ASK_TOKEN, or let everyone ask with --open."
         )
     if ask_token is not None and settings.open:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engram.errors import EngramError
 from engram.serve.hosts import host_name, is_network
 from engram.serve.log import LOGS
+from engram.util.flag_names import flag
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
@@ -16,7 +17,6 @@ from engram.util.settings import (
     check,
     setting,
 )
-from engram.util.spelling import spell
 
 ENGINES = ("torch", "onnx", "onnx-int8")
 
@@ -130,28 +130,28 @@ class Settings:
         for name in self.allow_host:
             if not name or host_name(name) != name.strip("[]").lower():
                 raise EngramError(
-                    f"{spell('allow_host')} is {name!r}; it must be a name or an address, without "
+                    f"{flag('allow_host')} is {name!r}; it must be a name or an address, without "
                     "a port."
                 )
         for address in self.trust_proxy:
             if not is_network(address):
                 raise EngramError(
-                    f"{spell('trust_proxy')} is {address!r}; it must be an address such as "
+                    f"{flag('trust_proxy')} is {address!r}; it must be an address such as "
                     "10.0.0.2, or a network such as 10.0.0.0/24."
                 )
         if self.max_images > self.queue:
             raise EngramError(
-                f"{spell('max_images')} is {self.max_images}, but only {self.queue} images may "
-                f"wait; make {spell('queue')} at least as large."
+                f"{flag('max_images')} is {self.max_images}, but only {self.queue} images may "
+                f"wait; make {flag('queue')} at least as large."
             )
         if self.client_connections > self.connections:
             raise EngramError(
-                f"{spell('client_connections')} is {self.client_connections}, but only "
-                f"{self.connections} connections may be open; make {spell('connections')} at least "
+                f"{flag('client_connections')} is {self.client_connections}, but only "
+                f"{self.connections} connections may be open; make {flag('connections')} at least "
                 "as large."
             )
         if self.max_body > self.max_bodies:
             raise EngramError(
-                f"{spell('max_body')} is {self.max_body}, but all requests in progress may have "
-                f"only {self.max_bodies} bytes; make {spell('max_bodies')} at least as large."
+                f"{flag('max_body')} is {self.max_body}, but all requests in progress may have "
+                f"only {self.max_bodies} bytes; make {flag('max_bodies')} at least as large."
             )

@@ -30,9 +30,9 @@ from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
 from engram.util.documents import MAX_BYTES, parse_json
 from engram.util.files import check_renamable, open_regular, replace_folder, write_atomically
+from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
 from engram.util.schema import Array, Integer, Invalid, Object, String
-from engram.util.spelling import spell
 from engram.util.text import join_names, printable
 from engram.vit import ViT
 from engram.vit.layers import Activation
@@ -190,9 +190,9 @@ def _check_kept(old: Mapping[str, Any], new: Bundle) -> None:
     if lost:
         raise BundleChanged(
             f"{new.folder} is a bundle whose {'task' if len(lost) == 1 else 'tasks'} "
-            f"{join_names(lost)} would be replaced or removed; choose another {spell('out')}, "
+            f"{join_names(lost)} would be replaced or removed; choose another {flag('out')}, "
             f"compose that bundle with the new files to keep them, or give them up with "
-            f"{spell('overwrite', True)}."
+            f"{flag('overwrite', True)}."
         )
 
 
@@ -415,5 +415,5 @@ def load_backbone_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = 
             raise
         raise EngramError(
             f"{error} The engram {engram.spec.name!r} names {printable(info.source)!r} as its "
-            f"backbone; give its path or Hub id with {spell('backbone')}."
+            f"backbone; give its path or Hub id with {flag('backbone')}."
         ) from None

@@ -23,7 +23,7 @@ from engram.images.preprocessing import Preprocessing
 from engram.tasks.class_statistics import HALF, PREFIX
 from engram.tasks.spec import TaskSpec
 from engram.util.documents import jsonable
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT
@@ -208,11 +208,11 @@ class Engram:
         """A sentence if the weights of the backbone have another type than in training; or None."""
         if backbone.dtype == self.backbone.dtype:
             return None
-        flag = spell("backbone_dtype", self.backbone.dtype)
+        wanted = flag("backbone_dtype", self.backbone.dtype)
         return (
             f"The engram {self.spec.name!r} was trained on a backbone in {self.backbone.dtype}, "
             f"and here the backbone is in {backbone.dtype}: its answers differ a little from those "
-            f"that were measured. {flag}, where it can be given, loads the backbone as it was."
+            f"that were measured. {wanted}, where it can be given, loads the backbone as it was."
         )
 
     def fill(self, task: Task) -> None:

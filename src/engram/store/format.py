@@ -35,6 +35,7 @@ from engram.tasks.class_statistics import PREFIX
 from engram.tasks.spec import TaskSpec
 from engram.util.documents import parse_json, read_header
 from engram.util.files import open_regular, write_atomically
+from engram.util.flag_names import flag
 from engram.util.schema import (
     Array,
     Boolean,
@@ -45,7 +46,6 @@ from engram.util.schema import (
     Object,
     String,
 )
-from engram.util.spelling import spell
 from engram.util.text import printable
 from engram.vit.vit import Stored
 
@@ -88,11 +88,11 @@ HEADER = Object(
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuse to write an engram where there is a folder, or without `overwrite` a file."""
     if path.is_dir():
-        raise EngramError(f"{path} is a folder; {spell('out')} names the engram's file.")
+        raise EngramError(f"{path} is a folder; {flag('out')} names the engram's file.")
     if path.exists() and not overwrite:
         raise EngramError(
-            f"{path} exists already; choose another {spell('out')}, or replace it with "
-            f"{spell('overwrite', True)}."
+            f"{path} exists already; choose another {flag('out')}, or replace it with "
+            f"{flag('overwrite', True)}."
         )
 
 
@@ -222,7 +222,7 @@ def _metadata(path: Path, file: IO[bytes]) -> Mapping[str, Any]:
     if "engram" not in metadata:
         raise EngramError(
             f"{path} is a safetensors file but not an engram (it has no engram header); if it is "
-            f"a backbone, load it with load_backbone or give it with {spell('backbone')}."
+            f"a backbone, load it with load_backbone or give it with {flag('backbone')}."
         )
     return metadata
 

@@ -31,7 +31,7 @@ from engram.tasks.spec import TaskSpec, class_names
 from engram.util import hub
 from engram.util.archives import check_archive
 from engram.util.files import make_folder
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 from engram.util.text import printable
 from engram.vit import ViT
 
@@ -96,7 +96,7 @@ def convert(
     if base is None:
         if published is None:
             raise EngramError(
-                f"Which ViT was {source} made from? Give its path or Hub id with {spell('base')}."
+                f"Which ViT was {source} made from? Give its path or Hub id with {flag('base')}."
             )
         base = PUBLISHED_BASE
     if names is None and published is not None:
@@ -153,7 +153,7 @@ def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
         if path.exists() and read_engram(path).content != engram.content:
             raise EngramError(
                 f"{path} exists already and is another engram; choose another folder, or other "
-                f"names with {spell('names')}."
+                f"names with {flag('names')}."
             )
     make_folder(folder)
     return [write_engram(path, engram) for engram, path in zip(engrams, paths, strict=True)]

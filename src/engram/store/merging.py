@@ -21,7 +21,7 @@ from engram.store.engram import Engram, shape_mismatch
 from engram.store.fitting import Located, check_same_backbone
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 from engram.util.text import join_names, printable
 
 _SLACK = 0.015  # by which the sum of the weights may differ from 1: 0.33,0.33,0.33
@@ -82,17 +82,17 @@ def shares_of(weights: Sequence[float], count: int) -> list[float]:
     given = ", ".join(f"{weight:g}" for weight in weights)
     if len(weights) != count:
         raise EngramError(
-            f"{spell('weights')} has {len(weights)} numbers ({given}) for {count} engrams; give "
+            f"{flag('weights')} has {len(weights)} numbers ({given}) for {count} engrams; give "
             "one for each."
         )
     if not all(0 < weight < math.inf for weight in weights):
         raise EngramError(
-            f"{spell('weights')} is {given}; every weight is a number above 0. Leave out an "
+            f"{flag('weights')} is {given}; every weight is a number above 0. Leave out an "
             "engram that should count for nothing."
         )
     if max(weights) > 1 + _SLACK or abs(math.fsum(weights) - 1) > _SLACK:  # fsum can overflow
         raise EngramError(
-            f"{spell('weights')} is {given}, which is {sum(weights):g} together; weights are "
+            f"{flag('weights')} is {given}, which is {sum(weights):g} together; weights are "
             f"shares of the average and have to sum to 1, such as {_normalised(weights)}."
         )
     total = math.fsum(weights)

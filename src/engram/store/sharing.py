@@ -19,8 +19,8 @@ from engram.store.portable import paths_in_class_names, without_local_paths
 from engram.store.remote import CARD, MANIFEST, fetch_engrams, local_path
 from engram.util import hub
 from engram.util.files import make_folder, write_atomically
+from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
-from engram.util.spelling import spell
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def push(
         raise EngramError(f"{to} names a file; give only the repository, as in {address.repo}.")
     if backbone is not None and hub_id(backbone) is None:
         raise EngramError(
-            f"{spell('backbone')} is {backbone!r}; give the Hub id (owner/name) under which others "
+            f"{flag('backbone')} is {backbone!r}; give the Hub id (owner/name) under which others "
             "find the backbone."
         )
     engrams, bundle = _collect(_as_list(sources))
@@ -240,7 +240,7 @@ def _check_targets(downloads: Sequence[_Download], overwrite: bool) -> None:
         if not overwrite and target.exists() and target.read_bytes() != cached.read_bytes():
             raise EngramError(
                 f"{target} exists already and is another file{_same_content(cached, target)}; give "
-                f"another folder with {spell('out')}, or {spell('overwrite', True)} to replace it. "
+                f"another folder with {flag('out')}, or {flag('overwrite', True)} to replace it. "
                 "Nothing was written."
             )
 

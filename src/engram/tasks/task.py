@@ -15,7 +15,7 @@ from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.settings import CLASS_INITS
 from engram.tasks.spec import TaskSpec
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache
 from engram.vit import ViT
 
@@ -33,7 +33,7 @@ class Task(nn.Module):
         super().__init__()
         if class_init not in CLASS_INITS:
             raise EngramError(
-                f"{spell('class_init')} is {class_init!r}; choose 'backbone' or 'random'."
+                f"{flag('class_init')} is {class_init!r}; choose 'backbone' or 'random'."
             )
         shape = BackboneShape.of(backbone)
         self.spec = spec = spec.fitted(shape, class_init)

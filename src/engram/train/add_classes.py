@@ -24,15 +24,15 @@ from engram.tasks.task import Task
 from engram.train.calibrate import metrics_on_test
 from engram.train.class_statistics import features_of, keep_statistics
 from engram.train.fit import training_record
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.replay import Images, drawn, real, solve_head
 from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.training import Training
-from engram.util.processes import Team
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
-from engram.util.spelling import spell
 from engram.util.text import summarise_names
 
 _TRAIN, _VAL = 1, 2  # seeds of what is drawn
@@ -48,7 +48,7 @@ def add_classes(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     test: bool = False,
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Progress = silent,
 ) -> Result:
     """Teach a task more classes from images of these alone, and attach it to the model.
@@ -86,7 +86,7 @@ def add_classes(
         ('rose', 'tulip', 'daisy')
     """
     began = time.perf_counter()
-    recipe, team = recipe or Recipe(), team or Team()
+    recipe, team = recipe or Recipe(), team or ProcessGroup()
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
@@ -107,7 +107,7 @@ def add_classes(
     with run or contextlib.nullcontext():
         if run is not None:
             run.clear()
-        learner = Learner(scratch, name, recipe)
+        learner = TaskTrainer(scratch, name, recipe)
         training = Training(scratch, [learner], splits, recipe, None, team, progress)
         training.prepare()
         training.begin("")
@@ -188,7 +188,7 @@ def _check_old(old: Engram) -> None:
     if not old.has_statistics:
         raise EngramError(
             f"The engram of {name!r} has no statistics of its training images (it was trained "
-            f"with {spell('statistics', 'off')}), so its classes would be forgotten; train it once "
+            f"with {flag('statistics', 'off')}), so its classes would be forgotten; train it once "
             "more with its own images, or train a task with the images of all classes."
         )
 
@@ -209,7 +209,7 @@ def _grown(
     return task, statistics
 
 
-def _solve(training: Training, learner: Learner, old: ClassStatistics) -> Images:
+def _solve(training: Training, learner: TaskTrainer, old: ClassStatistics) -> Images:
     """Solve the head, and give the validation images with drawn ones of the old classes."""
     training.progress("reading features", 0, 0)
     recipe, team, feed = training.recipe, training.team, training.feed
@@ -227,7 +227,7 @@ def _solve(training: Training, learner: Learner, old: ClassStatistics) -> Images
 
 
 def _measure(
-    training: Training, learner: Learner, val: Images, known: int
+    training: Training, learner: TaskTrainer, val: Images, known: int
 ) -> dict[str, dict[str, Any]]:
     """Calibrate on all of these, and measure the new classes and the old ones by themselves."""
     task = learner.task

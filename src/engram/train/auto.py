@@ -38,9 +38,9 @@ from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, smallest_of
 from engram.train.fit import ending_of, training_record
-from engram.train.halving import Halving
+from engram.train.halving import SuccessiveHalving
 from engram.train.identity import identity_of
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, RunResult
@@ -48,9 +48,9 @@ from engram.train.run import Run
 from engram.train.solve import PLAIN, Seen, Solution, Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
-from engram.util.processes import Team
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
-from engram.util.spelling import spell
 
 #: The regimes that are trained, with the learning rates that are tried.
 RATES: Mapping[str, tuple[float, ...]] = {
@@ -121,7 +121,7 @@ def auto(
     resume: bool = False,
     overwrite: bool = False,
     test: bool = False,
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
@@ -160,7 +160,7 @@ def auto(
         True
     """
     began = time.perf_counter()
-    recipe, team = recipe or Recipe(), team or Team()
+    recipe, team = recipe or Recipe(), team or ProcessGroup()
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     if test:
@@ -262,7 +262,7 @@ class Portfolio:
         splits: Splits,
         recipe: Recipe,
         settings: TaskSettings,
-        team: Team,
+        team: ProcessGroup,
         test: bool = False,
     ) -> None:
         self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
@@ -279,7 +279,7 @@ class Portfolio:
         self.learners = []
         for regime, lr in ((r, lr) for r in regimes for lr in self._rates(r)):
             called = self._add(regime)
-            self.learners.append(Learner(self.model, called, recipe, lr))
+            self.learners.append(TaskTrainer(self.model, called, recipe, lr))
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
         self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
 
@@ -309,7 +309,7 @@ class Portfolio:
         for name in self.settings.method_settings:
             if name not in known:
                 raise EngramError(
-                    f"{spell(name)} is a setting of none of the regimes that are tried here "
+                    f"{flag(name)} is a setting of none of the regimes that are tried here "
                     f"({', '.join(regimes)}); leave it out, or choose one regime."
                 )
 
@@ -319,7 +319,7 @@ class Portfolio:
         self, run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> tuple[Engram, Candidate, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
-        training = Halving(
+        training = SuccessiveHalving(
             self.model, self.learners, self.splits, self.recipe, run, self.team, progress, callbacks
         )
         training.prepare()
@@ -351,7 +351,7 @@ class Portfolio:
             )
             for one in (*trained, *others)
         ]
-        learner = Learner(self.model, chosen.name, self.recipe)
+        learner = TaskTrainer(self.model, chosen.name, self.recipe)
         learner.metrics = chosen.metrics
         training.complete([learner])
         chosen = replace(chosen, metrics=learner.metrics)
@@ -377,7 +377,7 @@ class Portfolio:
         return found
 
     def _averaged(
-        self, training: Training, side: Learner, solved: Sequence[tuple[str, Solution]]
+        self, training: Training, side: TaskTrainer, solved: Sequence[tuple[str, Solution]]
     ) -> Candidate:
         """The best average of a side task with a solved one."""
         made = []
@@ -385,7 +385,7 @@ class Portfolio:
             regime = SideReadout.name if solution.seen.layers else Side.name
             average = self._add(regime, solution.seen)
             _average(self.model, average, side.name, solution)
-            learner = Learner(self.model, average, self.recipe)
+            learner = TaskTrainer(self.model, average, self.recipe)
             training.measure([learner])
             made.append(
                 Candidate(average, learner.metrics, "averaged", side.lr, ending=side.ending)

@@ -13,7 +13,7 @@ from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
 from engram.train.cache import Keeps, row_bytes, tokens_of
 from engram.train.recipe import Recipe
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class CachePlan:
             return "what a transform of your own does cannot be known"
         if self.augment != "none" and not self.recipe.views:
             return (
-                f"{spell('augment')} is {self.augment}, which is random every time (give "
-                f"{spell('views')} to fix some)"
+                f"{flag('augment')} is {self.augment}, which is random every time (give "
+                f"{flag('views')} to fix some)"
             )
         return None
 
@@ -90,6 +90,6 @@ class CachePlan:
         if self._fits(self.keeps):
             return None
         return (
-            f"it would take {self.bytes / 1e9:.2g} GB, and {spell('cache_gb')} is "
+            f"it would take {self.bytes / 1e9:.2g} GB, and {flag('cache_gb')} is "
             f"{self.recipe.cache_gb:g}"
         )

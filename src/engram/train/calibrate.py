@@ -11,15 +11,15 @@ from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
-from engram.train.learner import Learner
-from engram.util.processes import Team
+from engram.train.learner import TaskTrainer
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 
 if TYPE_CHECKING:
     from engram.train.training import Training
 
 
-def calibrate(training: Training, learners: Sequence[Learner]) -> None:
+def calibrate(training: Training, learners: Sequence[TaskTrainer]) -> None:
     """Divide the logits of these learners by the temperatures that fit the validation images.
 
     Their metrics are then those of the calibrated answers, with the `temperature` and what the
@@ -55,7 +55,7 @@ def metrics_on_test(
     *,
     workers: int,
     transform: Transform | None = None,
-    team: Team,
+    team: ProcessGroup,
     progress: Progress,
 ) -> dict[str, Any]:
     """The metrics of the test split.

@@ -10,7 +10,7 @@ from typing import Any
 
 from engram.errors import EngramError, Notice
 from engram.train.result import RunResult
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Callbacks:
     A context in which the run happens: an exception that leaves it is told as `stopped`.
     """
 
-    def __init__(self, given: Iterable[Callback], team: Team, start: RunStart) -> None:
+    def __init__(self, given: Iterable[Callback], team: ProcessGroup, start: RunStart) -> None:
         self._given = [_checked(one) for one in given] if team.main else []
         self._start, self._step = start, 0
         self._begun = False
@@ -163,7 +163,7 @@ class Callbacks:
         return explained
 
 
-def nobody(team: Team) -> Callbacks:
+def nobody(team: ProcessGroup) -> Callbacks:
     """The callbacks of a run that has none."""
     return Callbacks((), team, RunStart(task="", data="", settings={}))
 

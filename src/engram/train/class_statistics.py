@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from engram.tasks.class_statistics import ClassStatistics
-from engram.train.feeds import Share
-from engram.train.learner import Learner
-from engram.util.processes import Team
+from engram.train.feeds import BatchShard
+from engram.train.learner import TaskTrainer
+from engram.util.processes import ProcessGroup
 
 if TYPE_CHECKING:
     from engram.train.training import Training
@@ -20,7 +20,7 @@ _KEPT = 2_048  # images whose features are in memory, for correlations
 
 
 def keep_statistics(
-    training: Training, learners: Sequence[Learner], old: ClassStatistics | None = None
+    training: Training, learners: Sequence[TaskTrainer], old: ClassStatistics | None = None
 ) -> None:
     """Go over the training images once more, and keep what their features are like.
 
@@ -66,7 +66,7 @@ def _generator() -> torch.Generator:
 
 
 def features_of(
-    training: Training, shares: Iterable[Share], name: str
+    training: Training, shares: Iterable[BatchShard], name: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What the head of a task is given of images, in half precision, and their labels."""
     for found, labels in _features(training, shares, [name]):
@@ -74,7 +74,7 @@ def features_of(
 
 
 def _features(
-    training: Training, shares: Iterable[Share], names: Sequence[str]
+    training: Training, shares: Iterable[BatchShard], names: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     for share in shares:
         for inputs, labels in share.split(training.recipe.micro_batch):
@@ -85,7 +85,7 @@ def _features(
 class Sums:
     """Adds up features, over the images of all processes, until `finish` makes statistics of it."""
 
-    def __init__(self, statistics: ClassStatistics, team: Team, kept: int) -> None:
+    def __init__(self, statistics: ClassStatistics, team: ProcessGroup, kept: int) -> None:
         self.statistics, self.team, self._room = statistics, team, kept
         groups, features = statistics.means.shape
         self._counts = torch.zeros(groups, dtype=torch.float64)

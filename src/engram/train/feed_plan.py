@@ -11,7 +11,7 @@ from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
 from engram.train.cache_plan import CachePlan
 from engram.train.recipe import Recipe
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FeedPlan:
     names: Sequence[str]
     splits: Splits
     recipe: Recipe
-    team: Team
+    team: ProcessGroup
     transform: Transform | None = None
 
     @property

@@ -24,14 +24,14 @@ from engram.train.caches import room
 from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.util.devices import to_device
-from engram.util.processes import Team
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
-from engram.util.spelling import spell
 from engram.util.text import storage
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """This process's share of a batch."""
 
     inputs: Tensor
@@ -57,13 +57,13 @@ class Feed(Protocol):
     def bad(self) -> dict[str, str]:
         """Pictures that could not be read so far, with the reason."""
 
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         """The training batches of an epoch, from batch `skip` on.
 
         Not `balanced`: every image once, also where the recipe has a sampler.
         """
 
-    def validation(self, batches: int | None = None) -> Iterator[Share]:
+    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
         """The validation images, or only the first batches of them."""
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
@@ -109,17 +109,17 @@ class BackboneFeed:
     def bad(self) -> dict[str, str]:
         return {**self._train.bad, **self._val.bad}
 
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         order = self._order(epoch, balanced)
         for found in self._train.epoch(epoch, skip=skip, samples=order):
-            yield Share(found.images, found.labels, len(found.failed))
+            yield BatchShard(found.images, found.labels, len(found.failed))
 
-    def validation(self, batches: int | None = None) -> Iterator[Share]:
+    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
         samples = None if batches is None else range(batches * self._val.batch_size)
         if samples is not None:
             samples = samples[: len(self._val.dataset)]
         for found in self._val.epoch(0, samples=samples):
-            yield Share(found.images, found.labels, len(found.failed))
+            yield BatchShard(found.images, found.labels, len(found.failed))
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         outputs: dict[str, Tensor] = self.model(self._pixels(inputs), tasks=tasks)
@@ -258,11 +258,11 @@ class CacheFeed:
             return torch.zeros(0, height, width, dtype=torch.uint8)
         return torch.frombuffer(masks, dtype=torch.uint8).view(-1, height, width)
 
-    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[Share]:
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         cache, order = self.views[epoch % len(self.views)], self.plan.order(epoch, balanced)
         yield from self._shares(cache, self.train, self._train_contents, order, skip)
 
-    def validation(self, batches: int | None = None) -> Iterator[Share]:
+    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
         order = np.arange(len(self.val))
         if batches is not None:
             order = order[: batches * self.recipe.batch]
@@ -270,16 +270,16 @@ class CacheFeed:
 
     def _shares(
         self, cache: Cache, dataset: Dataset, contents: list[str], order: Integers, skip: int
-    ) -> Iterator[Share]:
+    ) -> Iterator[BatchShard]:
         size, masks = self.recipe.batch, self._masks.get((cache, dataset))
 
-        def read() -> Iterator[Share]:
+        def read() -> Iterator[BatchShard]:
             for start in range(skip * size, len(order), size):
                 batch = order[start : start + size][self.team.rank :: self.team.world]
                 good = [int(i) for i in batch if contents[i] in cache]
                 good = [i for i in good if masks is None or i in masks]
                 rows = cache.read([contents[i] for i in good], self.plan.only_pooled)
-                yield Share(rows, self._labels(cache, dataset, good), len(batch) - len(good))
+                yield BatchShard(rows, self._labels(cache, dataset, good), len(batch) - len(good))
 
         return prefetched(read())
 
@@ -302,7 +302,7 @@ def open_feed(
     names: Sequence[str],
     splits: Splits,
     recipe: Recipe,
-    team: Team,
+    team: ProcessGroup,
     transform: Transform | None = None,
     progress: Progress = silent,
 ) -> Feed:
@@ -330,12 +330,12 @@ def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> BackboneF
     recipe = plan.recipe
     if recipe.cache == "on" and reason:
         raise EngramError(
-            f"The cache cannot be used: {reason}. Use {spell('cache', 'auto')} or "
-            f"{spell('cache', 'off')}."
+            f"The cache cannot be used: {reason}. Use {flag('cache', 'auto')} or "
+            f"{flag('cache', 'off')}."
         )
     if plan.augment != "none" and recipe.views:
         raise EngramError(
-            f"{spell('views')} is {recipe.views}, and views live in the cache, which is "
+            f"{flag('views')} is {recipe.views}, and views live in the cache, which is "
             + (f"not possible here: {reason}." if reason else "off.")
         )
     if recipe.cache == "auto" and large and plan.team.main:

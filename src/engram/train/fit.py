@@ -21,7 +21,7 @@ from engram.tasks.settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, Result
@@ -29,9 +29,9 @@ from engram.train.run import Run
 from engram.train.solve import solve_task
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
-from engram.util.processes import Team
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
-from engram.util.spelling import spell
 
 
 def fit(
@@ -45,7 +45,7 @@ def fit(
     overwrite: bool = False,
     test: bool = False,
     transform: Transform | None = None,
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
@@ -78,7 +78,7 @@ def fit(
         >>> result = engram.fit(model, "flowers", "photos", engram.Recipe(epochs=3))
         >>> accuracy = result.metrics["val"]["accuracy"]
     """
-    recipe, team = recipe or Recipe(), team or Team()
+    recipe, team = recipe or Recipe(), team or ProcessGroup()
     task = model.task(name)
     if task.method.composed:
         raise EngramError(
@@ -91,14 +91,14 @@ def fit(
     recipe.check_for(task.kind)
     if recipe.mixup and task.method.solved:
         raise EngramError(
-            f"{spell('mixup')} is {recipe.mixup:g}, but {task.spec.regime} is solved from all "
+            f"{flag('mixup')} is {recipe.mixup:g}, but {task.spec.regime} is solved from all "
             "images at once, without batches whose images could be mixed; leave it out, or train "
             "another regime."
         )
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
-    learner = Learner(model, name, recipe)
+    learner = TaskTrainer(model, name, recipe)
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
     settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe, lr=learner.lr)
     told = run_callbacks(callbacks, name, splits, settings, run, team)
@@ -116,7 +116,7 @@ def fit(
         training.begin(identity)
         if task.method.solved:
             solve_task(model, name, training.feed, team, recipe, splits["train"].labels)
-            learner = Learner(model, name, recipe)
+            learner = TaskTrainer(model, name, recipe)
             training.measure([learner])
         else:
             training.go()

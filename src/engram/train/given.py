@@ -9,8 +9,8 @@ from typing import Any
 from engram.errors import EngramError
 from engram.train.options import RunOptions
 from engram.train.recipe import RECIPES, Recipe, read_settings
+from engram.util.flag_names import naming_flags
 from engram.util.settings import Given, check_value, setting, settings_fields
-from engram.util.spelling import spelled_as_flags
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def names_file(recipe: str) -> bool:
 
 def _check(name: str, settings_class: type, values: dict[str, Any]) -> None:
     try:
-        with spelled_as_flags(False):
+        with naming_flags(False):
             for item in settings_fields(settings_class):
                 if item.metadata and item.name in values:
                     check_value(item, values[item.name])

@@ -7,14 +7,14 @@ from typing import Any
 
 from engram.methods import Side
 from engram.train.choice import best_of
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.training import Training
 
 #: Of the steps: when some are dropped, and how many go on.
 _RUNGS = ((1 / 6, 3), (2 / 5, 2))
 
 
-class Halving(Training):
+class SuccessiveHalving(Training):
     """Training that drops learners at the rungs."""
 
     def __init__(self, *given: Any) -> None:
@@ -43,7 +43,7 @@ class Halving(Training):
             left = [learner for learner in left if learner.name != best]
         self._drop_all_but(names)
 
-    def _best(self, learners: Sequence[Learner]) -> str:
+    def _best(self, learners: Sequence[TaskTrainer]) -> str:
         at = best_of(learners[0].measured_by, [learner.metrics for learner in learners])
         return learners[at].name
 

@@ -27,11 +27,11 @@ from engram.train.run import check_out
 from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep, sweep_identity
 from engram.train.trackers import trackers_named
-from engram.train.variants import Grid, Workshop
-from engram.util.processes import Team
+from engram.train.variants import Grid, SweepRunner
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 from engram.util.settings import Given
-from engram.util.spelling import spell
 from engram.util.text import words
 from engram.vit import ViT
 
@@ -46,7 +46,7 @@ class TrainingJob:
     options: RunOptions
     recipe: Recipe
     callbacks: Sequence[Callback]
-    team: Team
+    team: ProcessGroup
     why_backbone: str  # a sentence: why it is this backbone
 
     @classmethod
@@ -89,7 +89,7 @@ class TrainingJob:
         callbacks = [*trackers_named(words(options.log)), RecipeFile(more)]
         check_out(out, overwrite=options.overwrite, resume=options.resume)  # before a download
         progress("reading the data", 0, 0)
-        team, splits = Team(options.device), read(reading, data)
+        team, splits = ProcessGroup(options.device), read(reading, data)
         progress("loading the backbone", 0, 0)
         backbone, why = find_backbone(
             options.backbone, splits, image_size=options.image_size,
@@ -107,9 +107,9 @@ class TrainingJob:
         one = self.options.recipe == "paper" or seeds != 1 or soup != 0
         chosen = regime or ("masked" if one else "auto")
         if chosen == "auto" and (seeds != 1 or soup):
-            what = spell("soup" if soup else "seeds")
+            what = flag("soup" if soup else "seeds")
             raise EngramError(
-                f"{what} needs one regime; give one, such as {spell('regime', 'side')}."
+                f"{what} needs one regime; give one, such as {flag('regime', 'side')}."
             )
         return chosen, seeds
 
@@ -156,7 +156,7 @@ class TrainingJob:
         if seeds == 1:
             return identity_of_fit(model, spec, splits, recipe, test)
         variants = Grid(cells=self.of(regime).cells, seeds=seeds).variants(recipe, regime)
-        workshop = Workshop(model, task, splits, recipe, settings, team)
+        workshop = SweepRunner(model, task, splits, recipe, settings, team)
         return sweep_identity(workshop, variants, test=test)
 
     def of(self, regime: str) -> TrainingJob:

@@ -21,7 +21,7 @@ from engram.train.result import Ending
 _RISE, _FALL = 0.001, 0.02
 
 
-class Learner:
+class TaskTrainer:
     """One task in training: its optimiser, its learning rate, the averages and bests it keeps."""
 
     def __init__(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.train.feeds import Share
+from engram.train.feeds import BatchShard
 from engram.util.devices import to_device
 
 #: Labels, each with what it counts for in the loss of every image; None: all of it.
@@ -36,14 +36,14 @@ class Mixup:
         partners = torch.from_numpy(random.permutation(images))
         return cls(partners, torch.from_numpy(random.beta(alpha, alpha, images)).float())
 
-    def inputs(self, share: Share, part: slice) -> Tensor:
+    def inputs(self, share: BatchShard, part: slice) -> Tensor:
         """The mixed inputs of a part of the images, in the type that they had."""
         own, other = share.inputs[part], share.inputs[self.partners[part]]
         weight = self.shares[part].view(-1, *[1] * (own.ndim - 1))
         mixed = torch.lerp(other.float(), own.float(), weight)
         return (mixed if own.is_floating_point() else mixed.round_()).to(own.dtype)
 
-    def targets(self, share: Share, part: slice, device: torch.device) -> Targets:
+    def targets(self, share: BatchShard, part: slice, device: torch.device) -> Targets:
         labels = share.labels[part], share.labels[self.partners[part]]
         own = to_device(self.shares[part], device)
         first, second = (to_device(one, device) for one in labels)
@@ -51,7 +51,7 @@ class Mixup:
 
 
 def parts(
-    share: Share, size: int, mixup: Mixup | None, device: torch.device
+    share: BatchShard, size: int, mixup: Mixup | None, device: torch.device
 ) -> Iterator[tuple[Tensor, Targets]]:
     """The inputs and targets of a batch in parts of at most this size; none of an empty one."""
     for start in range(0, len(share.labels), size):

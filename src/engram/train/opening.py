@@ -10,7 +10,7 @@ from engram.tasks.spec import TaskSpec
 from engram.train.cache_plan import CachePlan
 from engram.train.caches import default_root
 from engram.train.recipe import Recipe
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 from engram.util.text import counted, storage
 
 #: Said once a machine: when the folder of the cache does not exist yet.
@@ -58,7 +58,7 @@ def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
 
 
 def _cache(plan: CachePlan) -> list[tuple[str, str]]:
-    reason = f"{spell('cache')} is off" if plan.recipe.cache == "off" else plan.reason_against()
+    reason = f"{flag('cache')} is off" if plan.recipe.cache == "off" else plan.reason_against()
     reason = reason or plan.too_large()
     if reason:
         return [("cache", f"not used: {reason}")]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from engram.errors import EngramError
 from engram.tasks.settings import TaskSettings
 from engram.util.files import write_atomically
+from engram.util.flag_names import flag
 from engram.util.settings import check, setting, settings_fields
-from engram.util.spelling import spell
 from engram.util.text import nearest, utf8
 from engram.util.toml import read_toml, to_toml
 
@@ -116,8 +116,8 @@ class Recipe:
         check(self)
         if self.views and self.augment == "none":
             raise EngramError(
-                f"{spell('views')} is {self.views}, but {spell('augment')} is none, so all views "
-                f"would be the same; choose {spell('augment')} inception, pad-crop or auto."
+                f"{flag('views')} is {self.views}, but {flag('augment')} is none, so all views "
+                f"would be the same; choose {flag('augment')} inception, pad-crop or auto."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,16 +135,16 @@ class Recipe:
         if self.balance != "none" and self.balance not in kind.balances:
             can = " or ".join(("none", *kind.balances))
             raise EngramError(
-                f"{spell('balance')} is {self.balance}, but {kind.name} can only have {can}."
+                f"{flag('balance')} is {self.balance}, but {kind.name} can only have {can}."
             )
         if self.label_smoothing and not kind.smooths:
             raise EngramError(
-                f"{spell('label_smoothing')} is {self.label_smoothing:g}, but {kind.name} learns "
+                f"{flag('label_smoothing')} is {self.label_smoothing:g}, but {kind.name} learns "
                 "from numbers, which cannot be smoothed; leave it out."
             )
         if self.mixup and not kind.mixes:
             raise EngramError(
-                f"{spell('mixup')} is {self.mixup:g}, but in {kind.name} every pixel has a label "
+                f"{flag('mixup')} is {self.mixup:g}, but in {kind.name} every pixel has a label "
                 "of its own, and mixed pixels have none; leave it out."
             )
 

@@ -20,8 +20,8 @@ from engram.train.plots import learning_curves
 from engram.util.charts import side_by_side
 from engram.util.documents import load_json, read_header
 from engram.util.files import make_private_folder, write_atomically
-from engram.util.processes import Team
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.text import utf8
 
 _CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
@@ -87,7 +87,12 @@ class Run:
     """
 
     def __init__(
-        self, out: Path, team: Team, overwrite: bool, resume: bool = False, backbone: str = ""
+        self,
+        out: Path,
+        team: ProcessGroup,
+        overwrite: bool,
+        resume: bool = False,
+        backbone: str = "",
     ) -> None:
         check_out(out, overwrite=overwrite, resume=resume)
         self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
@@ -103,11 +108,11 @@ class Run:
         except Timeout:
             raise EngramError(
                 f"Another process is training {self.out} at this moment; wait for it, stop it, or "
-                f"choose another {spell('out')}."
+                f"choose another {flag('out')}."
             ) from None
         except OSError as error:
             raise EngramError(
-                f"{self.out} cannot be written ({error.strerror}); choose another {spell('out')}."
+                f"{self.out} cannot be written ({error.strerror}); choose another {flag('out')}."
             ) from None
         return self
 
@@ -144,7 +149,7 @@ class Run:
         if interrupted and not self.resume and not self.overwrite:
             raise EngramError(
                 f"{self.folder} holds an interrupted run; continue it with "
-                f"{spell('resume', True)}, or start again with {spell('overwrite', True)}."
+                f"{flag('resume', True)}, or start again with {flag('overwrite', True)}."
             )
         return interrupted and self.resume
 
@@ -185,21 +190,21 @@ class Run:
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EngramError(
                 f"The checkpoint {self.checkpoint} cannot be read ({error}); start "
-                f"again with {spell('overwrite', True)}."
+                f"again with {flag('overwrite', True)}."
             ) from None
         was = state.get("feed", feed)
         if state.get("identity") == identity and was[0] != feed[0]:
             how = {"on": "with the cache", "off": "without the cache"}
             raise EngramError(
                 f"The run in {self.folder} ran {how[was[0]]}, and this one would run "
-                f"{how[feed[0]]}; continue with {spell('resume', True)} and "
-                f"{spell('cache', was[0])}, or start again with {spell('overwrite', True)}."
+                f"{how[feed[0]]}; continue with {flag('resume', True)} and "
+                f"{flag('cache', was[0])}, or start again with {flag('overwrite', True)}."
             )
         if (state.get("identity"), was) != (identity, feed):
             raise EngramError(
                 f"The run in {self.folder} had other settings, data or backbone; repeat its "
-                f"command with {spell('resume', True)}, or start again with "
-                f"{spell('overwrite', True)}."
+                f"command with {flag('resume', True)}, or start again with "
+                f"{flag('overwrite', True)}."
             )
         return state
 

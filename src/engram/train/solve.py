@@ -2,7 +2,7 @@
 
 The layer statistics of all images are read once. They are standardised, all but the pooled
 token are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which
-takes seconds; `span.py` is what it does where images are few. Validation chooses the penalty,
+takes seconds (`dual_solver.py` where images are few). Validation chooses the penalty,
 alpha, how many layers are seen, and whether the grid is. What was found is folded into one
 weight and bias for the statistics as they are.
 """
@@ -23,11 +23,11 @@ from engram.model import MemoryViT
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
 from engram.train.choice import best_of
-from engram.train.feeds import Feed, Share
+from engram.train.dual_solver import DualSolver
+from engram.train.feeds import BatchShard, Feed
 from engram.train.recipe import Recipe
-from engram.train.span import Span
 from engram.util.devices import to_device
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 from engram.vit import ViT
 
 PENALTIES = (0.1, 0.01, 0.001)
@@ -97,7 +97,7 @@ class Solver:
         feed: Feed,
         backbone: ViT,
         task: Task,
-        team: Team,
+        team: ProcessGroup,
         recipe: Recipe,
         labels: npt.NDArray[Any],
     ) -> None:
@@ -126,7 +126,7 @@ class Solver:
         """The validation images, and how many of them, in all processes, cannot be read."""
         failed = 0
 
-        def shares() -> Iterator[Share]:
+        def shares() -> Iterator[BatchShard]:
             nonlocal failed
             for share in feed.validation():
                 failed += share.failed
@@ -196,7 +196,7 @@ class Solver:
         span = None
         if here and 1 < self.count < width:
             seen, labels = (torch.cat(parts) for parts in zip(*features, strict=True))
-            span = Span(seen)
+            span = DualSolver(seen)
             features, width = [(span.coordinates, labels)], len(seen)
         classes = len(self.task.spec.classes)
         found = self.mean.new_zeros(classes, width), self.mean.new_zeros(classes)
@@ -291,7 +291,7 @@ def solve_task(
     model: MemoryViT,
     name: str,
     feed: Feed,
-    team: Team,
+    team: ProcessGroup,
     recipe: Recipe,
     labels: npt.NDArray[Any],
 ) -> None:
@@ -305,7 +305,7 @@ def solve_task(
     solution.put_into(task)
 
 
-def _statistics(feed: Feed, shares: Iterable[Share]) -> Iterator[tuple[Tensor, Tensor]]:
+def _statistics(feed: Feed, shares: Iterable[BatchShard]) -> Iterator[tuple[Tensor, Tensor]]:
     for share in shares:
         if len(share.labels):
             with torch.no_grad():  # not around the yield, where others need gradients

@@ -16,7 +16,7 @@ from engram.store.merging import average, shares_of
 from engram.tasks.kinds import Kind
 from engram.train.choice import best_of
 from engram.train.variants import Trained, Variant
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 Measure = Callable[[Sequence[Engram]], Sequence[Trained]]  # on the validation images
 
@@ -72,18 +72,18 @@ def check_soup(count: int, variants: Sequence[Variant], refit: bool) -> None:
     if not count:
         return
     if count < 2:
-        raise EngramError(f"{spell('soup')} is {count}; an average needs at least 2 variants.")
+        raise EngramError(f"{flag('soup')} is {count}; an average needs at least 2 variants.")
     if refit:
         raise EngramError(
-            f"{spell('refit')} trains one variant again, and {spell('soup')} averages several; "
+            f"{flag('refit')} trains one variant again, and {flag('soup')} averages several; "
             "leave one of them out."
         )
     alike = [one for one in variants if _start(one) == _start(variants[0])]
     if len(alike) < count:
         raise EngramError(
-            f"{spell('soup')} is {count}, but only {len(alike)} of the {len(variants)} variants "
+            f"{flag('soup')} is {count}, but only {len(alike)} of the {len(variants)} variants "
             "begin with the same weights (the same seed and number of cells); give more learning "
-            f"rates or weight decays ({spell('lr')} 0.0005,0.001,0.002)."
+            f"rates or weight decays ({flag('lr')} 0.0005,0.001,0.002)."
         )
 
 

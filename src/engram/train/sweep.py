@@ -29,10 +29,10 @@ from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
 from engram.train.trackers import run_callbacks
-from engram.train.variants import Grid, Setting, Trained, Variant, Workshop
-from engram.util.processes import Team
+from engram.train.variants import Grid, Setting, SweepRunner, Trained, Variant
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
-from engram.util.spelling import spell
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,7 +74,7 @@ def sweep(
     refit: bool = False,
     soup: int = 0,
     test: bool = False,
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
@@ -122,21 +122,21 @@ def sweep(
         5
     """
     began = time.perf_counter()
-    recipe, team = recipe or Recipe(), team or Team()
+    recipe, team = recipe or Recipe(), team or ProcessGroup()
     variants = Grid(lrs, cells, weight_decays, seeds).variants(recipe, regime)
     check_soup(soup, variants, refit)
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
     recipe.check_for(KINDS[whole.kind])
     if refit and whole.val is not None:
         raise EngramError(
-            f"{spell('refit')} uses the validation images that were taken from the training data, "
+            f"{flag('refit')} uses the validation images that were taken from the training data, "
             f"but {whole.name} has a validation split of its own; leave it out."
         )
     splits = whole.with_validation(recipe.val_share, recipe.data_seed)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     task = TaskSettings(regime, tuple(extends), class_init, settings)
-    workshop = Workshop(model, name, splits, recipe, task, team)
+    workshop = SweepRunner(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
     identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
@@ -217,7 +217,7 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
 
 
 def sweep_identity(
-    workshop: Workshop,
+    workshop: SweepRunner,
     variants: Sequence[Variant],
     *,
     refit: bool = False,

@@ -27,9 +27,9 @@ from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.util.documents import load_json
 from engram.util.files import make_folder, private, write_atomically
+from engram.util.flag_names import flag
 from engram.util.optional import require
-from engram.util.processes import Team
-from engram.util.spelling import spell
+from engram.util.processes import ProcessGroup
 from engram.util.text import first_line, utf8
 
 
@@ -44,7 +44,7 @@ def history_rows(path: Path) -> list[dict[str, str]]:
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise EngramError(
             f"{path} is no history of a run ({first_line(error)}); move it away, or start again "
-            f"with {spell('overwrite', True)}."
+            f"with {flag('overwrite', True)}."
         ) from None
     return rows
 
@@ -314,7 +314,7 @@ def run_callbacks(
     splits: Splits,
     settings: Mapping[str, Any],
     run: Run | None,
-    team: Team,
+    team: ProcessGroup,
 ) -> Callbacks:
     """Who is told of a run: those that were given, and what writes into its folder.
 

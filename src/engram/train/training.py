@@ -17,29 +17,29 @@ from engram.model import MemoryViT
 from engram.train.calibrate import calibrate
 from engram.train.callbacks import Callbacks, nobody
 from engram.train.class_statistics import keep_statistics
-from engram.train.feeds import Feed, Share, open_feed
-from engram.train.learner import Learner
+from engram.train.feeds import BatchShard, Feed, open_feed
+from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.trainable import train_only
 from engram.util.devices import to_device
-from engram.util.processes import Stop, Team, dtype_for, stoppable
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup, Stop, dtype_for, stoppable
 from engram.util.progress import Progress
-from engram.util.spelling import spell
 from engram.util.text import counted
 
 
 def train(
     model: MemoryViT,
-    learners: Sequence[Learner],
+    learners: Sequence[TaskTrainer],
     splits: Splits,
     recipe: Recipe,
     *,
     run: Run | None = None,
     identity: str = "",
     transform: Transform | None = None,
-    team: Team,
+    team: ProcessGroup,
     progress: Progress,
     callbacks: Callbacks | None = None,
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
@@ -67,11 +67,11 @@ class Training:
     def __init__(
         self,
         model: MemoryViT,
-        learners: Sequence[Learner],
+        learners: Sequence[TaskTrainer],
         splits: Splits,
         recipe: Recipe,
         run: Run | None,
-        team: Team,
+        team: ProcessGroup,
         progress: Progress,
         callbacks: Callbacks | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class Training:
         self.seen, self.loss = 0, math.nan  # of the last batch
         self.judged = ""  # how good the best learner was at the last validation, for people
 
-    def _take(self, learners: Sequence[Learner]) -> None:
+    def _take(self, learners: Sequence[TaskTrainer]) -> None:
         """Train these from here on, and no others."""
         self.learners = learners
         self.names = [learner.name for learner in learners]
@@ -113,7 +113,7 @@ class Training:
         self.end()
         self.complete(self.learners)
 
-    def complete(self, learners: Sequence[Learner]) -> None:
+    def complete(self, learners: Sequence[TaskTrainer]) -> None:
         """Calibrate trained tasks and give them the statistics of their classes."""
         calibrate(self, learners)
         keep_statistics(self, learners)
@@ -168,7 +168,7 @@ class Training:
                         self.callbacks.checkpointed(self.step)
                     saved = time.perf_counter()
                 if asked and not self.finished:
-                    again = f" Run the same command with {spell('resume', True)} to continue."
+                    again = f" Run the same command with {flag('resume', True)} to continue."
                     how = again if self.run else ""
                     raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
 
@@ -192,7 +192,7 @@ class Training:
 
     # One step
 
-    def _shares(self) -> Iterator[Share]:
+    def _shares(self) -> Iterator[BatchShard]:
         """This process's share of every batch from here on, epoch after epoch."""
         while not self.finished:
             epoch, position = divmod(self.step, self.feed.per_epoch)
@@ -201,7 +201,7 @@ class Training:
                 if self.finished:
                     return
 
-    def _learn(self, share: Share, stop: Stop) -> bool:
+    def _learn(self, share: BatchShard, stop: Stop) -> bool:
         """One update of every learner; returns whether some process was asked to stop."""
         learners, device = self.learners, self.team.device
         losses = torch.zeros(len(learners), device=device)
@@ -229,7 +229,7 @@ class Training:
     def _show(self, loss: float) -> None:
         self.progress("training", self.step, self.steps, f"loss {loss:.3f}{self.judged}")
 
-    def _mixup(self, share: Share) -> Mixup | None:
+    def _mixup(self, share: BatchShard) -> Mixup | None:
         """Depends on the seed, the step and the process alone, so that a resumed run repeats it."""
         if not self.recipe.mixup:
             return None
@@ -273,7 +273,7 @@ class Training:
                 learner.record(learner.metrics, self.step)
             learner.swap_average()
 
-    def measure(self, learners: Sequence[Learner], batches: int | None = None) -> None:
+    def measure(self, learners: Sequence[TaskTrainer], batches: int | None = None) -> None:
         """Set the metrics of these learners, which need not be those in training."""
         answers, failed = self.validate(learners, batches)
         for learner in learners:
@@ -283,7 +283,7 @@ class Training:
             learner.metrics = learner.measure(kept, failed)
 
     def validate(
-        self, learners: Sequence[Learner], batches: int | None = None
+        self, learners: Sequence[TaskTrainer], batches: int | None = None
     ) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
         """By task, what its kind keeps of all answers; and how many images cannot be read."""
         self.model.eval()
@@ -333,8 +333,8 @@ class Training:
         if len(reasons) > self.recipe.max_bad * images:
             raise EngramError(
                 f"{len(reasons):,} of {counted(images, 'image')} cannot be read, more than "
-                f"{spell('max_bad')} ({self.recipe.max_bad:.1%}) allows. The first: "
-                f"{reasons[0].rstrip('.')}. Repair or remove them, or raise {spell('max_bad')}."
+                f"{flag('max_bad')} ({self.recipe.max_bad:.1%}) allows. The first: "
+                f"{reasons[0].rstrip('.')}. Repair or remove them, or raise {flag('max_bad')}."
             )
 
     # What a checkpoint needs
@@ -377,7 +377,9 @@ class Training:
             learner.restore(kept, state["learners"][i])
 
 
-def _average_gradients(team: Team, parameters: Sequence[Tensor], sums: list[float]) -> list[float]:
+def _average_gradients(
+    team: ProcessGroup, parameters: Sequence[Tensor], sums: list[float]
+) -> list[float]:
     """Turn sums of gradients into means over the whole batch, of all processes together.
 
     `sums`, the number of images first, are added up over the processes as well.

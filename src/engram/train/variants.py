@@ -28,15 +28,15 @@ from engram.tasks.spec import TaskSpec
 from engram.train.callbacks import Callback, Callbacks, Part
 from engram.train.fit import fit
 from engram.train.identity import identity_of
-from engram.train.learner import Learner
+from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
 from engram.train.run import Run, run_folder
 from engram.train.training import Training
 from engram.util.documents import load_json
-from engram.util.processes import Team
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
-from engram.util.spelling import spell
 
 #: In the run's folder: the images that finished variants could not read, for a run that resumes.
 _UNREADABLE = "variant-unreadable.json"
@@ -99,15 +99,15 @@ class Grid:
         if method.solved or method.composed:
             raise EngramError(
                 f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
-                f"own settings; use fit, without {spell('seeds')} and {spell('soup')}."
+                f"own settings; use fit, without {flag('seeds')} and {flag('soup')}."
             )
         if self.seeds < 1:
-            raise EngramError(f"{spell('seeds')} is {self.seeds}; at least one is needed.")
+            raise EngramError(f"{flag('seeds')} is {self.seeds}; at least one is needed.")
         if not self.cells:
-            raise EngramError(f"{spell('cells')} is empty; give at least one number, such as 5.")
+            raise EngramError(f"{flag('cells')} is empty; give at least one number, such as 5.")
         for lr in self.lrs:
             if not 0 < lr < math.inf:
-                raise EngramError(f"{spell('lr')} is {lr:g}; it must be a number above 0.")
+                raise EngramError(f"{flag('lr')} is {lr:g}; it must be a number above 0.")
             recipe.but(lr=lr)  # is checked there
         for decay in self.weight_decays:
             recipe.but(weight_decay=decay)  # is checked there
@@ -121,7 +121,7 @@ class Grid:
         if len(points) * self.seeds > _MOST_VARIANTS:
             raise EngramError(
                 f"{len(points):,} settings with {self.seeds:,} seeds each are more than the "
-                f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {spell('seeds')}."
+                f"{_MOST_VARIANTS:,} variants that a sweep can have; lower {flag('seeds')}."
             )
         return [
             Variant(Setting(*point), recipe.seed + seed)
@@ -154,7 +154,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class SweepRunner:
     """Where variants are trained: models of their own on one backbone, with the same parents."""
 
     model: MemoryViT
@@ -162,7 +162,7 @@ class Workshop:
     splits: Splits
     recipe: Recipe
     task: TaskSettings
-    team: Team
+    team: ProcessGroup
 
     def identity(self, variants: Sequence[Variant]) -> str:
         """What a sweep of these variants is a sweep of, as a hash."""
@@ -200,13 +200,13 @@ class Workshop:
             called = f"{self.name[:50]}.{i}"
             self._add(scratch, called, variant)
             decay = variant.setting.weight_decay
-            learners.append(Learner(scratch, called, self.recipe, variant.setting.lr, decay))
+            learners.append(TaskTrainer(scratch, called, self.recipe, variant.setting.lr, decay))
         training = Training(
             scratch, learners, self.splits, self.recipe, run, self.team, progress, callbacks
         )
         training.whole(self.identity(variants))
 
-        def measured(learners: Sequence[Learner]) -> list[Trained]:
+        def measured(learners: Sequence[TaskTrainer]) -> list[Trained]:
             return [
                 self._trained(one.metrics, scratch.engram(one.name).renamed(self.name), one.ending)
                 for one in learners
@@ -217,7 +217,7 @@ class Workshop:
             names = [f"{self.name[:50]}.{first + i}" for i in range(len(engrams))]
             for called, engram in zip(names, engrams, strict=True):
                 scratch.attach(engram.renamed(called))
-            others = [Learner(scratch, called, self.recipe) for called in names]
+            others = [TaskTrainer(scratch, called, self.recipe) for called in names]
             training.measure(others)
             training.complete(others)
             return measured(others)
@@ -253,7 +253,7 @@ class Workshop:
         """An engram of this task, on the validation images."""
         scratch = self._fresh()
         scratch.attach(engram)
-        learner = Learner(scratch, self.name, self.recipe)
+        learner = TaskTrainer(scratch, self.name, self.recipe)
         training = Training(scratch, [learner], self.splits, self.recipe, None, self.team, progress)
         training.prepare()
         training.measure([learner])
@@ -309,8 +309,8 @@ class Workshop:
         if resume and was != identity and (was or out.exists()):
             raise EngramError(
                 f"{out} was trained with other settings, data or backbone; repeat the command "
-                f"of that sweep with {spell('resume', True)}, or start again with "
-                f"{spell('overwrite', True)}."
+                f"of that sweep with {flag('resume', True)}, or start again with "
+                f"{flag('overwrite', True)}."
             )
         if self.team.main:
             run.write(known.name, identity)
@@ -386,5 +386,5 @@ def _read_unreadable(path: Path) -> dict[str, str]:
         return {str(name): str(reason) for name, reason in load_json(path.read_bytes()).items()}
     except (ValueError, AttributeError) as error:
         raise EngramError(
-            f"{path} is damaged ({error}); start again with {spell('overwrite', True)}."
+            f"{path} is damaged ({error}); start again with {flag('overwrite', True)}."
         ) from None

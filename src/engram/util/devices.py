@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 
 def devices() -> list[str]:
@@ -31,7 +31,7 @@ def device_for(name: str = "auto") -> torch.device:
     kinds = [one.partition(":")[0] for one in here]
     if name not in here and name not in kinds:
         raise EngramError(
-            f"{spell('device')} is {name!r}, but PyTorch finds only {', '.join(here)} here; choose "
+            f"{flag('device')} is {name!r}, but PyTorch finds only {', '.join(here)} here; choose "
             "one of these, or auto."
         )
     return torch.device(name)

@@ -38,8 +38,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 
 from engram.errors import EngramError
+from engram.util.flag_names import flag
 from engram.util.progress import Progress
-from engram.util.spelling import spell
 from engram.util.text import first_line
 
 PathOrHubId = str | os.PathLike[str]  # a local path, or `hf:…` for something on the Hub
@@ -239,7 +239,7 @@ def _explain_fetch_errors(repo: str, revision: str | None, may_be_path: bool) ->
     except LocalEntryNotFoundError as error:
         how = _ACCESS.get()
         why = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "no network"
-        why = spell("local_files_only", True) if how.local_files_only else why
+        why = flag("local_files_only", True) if how.local_files_only else why
         what = f"There is no file or folder {repo!r}, and as a Hub id it" if may_be_path else at
         raise EngramError(
             f"{what} is not completely in the cache ({how.cache_dir or constants.HF_HUB_CACHE}), "
@@ -291,7 +291,7 @@ def upload(
             raise EngramError(
                 f"The Hub repository {repo} already holds {', '.join(others)}, which the card of "
                 "this push would not describe; push all of them at once, use another repository, "
-                f"or delete them with {spell('replace', True)}."
+                f"or delete them with {flag('replace', True)}."
             )
         stale = [*others, *(n for n in present if n == "bundle.json" and n not in files)]
         commit = api.create_commit(

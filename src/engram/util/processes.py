@@ -18,12 +18,12 @@ from torch import Tensor
 
 from engram.errors import EngramError, is_lost_worker
 from engram.util.devices import device_for
-from engram.util.spelling import spell
+from engram.util.flag_names import flag
 
 _T = TypeVar("_T")
 
 
-class Team:
+class ProcessGroup:
     """This process's place among those that share the work; alone unless torchrun started it.
 
     `device` is what `device_for` takes. Under torchrun every process has an accelerator of its
@@ -84,7 +84,7 @@ def _as_one() -> Iterator[None]:
         raise EngramError(
             "Another process of this run has ended, so this one cannot continue; see its output, "
             "then start all of them again: fit and sweep continue with "
-            f"{spell('resume', True)}."
+            f"{flag('resume', True)}."
         ) from error
 
 
@@ -101,8 +101,8 @@ def _shared(device: torch.device, name: str) -> bool:
     """Whether processes get an accelerator each; one that cannot be had so is an EngramError."""
     if device.index is not None or name == "mps":
         raise EngramError(
-            f"{spell('device')} is {name!r}, but torchrun started several processes, and each "
-            f"takes a device of its own; use {spell('device')} auto, cuda or cpu."
+            f"{flag('device')} is {name!r}, but torchrun started several processes, and each "
+            f"takes a device of its own; use {flag('device')} auto, cuda or cpu."
         )
     return device.type in ("cuda", "xpu")
 
@@ -126,7 +126,7 @@ def dtype_for(precision: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if fit else torch.float32
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in dtypes:
-        raise EngramError(f"{spell('precision')} is {precision!r}; it can be {', '.join(dtypes)}.")
+        raise EngramError(f"{flag('precision')} is {precision!r}; it can be {', '.join(dtypes)}.")
     dtype = dtypes[precision]
     if dtype != torch.float32 and device.type == "cpu":
         code = _try_on_cpu(sys.executable, str(dtype).removeprefix("torch."))

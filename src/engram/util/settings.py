@@ -12,8 +12,8 @@ from dataclasses import Field, field, fields
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
+from engram.util.flag_names import flag
 from engram.util.schema import brief
-from engram.util.spelling import spell
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -103,7 +103,7 @@ def check_value(item: Field[Any], value: Any) -> None:
     expected = _mismatch(item, value)
     if expected:
         shown = brief(value) if isinstance(value, int) else repr(value)
-        raise EngramError(f"{spell(item.name)} is {shown}; it {expected}.")
+        raise EngramError(f"{flag(item.name)} is {shown}; it {expected}.")
 
 
 def _mismatch(item: Field[Any], value: Any) -> str:

@@ -23,8 +23,8 @@ from urllib.parse import SplitResult, urlsplit
 from engram.errors import EngramError
 from engram.images.decode import BadImage, check_bytes, read_encoded
 from engram.util.files import open_regular
+from engram.util.flag_names import flag
 from engram.util.optional import require
-from engram.util.spelling import spell
 from engram.util.text import words
 
 _PORTS = {"http": 80, "https": 443}
@@ -70,7 +70,7 @@ class Allowed:
             if scheme not in _SCHEMES:
                 known = ", ".join(_SCHEMES)
                 raise EngramError(
-                    f"{spell('allow_url')} has {word!r}; give schemes with commas between them "
+                    f"{flag('allow_url')} has {word!r}; give schemes with commas between them "
                     f"({known}), or hosts of your own network such as http://10.0.0.7:9000."
                 )
             if not is_address(word):
@@ -79,7 +79,7 @@ class Allowed:
             parts = _parts(word)
             if scheme not in _WEB or parts is None or parts.path.strip("/"):
                 raise EngramError(
-                    f"{spell('allow_url')} has {word!r}; a host is given as http://HOST, "
+                    f"{flag('allow_url')} has {word!r}; a host is given as http://HOST, "
                     "http://HOST:PORT or the same with https."
                 )
             hosts.add((scheme, str(parts.hostname), parts.port))

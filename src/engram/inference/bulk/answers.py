@@ -22,7 +22,7 @@ from engram.inference.predict import answers_about, shown_score
 from engram.model import MemoryViT
 from engram.util.devices import to_device
 from engram.util.files import write_atomically
-from engram.util.processes import Team
+from engram.util.processes import ProcessGroup
 
 Row: TypeAlias = dict[str, Any]
 _STEM = 128  # bytes of an image's name in that of its mask: file systems have room for 255
@@ -108,7 +108,7 @@ class Answerer:
 
     def __init__(self, questions: Questions) -> None:
         settings = questions.settings
-        device = Team(settings.device).device
+        device = ProcessGroup(settings.device).device
         self.questions, self.masked = questions, questions.masked
         self.preprocessing = questions.model.preprocessing
         self.engine = TorchEngine(questions.model, device=device, precision=settings.precision)

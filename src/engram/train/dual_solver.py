@@ -13,7 +13,7 @@ from torch import Tensor
 _JITTER = 1e-9  # of the mean square, for images that are there twice: they span less
 
 
-class Span:
+class DualSolver:
     """The space that the rows of x (images, features) span.
 
     `coordinates` (images, images) are those of the rows in an orthonormal basis, so that weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.train.span import Span
+from engram.train.dual_solver import DualSolver
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -15,7 +15,7 @@ def test_coordinates_answer_as_the_weight_does(repeated: bool) -> None:
     if repeated:
         x[7] = x[3]
     weight = torch.randn(5, 20, generator=random) @ x  # in the span
-    span = Span(x)
+    span = DualSolver(x)
     inner = span.coordinates @ span.coordinates.T
     torch.testing.assert_close(inner, x @ x.T, rtol=1e-4, atol=1e-5)
     a = torch.linalg.lstsq(span.coordinates.double(), (x @ weight.T).double()).solution.T.float()
@@ -25,6 +25,6 @@ def test_coordinates_answer_as_the_weight_does(repeated: bool) -> None:
 
 
 def test_features_that_are_all_zero_span_nothing() -> None:
-    span = Span(torch.zeros(4, 10))
+    span = DualSolver(torch.zeros(4, 10))
     assert torch.equal(span.weight(torch.ones(2, 4)), torch.zeros(2, 10))
     assert span.coordinates.abs().max() < 1e-3

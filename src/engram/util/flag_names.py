@@ -10,7 +10,7 @@ _as_flags: ContextVar[bool] = ContextVar("settings are flags", default=False)
 _SHORT = {"out": "-o"}
 
 
-def spell(name: str, value: object = None) -> str:
+def flag(name: str, value: object = None) -> str:
     """A setting as a message names it: `--max-bad` or `max_bad`.
 
     With a value it is what to write: `--max-bad 0.1` or `max_bad=0.1`, for True `--resume` or
@@ -23,7 +23,7 @@ def spell(name: str, value: object = None) -> str:
 
 
 @contextmanager
-def spelled_as_flags(flags: bool = True) -> Iterator[None]:
+def naming_flags(flags: bool = True) -> Iterator[None]:
     """Inside, settings are flags: the command line runs its commands so, but not their files."""
     before = _as_flags.set(flags)
     try:
