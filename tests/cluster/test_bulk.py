@@ -101,7 +101,7 @@ def test_silence_ends_in_a_sentence(
     settings = ClusterSettings(retries=0)
     object.__setattr__(settings, "timeout", 0.0)  # shorter than a user may ask for
     monkeypatch.setattr("engram.cluster.bulk._POLL", 0.001)
-    batches = iter([Batch(0, 0, 0, (Item("a.png"),), True)])
+    batches = iter([Batch(0, 0, (Item("a.png"),))])
     answering = answered_on("ray", [], settings)
     with pytest.raises(EngramError, match="no answer in 1 attempt"):
         list(answering(Questions(model, ["colours"], BulkSettings()), batches))

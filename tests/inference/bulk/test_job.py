@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -11,7 +12,9 @@ import signal
 import tarfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,58 @@ def test_kill_9_at_any_time_loses_nothing(
     assert document["images"] == 25
     images = [row["image"] for row in rows_of(out)]
     assert images == sorted(str(path) for path in photos.iterdir())
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_kill_9_when_the_table_is_in_place_leaves_a_finished_job(
+    model: MemoryViT,
+    photos: Path,
+    tmp_path: Path,
+    nursery: Nursery,
+    small_backbone: Path,
+    changed: bool,
+) -> None:
+    task = model.save("classification", tmp_path / "classification.safetensors")
+    out = tmp_path / "a.jsonl"
+    command = ("predict", task, photos, "--out", out, "--decoders", "0")
+    there = written(tmp_path, "a.jsonl", files=1, more=0)
+    nursery.start(*command, hold=there).signal_when(signal.SIGKILL, there)
+    assert (tmp_path / "a.jsonl.parts").exists()
+    whole = out.read_bytes()
+    if changed:
+        out.unlink()
+        out.write_bytes(whole + b"mine")
+    running = nursery.start(*command, "--json").wait()
+    if changed:
+        assert (running.code, out.read_bytes()) == (2, whole + b"mine")
+        assert "exists" in running.stderr
+        return
+    assert running.code == 0, running.stderr
+    document = json.loads(running.stdout)
+    assert (document["images"], document["resumed"], out.read_bytes()) == (25, 25, whole)
+    assert not (tmp_path / "a.jsonl.parts").exists()
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_few_large_members_of_an_archive_are_in_memory(
+    model: MemoryViT, photos: Path, tmp_path: Path, decoders: int
+) -> None:
+    size, zeros = 5 << 24, gzip.compress(bytes(1 << 24))  # each more than may be held at once
+    pieces = []
+    for i in range(6):
+        info = tarfile.TarInfo(f"{i}.png")
+        info.size = size
+        pieces.append(gzip.compress(info.tobuf()) + zeros * 5)
+    source = tmp_path / "a.tar.gz"
+    source.write_bytes(b"".join(pieces) + gzip.compress(bytes(1024)))
+    settings = replace(SETTINGS, decoders=decoders)
+    predict_to(model, [str(photos / "00.png")], tmp_path / "first.jsonl", settings)
+    tracemalloc.start()
+    result = predict_to(model, [str(source)], tmp_path / "a.jsonl", settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (result.images, result.errors) == (6, 6)
+    assert peak < (1.5 + decoders) * size  # one, and a copy on its way to the decoder
 
 
 def packed(photos: Path, archive: Path) -> Path:

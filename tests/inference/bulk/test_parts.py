@@ -20,10 +20,10 @@ def rows(*numbers: int) -> list[dict[str, str]]:
     return [{"image": f"{number}.png"} for number in numbers]
 
 
-def missing(parts: Parts, images: int) -> list[tuple[int, int, list[str], bool]]:
+def missing(parts: Parts, images: int) -> list[tuple[int, int, list[str]]]:
     items = iter([Item(f"{i}.png") for i in range(images)])
     batches = parts.missing(items, ROWS, IMAGES, lambda found: None)
-    return [(b.part, b.number, [item.name for item in b.items], b.last) for b in batches]
+    return [(b.part, b.number, [item.name for item in b.items]) for b in batches]
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 def test_batches_stay_within_their_part(parts: Parts) -> None:
     assert missing(parts, 9) == [
-        (0, 0, ["0.png", "1.png", "2.png"], False),
-        (0, 3, ["3.png"], True),
-        (1, 4, ["4.png", "5.png", "6.png"], False),
-        (1, 7, ["7.png"], True),
-        (2, 8, ["8.png"], True),
+        (0, 0, ["0.png", "1.png", "2.png"]),
+        (0, 3, ["3.png"]),
+        (1, 4, ["4.png", "5.png", "6.png"]),
+        (1, 7, ["7.png"]),
+        (2, 8, ["8.png"]),
     ]
 
 
@@ -61,15 +61,14 @@ def test_a_part_behind_the_end_is_of_other_images(parts: Parts, images: int) -> 
 
 
 def test_rows_of_a_part_are_collected_in_any_order() -> None:
-    collected = Collected()
-    batches = [
-        Batch(5, 20, number, tuple(map(Item, "abc"[: last - number])), last == 25)
-        for number, last in ((20, 22), (22, 24), (24, 25))
-    ]
-    assert collected.add(batches[1], rows(22, 23)) == []
-    assert collected.add(batches[2], rows(24)) == []
-    assert collected.add(batches[2], rows(24)) == []  # twice
-    assert collected.add(batches[0], rows(20, 21)) == rows(20, 21, 22, 23, 24)
+    collected = Collected(5)
+    first, second, third, other = (Batch(n // 25, n, ()) for n in (20, 22, 24, 25))
+    assert collected.add(second, rows(22, 23)) == []
+    assert collected.add(third, rows(24)) == []
+    assert collected.add(third, rows(24)) == []  # twice
+    assert collected.add(other, rows(25)) == []
+    assert collected.add(first, rows(20, 21)) == rows(20, 21, 22, 23, 24)
+    assert collected.rest() == {1: rows(25)}
 
 
 # One job at a time, and nothing lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,10 +34,8 @@ class Batch:
     """Images that are answered together; all of them belong to one part of the table."""
 
     part: int
-    begin: int  # number of the part's first image, among all
-    number: int  # of its own first image
+    number: int  # of its first image, among all
     items: tuple[Item, ...]
-    last: bool  # of its part
 
 
 @dataclass(frozen=True)
@@ -83,21 +81,25 @@ Answering: TypeAlias = Callable[
 def answered_here(
     questions: Questions, batches: Iterator[Batch]
 ) -> Generator[tuple[Batch, list[Row]], None, None]:
-    """Answer batches in this process, in their order; other processes decode ahead."""
+    """Answer batches in this process, in their order; other processes decode ahead.
+
+    Batches come back without their images, whose bytes nobody needs any more.
+    """
     answerer = Answerer(questions)
     decoders = Decoders(questions.model.preprocessing, questions.settings.decoders)
-    waiting: deque[Batch] = deque()
+    waiting: deque[tuple[Batch, int]] = deque()  # and the number of its images
 
     def items() -> Iterator[Item]:
         for batch in batches:
-            waiting.append(batch)
+            waiting.append((replace(batch, items=()), len(batch.items)))
             yield from batch.items
+            del batch  # before the next is read
 
     try:
         decoded = decoders.decoded(items())
         for first in decoded:
-            batch = waiting.popleft()
-            others = islice(decoded, len(batch.items) - 1)
+            batch, images = waiting.popleft()
+            others = islice(decoded, images - 1)
             yield batch, answerer.rows([first, *others])
     finally:
         decoders.close()

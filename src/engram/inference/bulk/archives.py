@@ -8,6 +8,7 @@ is, and nothing is read before its size is known to be within a limit.
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from engram.inference.bulk.items import Item, opened
 from engram.util.text import storage, utf8
 
 _BLOCK = tarfile.BLOCKSIZE
-_PIECE = 1 << 20  # bytes that are read at once of what is skipped
+_PIECE = 1 << 20  # bytes that are read at once
 _MOST_EXTENSION = 1 << 20  # bytes of a long name, or of the fields in front of a member
 _MOST_PADDING = 1 << 16  # bytes of zeros at the end; tar writes about 10,000, for tapes some more
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -45,18 +46,15 @@ def archive_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item
     Raises:
         DamagedArchive: A header is invalid or cut off, the end is missing, or a checksum is wrong.
     """
-    images = 0
     with opened(source) as file:
         archive = _Archive(source, file)
         try:
-            for item in archive.items(is_image):
-                images += 1
-                yield item
+            yield from archive.items(is_image)
         except EOFError:
             raise archive.damaged("the compressed data end there") from None
         except (gzip.BadGzipFile, zlib.error) as error:
             damaged = archive.damaged(f"its compressed data are wrong there or before ({error})")
-            damaged.doubtful = images
+            damaged.doubtful = archive.images
             raise damaged from error
 
 
@@ -68,14 +66,18 @@ class _Archive:
         file.seek(0)
         self.compressed = magic == b"\x1f\x8b"
         self.file: IO[bytes] = gzip.GzipFile(fileobj=file) if self.compressed else file  # type: ignore[assignment]
-        self.source, self.place = source, 0
+        self.source, self.place, self.images = source, 0, 0
 
     def items(self, is_image: Callable[[str], bool]) -> Iterator[Item]:
-        """The images, each after the header behind it: damage to that may begin in the image."""
+        """The images, each after the header behind it: damage to that may begin in the image.
+
+        An image that was given is not held any longer: the next may be as large.
+        """
         image, long_name, fields = list[Item](), b"", dict[bytes, bytes]()
         while (header := self._header()) is not None:
-            yield from image
-            image.clear()
+            if image:
+                self.images += 1
+                yield image.pop()
             block, member = header
             if member.type == tarfile.GNUTYPE_LONGNAME:
                 long_name = self._extension(member.size).partition(b"\0")[0]
@@ -95,7 +97,9 @@ class _Archive:
                 image.append(self._item(name, member.type, size, sparse))
             elif member.type not in _WITHOUT_DATA:
                 self._skip(_padded(size))
-        yield from image
+        if image:
+            self.images += 1
+            yield image.pop()
 
     def _item(self, name: str, kind: bytes, size: int, sparse: bool) -> Item:
         """An image, or an entry with such a name that is none."""
@@ -188,12 +192,12 @@ class _Archive:
     # Bytes
 
     def _read(self, size: int) -> bytes:
-        """So many bytes, or fewer at the end."""
-        data = self.file.read(size)
-        while len(data) < size and (more := self.file.read(size - len(data))):
-            data += more
-        self.place += len(data)
-        return data
+        """So many bytes, or fewer at the end; they are in memory once."""
+        data = io.BytesIO()
+        while size and (piece := self.file.read(min(size, _PIECE))):
+            size -= data.write(piece)
+        self.place += data.tell()
+        return data.getvalue()
 
     def _exactly(self, size: int) -> bytes:
         if len(data := self._read(size)) < size:

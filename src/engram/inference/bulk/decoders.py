@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -70,9 +71,9 @@ class Decoders:
     def decoded(self, items: Iterable[Item]) -> Iterator[DecodedItem]:
         """The images in their order; some are decoded ahead."""
         if not self.processes:
-            yield from (decode(item, self.preprocessing) for item in items)
+            yield from map(partial(decode, preprocessing=self.preprocessing), items)
             return
-        waiting: deque[tuple[list[Item], Future[list[DecodedItem]]]] = deque()
+        waiting: deque[tuple[Sequence[Item], Future[list[DecodedItem]]]] = deque()
         items, size = iter(items), 0  # bytes that wait
         while True:
             while len(waiting) < _AHEAD * self.processes and size < HELD:
@@ -86,12 +87,14 @@ class Decoders:
             some, future = waiting.popleft()
             size -= sum(map(held, some))
             try:
-                yield from future.result()
+                found = future.result()
             except BrokenProcessPool:
-                yield from map(self._alone, some)
+                found = list(map(self._alone, some))
                 waiting = deque((others, self._submit(others)) for others, _ in waiting)
+            del some, future  # and the bytes in them
+            yield from found
 
-    def _submit(self, items: list[Item]) -> Future[list[DecodedItem]]:
+    def _submit(self, items: Sequence[Item]) -> Future[list[DecodedItem]]:
         for _ in range(2):
             if self._pool is None:
                 self._pool = self._start()

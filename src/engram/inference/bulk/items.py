@@ -62,14 +62,14 @@ def opened(source: str) -> IO[Any]:
     return open_address(source) if is_address(source) else open_regular(source)
 
 
-def some_of(items: Iterator[Item], most: int) -> list[Item]:
+def some_of(items: Iterator[Item], most: int) -> tuple[Item, ...]:
     """The next items: at most so many, and fewer if their bytes are more than a few images."""
     taken: list[Item] = []
-    size = 0
-    while len(taken) < most and size < HELD and (item := next(items, None)) is not None:
+    while len(taken) < most and sum(map(held, taken)) < HELD:
+        if (item := next(items, None)) is None:
+            break
         taken.append(item)
-        size += held(item)
-    return taken
+    return tuple(taken)
 
 
 def held(item: Item) -> int:

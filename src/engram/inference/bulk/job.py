@@ -11,7 +11,7 @@ from typing import Any
 
 from engram.errors import EngramError, Interrupted
 from engram.inference.bulk.addresses import Allowed
-from engram.inference.bulk.answers import Answering, Questions, answered_here, keep_masks
+from engram.inference.bulk.answers import Answering, Questions, Row, answered_here, keep_masks
 from engram.inference.bulk.parts import Collected, Parts
 from engram.inference.bulk.settings import BulkSettings
 from engram.inference.bulk.sources import count_of, items_of
@@ -55,7 +55,8 @@ def predict_to(
     """Answer tasks for all images of some sources, and write the answers as a table.
 
     Answers are written in parts, beside `out` until it is complete. If the work is interrupted, in
-    whatever way, the same call continues with the parts that are missing.
+    whatever way, the same call continues with the parts that are missing. A table that is in place
+    is complete, and only `overwrite` replaces it.
 
     Args:
         model: The model.
@@ -79,18 +80,27 @@ def predict_to(
     table = table_for(suffix, questions.kinds, questions.vectors, questions.scores)
     identity = _identity(questions, sources, masks)
     with Parts(out, table, identity, overwrite) as parts:
+        if rows := parts.finished():
+            return BulkResult(out, rows, errors=0, resumed=rows, seconds=0.0)
         if masks is not None:
             make_folder(masks)
         began = time.perf_counter()
         total = count_of(sources, settings.image_column)
         answered = done = errors = 0  # images with answers, and those whose part is written
-        collected = Collected()
+        collected = Collected(settings.rows)
 
         def found(images: int) -> None:
             progress("answering", answered + images, total, "there already")
 
         items = items_of(sources, settings.image_column, Allowed.parse(settings.allow_url))
         batches = parts.missing(items, settings.rows, settings.batch, found)
+
+        def write(part: int, rows: list[Row]) -> None:
+            nonlocal done, errors
+            parts.write(part, rows)
+            done += len(rows)
+            errors += sum(row.get("error") is not None for row in rows)
+
         try:
             with stoppable(at_once=True), closing(answering(questions, batches)) as stream:
                 for new in stream:
@@ -100,13 +110,13 @@ def predict_to(
                     if masks is not None:
                         keep_masks(rows, batch.number, questions.masked, masks)
                     answered += len(rows)
-                    if part := collected.add(batch, rows):
-                        parts.write(batch.part, part)
-                        done += len(part)
-                        errors += sum(row.get("error") is not None for row in part)
+                    if whole := collected.add(batch, rows):
+                        write(batch.part, whole)
                     rate = answered / (time.perf_counter() - began)
                     note = "" if total else f"{parts.resumed + answered:,} images, {rate:,.1f}/s"
                     progress("answering", parts.resumed + answered, total, note)
+                for part, rows in collected.rest().items():
+                    write(part, rows)
         except KeyboardInterrupt:  # wherever it was: a part is there completely or not at all
             raise Interrupted(
                 f"Stopped; the answers about {counted(parts.resumed + done, 'image')} are kept. "

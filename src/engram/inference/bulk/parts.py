@@ -7,7 +7,8 @@ other one that a crash could leave behind them. Parts may be written in any orde
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import count, islice
@@ -74,7 +75,7 @@ class Parts:
             if self._state.exists():
                 self._check_same()
             else:
-                write_atomically(self._state, json.dumps(self.identity, indent=1).encode())
+                self._record()
         except BaseException:
             self.__exit__()
             raise
@@ -87,7 +88,7 @@ class Parts:
         self._lock.release()
 
     def _check_free(self) -> None:
-        if self.out.suffix and self.out.exists() and not self.overwrite:
+        if self.out.suffix and self.out.exists() and not self.overwrite and not self._in_place():
             raise EngramError(
                 f"{self.out} exists; replace it with --overwrite, or choose another name."
             )
@@ -97,17 +98,38 @@ class Parts:
         if any(others):
             raise EngramError(f"The folder {self.folder} is not empty; choose another one.")
 
-    def _check_same(self) -> None:
+    def _record(self, table: list[int] | None = None) -> None:
+        """Write down what job the parts are of, and which file is about to be their table."""
+        state = {**self.identity, "table": table}
+        write_atomically(self._state, json.dumps(state, indent=1).encode())
+
+    def _recorded(self) -> dict[str, Any]:
         try:
             before = parse_json(self._state.read_bytes())
             if not isinstance(before, dict):
                 raise ValueError("it is not an object")
+            return before
         except (OSError, ValueError) as error:
             raise EngramError(
                 f"{self._state}, which says what job the answers beside it are of, cannot be read "
                 f"({first_line(error)}); restore it, or start anew with --overwrite."
             ) from None
-        now = json.loads(json.dumps(self.identity))
+
+    def _in_place(self) -> bool:
+        """Whether the table is that of the job on disk, which was killed before it tidied up."""
+        return self._state.exists() and self._recorded().get("table") == _file_id(self.out)
+
+    def finished(self) -> int:
+        """The rows of the table if an earlier run was killed after it was in place; else 0."""
+        if not self.out.suffix or not self.out.exists() or not self._in_place():
+            return 0
+        rows = self.table.rows(self.out)
+        self._remove()
+        return rows
+
+    def _check_same(self) -> None:
+        before, now = self._recorded(), json.loads(json.dumps(self.identity))
+        before.pop("table", None)
         different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if different:
             names = printable(", ".join(different))
@@ -158,10 +180,11 @@ class Parts:
                 self.resumed += len(names)
                 found(self.resumed)
                 continue
-            begin = first
-            for batch, last in _with_last(_batches(islice(items, rows), images)):
-                yield Batch(part, begin, first, batch, last)
-                first += len(batch)
+            begin, own = first, islice(items, rows)
+            while batch := some_of(own, images):
+                number, first = first, first + len(batch)
+                yield Batch(part, number, batch)
+                del batch  # its bytes, before more are read
             if first == begin:  # there are no more images
                 if there:
                     raise self.problem or self._changed(min(there))
@@ -226,6 +249,8 @@ class Parts:
             return
         with replaced(self.out) as file:
             self.table.join([there[part] for part in sorted(there)], file)
+            file.flush()
+            self._record(_file_id(file.fileno()))
         self._remove()
 
     def _unfinished(self, problem: EngramError) -> EngramError:
@@ -246,41 +271,34 @@ class Parts:
         )
 
 
+def _file_id(file: Path | int) -> list[int]:
+    """What a file keeps when it is renamed, and another file does not have."""
+    about = os.stat(file)
+    return [about.st_ino, about.st_size]
+
+
 def _is_internal(name: str) -> bool:
     """Whether it is the lock of a job, or a file that a killed one was writing."""
     return name == _LOCK or fnmatch(name, _UNFINISHED)
 
 
-def _batches(items: Iterator[Item], images: int) -> Iterator[tuple[Item, ...]]:
-    while batch := tuple(some_of(items, images)):
-        yield batch
-
-
-def _with_last(batches: Iterable[tuple[Item, ...]]) -> Iterator[tuple[tuple[Item, ...], bool]]:
-    """Every batch, with whether it is the last one."""
-    before = None
-    for batch in batches:
-        if before is not None:
-            yield before, False
-        before = batch
-    if before is not None:
-        yield before, True
-
-
 class Collected:
     """Rows of parts that are not complete yet, from batches in any order."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
+        self._most = rows  # of a part; only the last one may have fewer
         self._rows: dict[int, dict[int, list[Row]]] = {}
-        self._ends: dict[int, int] = {}  # one more than the number of a part's last image
 
     def add(self, batch: Batch, rows: list[Row]) -> list[Row]:
         """Take the rows of a batch; gives all rows of its part if they are complete, else none."""
         own = self._rows.setdefault(batch.part, {})
         own[batch.number] = rows
-        if batch.last:
-            self._ends[batch.part] = batch.number + len(rows)
-        if batch.begin + sum(map(len, own.values())) != self._ends.get(batch.part):
-            return []
-        del self._rows[batch.part], self._ends[batch.part]
+        return self._pop(batch.part) if sum(map(len, own.values())) == self._most else []
+
+    def rest(self) -> dict[int, list[Row]]:
+        """The rows of the last part, once there are no more batches."""
+        return {part: self._pop(part) for part in list(self._rows)}
+
+    def _pop(self, part: int) -> list[Row]:
+        own = self._rows.pop(part)
         return [row for number in sorted(own) for row in own[number]]
