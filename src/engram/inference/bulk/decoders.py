@@ -73,7 +73,7 @@ class Decoders:
         if not self.processes:
             yield from map(partial(decode, preprocessing=self.preprocessing), items)
             return
-        waiting: deque[tuple[Sequence[Item], Future[list[DecodedItem]]]] = deque()
+        waiting: deque[tuple[tuple[Item, ...], Future[list[DecodedItem]]]] = deque()
         items, size = iter(items), 0  # bytes that wait
         while True:
             while len(waiting) < _AHEAD * self.processes and size < HELD:

@@ -80,8 +80,8 @@ def predict_to(
     table = table_for(suffix, questions.kinds, questions.vectors, questions.scores)
     identity = _identity(questions, sources, masks)
     with Parts(out, table, identity, overwrite) as parts:
-        if rows := parts.finished():
-            return BulkResult(out, rows, errors=0, resumed=rows, seconds=0.0)
+        if images := parts.finished():
+            return BulkResult(out, images, errors=0, resumed=images, seconds=0.0)
         if masks is not None:
             make_folder(masks)
         began = time.perf_counter()
