@@ -41,7 +41,7 @@ import engram
 from benchmarks.paths import RESULTS
 from benchmarks.report import markdown_table
 from benchmarks.serve.malformed import Answered, Malformed, form, malformed
-from engram.experiments.timing import describe_machine, machine
+from engram.experiments.bench import describe_machine, machine
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT

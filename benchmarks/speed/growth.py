@@ -7,6 +7,8 @@ grows and a part that does not, so neither slope has to be an integer.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +17,7 @@ import torch
 
 from benchmarks.speed.plan import Plan, backbone_of
 from engram.backbones.shape import BackboneShape
-from engram.experiments.bench import PLAIN, Workload
-from engram.experiments.timing import Case, Say, Timing, exponent
+from engram.experiments.bench import PLAIN, Case, Say, Timing, Workload
 from engram.methods import Masked
 from engram.tasks.costs import backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec, class_names
@@ -24,6 +25,12 @@ from engram.vit import ViT
 
 LAST = 3  # number of points of the second slope, where the growing part dominates
 Document = dict[str, Any]
+
+
+def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The p of the power law y = c x^p nearest to the points: the slope of log y over log x."""
+    fit = statistics.linear_regression([math.log(x) for x in xs], [math.log(y) for y in ys])
+    return fit.slope
 
 
 def growth(plan: Plan, say: Say) -> Document:

@@ -19,22 +19,32 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks.paths import ROOT
+from benchmarks.peers import (
+    RANK,
+    Lora,
+    VitPytorch,
+    forward_cases,
+    installed,
+    training_steps,
+)
 from benchmarks.speed.command import measure_command
 from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, backbone_of
+from engram.backbones.shape import BackboneShape
 from engram.experiments.bench import (
     PLAIN,
+    Case,
     Measurement,
+    Say,
     Workload,
     cached_limit,
     cached_step,
+    compare,
     forward,
     plain_step,
     steps,
     training,
 )
-from engram.experiments.peers import RANK, Lora, VitPytorch, installed
-from engram.experiments.timing import Case, Say, compare
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
@@ -47,14 +57,16 @@ ROUTED = ", one for each image"
 
 def measure_forward(plan: Plan, say: Say) -> Document:
     workload = plan.workload(backbone_of(plan.big), 240)
-    rows = forward(workload, plan.tasks, plan.batches, say)
+    others = forward_cases(workload, plan.tasks)
+    rows = forward(workload, plan.tasks, plan.batches, say, others)
     return {"backbone": plan.big, "cells": workload.cells, "rows": [row.to_dict() for row in rows]}
 
 
 def measure_training(plan: Plan, say: Say) -> Document:
     """One step at a small batch with its peak memory, and one from the cache at a large batch."""
     workload = plan.workload(backbone_of(plan.big), 130)
-    rows = [row.to_dict() for row in training(workload, plan.step_batch, say)]
+    others = training_steps(workload, plan.step_batch)
+    rows = [row.to_dict() for row in training(workload, plan.step_batch, say, others)]
     names = [row["what"] for row in rows if row["what"] != PLAIN]
     say("memory of the steps")
     peaks = peaks_of(plan, [name for name in names if not plan.peaks or name in plan.peaks])
@@ -98,7 +110,8 @@ def measure_sweep(plan: Plan, say: Say) -> Document:
         few = max(
             batch // 4, 1
         )  # batch of the steps that run the backbone; their time is multiplied
-        ways, all_steps, some = steps(workload, few), variants * batch // few, min(4, variants)
+        ways = {**steps(workload, few), **training_steps(workload, few)}
+        all_steps, some = variants * batch // few, min(4, variants)
         cases = {
             PLAIN: Case(plain_step(workload, batch)),
             "engram, one pass": Case(cached_step(workload, batch, variants)),
@@ -193,11 +206,23 @@ def _cached_side(
     step = cached_step(workload, batch, variants, "side")
     cases = {PLAIN: Case(plain_step(workload, batch)), SIDE_STEP: Case(step, runs=4, of=1)}
     say(f"side networks from the cache on {backbone}, batch {batch}")
-    limits = {PLAIN: 1.0, SIDE_STEP: cached_limit(workload, variants, "side")}
+    limits = {PLAIN: 1.0, SIDE_STEP: _side_limit(workload, variants)}
     return [
         {"backbone": backbone, **Measurement(what, variants, batch, timing, limits[what]).to_dict()}
         for what, timing in workload.compare(cases, say).items()
     ]
+
+
+def _side_limit(workload: Workload, variants: int) -> float:
+    """The ratio of multiply-accumulates of a step of side networks from the cache.
+
+    Gradients for the rows and for the maps, but none for the backbone's tokens.
+    """
+    costs, shape = workload.task_costs("side"), BackboneShape.of(workload.backbone)
+    rank: int = workload.model(1, "side").task("task0").method.settings()["rank"]
+    taken_in = (shape.depth + 1) * workload.tokens * shape.width * rank
+    step = variants * (3 * costs.macs - taken_in)
+    return (step + 2 * variants * costs.head_macs) / costs.backbone_macs
 
 
 def measure_storage(plan: Plan, say: Say) -> Document:

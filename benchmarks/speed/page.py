@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.report import markdown_table
 from benchmarks.speed.measure import ROUTED, SIDE_STEP
-from engram.experiments.bench import PLAIN
-from engram.experiments.timing import describe_machine
+from engram.experiments.bench import PLAIN, describe_machine
 
 Found = Mapping[str, Mapping[str, Any]]
 Row = Mapping[str, Any]

@@ -17,15 +17,20 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401, the first optimiser would import it
 
+from benchmarks.peers import training_steps
 from benchmarks.speed.plan import PLANS, backbone_of
-from engram.experiments.bench import Workload, steps
+from engram.experiments.bench import Step, Workload, steps
 
 
 def peak(plan_name: str, what: str) -> int:
     plan = PLANS[plan_name]
     workload = Workload(backbone_of(plan.big))
-    steps(workload, 1)[what]()()
-    step = steps(workload, plan.step_batch)[what]()
+
+    def make(batch: int) -> Step:
+        return {**steps(workload, batch), **training_steps(workload, batch)}[what]()
+
+    make(1)()
+    step = make(plan.step_batch)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak

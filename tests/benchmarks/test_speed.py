@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("matplotlib")
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.speed import page, plots, scale
 from benchmarks.speed.__main__ import main, measurements, read
+from benchmarks.speed.growth import exponent
 from benchmarks.speed.measure import SECTIONS, SIDE_STEP
 from engram.experiments.bench import PLAIN
 
@@ -187,3 +189,11 @@ def test_the_committed_pages_say_what_the_committed_numbers_say() -> None:
     guide = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     assert scale.filled(guide, kept) == guide
     assert json.loads((measurements(RESULTS) / "forward.json").read_text())["rows"]
+
+
+def test_an_exponent_is_found_again() -> None:
+    xs = [1, 2, 5, 10, 50, 200]
+    assert exponent(xs, [3 * x**1.7 for x in xs]) == pytest.approx(1.7)
+    assert exponent(xs, [4.0] * len(xs)) == pytest.approx(0)
+    noisy = [x**2 * math.exp(0.01 * (-1) ** i) for i, x in enumerate(xs)]
+    assert exponent(xs, noisy) == pytest.approx(2, abs=0.02)

@@ -1,7 +1,12 @@
-"""`engram backbones` answers without a network."""
+"""`engram backbones` answers without a network.
+
+How fast a backbone is here is estimated from one of its layers. The clock is replaced: no test is
+timed, and what a layer takes is not the point."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,12 @@ from tests.support.commands import Output, assert_refused, document, run
 from tests.support.hubs import cached
 
 from engram import random_backbone, save_backbone
+from engram.backbones.shape import BackboneShape
+from engram.cli import backbones
+from engram.cli.backbones import estimated_speed
+from engram.tasks.costs import backbone_macs
+
+CONFIG = random_backbone(image_size=32, patch=8, width=64, depth=2, heads=4).config
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +62,27 @@ def test_get_checks_what_it_fetched(cache: Path, capsys: Output) -> None:
 def test_get_refuses_with_a_sentence(capsys: Output) -> None:
     code = run("backbones", "get", "dinov3", "--json")
     assert_refused("'dinov3' is neither", code, capsys)
+
+
+# Speed
+
+
+@pytest.fixture
+def tenths(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(backbones.time, "perf_counter", lambda: 0.1 * next(ticks))
+
+
+@pytest.mark.usefixtures("tenths")
+def test_a_whole_pass_takes_as_much_longer_as_it_computes_more() -> None:
+    one, whole = (
+        backbone_macs(BackboneShape.of(replace(CONFIG, depth=d)), (32, 32)) for d in (1, 2)
+    )
+    alone = estimated_speed(replace(CONFIG, depth=1, head=None), 32)
+    assert estimated_speed(CONFIG, 32) == pytest.approx(alone * one / whole, rel=0.02)
+
+
+@pytest.mark.usefixtures("tenths")
+def test_twice_the_depth_is_half_the_speed() -> None:
+    shallow, deep = (estimated_speed(replace(CONFIG, depth=d), 32) for d in (100, 200))
+    assert shallow / deep == pytest.approx(2, rel=0.02)

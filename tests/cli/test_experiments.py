@@ -1,12 +1,12 @@
 """demo, bench and reproduce at the command line: their flags reach the experiments."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.commands import Output, assert_refused, document, run
 
 import engram.experiments.bench
+from engram.experiments.bench import BenchSettings, Say
 from engram.util.description import Description
 
 REFUSED = {
@@ -33,18 +33,17 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 
 
 def test_the_flags_of_bench_reach_it(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    asked: list[BenchSettings] = []
 
-    def bench(backbone: str | None, **settings: Any) -> Description:
-        asked.update(settings, backbone=backbone)
-        settings["say"]("measuring")
+    def bench(settings: BenchSettings, say: Say) -> Description:
+        asked.append(settings)
+        say("measuring")
         return Description({"done": True}, [])
 
     monkeypatch.setattr(engram.experiments.bench, "bench", bench)
     assert run("bench", "--shape", "ViT-B/32", "--tasks", "1,2", "--batch", "4", "--json") == 0
     assert document(capsys) == {"done": True}
-    assert (asked["backbone"], asked["shape"]) == (None, "ViT-B/32")
-    assert (asked["tasks"], asked["batches"], asked["cells"]) == ([1, 2], [4], 5)
+    assert asked == [BenchSettings(None, "ViT-B/32", [1, 2], [4])]
 
 
 def test_a_plan_has_the_rates_and_steps_that_were_given(capsys: Output) -> None:

@@ -13,10 +13,16 @@ from engram.cli.main import main
 from engram.errors import EngramError
 from engram.experiments.bench import (
     PLAIN,
+    BenchSettings,
+    Case,
     Workload,
     bench,
     cached_step,
+    compare,
+    describe_machine,
     forward,
+    machine,
+    quartiles,
     steps,
 )
 from engram.tasks.costs import backbone_macs
@@ -57,7 +63,7 @@ def test_every_step_updates_and_the_frozen_backbone_stays(
     before = backbone.fingerprint
     workload = Workload(backbone, cells=2, classes=3)
     makers = steps(workload, batch=2)
-    assert {"engram", "engram, from the cache", "straightforward, all gradients"} <= makers.keys()
+    assert {"engram", "engram, from the cache", "separate model, full"} <= makers.keys()
     for name, make in makers.items():
         run_twice(make())
         assert updated[-1], name
@@ -85,7 +91,7 @@ def test_the_document_has_what_it_promises(capsys: pytest.CaptureFixture[str]) -
     assert document["backbone"] == "pico"
     assert {"processor", "cores", "torch", "threads"} <= document["machine"].keys()
     rows = {(row["what"], row["tasks"]): row for row in document["forward"]}
-    for what in ("engram", "straightforward", "separate models"):
+    for what in ("engram", "separate models"):
         assert {(what, 1), (what, 3)} <= rows.keys()
     assert rows[PLAIN, 0]["ratio"] == 1
     assert rows["engram", 3]["limit"] > rows["engram", 1]["limit"] > 1
@@ -121,7 +127,7 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_the_table_is_for_people() -> None:
-    described = bench(tasks=[2], batches=[1], seconds=0.001)
+    described = bench(BenchSettings(tasks=[2], batches=[1], seconds=0.001))
     assert described.columns[:3] == ("measured", "tasks", "batch")
     assert all(len(row) == len(described.columns) for row in described.table)
     rows = {row[0]: row for row in described.table}
@@ -131,3 +137,41 @@ def test_the_table_is_for_people() -> None:
     assert float(rows["engram"][6]) > 1
     assert "engram (training)" in rows
     assert dict(described.rows)["backbone"] == "pico"
+
+
+# Timing
+
+
+def test_cases_take_turns_and_are_scaled() -> None:
+    order: list[str] = []
+    cases = {
+        "a": Case(lambda: order.append("a")),
+        "b": Case(lambda: order.append("b"), runs=2, of=10),
+    }
+    messages: list[str] = []
+    found = compare(cases, seconds=0, least=2, say=messages.append)
+    assert order == ["a", "b", *["a", "b", "b"] * 2]
+    assert cases["b"].scale == 5
+    assert found["a"].ratio == found["a"].low == found["a"].high == 1
+    assert found["b"].rounds == len(messages) == 2
+    assert found["b"].low <= found["b"].ratio <= found["b"].high
+
+
+def test_rounds_end_at_the_most() -> None:
+    assert compare({"a": Case(lambda: None)}, seconds=60, most=4)["a"].rounds == 4
+
+
+def test_quartiles_of_one_value_are_that_value() -> None:
+    assert quartiles([2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_a_case_of_several_short_calls_counts_as_one() -> None:
+    assert Case(lambda: None, runs=4, of=1).scale == 0.25
+    assert Case(lambda: None, runs=4).scale == 1
+
+
+def test_the_machine_is_described_in_a_sentence() -> None:
+    about = machine()
+    text = describe_machine({**about, "processor": "Some CPU", "memory_gb": None, "cores": 3})
+    assert text.startswith(f"Some CPU (3 cores, {about['system']}), torch {about['torch']} with ")
+    assert "GB" not in text

@@ -10,7 +10,7 @@ import pytest
 from tests.support.html import Checker
 from tests.support.reports import answered, noise
 
-from engram.experiments.demo_page import write_demo_page
+from engram.experiments.demo import write_demo_page
 from engram.report.task_section import TaskPart
 
 

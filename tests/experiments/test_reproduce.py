@@ -10,7 +10,9 @@ import pytest
 
 from engram import EngramError
 from engram.cli import main as cli
-from engram.experiments.reproduce import PAPER, TABLES, TableRow, plan, reproduce
+from engram.data import load
+from engram.experiments.reproduce import PAPER, TABLES, Reproduction, TableRow
+from engram.methods import FullAdapter
 from engram.train.recipe import RECIPES
 
 QUICK = RECIPES["paper"].but(steps=4, batch=16, evaluations=1, workers=0, augment="none")
@@ -24,14 +26,8 @@ def names(table: str) -> list[str]:
 def test_a_table_has_its_rows_chosen_on_validation_and_tested_once(
     table: str, small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
-    result = reproduce(
-        str(colours),
-        str(small_backbone),
-        tmp_path / "out",
-        table=table,
-        recipe=QUICK,
-        lrs=[0.1, 0.01],
-    )
+    rows = Reproduction(str(colours), table, QUICK, [0.1, 0.01])
+    result = rows.run(load(colours), str(small_backbone), tmp_path / "out")
     assert [row["row"] for row in result.document["rows"]] == names(table)
     for row in result.document["rows"]:
         assert row["lr"] in (0.1, 0.01)
@@ -46,10 +42,9 @@ def test_a_killed_run_goes_on_where_it_was(
     small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
     def run(out: str, progress: Any) -> Any:
-        return reproduce(
-            str(colours), str(small_backbone), tmp_path / out,
-            table="4", recipe=QUICK, lrs=[0.1], progress=progress,
-        ).document  # fmt: skip
+        rows = Reproduction(str(colours), "4", QUICK, [0.1])
+        backbone = str(small_backbone)
+        return rows.run(load(colours), backbone, tmp_path / out, progress=progress).document
 
     def killed(what: str, *_: object, **__: object) -> None:
         if what.startswith("adapter"):
@@ -69,12 +64,11 @@ def test_a_killed_run_goes_on_where_it_was(
 def test_rows_of_another_command_are_refused(
     small_backbone: Path, colours: Path, tmp_path: Path
 ) -> None:
-    reproduce(str(colours), str(small_backbone), tmp_path, table="2b", recipe=QUICK, lrs=[0.1])
+    splits, backbone = load(colours), str(small_backbone)
+    Reproduction(str(colours), "2b", QUICK, [0.1]).run(splits, backbone, tmp_path)
+    other = Reproduction(str(colours), "2b", QUICK.but(steps=5), [0.1])
     with pytest.raises(EngramError, match="other steps"):
-        reproduce(
-            str(colours), str(small_backbone), tmp_path,
-            table="2b", recipe=QUICK.but(steps=5), lrs=[0.1],
-        )  # fmt: skip
+        other.run(splits, backbone, tmp_path)
 
 
 def test_the_plan_is_the_papers_own_setting_and_needs_no_data(
@@ -85,7 +79,7 @@ def test_the_plan_is_the_papers_own_setting_and_needs_no_data(
     assert [row["row"] for row in rows] == list(PAPER["cifar100"])
     assert {row["steps"] for row in rows} == {20_000}
     assert [row["paper"] for row in rows] == [91.8, 85.8, 88.6, 90.9, 91.0, 91.1, 90.9]
-    shown = plan("cifar100", "2", RECIPES["paper"], [], 2)
+    shown = Reproduction("cifar100", seeds=2).plan()
     assert shown.table[0] == ("full", "0.003, 0.01, 0.03, 0.1", "8 x 20,000 steps", "91.8")
 
 
@@ -96,7 +90,7 @@ def test_an_unknown_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_adapters_have_as_many_parameters_as_table_4_counts() -> None:
     width, depth = 768, 12
-    assert 4 * width * depth * TableRow("adapter").width == 737_280
+    assert 4 * width * depth * TableRow(FullAdapter).width == 737_280
 
 
 def test_help_tells_the_defaults_of_the_papers_recipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from engram.backbones.shape import BackboneShape
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.report.contents import Table
-from engram.report.costs import costs_of, costs_section
+from engram.report.costs import costs_by_task, costs_section
 from engram.tasks.costs import task_costs
 
 
@@ -23,7 +23,7 @@ def test_costs_count_all_ancestors() -> None:
     model = three_generations()
     specs = {name: task.spec for name, task in model.tasks.items()}
     by_hand = task_costs(BackboneShape.of(model.backbone), specs["c"], [specs["a"], specs["b"]])
-    assert costs_of(model)["c"] == by_hand
+    assert costs_by_task(model)["c"] == by_hand
 
 
 def test_the_section_has_all_regimes_and_the_tasks_of_the_page() -> None:

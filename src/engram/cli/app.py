@@ -62,8 +62,7 @@ ImageSize = Annotated[
 ]
 Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]
 Device = Annotated[
-    str,
-    typer.Option(metavar="NAME", help=help_line(ABOUT_DEVICE), rich_help_panel=RESOURCES),
+    str, typer.Option(metavar="NAME", help=help_line(ABOUT_DEVICE), rich_help_panel=RESOURCES)
 ]
 Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
 BackboneDtype = Annotated[str, _one_of(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
@@ -77,8 +76,7 @@ Tasks = Annotated[
     ),
 ]
 Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Replace the file if it exists.", rich_help_panel=OUTPUT),
+    bool, typer.Option("--overwrite", help="Replace the file if it exists.", rich_help_panel=OUTPUT)
 ]
 
 

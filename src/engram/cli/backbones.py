@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,13 @@ from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
 from engram.util.description import Description
 from engram.util.invocation import program
+
+if TYPE_CHECKING:
+    from engram.vit import ViT
+    from engram.vit.vit import ViTConfig
+
+_BATCH, _PASSES, _SECONDS = 2, 3, 0.15
+_COLUMNS = ("name", "parameters", "download", "licence", "images/s", "here")
 
 backbones_app = typer.Typer(help="The recommended backbones, and which are on this machine.")
 app.add_typer(backbones_app, name="backbones")
@@ -21,12 +30,88 @@ def backbones_command(context: typer.Context, as_json: Json = False) -> None:
     """List the recommended backbones, and which are on this machine."""
     if context.invoked_subcommand is not None:
         return
-    from engram.experiments.backbone_table import list_backbones
+    from engram.backbones.load import load_backbone
+    from engram.backbones.recommended import PICO, RECOMMENDED
 
     with bars(as_json) as progress:
         progress("measuring the speed of one layer of each backbone", 0, 0)
-        table = list_backbones()
-    show(table, as_json)
+        pico = load_backbone(PICO)
+        side = pico.config.image_size[0]
+        entries: list[dict[str, Any]] = [
+            {
+                "name": backbone.name,
+                "source": backbone.repo,
+                "parameters": backbone.parameters,
+                "download": backbone.download,
+                "licence": backbone.licence,
+                "image_size": backbone.image_size,
+                "images_per_second": estimated_speed(backbone.config, backbone.image_size),
+                "on_this_machine": backbone.on_this_machine,
+                "about": backbone.about,
+            }
+            for backbone in RECOMMENDED
+        ]
+        entries.append(
+            {
+                "name": PICO,
+                "source": PICO,
+                "parameters": _parameters(pico),
+                "download": 0,
+                "licence": "Apache-2.0",
+                "image_size": side,
+                "images_per_second": estimated_speed(pico.config, side),
+                "on_this_machine": True,
+                "about": "images of up to 48 pixels",
+            }
+        )
+    rows = [
+        *((entry["name"], f"{entry['source']}: {entry['about']}") for entry in entries),
+        ("get one", f"{program()} backbones get {RECOMMENDED[0].name}"),
+        ("images/s", "of the plain backbone on this CPU, estimated from one layer just now"),
+        ("here", "whether it is on this machine and needs no network"),
+    ]
+    show(Description({"backbones": entries}, rows, _COLUMNS, tuple(map(_row, entries))), as_json)
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    speed = entry["images_per_second"]
+    return (
+        entry["name"],
+        f"{entry['parameters'] / 1e6:.1f} M",
+        f"about {entry['download'] / 1e6:.0f} MB" if entry["download"] else "bundled",
+        entry["licence"],
+        f"{speed:.{0 if speed >= 10 else 1}f}",
+        "yes" if entry["on_this_machine"] else "no",
+    )
+
+
+def _parameters(backbone: ViT) -> int:
+    return sum(parameter.numel() for parameter in backbone.parameters())
+
+
+def estimated_speed(config: ViTConfig, side: int) -> float:
+    """Images per second of a plain pass on this CPU, from the time of one layer.
+
+    Time does not depend on the values of weights, and all layers take the same.
+    """
+    import torch
+
+    from engram.backbones.shape import BackboneShape
+    from engram.tasks.costs import backbone_macs
+    from engram.vit import ViT
+
+    size = (side, side)
+    one = replace(config, image_size=size, depth=1, head=None)
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        layer, pixels = ViT(one).eval(), torch.zeros(_BATCH, 3, *size)
+        layer.tokens(pixels)  # the first pass is slower
+        times: list[float] = []
+        while len(times) < _PASSES or sum(times) < _SECONDS:
+            began = time.perf_counter()
+            layer.tokens(pixels)
+            times.append(time.perf_counter() - began)
+    macs, whole = (backbone_macs(BackboneShape.of(shape), size) for shape in (one, config))
+    return _BATCH * macs / whole / min(times)
 
 
 @backbones_app.command(name="get")
@@ -39,7 +124,7 @@ def get_command(
 
     with bars(as_json) as progress:
         backbone, folder = get_backbone(name, announce=announce, progress=progress)
-    parameters = sum(parameter.numel() for parameter in backbone.parameters())
+    parameters = _parameters(backbone)
     document = {
         "source": backbone.source,
         "folder": str(folder),

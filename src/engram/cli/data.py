@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from engram.cli.app import DataArgument, Json, app
-from engram.cli.flags import DATA, flags_of
+from engram.cli.flags import DATA, flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.train.options import DataOptions
@@ -20,10 +18,10 @@ def data_command(
     data: DataArgument,
     check: Annotated[
         bool,
-        typer.Option(
+        option(
+            DATA,
+            "Decode every image and look for all duplicates; else a sample of the headers.",
             "--check",
-            help="Decode every image and look for all duplicates; else a sample of the headers.",
-            rich_help_panel=DATA,
         ),
     ] = False,
     as_json: Json = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import BackboneDtype, Device, Json, Precision, Tasks, app
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
 from engram.cli.inference import Workers
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
@@ -34,30 +34,31 @@ def embed_command(
     ],
     out: Annotated[
         Path,
-        typer.Option(
+        option(
+            OUTPUT,
+            "The file to write: .parquet or .npz. An existing one is replaced.",
             "-o",
             "--out",
             metavar="FILE",
-            help="The file to write: .parquet or .npz. An existing one is replaced.",
-            rich_help_panel=OUTPUT,
         ),
     ],
     engrams: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--engram", metavar="FILE", help="Engrams or bundles to embed for too; repeatable."
+        option(
+            None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
         ),
     ] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(
-            metavar="BACKBONE",
-            help="Path or Hub id of the backbone; by default the engrams' own, or what suits the "
+        option(
+            None,
+            "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
             "size of the images.",
+            metavar="BACKBONE",
         ),
     ] = None,
     tasks: Tasks = None,
-    batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
+    batch: Annotated[int, option(RESOURCES, "Images per pass.")] = 64,
     workers: Workers = 2,
     backbone_dtype: BackboneDtype = "fp32",
     device: Device = "auto",

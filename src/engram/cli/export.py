@@ -12,7 +12,7 @@ import typer
 
 from engram.cli.app import Backbone, Json, Overwrite, Tasks, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
 from engram.cli.inference import Split, Workers, data_for
 from engram.cli.progress import bars
 from engram.cli.terminal import show
@@ -33,44 +33,32 @@ def export_command(
     sources: Annotated[
         list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")
     ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--out", help="The file to write: .onnx or .pt2.", rich_help_panel=OUTPUT
-        ),
-    ],
+    out: Annotated[Path, option(OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out")],
     file_format: Annotated[
         str | None,
-        typer.Option(
+        option(
+            OUTPUT,
+            "onnx or torch, if the file's ending does not say it.",
             "--format",
-            help="onnx or torch, if the file's ending does not say it.",
             autocompletion=among(("onnx", "torch")),
-            rich_help_panel=OUTPUT,
         ),
     ] = None,
     int8: Annotated[
         bool,
-        typer.Option(
-            "--int8",
-            help="int8 quantisation of the linear layers: faster, less exact.",
-            rich_help_panel=OUTPUT,
-        ),
+        option(OUTPUT, "int8 quantisation of the linear layers: faster, less exact.", "--int8"),
     ] = False,
     tasks: Tasks = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            "--data",
+        option(
+            DATA,
+            "Measure a task before and after, on a split of its own if you like; repeatable.",
             metavar="NAME=DATA[:SPLIT]",
-            help="Measure a task before and after, on a split of its own if you like; repeatable.",
-            rich_help_panel=DATA,
         ),
     ] = None,
     split: Split = "test",
     backbone: Backbone = None,
-    batch: Annotated[
-        int, typer.Option(help="Images per pass, when measuring.", rich_help_panel=RESOURCES)
-    ] = 32,
+    batch: Annotated[int, option(RESOURCES, "Images per pass, when measuring.")] = 32,
     workers: Workers = 2,
     overwrite: Overwrite = False,
     as_json: Json = False,

@@ -14,7 +14,7 @@ import typer
 
 from engram.cli.app import Json, app
 from engram.cli.complete import among
-from engram.cli.flags import OUTPUT, RESOURCES, TRAINING
+from engram.cli.flags import OUTPUT, RESOURCES, TRAINING, option
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.errors import EngramError
@@ -35,74 +35,74 @@ def farm_command(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help=_JOBS)],
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            OUTPUT,
+            "Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
             "-o",
             "--out",
             metavar="BUNDLE",
-            help="Bundle for the tasks of jobs that name none (default: JOBS.farm/bundle).",
-            rich_help_panel=OUTPUT,
         ),
     ] = None,
     on: Annotated[
         str,
-        typer.Option(
-            metavar="WHERE",
-            help="Where to train: local (processes of this machine), ray (starts Ray on this "
+        option(
+            RESOURCES,
+            "Where to train: local (processes of this machine), ray (starts Ray on this "
             "machine), or the address of a Ray cluster, HOST:PORT or ray://HOST:PORT.",
+            metavar="WHERE",
             autocompletion=among(("local", "ray")),
-            rich_help_panel=RESOURCES,
         ),
     ] = "local",
     parallel: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Number of jobs to train at the same time (default: 1; on Ray, as many as fit "
+        option(
+            RESOURCES,
+            "Number of jobs to train at the same time (default: 1; on Ray, as many as fit "
             "on the cluster).",
-            rich_help_panel=RESOURCES,
+            min=1,
         ),
     ] = None,
     cpus: Annotated[
         int | None,
-        typer.Option(
+        option(
+            RESOURCES,
+            "CPU threads per job; on Ray, also the CPUs reserved for it (default: torch's "
+            "number of threads divided by --parallel; on Ray, 1).",
             "--cpus-per-job",
             min=1,
-            help="CPU threads per job; on Ray, also the CPUs reserved for it (default: torch's "
-            "number of threads divided by --parallel; on Ray, 1).",
-            rich_help_panel=RESOURCES,
         ),
     ] = None,
     gpus: Annotated[
         float,
-        typer.Option(
+        option(
+            RESOURCES,
+            "GPUs reserved per job on Ray; can be a fraction, such as 0.5.",
             "--gpus-per-job",
             min=0,
-            help="GPUs reserved per job on Ray; can be a fraction, such as 0.5.",
-            rich_help_panel=RESOURCES,
         ),
     ] = 0.0,
     retries: Annotated[
         int,
-        typer.Option(
+        option(
+            TRAINING,
+            "Number of times to restart a job whose process crashed, from its checkpoint.",
             min=0,
-            help="Number of times to restart a job whose process crashed, from its checkpoint.",
-            rich_help_panel=TRAINING,
         ),
     ] = 2,
     overwrite: Annotated[
         bool,
-        typer.Option(
+        option(
+            OUTPUT,
+            "Retrain jobs whose options have changed, and replace their tasks.",
             "--overwrite",
-            help="Retrain jobs whose options have changed, and replace their tasks.",
-            rich_help_panel=OUTPUT,
         ),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
+        option(
+            OUTPUT,
+            "Check the jobs, print which of them share a cache, and train nothing.",
             "--dry-run",
-            help="Check the jobs, print which of them share a cache, and train nothing.",
-            rich_help_panel=OUTPUT,
         ),
     ] = False,
     as_json: Json = False,

@@ -36,6 +36,11 @@ _TYPES: dict[str, Any] = {
 }
 
 
+def option(panel: str | None, about: str, *names: str, **others: Any) -> Any:
+    """An option of a command, with its panel and line of `--help`."""
+    return typer.Option(*names, help=about, rich_help_panel=panel, **others)
+
+
 def flags_of(
     panels: Mapping[type, str], defaults: Any = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from engram.cli.app import Backbone, BackboneDtype, Device, Engrams, Json, Precision, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of
+from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.errors import EngramError, Notice
@@ -29,15 +27,13 @@ if TYPE_CHECKING:
 
 Split = Annotated[
     str,
-    typer.Option(
-        help="Split of the data: train, val or test.",
+    option(
+        DATA,
+        "Split of the data: train, val or test.",
         autocompletion=among(("train", "val", "test")),
-        rich_help_panel=DATA,
     ),
 ]
-Workers = Annotated[
-    int, typer.Option(help="Processes that decode images.", rich_help_panel=RESOURCES)
-]
+Workers = Annotated[int, option(RESOURCES, "Processes that decode images.")]
 
 
 @app.command(name="eval")
@@ -46,29 +42,24 @@ def eval_command(
     sources: Engrams,
     data: Annotated[
         list[str],
-        typer.Option(
-            "--data",
+        option(
+            DATA,
+            "A task and its data, with a split of its own if you like; repeatable.",
             metavar="NAME=DATA[:SPLIT]",
-            help="A task and its data, with a split of its own if you like; repeatable.",
-            rich_help_panel=DATA,
         ),
     ],
     split: Split = "test",
     backbone: Backbone = None,
-    batch: Annotated[int, typer.Option(help="Images per pass.", rich_help_panel=RESOURCES)] = 64,
+    batch: Annotated[int, option(RESOURCES, "Images per pass.")] = 64,
     workers: Workers = 2,
     device: Device = "auto",
     precision: Precision = "fp32",
     backbone_dtype: BackboneDtype = "fp32",
     skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad", help="Leave unreadable images out of the count.", rich_help_panel=DATA
-        ),
+        bool, option(DATA, "Leave unreadable images out of the count.", "--skip-bad")
     ] = False,
     report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Also write a page.", rich_help_panel=OUTPUT),
+        Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
     ] = None,
     as_json: Json = False,
     flags: Given | None = None,

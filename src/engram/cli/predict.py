@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.app import Backbone, BackboneDtype, Device, Json, Precision, Tasks, app
-from engram.cli.flags import OUTPUT, RESOURCES, flags_of
+from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
@@ -39,38 +39,31 @@ def predict_command(
     ],
     backbone: Backbone = None,
     tasks: Tasks = None,
-    top_k: Annotated[
-        int, typer.Option(help="Number of classes to return per task.", rich_help_panel=OUTPUT)
-    ] = 3,
+    top_k: Annotated[int, option(OUTPUT, "Number of classes to return per task.")] = 3,
     masks: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write segmentation masks into this folder, as PNG.",
-            rich_help_panel=OUTPUT,
-        ),
+        option(OUTPUT, "Write segmentation masks into this folder, as PNG.", metavar="FOLDER"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            OUTPUT,
+            "Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
+            "files, as they come. If interrupted, the same command continues.",
             "-o",
             "--out",
-            help="Write answers to a .parquet, .jsonl or .csv file, or to a folder of parquet "
-            "files, as they come. If interrupted, the same command continues.",
-            rich_help_panel=OUTPUT,
         ),
     ] = None,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the answers in --out.", rich_help_panel=OUTPUT),
+        bool, option(OUTPUT, "Replace the answers in --out.", "--overwrite")
     ] = False,
     on: Annotated[
         str | None,
-        typer.Option(
-            metavar="CLUSTER",
-            help="Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
+        option(
+            RESOURCES,
+            "Run on Ray, with --out: ray starts Ray on this machine, HOST:PORT or "
             "ray://HOST:PORT connects to a cluster.",
-            rich_help_panel=RESOURCES,
+            metavar="CLUSTER",
         ),
     ] = None,
     device: Device = "auto",

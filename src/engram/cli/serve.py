@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.app import Backbone, Json, app
-from engram.cli.flags import flags_of
+from engram.cli.flags import flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.serve.settings import Settings
@@ -29,20 +29,20 @@ def serve_command(
     backbone: Backbone = None,
     token: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Access",
+            "Secret that a client must send to attach or delete tasks.",
             envvar="ENGRAM_TOKEN",
-            help="Secret that a client must send to attach or delete tasks.",
             show_envvar=True,
-            rich_help_panel="Access",
         ),
     ] = None,
     ask_token: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Access",
+            "Secret that a client must send to ask; needed with --host beyond this machine.",
             envvar="ENGRAM_ASK_TOKEN",
-            help="Secret that a client must send to ask; needed with --host beyond this machine.",
             show_envvar=True,
-            rich_help_panel="Access",
         ),
     ] = None,
     as_json: Json = False,

@@ -9,13 +9,13 @@ import typer
 
 from engram.cli.app import Backbone, Json, Overwrite, app
 from engram.cli.complete import task_names
-from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers
+from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.util.text import words
 
 _CARD = "Card"
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.", rich_help_panel=HUB)]
+Revision = Annotated[str | None, option(HUB, "Branch, tag or commit.")]
 
 
 @app.command()
@@ -40,17 +40,10 @@ def compose(
     sources: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Engrams, or bundles of them.")
     ],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="The folder to write.", rich_help_panel=OUTPUT)
-    ],
+    out: Annotated[Path, option(OUTPUT, "The folder to write.", "-o", "--out")],
     backbone: Backbone = None,
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace or leave out tasks of a bundle that is there.",
-            rich_help_panel=OUTPUT,
-        ),
+        bool, option(OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -67,22 +60,15 @@ def merge_command(
     sources: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Two or more engrams of one task.")
     ],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
-    ],
+    out: Annotated[Path, option(OUTPUT, "The engram to write.", "-o", "--out")],
     weights: Annotated[
         str,
-        typer.Option(
-            metavar="A,B",
-            help="Share of each in the average, together 1 (default: all the same).",
-            rich_help_panel=TASK,
+        option(
+            TASK, "Share of each in the average, together 1 (default: all the same).", metavar="A,B"
         ),
     ] = "",
     task: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the task (default: that of the first file).", rich_help_panel=TASK
-        ),
+        str | None, option(TASK, "Name of the task (default: that of the first file).")
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -104,8 +90,7 @@ app.add_typer(bundle_app, name="bundle")
 def bundle_remove(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")],
     task: Annotated[
-        str,
-        typer.Argument(metavar="TASK", help="The task to remove.", autocompletion=task_names),
+        str, typer.Argument(metavar="TASK", help="The task to remove.", autocompletion=task_names)
     ],
     as_json: Json = False,
 ) -> None:
@@ -122,34 +107,25 @@ def bundle_remove(
 @app.command()
 def convert(
     checkpoint: Annotated[
-        str,
-        typer.Argument(metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt."),
+        str, typer.Argument(metavar="OLD.pt", help="The old checkpoint, or hf:OWNER/NAME/OLD.pt.")
     ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--out", help="The folder to write engrams into.", rich_help_panel=OUTPUT
-        ),
-    ],
+    out: Annotated[Path, option(OUTPUT, "The folder to write engrams into.", "-o", "--out")],
     base: Annotated[
         str | None,
-        typer.Option(
+        option(
+            MODEL,
+            "Path or Hub id of the ViT it was made from. Known for the published ones.",
             metavar="BACKBONE",
-            help="Path or Hub id of the ViT it was made from. Known for the published ones.",
-            rich_help_panel=MODEL,
         ),
     ] = None,
-    names: Annotated[
-        str,
-        typer.Option(metavar="A,B", help="Names for its tasks, in order.", rich_help_panel=TASK),
-    ] = "",
+    names: Annotated[str, option(TASK, "Names for its tasks, in order.", metavar="A,B")] = "",
     raw_pixels: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            MODEL,
+            "Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
             "--raw-pixels/--normalised-pixels",
-            help="Whether it was trained on raw pixels from 0 to 1. Known for the published ones.",
             show_default=False,
-            rich_help_panel=MODEL,
         ),
     ] = None,
     as_json: Json = False,
@@ -168,49 +144,23 @@ def push_command(
         list[str],
         typer.Argument(metavar="FILE|BUNDLE", help="An engram, a bundle, or engrams that fit."),
     ],
-    to: Annotated[
-        str, typer.Option(metavar="OWNER/NAME", help="The Hub repository.", rich_help_panel=HUB)
-    ],
+    to: Annotated[str, option(HUB, "The Hub repository.", metavar="OWNER/NAME")],
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Show exactly what would be sent, and send nothing.",
-            rich_help_panel=OUTPUT,
-        ),
+        bool, option(OUTPUT, "Show exactly what would be sent, and send nothing.", "--dry-run")
     ] = False,
-    revision: Annotated[
-        str | None,
-        typer.Option(help="Branch to push to; created if it is new.", rich_help_panel=HUB),
-    ] = None,
+    revision: Annotated[str | None, option(HUB, "Branch to push to; created if it is new.")] = None,
     private: Annotated[
-        bool,
-        typer.Option(
-            "--private",
-            help="Create the repository as private, if it is new.",
-            rich_help_panel=HUB,
-        ),
+        bool, option(HUB, "Create the repository as private, if it is new.", "--private")
     ] = False,
     license: Annotated[
-        str | None,
-        typer.Option(help="Licence on the card, such as apache-2.0.", rich_help_panel=_CARD),
+        str | None, option(_CARD, "Licence on the card, such as apache-2.0.")
     ] = None,
     backbone: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OWNER/NAME",
-            help="Hub id where others find the backbone.",
-            rich_help_panel=_CARD,
-        ),
+        str | None, option(_CARD, "Hub id where others find the backbone.", metavar="OWNER/NAME")
     ] = None,
-    message: Annotated[
-        str | None, typer.Option(help="Commit message.", rich_help_panel=HUB)
-    ] = None,
+    message: Annotated[str | None, option(HUB, "Commit message.")] = None,
     replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace", help="Delete other engrams in the repository.", rich_help_panel=HUB
-        ),
+        bool, option(HUB, "Delete other engrams in the repository.", "--replace")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -233,16 +183,10 @@ def pull_command(
         list[str],
         typer.Argument(metavar="hf:OWNER/NAME[/FILE]", help="Repositories or engrams of the Hub."),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="The folder to write.", rich_help_panel=OUTPUT),
-    ] = None,
+    out: Annotated[Path | None, option(OUTPUT, "The folder to write.", "-o", "--out")] = None,
     revision: Revision = None,
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", help="Replace other files of the same names.", rich_help_panel=OUTPUT
-        ),
+        bool, option(OUTPUT, "Replace other files of the same names.", "--overwrite")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from engram.cli.add_classes import add_classes_to, check_flags
 from engram.cli.app import DataArgument, Json, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers
+from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers, option
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
 from engram.methods.settings import REGIMES
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
 
-Out = Annotated[
-    Path, typer.Option("-o", "--out", help="The engram to write.", rich_help_panel=OUTPUT)
-]
-TaskName = Annotated[str, typer.Option("--task", help="Name of the task.", rich_help_panel=TASK)]
+Out = Annotated[Path, option(OUTPUT, "The engram to write.", "-o", "--out")]
+TaskName = Annotated[str, option(TASK, "Name of the task.", "--task")]
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
     f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or masked "
@@ -47,40 +45,31 @@ def fit_command(
     task: TaskName,
     out: Out,
     regime: Annotated[
-        str | None,
-        typer.Option(
-            help=_REGIME_HELP, autocompletion=among(("auto", *REGIMES)), rich_help_panel=TASK
-        ),
+        str | None, option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES)))
     ] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            help="Train this many seeds and keep the best (default: 1).", rich_help_panel=TRAINING
-        ),
+        int | None, option(TRAINING, "Train this many seeds and keep the best (default: 1).")
     ] = None,
     more: Annotated[
         bool,
-        typer.Option(
+        option(
+            TASK,
+            "Teach the task in --from more classes, from images of these alone.",
             "--add-classes",
-            help="Teach the task in --from more classes, from images of these alone.",
-            rich_help_panel=TASK,
         ),
     ] = False,
     old: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="The engram that gets more classes, with --add-classes.",
-            rich_help_panel=TASK,
+        option(
+            TASK, "The engram that gets more classes, with --add-classes.", "--from", metavar="FILE"
         ),
     ] = None,
     soup: Annotated[
         int | None,
-        typer.Option(
-            help="Train at this many learning rates around the default or --lr, and average the "
+        option(
+            TRAINING,
+            "Train at this many learning rates around the default or --lr, and average the "
             "best if validation says that it helps (default: none).",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     as_json: Json = False,
@@ -124,36 +113,22 @@ def sweep_command(
     task: TaskName,
     out: Out,
     cells: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B", help="Numbers of memory cells (default: 5).", rich_help_panel=TASK
-        ),
+        str | None, option(TASK, "Numbers of memory cells (default: 5).", metavar="A,B")
     ] = None,
-    lr: Annotated[
-        str | None,
-        typer.Option("--lr", metavar="A,B", help="Learning rates.", rich_help_panel=TRAINING),
-    ] = None,
-    weight_decay: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Weight decays.", rich_help_panel=TRAINING)
-    ] = None,
+    lr: Annotated[str | None, option(TRAINING, "Learning rates.", metavar="A,B")] = None,
+    weight_decay: Annotated[str | None, option(TRAINING, "Weight decays.", metavar="A,B")] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(help="Seeds for every combination (default: 1).", rich_help_panel=TRAINING),
+        int | None, option(TRAINING, "Seeds for every combination (default: 1).")
     ] = None,
     refit: Annotated[
-        bool,
-        typer.Option(
-            "--refit",
-            help="Train the best again, validation images included.",
-            rich_help_panel=TRAINING,
-        ),
+        bool, option(TRAINING, "Train the best again, validation images included.", "--refit")
     ] = False,
     soup: Annotated[
         int | None,
-        typer.Option(
-            help="Average up to this many of the best variants of one seed and number of cells, "
+        option(
+            TRAINING,
+            "Average up to this many of the best variants of one seed and number of cells, "
             "if validation says that it helps (default: none).",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     as_json: Json = False,

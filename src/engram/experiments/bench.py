@@ -1,16 +1,22 @@
-"""Speed: tasks compared with the plain backbone, and with other ways to do the same work.
+"""`engram bench`: the speed of tasks, compared with the plain backbone and with separate models.
 
-Times are compared within one run, in which all methods take turns. `engram bench` is a quick
-measurement; `benchmarks/speed` in the repository uses the same functions for a thorough one.
+Times are compared within one run, in which all ways take turns. `benchmarks/speed` in the
+repository measures with the same functions, other libraries too.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,17 +26,7 @@ from engram.backbones.load import load_backbone
 from engram.backbones.random import backbone_of_shape
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
-from engram.experiments.peers import (
-    Lora,
-    Peer,
-    Separate,
-    Straightforward,
-    VitPytorch,
-    installed,
-    transformers_vit,
-)
-from engram.experiments.timing import Case, Key, Say, Timing, compare, describe_machine, machine
-from engram.methods import method_class
+from engram.methods import Masked, MaskedAdapter, method_class
 from engram.methods.forward import Cached, reads_tokens
 from engram.methods.method import Needs
 from engram.model import MemoryViT
@@ -40,9 +36,127 @@ from engram.util.description import Description
 from engram.util.devices import device_for, wait_for
 from engram.vit import ViT
 
+Key = TypeVar("Key", bound=Hashable)
+Say = Callable[[str], object]
 Step = Callable[[], None]
 
 PLAIN = "plain backbone"
+_DISTINCT = 4  # separate models in memory; each is larger than any cache of a processor
+
+
+# Times that can be compared
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time: `run`, called `runs` times in each round.
+
+    The time is reported for `of` calls: of a hundred equal passes only some need to run, and of
+    several short calls in a row the mean is taken (`of=1`).
+    """
+
+    run: Callable[[], object]
+    runs: int = 1
+    of: int | None = None
+
+    @property
+    def scale(self) -> float:
+        return (self.of or self.runs) / self.runs
+
+    @property
+    def note(self) -> str:
+        return f"{self.runs} of {self.of} passes" if self.scale != 1 else ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    seconds: float  # median
+    ratio: float  # to the first case: median over rounds of the ratio within a round
+    low: float  # quartiles of that ratio
+    high: float
+    rounds: int
+
+
+def compare(
+    cases: Mapping[Key, Case],
+    *,
+    seconds: float,
+    least: int = 3,
+    most: int = 25,
+    rest: float = 0,
+    say: Say = lambda text: None,
+    wait: Callable[[], object] = lambda: None,
+) -> dict[Key, Timing]:
+    """Time the cases in turn, round after round; ratios are to the first case.
+
+    It takes about `seconds`, but at least `least` and at most `most` rounds. A pause of `rest`
+    seconds before each case keeps threads that still spin from disturbing it. `wait` returns once
+    the device is done, where it works by itself.
+    """
+    for case in cases.values():
+        case.run()  # warm up
+    times: dict[Key, list[float]] = {name: [] for name in cases}
+    began = time.perf_counter()
+    rounds = 0
+    while rounds < least or (rounds < most and time.perf_counter() - began < seconds):
+        for name, case in cases.items():
+            time.sleep(rest)
+            wait()
+            start = time.perf_counter()
+            for _ in range(case.runs):
+                case.run()
+            wait()
+            times[name].append(case.scale * (time.perf_counter() - start))
+        rounds += 1
+        say(f"round {rounds}, {time.perf_counter() - began:.0f} s")
+    reference = next(iter(times.values()))
+    found = {}
+    for name, values in times.items():
+        ratios = [value / base for value, base in zip(values, reference, strict=True)]
+        low, middle, high = quartiles(ratios)
+        found[name] = Timing(statistics.median(values), middle, low, high, rounds)
+    return found
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions that times were measured on."""
+    processor = platform.processor() or "unknown processor"
+    if (cpus := Path("/proc/cpuinfo")).exists():  # Linux
+        lines = cpus.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        processor = next(iter(names), processor)
+    memory = None
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "memory_gb": memory,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def describe_machine(about: Mapping[str, Any]) -> str:
+    memory = f", {about['memory_gb']} GB" if about["memory_gb"] else ""
+    return (
+        f"{about['processor']} ({about['cores']} cores{memory}, {about['system']}), "
+        f"torch {about['torch']} with {about['threads']} threads and {about['kernels']} kernels, "
+        f"Python {about['python']}, fp32"
+    )
+
+
+# What is timed
 
 
 @dataclass(frozen=True)
@@ -55,12 +169,11 @@ class Workload:
     seconds: float = 5.0  # for each table
     least: int = 3  # rounds, however long they take
     most: int = 25
-    passes: int = 3  # that are measured of a method that needs a pass for each task
+    passes: int = 3  # that are measured of what needs a pass for each task
 
-    def model(self, tasks: int, regime: str = "masked", cells: int | None = None) -> MemoryViT:
+    def model(self, tasks: int, regime: str = Masked.name, cells: int | None = None) -> MemoryViT:
         """A model with this number of untrained tasks."""
-        model = MemoryViT(self.backbone)
-        count = None
+        model, count = MemoryViT(self.backbone), None
         if "cells" in method_class(regime).setting_names():
             count = self.cells if cells is None else cells
         for i in range(tasks):
@@ -77,8 +190,14 @@ class Workload:
     def device(self) -> torch.device:
         return self.backbone.device
 
-    def task_costs(self, regime: str = "masked") -> Costs:
-        """What one task adds to the pass, by the formulas."""
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of an image."""
+        config = self.backbone.config
+        return config.prefix + config.grid[0] * config.grid[1]
+
+    def task_costs(self, regime: str = Masked.name) -> Costs:
+        """The costs of one task beside the pass, by the formulas."""
         return task_costs(BackboneShape.of(self.backbone), self.model(1, regime).task("task0").spec)
 
     def compare(self, cases: Mapping[Key, Case], say: Say) -> dict[Key, Timing]:
@@ -90,7 +209,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of one method."""
+    """The time of one way to answer or to train."""
 
     what: str
     tasks: int
@@ -103,57 +222,92 @@ class Measurement:
         about = {"what": self.what, "tasks": self.tasks, "batch": self.batch}
         return {**about, **asdict(self.timing), "limit": self.limit, "note": self.note}
 
+    def to_row(self, section: str) -> tuple[str, ...]:
+        time = self.timing
+        return (
+            f"{self.what} ({section})" if section == "training" else self.what,
+            str(self.tasks or ""),
+            str(self.batch),
+            f"{1e3 * time.seconds:,.1f}",
+            f"{time.ratio:.2f}",
+            f"{time.low:.2f} to {time.high:.2f}",
+            "" if self.limit is None else f"{self.limit:.2f}",
+            self.note,
+        )
+
+
+class Peer(Protocol):
+    """Another way to do the same work, of which a pass answers one task: each in turn."""
+
+    def one_pass(self, pixels: Tensor) -> Tensor: ...
+    def trained(self) -> Iterator[nn.Parameter]:
+        """The parameters that a training step of the first task updates."""
+
+
+class Separate:
+    """A whole model for each task, as full fine-tuning produces them."""
+
+    def __init__(self, backbone: ViT, tasks: int, classes: int) -> None:
+        self.models = []
+        for _ in range(min(tasks, _DISTINCT)):
+            own = copy.deepcopy(backbone)
+            own.head = None
+            head = nn.Linear(backbone.config.width, classes).to(backbone.device)
+            self.models.append((own.requires_grad_(True), head))
+        self._next = cycle(self.models)
+
+    def one_pass(self, pixels: Tensor) -> Tensor:
+        vit, head = next(self._next)
+        logits: Tensor = head(vit.pool(vit.tokens(pixels)))
+        return logits
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        for part in self.models[0]:
+            yield from part.parameters()
+
 
 # Forward
 
+Cases = dict[tuple[str, int], Case]
+
 
 def forward(
-    workload: Workload, tasks: Sequence[int], batches: Sequence[int], say: Say = lambda text: None
+    workload: Workload,
+    tasks: Sequence[int],
+    batches: Sequence[int],
+    say: Say = lambda text: None,
+    others: Callable[[Tensor], Cases] = lambda pixels: {},
 ) -> list[Measurement]:
-    """Time the answers of many tasks, with every method that is available."""
+    """Time the answers of many tasks; `others` adds cases by name and number of tasks."""
+    backbone = workload.backbone
     models = {count: workload.model(count) for count in tasks}
-    naive = {count: Straightforward(model) for count, model in models.items()}
-    peers = _peers(workload, tasks)
     middle = sorted(tasks)[len(tasks) // 2]
-    adapted = workload.model(middle, "masked+adapter")
-    plain = (
-        transformers_vit(workload.backbone, 1000)
-        if "lora" in installed(workload.backbone)
-        else None
-    )
+    adapted = workload.model(middle, MaskedAdapter.name)
+    separate = Separate(backbone, max(tasks), workload.classes)
+    limits: dict[tuple[str, int], float] = {(PLAIN, 0): 1.0}
+    share, adapted_share = (workload.task_costs(m.name).share for m in (Masked, MaskedAdapter))
     rows = []
     for batch in batches:
         pixels = workload.pixels(batch)
-        cases = {(PLAIN, 0): Case(partial(_plain, workload.backbone, pixels))}
-        if plain is not None:
-            cases["transformers, plain", 0] = Case(partial(plain, pixels))
+        cases: Cases = {(PLAIN, 0): Case(partial(_plain, backbone, pixels))}
         for count in tasks:
             cases["engram", count] = Case(partial(models[count], pixels))
-            cases["straightforward", count] = Case(partial(naive[count], pixels))
-            for what, peer in peers[count].items():
-                passes = min(count, workload.passes)
-                cases[what, count] = Case(partial(peer.one_pass, pixels), passes, count)
+            limits["engram", count] = 1 + count * share
+            passes = min(count, workload.passes)
+            one_pass = partial(separate.one_pass, pixels)
+            cases["separate models", count] = Case(one_pass, passes, count)
         cases["engram, exact", middle] = Case(partial(models[middle], pixels, exact=True))
-        cases["engram, masked+adapter", middle] = Case(partial(adapted, pixels))
+        limits["engram, exact", middle] = 1 + middle * share
+        with_adapters = f"engram, {MaskedAdapter.name}", middle
+        cases[with_adapters] = Case(partial(adapted, pixels))
+        limits[with_adapters] = 1 + middle * adapted_share
+        cases |= others(pixels)
         say(f"forward, batch {batch}")
         with torch.inference_mode():
             found = workload.compare(cases, say)
-        for (what, count), timing in found.items():
-            case = cases[what, count]
-            note = f"{case.runs} of {case.of} passes" if case.scale != 1 else ""
-            limit = _limit(workload, what, count)
-            rows.append(Measurement(what, count, batch, timing, limit, note))
+        for key, timing in found.items():
+            rows.append(Measurement(*key, batch, timing, limits.get(key), cases[key].note))
     return rows
-
-
-def _limit(workload: Workload, what: str, count: int) -> float | None:
-    """The ratio of multiply-accumulates to those of the plain backbone, where it is known."""
-    if what == PLAIN:
-        return 1.0
-    if not what.startswith("engram"):
-        return None
-    regime = "masked+adapter" if what.endswith("adapter") else "masked"
-    return 1 + count * workload.task_costs(regime).share
 
 
 def _plain(backbone: ViT, pixels: Tensor) -> Tensor:
@@ -161,58 +315,42 @@ def _plain(backbone: ViT, pixels: Tensor) -> Tensor:
     return out
 
 
-def _peers(workload: Workload, tasks: Sequence[int]) -> dict[int, dict[str, Peer]]:
-    """Methods that need a pass for each task, by the number of tasks."""
-    backbone, there = workload.backbone, installed(workload.backbone)
-    shared: dict[str, Peer] = {"separate models": Separate(backbone, max(tasks), workload.classes)}
-    if "vit-pytorch" in there:
-        shared["vit-pytorch"] = VitPytorch(backbone, max(tasks), workload.classes, workload.cells)
-    found = {count: dict(shared) for count in tasks}
-    if "lora" in there:  # switching takes longer the more adapters there are
-        for count in tasks:
-            found[count]["PEFT LoRA"] = Lora(backbone, count, workload.classes)
-    return found
-
-
 # Training
 
 
-def training(workload: Workload, batch: int, say: Say = lambda text: None) -> list[Measurement]:
+def training(
+    workload: Workload,
+    batch: int,
+    say: Say = lambda text: None,
+    others: Mapping[str, Callable[[], Step]] | None = None,
+) -> list[Measurement]:
     """Time a training step of one task: forward, backward and update.
 
-    Ratios are to the forward pass of the plain backbone.
+    Ratios are to the forward pass of the plain backbone. `others` builds further steps.
     """
-    share = workload.task_costs()
-    back = 1 + 2 * (
-        share.share + share.once / batch / share.backbone_macs
-    )  # the backbone is frozen
-    makers: dict[str, Callable[[], Step]] = {PLAIN: partial(plain_step, workload, batch)}
-    makers.update(steps(workload, batch))
-    cases = {name: Case(make()) for name, make in makers.items()}
+    costs = workload.task_costs()
+    # The backbone is frozen: it has no backward pass.
+    limit = 1 + 2 * (costs.share + costs.once / batch / costs.backbone_macs)
+    makers = {**steps(workload, batch), **(others or {})}
+    cases = {PLAIN: Case(plain_step(workload, batch))}
+    cases |= {name: Case(make()) for name, make in makers.items()}
     say(f"training step, batch {batch}")
     found = workload.compare(cases, say)
-    limits = {PLAIN: 1.0, "engram": back, "engram, from the cache": cached_limit(workload)}
+    limits = {PLAIN: 1.0, "engram": limit, "engram, from the cache": cached_limit(workload)}
     return [Measurement(name, 1, batch, timing, limits.get(name)) for name, timing in found.items()]
 
 
 def steps(workload: Workload, batch: int) -> dict[str, Callable[[], Step]]:
-    """Functions that build a training step of one task, by the name of the method."""
-    backbone, classes, cells = workload.backbone, workload.classes, workload.cells
-    peers: dict[str, Callable[[], Peer]] = {
-        "separate model, full": lambda: Separate(backbone, 1, classes),
-    }
-    available = installed(backbone)
-    if "vit-pytorch" in available:
-        peers["vit-pytorch"] = lambda: VitPytorch(backbone, 1, classes, cells)
-    if "lora" in available:
-        peers["PEFT LoRA"] = lambda: Lora(backbone, 1, classes)
+    """Functions that build a training step of one task, by name."""
+
+    def separate() -> Step:
+        return peer_step(workload, batch, Separate(workload.backbone, 1, workload.classes))
+
     return {
         "engram": partial(_engram_step, workload, batch),
         "engram, from the cache": partial(cached_step, workload, batch),
         "engram, gradients through the backbone": partial(_engram_step, workload, batch, True),
-        "straightforward, backbone frozen": partial(_straightforward_step, workload, batch, False),
-        "straightforward, all gradients": partial(_straightforward_step, workload, batch, True),
-        **{name: partial(_peer_step, workload, batch, make) for name, make in peers.items()},
+        "separate model, full": separate,
     }
 
 
@@ -227,43 +365,26 @@ def plain_step(workload: Workload, batch: int) -> Step:
     return step
 
 
-def cached_limit(workload: Workload, variants: int = 1, regime: str = "masked") -> float:
-    """The ratio of multiply-accumulates of `cached_step`: forward and backward."""
-    costs = workload.task_costs(regime)
-    if regime == "masked":
-        step = _masked_layers(workload, variants)
-    else:  # gradients for the rows and for the maps, but none for the backbone's tokens
-        shape = BackboneShape.of(workload.backbone)
-        rank = workload.model(1, regime).task("task0").method.settings()["rank"]
-        taken_in = (shape.depth + 1) * _tokens(workload) * shape.width * rank
-        step = variants * (3 * costs.macs - taken_in)
-    return (step + 2 * variants * costs.head_macs) / costs.backbone_macs
-
-
-def _masked_layers(workload: Workload, variants: int) -> int:
-    """What a step from the cache computes: no gradient for the backbone's weights."""
-    config, costs = workload.backbone.config, workload.task_costs()
-    n, width = _tokens(workload), config.width
+def cached_limit(workload: Workload, variants: int = 1) -> float:
+    """The ratio of multiply-accumulates of `cached_step`; the backbone's weights are frozen."""
+    config, costs, n = workload.backbone.config, workload.task_costs(), workload.tokens
     step = 2 * variants * (costs.macs // config.depth)  # of a layer
     if reads_tokens(workload.backbone, n, variants, passes=2):
-        step += 2 * variants * 2 * (config.heads - 1) * (n + 1 + workload.cells) * width
-    return config.depth * step
+        step += 2 * variants * 2 * (config.heads - 1) * (n + 1 + workload.cells) * config.width
+    return (config.depth * step + 2 * variants * costs.head_macs) / costs.backbone_macs
 
 
-def _tokens(workload: Workload) -> int:
-    config = workload.backbone.config
-    return config.prefix + config.grid[0] * config.grid[1]
-
-
-def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str = "masked") -> Step:
+def cached_step(
+    workload: Workload, batch: int, variants: int = 1, regime: str = Masked.name
+) -> Step:
     """A step of several variants on the rows of the cache: half precision, all layers.
 
-    The cache of many masked tasks has keys and values, that of others the normed tokens.
+    The cache of many class tokens has keys and values, that of others the normed tokens.
     """
     model, backbone = workload.model(variants, regime), workload.backbone
-    depth, tokens, names = backbone.config.depth, _tokens(workload), list(model.tasks)
-    keys = regime == "masked" and not reads_tokens(backbone, tokens, variants, passes=2)
-    kept = 2 * depth if keys else depth + (Needs.FINAL in model.task("task0").method.needs)
+    method, depth, tokens = model.task("task0").method, backbone.config.depth, workload.tokens
+    keys = method.streams and not reads_tokens(backbone, tokens, variants, passes=2)
+    kept = 2 * depth if keys else depth + (Needs.FINAL in method.needs)
     shape = (batch, kept * tokens + 1, backbone.config.width)
     rows = torch.randn(shape, device=workload.device).half()
 
@@ -271,15 +392,14 @@ def cached_step(workload: Workload, batch: int, variants: int = 1, regime: str =
         seen = [rows[:, i : i + tokens].float() for i in range(0, rows.shape[1] - 1, tokens)]
         final = seen[-1] if kept == depth + 1 else None
         layers = keys_values(seen, backbone) if keys else seen[:depth]
-        return model.from_cache(Cached(rows[:, -1].float(), layers, final), names).values()
+        cached = Cached(rows[:, -1].float(), layers, final)
+        return model.from_cache(cached, list(model.tasks)).values()
 
-    return _step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
+    return make_step(logits, [t.parameters() for t in model.tasks.values()], workload.labels(batch))
 
 
 def _engram_step(workload: Workload, batch: int, through_backbone: bool = False) -> Step:
-    """With `through_backbone`, autograd keeps the backbone's activations, as without a frozen
-    backbone.
-    """
+    """With `through_backbone`, autograd keeps the activations as if nothing were frozen."""
     model, pixels = workload.model(1), workload.pixels(batch).requires_grad_(through_backbone)
     task = model.task("task0")
 
@@ -287,35 +407,22 @@ def _engram_step(workload: Workload, batch: int, through_backbone: bool = False)
         pixels.grad = None
         return [model(pixels, tasks=["task0"])["task0"]]
 
-    return _step(logits, [task.parameters()], workload.labels(batch))
+    return make_step(logits, [task.parameters()], workload.labels(batch))
 
 
-def _straightforward_step(workload: Workload, batch: int, all_gradients: bool) -> Step:
-    own = Workload(copy.deepcopy(workload.backbone), workload.cells, workload.classes)
-    model = own.model(1)
-    naive, pixels = Straightforward(model), workload.pixels(batch)
-    own.backbone.requires_grad_(all_gradients)
-
-    def logits() -> Iterable[Tensor]:
-        own.backbone.zero_grad()
-        return [naive(pixels)["task0"]]
-
-    return _step(logits, [model.task("task0").parameters()], workload.labels(batch))
+def peer_step(workload: Workload, batch: int, peer: Peer) -> Step:
+    pixels = workload.pixels(batch)
+    return make_step(lambda: [peer.one_pass(pixels)], [peer.trained()], workload.labels(batch))
 
 
-def _peer_step(workload: Workload, batch: int, make: Callable[[], Peer]) -> Step:
-    peer, pixels = make(), workload.pixels(batch)
-    return _step(lambda: [peer.one_pass(pixels)], [peer.trained()], workload.labels(batch))
-
-
-def _step(
+def make_step(
     logits: Callable[[], Iterable[Tensor]],
     parameters: Sequence[Iterable[nn.Parameter]],
     labels: Tensor,
 ) -> Step:
     """Forward, backward, clip and update, for each task by its logits and parameters.
 
-    All methods use the optimiser of the default recipe.
+    All use the optimiser of the default recipe.
     """
     groups = [list(group) for group in parameters]
     optimizers = [torch.optim.AdamW(group, 1e-3) for group in groups]
@@ -333,78 +440,65 @@ def _step(
 # `engram bench`
 
 
-def bench(
-    backbone: str | None = None,
-    *,
-    shape: str | None = None,
-    tasks: Sequence[int] = (1, 10, 100),
-    batches: Sequence[int] = (1, 16),
-    cells: int = 5,
-    seconds: float = 5.0,
-    threads: int | None = None,
-    device: str = "auto",
-    say: Say = lambda text: None,
-) -> Description:
-    """Measure forward passes and training steps, about `seconds` for each batch size of either."""
-    if backbone and shape:
-        raise EngramError(f"Both {backbone!r} and the shape {shape!r} were given; give one.")
-    _check(tasks, batches, seconds, threads)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    vit = backbone_of_shape(shape) if shape else load_backbone(backbone or "pico")
-    vit.to(device_for(device))
-    workload = Workload(vit, cells=cells, seconds=seconds, most=100_000)
+@dataclass(frozen=True)
+class BenchSettings:
+    """What `engram bench` measures, about `seconds` for each batch size of either table."""
+
+    backbone: str | None = None  # pico
+    shape: str | None = None  # with random weights, in place of a backbone
+    tasks: Sequence[int] = (1, 10, 100)
+    batches: Sequence[int] = (1, 16)
+    cells: int = 5
+    seconds: float = 5.0
+    threads: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.backbone and self.shape:
+            raise EngramError(
+                f"Both {self.backbone!r} and the shape {self.shape!r} were given; give one."
+            )
+        for what, numbers in (("--tasks", self.tasks), ("--batch", self.batches)):
+            if not numbers or min(numbers) < 1:
+                given = ",".join(map(str, numbers))
+                raise EngramError(
+                    f"{what} is {given!r}; give whole numbers from 1 on, such as 1,10."
+                )
+        if not self.seconds > 0:
+            raise EngramError(f"--seconds is {self.seconds:g}; give a number above 0, such as 5.")
+        if self.threads is not None and self.threads < 1:
+            raise EngramError(f"--threads is {self.threads}; at least one is needed.")
+
+
+def bench(settings: BenchSettings, say: Say = lambda text: None) -> Description:
+    """Measure forward passes and training steps."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    if settings.shape:
+        vit = backbone_of_shape(settings.shape)
+    else:
+        vit = load_backbone(settings.backbone or "pico")
+    vit.to(device_for(settings.device))
+    workload = Workload(vit, cells=settings.cells, seconds=settings.seconds, most=100_000)
     found = {
-        "forward": forward(workload, tasks, batches, say),
-        "training": [row for batch in batches for row in training(workload, batch, say)],
+        "forward": forward(workload, settings.tasks, settings.batches, say),
+        "training": [row for batch in settings.batches for row in training(workload, batch, say)],
     }
-    return _description(workload, found)
-
-
-def _check(
-    tasks: Sequence[int], batches: Sequence[int], seconds: float, threads: int | None
-) -> None:
-    for what, numbers in (("--tasks", tasks), ("--batch", batches)):
-        if not numbers or min(numbers) < 1:
-            given = ",".join(map(str, numbers))
-            raise EngramError(f"{what} is {given!r}; give whole numbers from 1 on, such as 1,10.")
-    if not seconds > 0:
-        raise EngramError(f"--seconds is {seconds:g}; give a number above 0, such as 5.")
-    if threads is not None and threads < 1:
-        raise EngramError(f"--threads is {threads}; at least one is needed.")
-
-
-def _description(workload: Workload, found: Mapping[str, Sequence[Measurement]]) -> Description:
-    about, backbone = machine(), workload.backbone
+    about = machine()
     document = {
         "machine": about,
         "device": str(workload.device),
-        "backbone": backbone.source,
+        "backbone": vit.source,
         "cells": workload.cells,
         **{name: [row.to_dict() for row in rows] for name, rows in found.items()},
     }
     rows = [
         ("machine", describe_machine(about)),
         ("device", str(workload.device)),
-        ("backbone", backbone.source),
+        ("backbone", vit.source),
         ("cells", str(workload.cells)),
-        ("other libraries", ", ".join(installed(backbone)) or "none that is installed and fits"),
         ("ratio", "to the plain backbone's forward pass for the same images, median and quartiles"),
     ]
     columns = ("measured", "tasks", "batch", "ms", "ratio", "quartiles", "by FLOPs", "")
-    table = [_table_row(name, row) for name, rows in found.items() for row in rows]
-    return Description(document, rows, columns, tuple(table))
-
-
-def _table_row(section: str, row: Measurement) -> tuple[str, ...]:
-    time = row.timing
-    return (
-        f"{row.what} ({section})" if section == "training" else row.what,
-        str(row.tasks or ""),
-        str(row.batch),
-        f"{1e3 * time.seconds:,.1f}",
-        f"{time.ratio:.2f}",
-        f"{time.low:.2f} to {time.high:.2f}",
-        "" if row.limit is None else f"{row.limit:.2f}",
-        row.note,
-    )
+    table = tuple(row.to_row(name) for name, rows in found.items() for row in rows)
+    return Description(document, rows, columns, table)

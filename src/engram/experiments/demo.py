@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as Columns
+from rich.text import Text as Line
 from torch import Tensor
 
 from engram.backbones.load import load_backbone
@@ -27,30 +28,37 @@ from engram.backbones.recommended import RECOMMENDED
 from engram.data.datasets import Dataset, Splits, load
 from engram.data.scenes import scene_splits
 from engram.data.validation import split_validation
-from engram.experiments.demo_checks import (
-    accuracy,
-    base_is_identical,
-    predict_batches,
-    read_images,
-    remove_mask,
-    time_passes,
-)
+from engram.experiments.bench import Case, compare
 from engram.experiments.demo_output import DEMO, demo_folder, write_results
-from engram.experiments.demo_page import write_demo_page
+from engram.experiments.unmasked import remove_mask
 from engram.images.decode import Pixels
-from engram.inference.evaluate import Answers
+from engram.images.preprocessing import normalise
+from engram.images.views import evaluation_view
+from engram.inference.evaluate import Answers, answers
 from engram.inference.load import load_model
+from engram.methods import Base
 from engram.model import MemoryViT
-from engram.report.costs import costs_of
+from engram.report.contents import Bar, Bars, IllustratedTable, Section, Table, Text
+from engram.report.costs import costs_by_task
+from engram.report.images import thumbnail
+from engram.report.page import write_report
 from engram.report.task_section import TaskPart
 from engram.store.bundles import compose
 from engram.train.fit import fit
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.util.invocation import program
-from engram.util.progress import Progress, silent
+from engram.util.progress import Progress, labelled, silent
+from engram.vit import ViT
 
-T = TypeVar("T")
+_LEAD = (
+    "pico, a small ViT that knows CIFAR-10, learned three more tasks: handwritten digits, which "
+    "shape a scene shows, and how many shapes, which extends the second. Each is a file of about "
+    "30 KB."
+)
+_TIMES = (
+    "Time per image with every task answered: the median of passes that took turns on this machine."
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Demo:
     bars: Callable[[], AbstractContextManager[Progress]]
     data: dict[str, Splits] = field(default_factory=dict)  # by task, as the following
     trained: dict[str, Result] = field(default_factory=dict)
-    logits: dict[str, Tensor] = field(default_factory=dict)  # for the test images
+    answers: dict[str, Answers] = field(default_factory=dict)  # for the test images
 
     def run(self) -> dict[str, Any]:
         start = time.perf_counter()
@@ -112,7 +120,7 @@ class Demo:
             "without_mask": self._remove_mask(model),
             "costs": {
                 name: {**asdict(costs), "share": round(costs.share, 5)}
-                for name, costs in costs_of(model).items()
+                for name, costs in costs_by_task(model).items()
             },
         }
         self._write_page(model, results)
@@ -138,13 +146,15 @@ class Demo:
         self._train_task(model, "count", about, self._scenes("count"), ("shape",))
 
     def _digits(self) -> Splits:
-        splits = load("digits")
+        splits, most = load("digits"), self.size.test
         train, val = split_validation(splits["train"], 0.1, self.seed)
+
+        def first(dataset: Dataset, most: int) -> Dataset:
+            return dataset.subset(np.arange(min(most, len(dataset))))
+
+        test = first(splits["test"], most)
         return replace(
-            splits,
-            train=_first(train, self.size.digits),
-            val=_first(val, self.size.test),
-            test=_first(splits["test"], self.size.test),
+            splits, train=first(train, self.size.digits), val=first(val, most), test=test
         )
 
     def _scenes(self, question: str) -> Splits:
@@ -165,13 +175,9 @@ class Demo:
         )
         task = model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
         with self.bars() as progress:
-
-            def named(what: str, done: int, total: int, note: str = "") -> None:
-                progress(f"{name}: {what}", done, total, note)
-
-            result = fit(model, name, splits, recipe, progress=named)
+            result = fit(model, name, splits, recipe, progress=labelled(progress, name))
         self.data[name], self.trained[name] = splits, result
-        path = self._engram(name)
+        path = self.folder / f"{name}.safetensors"
         model.save(name, path, metrics=dict(result.metrics), recipe=recipe.to_dict())
         parameters = sum(p.numel() for p in task.parameters())
         self._print(
@@ -179,12 +185,9 @@ class Demo:
             f"{parameters:,} parameters, {path.stat().st_size / 1000:.0f} KB."
         )
 
-    def _engram(self, name: str) -> Path:
-        return self.folder / f"{name}.safetensors"
-
     def _compose(self) -> MemoryViT:
         """Make a bundle of the files, and go on with what is on disk."""
-        paths = [self._engram(name) for name in self.data]
+        paths = [self.folder / f"{name}.safetensors" for name in self.data]
         compose(paths, self.folder / "bundle")
         for path in paths:
             path.unlink()
@@ -196,36 +199,34 @@ class Demo:
 
     def _evaluate(self, model: MemoryViT) -> dict[str, float]:
         """Accuracy on the test images, with all tasks attached."""
-        for tasks in (["digits"], ["shape", "count"]):
-            test = self.data[tasks[0]]["test"]
-            batches = self._batches(f"testing {' and '.join(tasks)}", model, test)
-            self.logits |= predict_batches(model, tasks, batches)
-        tests = {name: self.data[name]["test"] for name in self.logits}
-        accuracies = {name: accuracy(self.logits[name], test) for name, test in tests.items()}
-        self._print_table(
-            ("task", "classes", "test accuracy", "images", "by chance"),
-            [
-                (
-                    name,
-                    str(len(test.classes)),
-                    f"{accuracies[name]:.1%}",
-                    f"{len(test):,}",
-                    f"{1 / len(test.classes):.0%}",
-                )
-                for name, test in tests.items()
-            ],
-        )
+        accuracies, rows = {}, []
+        for name, splits in self.data.items():
+            test = splits["test"]
+            with self.bars() as progress:
+                shown = partial(progress, f"testing {name}")
+                self.answers[name] = answers(model, test, name, workers=0, progress=shown)
+            accuracies[name] = round(float(self.answers[name].metrics()["accuracy"]), 4)
+            classes, chance = str(len(test.classes)), f"{1 / len(test.classes):.0%}"
+            rows.append((name, classes, f"{accuracies[name]:.1%}", f"{len(test):,}", chance))
+        self._print_table(("task", "classes", "test accuracy", "images", "by chance"), rows)
         return accuracies
 
     def _ask(self, model: MemoryViT) -> dict[str, Any]:
-        """All tasks about one image, in one pass."""
+        """Ask all tasks about one image, in one pass.
+
+        It is the first scene of three shapes for which both answers are right; else the first.
+        """
         test, counts = self.data["shape"]["test"], self.data["count"]["test"]
-        chosen = self._example(test, counts)
+        right = [
+            self.answers[name].logits.argmax(1).cpu().numpy() == self.data[name]["test"].labels
+            for name in ("shape", "count")
+        ]
+        chosen = int(np.argmax(right[0] & right[1] & (counts.labels == 2)))
         pixels = np.asarray(test.read(chosen))
         Image.fromarray(pixels).save(self.folder / "scene.png")
         with torch.inference_mode():
-            logits = model(read_images(model, test, [chosen]))
-        answers = {name: _best(model, name, values[0]) for name, values in logits.items()}
+            logits = model(_pixels(model, test, [chosen]))
+        found = {name: _best(model, name, values[0]) for name, values in logits.items()}
         truth = {
             "shape": test.classes[test.labels[chosen]],
             "count": counts.classes[counts.labels[chosen]],
@@ -234,20 +235,14 @@ class Demo:
         if self.console.is_terminal:
             self.console.print(_as_text(pixels))
         self._print(f"It shows: {truth['shape']}, {truth['count']}. All tasks answer at once:")
-        for name, answer in answers.items():
+        for name, answer in found.items():
             note = {
-                "base": "the ViT itself, which knows no shapes",
+                Base.name: "the ViT itself, which knows no shapes",
                 "digits": "it answers too, though there is no digit",
             }.get(name, "right" if answer["class"] == truth.get(name) else "wrong")
             self._print(f"  {name:7} {answer['class']:11} {answer['probability']:5.0%}   {note}")
         self._print(f"The image is {self.out}/scene.png.")
-        return {"file": "scene.png", "truth": truth, "answers": answers}
-
-    def _example(self, shapes: Dataset, counts: Dataset) -> int:
-        """The first scene of three shapes for which both answers are right; else the first."""
-        predicted = {name: self.logits[name].argmax(1).cpu().numpy() for name in ("shape", "count")}
-        right = (predicted["shape"] == shapes.labels) & (predicted["count"] == counts.labels)
-        return int(np.argmax(right & (counts.labels == 2)))
+        return {"file": "scene.png", "truth": truth, "answers": found}
 
     # Proof
 
@@ -264,23 +259,33 @@ class Demo:
         )
         return identical
 
+    @torch.inference_mode()
     def _time(self, model: MemoryViT) -> dict[str, float]:
-        test = self.data["shape"]["test"]
-        pixels = read_images(model, test, range(min(16, len(test))))
-        turns = self._tracked("timing", range(self.size.rounds + 1))
-        passes = time_passes(model, pixels, turns)
+        """Milliseconds per image: one pass for all tasks, a pass for each, the plain backbone."""
+        test, names = self.data["shape"]["test"], [Base.name, *model.tasks]
+        pixels = _pixels(model, test, range(min(16, len(test))))
+        cases = {
+            "one_pass": Case(lambda: model(pixels)),
+            "pass_per_task": Case(lambda: [model(pixels, tasks=[name]) for name in names]),
+            "plain_backbone": Case(lambda: model.backbone(pixels)),
+        }
+        with self.bars() as progress:
+            shown = partial(progress, "timing", 0, 0)
+            times = compare(cases, seconds=0, least=self.size.rounds, say=shown)
+        ms = {name: 1000 * timing.seconds / len(pixels) for name, timing in times.items()}
+        passes = {f"{name}_ms": round(value, 3) for name, value in ms.items()}
+        passes["ratio"] = round(ms["pass_per_task"] / ms["one_pass"], 2)
         self._title("One pass for all")
         self._print(
-            f"{1 + len(model.tasks)} answers in one pass: {passes['one_pass_ms']:.1f} ms per "
-            f"image. A pass for each: {passes['pass_per_task_ms']:.1f} ms, "
-            f"{passes['ratio']:.1f} times as long. The plain ViT alone: "
-            f"{passes['plain_backbone_ms']:.1f} ms."
+            f"{len(names)} answers in one pass: {passes['one_pass_ms']:.1f} ms per image. A pass "
+            f"for each: {passes['pass_per_task_ms']:.1f} ms, {passes['ratio']:.1f} times as long. "
+            f"The plain ViT alone: {passes['plain_backbone_ms']:.1f} ms."
         )
         return passes
 
     def _remove_mask(self, model: MemoryViT) -> dict[str, Any]:
         test = self.data["digits"]["test"]
-        batches = self._batches("removing the mask", model, test)
+        batches = self._batches("removing the mask", model, test, len(test), 64)
         found = remove_mask(model, "digits", test, batches)
         self._title("Without the mask")
         self._print("Test accuracy of digits when other engrams are added to the same ViT:")
@@ -292,7 +297,7 @@ class Demo:
             )
             for step in found["steps"]
         ]
-        self._print_table(("", "masked", "reading their cells"), rows)
+        self._print_table(("", "with the mask", "reading their cells"), rows)
         self._print(
             "If the ViT's own tokens read them as well, base changes "
             f"{found['base_answers_changed']:.0%} of its answers for these images."
@@ -302,17 +307,11 @@ class Demo:
     # The end
 
     def _write_page(self, model: MemoryViT, results: dict[str, Any]) -> None:
-        parts = []
-        for name, splits in self.data.items():
-            test, logits = splits["test"], self.logits[name]
-            labels, samples = torch.from_numpy(test.labels), torch.arange(len(logits))
-            answers = Answers(name, test, logits, labels, samples, failed=())
-            parts.append(TaskPart(answers, self.trained[name].history))
+        parts = [TaskPart(self.answers[name], self.trained[name].history) for name in self.data]
         scene = np.asarray(Image.open(self.folder / results["picture"]["file"]))
         with self.bars() as progress:
-            progress("writing the report", 0, 1)
+            progress("writing the report", 0, 0)
             write_demo_page(self.folder / "report.html", model, parts, results, scene)
-            progress("writing the report", 1, 1)
 
     def _end(self, seconds: float) -> None:
         self._title(f"Done in {seconds:.0f} seconds")
@@ -328,19 +327,15 @@ class Demo:
     # The terminal
 
     def _batches(
-        self, what: str, model: MemoryViT, dataset: Dataset, images: int | None = None, of: int = 64
+        self, what: str, model: MemoryViT, dataset: Dataset, images: int, size: int
     ) -> Iterator[Tensor]:
         """The first images of a dataset in batches, with a progress bar."""
-        pixels = read_images(model, dataset, range(len(dataset) if images is None else images))
-        return self._tracked(what, torch.split(pixels, of))
-
-    def _tracked(self, what: str, items: Sequence[T]) -> Iterator[T]:
-        """The items, with a progress bar."""
+        pixels = _pixels(model, dataset, range(images))
         with self.bars() as progress:
-            for done, item in enumerate(items):
-                progress(what, done, len(items))
-                yield item
-            progress(what, len(items), len(items))
+            for done, batch in enumerate(torch.split(pixels, size)):
+                progress(what, done * size, images)
+                yield batch
+            progress(what, images, images)
 
     def _title(self, text: str) -> None:
         self.console.print(f"\n{text}", style="bold", markup=False, highlight=False)
@@ -349,7 +344,7 @@ class Demo:
         self.console.print(text, markup=False, highlight=False)
 
     def _print_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        table = Columns(box=None, pad_edge=False, padding=(0, 3, 0, 0))
         for i, name in enumerate(columns):
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
@@ -357,21 +352,29 @@ class Demo:
         self.console.print(table)
 
 
-def _first(dataset: Dataset, images: int) -> Dataset:
-    return dataset.subset(np.arange(min(images, len(dataset))))
+@torch.inference_mode()
+def base_is_identical(model: MemoryViT, plain: ViT, batches: Iterable[Tensor]) -> bool:
+    """Whether base equals, bit for bit, the logits of the plain backbone, which has no tasks."""
+    same = [torch.equal(model(batch, exact=True)[Base.name], plain(batch)) for batch in batches]
+    return all(same) and plain.fingerprint == model.backbone.fingerprint
+
+
+def _pixels(model: MemoryViT, dataset: Dataset, samples: Iterable[int]) -> Tensor:
+    """Images as the model takes them: (images, 3, height, width)."""
+    views = [evaluation_view(dataset.read(i), model.preprocessing) for i in samples]
+    return normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
 
 
 def _best(model: MemoryViT, task: str, logits: Tensor) -> dict[str, Any]:
     """The class with the highest probability, by name."""
-    classes = model.task(task).spec.classes
     probability, best = logits.softmax(-1).max(-1)
-    name = classes[int(best)] if classes else str(int(best))
+    name = model.task(task).spec.classes[int(best)]
     return {"class": name, "probability": round(float(probability), 4)}
 
 
-def _as_text(pixels: Pixels) -> Text:
+def _as_text(pixels: Pixels) -> Line:
     """A small image as text: each character shows two pixels, one above the other."""
-    text = Text()
+    text = Line()
     for top, bottom in zip(pixels[::2], pixels[1::2], strict=False):
         text.append("  ")
         for above, below in zip(top.tolist(), bottom.tolist(), strict=True):
@@ -379,3 +382,69 @@ def _as_text(pixels: Pixels) -> Text:
             text.append("▀", style=f"{colours[0]} on {colours[1]}")
         text.append("\n")
     return text
+
+
+# The page
+
+
+def write_demo_page(
+    path: Path,
+    model: MemoryViT,
+    parts: Sequence[TaskPart],
+    results: Mapping[str, Any],
+    scene: Pixels,
+) -> None:
+    """Write the page: what was measured, then the tasks; all of them answered the `scene`."""
+    identical = (
+        "With all tasks attached, the ViT's own answers are identical to those of the plain ViT, "
+        "bit for bit."
+        if results["base_identical"]
+        else "The ViT's own answers differ from those of the plain ViT. Please report this."
+    )
+    first = [
+        _answers_section(results["picture"], scene),
+        Section("proof", "The ViT did not change", [Text(identical)]),
+        _timing_section(results["passes"]),
+        _mask_section(results["without_mask"]),
+    ]
+    title = "One frozen ViT, three engrams"
+    write_report(path, model, parts, title=title, lead=_LEAD, first=first)
+
+
+def _answers_section(asked: Mapping[str, Any], scene: Pixels) -> Section:
+    rows = [
+        (name, answer["class"], asked["truth"].get(name, "–"), f"{answer['probability']:.0%}")
+        for name, answer in asked["answers"].items()
+    ]
+    table = Table(("task", "answer", "truth", "probability"), rows, text_columns=3)
+    image = thumbnail(scene, "the scene that all tasks answered")
+    return Section("ask", "One image, one pass, every answer", [IllustratedTable(image, table)])
+
+
+def _timing_section(passes: Mapping[str, float]) -> Section:
+    longest = max(passes["pass_per_task_ms"], passes["one_pass_ms"])
+    bars = [
+        Bar(label, passes[key] / longest, f"{passes[key]:.1f} ms", style)
+        for key, label, style in (
+            ("one_pass_ms", "one pass for all", ""),
+            ("pass_per_task_ms", "a pass for each", "wrong"),
+            ("plain_backbone_ms", "the plain ViT", "plain"),
+        )
+    ]
+    return Section("timing", "One pass for all", [Text(_TIMES), Bars(bars)])
+
+
+def _mask_section(unmasked: Mapping[str, Any]) -> Section:
+    bars = []
+    for step in unmasked["steps"]:
+        others = " and ".join(step["beside"])
+        where = f"with {others}" if others else "alone"
+        for key, what, style in (("with_mask", "mask", ""), ("without_mask", "no mask", "wrong")):
+            bars.append(Bar(f"{where}, {what}", step[key], f"{step[key]:.1%}", style))
+    text = (
+        f"Test accuracy of {unmasked['task']} as other engrams are added to the same ViT. With "
+        "the mask, it cannot read them. Without the mask, it reads their class tokens and cells, "
+        "for which it was not trained. If the ViT's own tokens read all cells too, base changes "
+        f"{unmasked['base_answers_changed']:.0%} of its answers for these images."
+    )
+    return Section("mask", "Without the mask", [Text(text), Bars(bars)])

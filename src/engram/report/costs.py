@@ -15,7 +15,7 @@ from engram.tasks.spec import TaskSpec
 _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
 
 
-def costs_of(model: MemoryViT) -> dict[str, Costs]:
+def costs_by_task(model: MemoryViT) -> dict[str, Costs]:
     """What every attached task costs, with all that it reads."""
     shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
     ancestors: dict[str, dict[str, TaskSpec]] = {}
@@ -63,7 +63,7 @@ def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
 
 
 def _tasks(model: MemoryViT, specs: Sequence[TaskSpec]) -> Table:
-    costs = costs_of(model)
+    costs = costs_by_task(model)
     rows = [(spec.name, spec.regime, *_figures(costs[spec.name])) for spec in specs]
     return Table(("task", "regime", *_COLUMNS), rows, "The tasks of this page.", text_columns=2)
 

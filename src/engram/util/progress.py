@@ -16,6 +16,11 @@ def silent(what: str, done: int, total: int, note: str = "") -> None:
     """Progress that nobody watches."""
 
 
+def labelled(progress: Progress, label: str) -> Progress:
+    """Progress of work that is a part of something with a name."""
+    return lambda what, done, total, note="": progress(f"{label}: {what}", done, total, note)
+
+
 def counter(
     progress: Progress, what: str, total: int, note: str = "", times: int = 1
 ) -> Callable[[int], None]:

@@ -3,9 +3,17 @@
 import pytest
 import torch
 
+from benchmarks.peers import (
+    Lora,
+    Straightforward,
+    VitPytorch,
+    forward_cases,
+    installed,
+    training_steps,
+)
 from engram import MemoryViT, random_backbone
 from engram.errors import EngramError
-from engram.experiments.peers import Lora, Separate, Straightforward, VitPytorch, installed
+from engram.experiments.bench import Separate, Workload, forward
 from engram.vit import ViT
 
 
@@ -95,3 +103,15 @@ def test_peers_answer_one_task_a_pass_and_train_it(backbone: ViT, name: str) -> 
 def test_shapes_that_other_libraries_lack_are_measured_without_them() -> None:
     assert installed(random_backbone(registers=2)) == []
     assert installed(random_backbone(class_token=False, prefix_positions=0)) == []
+
+
+def test_every_peer_has_a_row_and_a_step_that_leaves_the_backbone(backbone: ViT) -> None:
+    workload, before = Workload(backbone, seconds=0, least=1, passes=2), backbone.fingerprint
+    rows = forward(workload, [3], [1], others=forward_cases(workload, [3]))
+    assert ("straightforward", 3) in {(row.what, row.tasks) for row in rows}
+    steps = training_steps(workload, 2)
+    assert {"straightforward, all gradients", "straightforward, backbone frozen"} <= steps.keys()
+    for make in steps.values():
+        make()()
+    assert backbone.fingerprint == before
+    assert not any(p.requires_grad for p in backbone.parameters())

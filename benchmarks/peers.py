@@ -2,12 +2,11 @@
 
     straightforward   Table 1 in the most direct code: one sequence with an additive mask, the
                       memory expanded to every image and projected there
-    separate          a model for each task, as full fine-tuning produces them
     vit-pytorch       `Adapter` of its learnable-memory ViT, one for each task on one ViT
     lora              PEFT's LoRA (rank 8 on queries and values) on transformers' ViT with SDPA, an
                       adapter for each task, switched between passes
 
-The last three answer one task per pass. Weights are random: time does not depend on them.
+The last two answer one task per pass. Weights are random: time does not depend on them.
 """
 
 from __future__ import annotations
@@ -17,24 +16,25 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
+from engram.experiments.bench import Case, Cases, Peer, Step, Workload, make_step, peer_step
 from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.vit import ViT
 from engram.vit.layers import merge_heads, split_heads
 
-_DISTINCT = 4  # separate models in memory; each is larger than any cache of a processor
 RANK = 8
 
 
@@ -100,36 +100,7 @@ class Straightforward(nn.Module):
         return logits
 
 
-# One task per pass: `one_pass` answers the next task in turn
-
-
-class Peer(Protocol):
-    def one_pass(self, pixels: Tensor) -> Tensor: ...
-    def trained(self) -> Iterator[nn.Parameter]:
-        """What a training step of the first task updates."""
-
-
-class Separate:
-    """A whole model for each task."""
-
-    def __init__(self, backbone: ViT, tasks: int, classes: int) -> None:
-        self.models = []
-        for _ in range(min(tasks, _DISTINCT)):
-            own = copy.deepcopy(backbone)
-            own.head = None
-            head = nn.Linear(backbone.config.width, classes).to(backbone.device)
-            self.models.append((own.requires_grad_(True), head))
-        self._next = cycle(range(len(self.models)))
-
-    def one_pass(self, pixels: Tensor) -> Tensor:
-        vit, head = self.models[next(self._next)]
-        logits: Tensor = head(vit.pool(vit.tokens(pixels)))
-        return logits
-
-    def trained(self) -> Iterator[nn.Parameter]:
-        vit, head = self.models[0]
-        yield from vit.parameters()
-        yield from head.parameters()
+# One task per pass
 
 
 class VitPytorch:
@@ -237,3 +208,62 @@ def _vit_pytorch() -> ModuleType:
     spec.loader.exec_module(module)
     sys.modules[name] = module
     return module
+
+
+# What they add to the tables of `engram bench`
+
+
+def forward_cases(workload: Workload, tasks: Sequence[int]) -> Callable[[Tensor], Cases]:
+    """The cases of all peers for a batch of images, by name and number of tasks."""
+    backbone, there = workload.backbone, installed(workload.backbone)
+    naive = {count: Straightforward(workload.model(count)) for count in tasks}
+    peers: dict[tuple[str, int], Peer] = {}
+    plain = transformers_vit(backbone, 1000) if "lora" in there else None
+    if "vit-pytorch" in there:
+        shared = VitPytorch(backbone, max(tasks), workload.classes, workload.cells)
+        peers |= {("vit-pytorch", count): shared for count in tasks}
+    if "lora" in there:  # switching takes longer the more adapters there are
+        peers |= {("PEFT LoRA", n): Lora(backbone, n, workload.classes) for n in tasks}
+
+    def cases(pixels: Tensor) -> Cases:
+        found: Cases = {}
+        if plain is not None:
+            found["transformers, plain", 0] = Case(partial(plain, pixels))
+        for count in tasks:
+            found["straightforward", count] = Case(partial(naive[count], pixels))
+        for (what, count), peer in peers.items():
+            passes = min(count, workload.passes)
+            found[what, count] = Case(partial(peer.one_pass, pixels), passes, count)
+        return found
+
+    return cases
+
+
+def training_steps(workload: Workload, batch: int) -> dict[str, Callable[[], Step]]:
+    """Functions that build a training step of one task, by the name of the peer."""
+    backbone, classes, cells = workload.backbone, workload.classes, workload.cells
+    steps: dict[str, Callable[[], Step]] = {
+        "straightforward, backbone frozen": partial(_straightforward_step, workload, batch, False),
+        "straightforward, all gradients": partial(_straightforward_step, workload, batch, True),
+    }
+    available = installed(backbone)
+    if "vit-pytorch" in available:
+        steps["vit-pytorch"] = lambda: peer_step(
+            workload, batch, VitPytorch(backbone, 1, classes, cells)
+        )
+    if "lora" in available:
+        steps["PEFT LoRA"] = lambda: peer_step(workload, batch, Lora(backbone, 1, classes))
+    return steps
+
+
+def _straightforward_step(workload: Workload, batch: int, all_gradients: bool) -> Step:
+    own = Workload(copy.deepcopy(workload.backbone), workload.cells, workload.classes)
+    model = own.model(1)
+    naive, pixels = Straightforward(model), workload.pixels(batch)
+    own.backbone.requires_grad_(all_gradients)
+
+    def logits() -> Iterable[Tensor]:
+        own.backbone.zero_grad()
+        return [naive(pixels)["task0"]]
+
+    return make_step(logits, [model.task("task0").parameters()], workload.labels(batch))
