@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from tests.support.hubs import HubClient, LocalHub, cached
 
 from engram import EngramError
-from engram.backbones.choose import choose_backbone
+from engram.backbones.recommended import choose_backbone
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights"}
 BEST, OTHER = "facebook/dinov2-small", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -71,7 +71,7 @@ def test_the_backbone_takes_the_image_size(cache: Path) -> None:
 
 
 CHOOSE = """
-from engram.backbones.choose import choose_backbone
+from engram.backbones.recommended import choose_backbone
 events = []
 choice = choose_backbone(
     500, announce=lambda text: events.append(text), progress=lambda *event: events.append(event)

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from tests.support.hubs import cached
 
 from engram import EngramError, random_backbone, save_backbone
-from engram.backbones.get import get_backbone
+from engram.backbones.load import get_backbone
 
 WEIGHTS = "weights/vit_tiny_patch16_224/timm.safetensors"
 TINY = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"

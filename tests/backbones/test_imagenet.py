@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.backbones import VIT, google_names, update
 
 from engram import ViT, from_transformers, load_backbone, random_backbone
-from engram.backbones.imagenet import imagenet_names
+from engram.backbones.build import imagenet_names
 
 WEIGHTS = "weights/vit_tiny_patch16_224"
 

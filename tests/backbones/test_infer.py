@@ -16,7 +16,7 @@ from tests.support.backbones import (
 )
 
 from engram import EngramError, load_backbone, random_backbone
-from engram.backbones.infer import usual_heads
+from engram.backbones.build import usual_heads
 
 
 def test_architecture_is_inferred_from_bare_tensors(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_our_own_layout_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "config.json",
         "model.safetensors",
     ]
-    monkeypatch.setattr("engram.backbones.read.BUNDLED", tmp_path)
+    monkeypatch.setattr("engram.backbones.load.BUNDLED", tmp_path)
     assert load_backbone("pico").fingerprint == backbone.fingerprint
     assert load_backbone("pico").source == "pico"
 

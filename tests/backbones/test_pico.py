@@ -7,7 +7,7 @@ from safetensors import safe_open
 from tests.support.paths import ROOT
 
 import engram
-from engram.backbones.read import BUNDLED
+from engram.backbones.load import BUNDLED
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 

@@ -41,7 +41,7 @@ def test_paths_that_are_no_model(tmp_path: Path, folder: Path) -> None:
 
 
 def test_pico_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("engram.backbones.read.BUNDLED", tmp_path)
+    monkeypatch.setattr("engram.backbones.load.BUNDLED", tmp_path)
     with pytest.raises(EngramError, match="bundled backbone 'pico'"):
         load_backbone("pico")
 

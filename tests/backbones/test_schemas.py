@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engram import load_backbone, random_backbone, save_backbone
-from engram.backbones.schemas import CONFIG, MAX_PATCHES
+from engram.backbones.shape import CONFIG, MAX_PATCHES
 from engram.util.schema import Invalid
 
 

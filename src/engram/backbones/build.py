@@ -1,42 +1,48 @@
 """From the tensors and the configuration of another library to a backbone.
 
 Files (load.py) and models in memory (objects.py) go the same way: the tensors get our names
-(layouts.py), their shapes show almost all of the architecture (infer.py), and the configuration
-adds the rest (configs.py).
+(layouts.py), their shapes show almost all of the architecture, and the configuration adds the rest
+(configs.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engram.backbones.configs import (
+    READABLE,
     ModelSettings,
     default_preprocessing,
     explain_bad_settings,
-    settings_of_transformers,
+    timm_settings,
+    transformers_settings,
 )
-from engram.backbones.imagenet import imagenet_names
-from engram.backbones.infer import infer_config, split_positions
 from engram.backbones.layouts import (
     Layout,
+    Translated,
+    check_complete,
     join_biases,
     split_in_proj,
+    their_names,
     timm_layout,
     transformers_layout,
+    translate,
 )
-from engram.backbones.schemas import CONFIG, MAX_PATCHES, can_be_cut
-from engram.backbones.timm_configs import settings_of_timm
-from engram.backbones.translate import Translated, check_complete, their_names, translate
+from engram.backbones.shape import CONFIG, MAX_PATCHES, can_be_cut
 from engram.errors import EngramError
 from engram.images.preprocessing import MAX_SIDE, Preprocessing
 from engram.util.schema import Invalid
+from engram.util.text import join_names
 from engram.vit.layers import Activation
-from engram.vit.vit import ViT, ViTConfig
+from engram.vit.vit import HeadConfig, ViT, ViTConfig
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class ParsedModel:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the caller sets instead of what the source says; None keeps it. See `load_backbone`."""
+    """Settings of the caller in place of the source's; None keeps that. See `load_backbone`."""
 
     image_size: int | tuple[int, int] | None = None
     preprocessing: Preprocessing | None = None
@@ -71,7 +77,7 @@ def parse_timm(
     layout = timm_layout(tensors)
     found = translate(join_biases(tensors), layout, name, share)
     with explain_bad_settings(name):
-        settings = settings_of_timm(config, found, name)
+        settings = timm_settings(config, found, name)
     return parse_translated(found, layout, settings, name, share)
 
 
@@ -87,20 +93,203 @@ def parse_transformers(
     layout = transformers_layout(config["model_type"], tensors)
     found = translate(tensors, layout, name, share)
     with explain_bad_settings(name):
-        settings = settings_of_transformers(config, layout, processor, name)
+        settings = transformers_settings(config, layout, processor, name)
     return parse_translated(found, layout, settings, name, share)
 
 
 def parse_translated(
     found: Translated, layout: Layout, settings: ModelSettings, name: str, share: bool = False
 ) -> ParsedModel:
-    """A model whose tensors have our names already, with what its configuration says."""
-    config = infer_config(found, layout, settings, name)
-    found = replace(found, tensors=split_positions(found.tensors, config, share))
+    """A model whose tensors have our names already, with the settings of its configuration."""
+    config = _infer_config(found, layout, settings, name)
+    found = replace(found, tensors=_split_positions(found.tensors, config, share))
     default = default_preprocessing(settings.defaults, settings.image_size or config.image_size)
     return ParsedModel(
         found, layout, config, lambda: settings.adjust_preprocessing(default), settings.labels
     )
+
+
+def _split_positions(
+    tensors: dict[str, Tensor], config: ViTConfig, share: bool
+) -> dict[str, Tensor]:
+    """Split the position embeddings of patches from those of other tokens.
+
+    A class token that has a position while the registers have none (DINOv2 in transformers) gets it
+    added, as timm does, so that the same weights are the same backbone in both layouts. With
+    `share`, both parts keep the storage of the original.
+    """
+    if config.positions != "learned":
+        return tensors
+    positions = tensors["position"]
+    count = len(positions) - config.grid[0] * config.grid[1]
+    if not count:
+        return tensors
+    prefix, patches = positions[:count], positions[count:]
+    if not share:
+        prefix, patches = prefix.clone(), patches.clone()
+    if config.prefix_positions:
+        return {**tensors, "prefix_position": prefix, "position": patches}
+    return {**tensors, "class_token": tensors["class_token"] + prefix, "position": patches}
+
+
+# The architecture, from the shapes of the tensors
+
+# Every ViT has the first four of these tensors. Number of axes of each.
+_AXES = {
+    "patch.weight": 4,
+    "blocks.0.qkv.weight": 2,
+    "blocks.0.mlp.fc1.weight": 2,
+    "blocks.0.mlp.fc2.weight": 2,
+    "class_token": 2,
+    "registers": 2,
+    "position": 2,
+}
+#: Height and width of a backbone without position embeddings: its tensors fit images of any size.
+_ANY_SIZE = 224
+
+
+def _infer_config(
+    found: Translated, layout: Layout, settings: ModelSettings, name: str
+) -> ViTConfig:
+    """The architecture of a model. Tensors that no plain ViT has are an EngramError."""
+    tensors = found.tensors
+    _check_tensors(found, layout, settings, name)
+    width, _, patch, _ = tensors["patch.weight"].shape
+    mlp_width = tensors["blocks.0.mlp.fc2.weight"].shape[1]
+    swiglu = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_width
+    class_token = "class_token" in tensors
+    registers = len(tensors["registers"]) if "registers" in tensors else 0
+    prefix = int(class_token) + registers
+    grid, prefix_positions = (_ANY_SIZE // patch, _ANY_SIZE // patch), 0
+    if settings.positions == "learned":
+        positions = len(tensors["position"])
+        grid = _infer_grid(positions, patch, (prefix, int(class_token), 0), settings, name)
+        prefix_positions = positions - grid[0] * grid[1]
+    bare = settings.norm == "rms"  # AIMv2, which has few biases
+
+    def has_bias(module: str) -> bool:
+        return not bare or any(n.endswith(f"{module}.bias") for n in tensors if n[:5] != "head.")
+
+    config = ViTConfig(
+        image_size=(grid[0] * patch, grid[1] * patch),
+        patch=patch,
+        width=width,
+        depth=len({n.split(".")[1] for n in tensors if n.startswith("blocks.")}),
+        heads=settings.heads or usual_heads(width, swiglu),
+        mlp_width=mlp_width,
+        eps=settings.eps,
+        activation="swiglu" if swiglu else settings.activation,
+        class_token=class_token,
+        registers=registers,
+        prefix_positions=prefix_positions if prefix_positions == prefix else 0,
+        patch_bias=not found.has("pre_norm"),
+        qkv_bias=any(n.endswith("qkv.bias") for n in tensors),
+        proj_bias=has_bias(".proj"),
+        mlp_bias=has_bias(".fc1"),
+        norm=settings.norm,
+        patch_norm=found.has("patch_norm"),
+        pre_norm=found.has("pre_norm"),
+        read_norm=found.has("blocks.0.read_norm"),
+        mlp_norm=found.has("blocks.0.mlp.norm"),
+        layer_scale=any(n.endswith(("scale1", "scale2")) for n in tensors),
+        final_norm=not found.has("head.norm"),
+        positions=settings.positions,
+        rotary=settings.rotary,
+        antialias=settings.antialias,
+        head=_infer_head(found, settings),
+    )
+    for key, value in settings.declared.items():
+        if getattr(config, key) != value:
+            raise EngramError(
+                f"The config.json of {name} says {key} {value}, but its tensors have "
+                f"{getattr(config, key)}; they do not belong together."
+            )
+    return config
+
+
+def usual_heads(width: int, swiglu: bool) -> int:
+    """The number of heads of a published ViT of this width: 64 wide each, but 16 in large ones.
+
+    DINOv3 and AIMv2 have others, which `configs` knows.
+    """
+    if width in (1152, 1280, 1408, 1664) or (width == 1536 and not swiglu):
+        return 16
+    return max(width // 64, 1)
+
+
+def _infer_grid(
+    count: int, patch: int, others: tuple[int, ...], settings: ModelSettings, name: str
+) -> tuple[int, int]:
+    """Rows and columns of patches, from the number of position embeddings.
+
+    `others` are the numbers of them that may belong to tokens which are not patches.
+    """
+    if settings.image_size is not None:
+        grid = settings.image_size[0] // patch, settings.image_size[1] // patch
+        if count - grid[0] * grid[1] in others:
+            return grid
+        size = f"{settings.image_size[0]} x {settings.image_size[1]}"
+    else:
+        for other in others:
+            side = math.isqrt(max(count - other, 0))
+            if side and side * side == count - other:
+                return side, side
+        size = "square"
+    raise EngramError(
+        f"{name} has {count} position embeddings, which do not fit {size} images in patches of "
+        f"{patch} pixels with {others[0]} further tokens."
+    )
+
+
+def _infer_head(found: Translated, settings: ModelSettings) -> HeadConfig | None:
+    """The head that the file has tensors for."""
+    if not found.has("head"):
+        return None
+    tensors = found.tensors
+    rows = [t.shape[0] for n, t in tensors.items() if n.startswith("head.linear.") and t.ndim]
+    hidden = 0 if settings.plain_pool else None  # None: as in the layers
+    if "head.pool.mlp.fc1.weight" in tensors:
+        own = tensors["head.pool.mlp.fc1.weight"].shape[0]
+        hidden = own if own != tensors["blocks.0.mlp.fc2.weight"].shape[1] else None
+    return HeadConfig(
+        classes=max(rows, default=0),
+        pooling=settings.pooling,
+        bias=settings.head_bias,
+        hidden=found.has("head.hidden"),
+        norm=found.has("head.norm"),
+        raw=settings.raw,
+        pool_heads=settings.pool_heads,
+        pool_mlp_width=hidden,
+        pool_query=not settings.plain_pool,
+    )
+
+
+def _check_tensors(found: Translated, layout: Layout, settings: ModelSettings, name: str) -> None:
+    """Refuse tensors that are missing, or of shapes from which nothing can be inferred."""
+    tensors = found.tensors
+    positions = ("position",) if settings.positions == "learned" else ()
+    needed = (*list(_AXES)[:4], *positions, *layout.required)
+    missing = [theirs for n in needed if n not in tensors for theirs in their_names(n, layout)]
+    if missing:
+        also = f" and has {join_names(found.surplus)}" if found.surplus else ""
+        raise EngramError(
+            f"{name} is damaged, or no plain ViT that can be a backbone ({READABLE} can): it lacks "
+            f"{join_names(missing)}{also}."
+        )
+    width = tensors["patch.weight"].shape[:1]
+    for n, tensor in ((n, tensors[n]) for n in _AXES if n in tensors):
+        in_width = tensor.shape[-1:] == width or n in ("patch.weight", "blocks.0.mlp.fc2.weight")
+        if tensor.ndim != _AXES[n] or not tensor.numel() or not in_width:
+            raise EngramError(
+                f"The tensor {their_names(n, layout)[0]} of {name} has the shape "
+                f"{tuple(tensor.shape)}, which does not fit the others."
+            )
+    _, channels, rows, columns = tensors["patch.weight"].shape
+    if channels != 3 or rows != columns:
+        raise EngramError(
+            f"{name} has patches of {rows} x {columns} pixels with {channels} channels; square "
+            "patches with 3 channels were expected."
+        )
 
 
 # From our tensors to a backbone
@@ -169,3 +358,35 @@ def _image_size(size: tuple[int, int], overrides: Overrides, backbone: ViT) -> t
             f"{MAX_SIDE:,} pixels and {MAX_PATCHES:,} patches."
         )
     return size
+
+
+# Class names of ImageNet-1k
+
+#: Classes that look alike, most of them far apart in the order: bathtub and tub, laptop and
+#: notebook, monitor and screen, cassette player and tape player, corn and ear, …
+_ALIKE = (
+    *((435, 876), (620, 681), (664, 782), (482, 848), (987, 998), (511, 817), (504, 968)),
+    *((508, 878), (486, 889), (402, 546), (432, 683), (579, 881), (413, 764), (497, 663)),
+    *((665, 670), (407, 734), (547, 820), (440, 907), (400, 667), (505, 849), (445, 638)),
+    *((657, 744), (836, 837), (404, 895)),
+)
+#: The mean cosine of these pairs. AugReg ViT-Ti has 0.65; its classes in 2,000 random orders have
+#: 0.08 at most, and moved by one place 0.03.
+_LEAST = 0.2
+
+
+def imagenet_names(weight: Tensor | None) -> tuple[str, ...] | None:
+    """The names of a head's classes if its weights (classes, width) are those of ImageNet-1k.
+
+    Most files say nothing about their classes, and a head of another dataset may have 1,000 too. So
+    the head itself is asked: two classes that look alike, such as `bathtub` and `tub`, have rows of
+    weights that point the same way, and in any other order rows at these places do not.
+    """
+    if weight is None or weight.ndim != 2 or len(weight) != 1000:
+        return None
+    rows = F.normalize(weight.detach().float() - weight.detach().float().mean(0), dim=1)
+    first, second = torch.tensor(_ALIKE, device=rows.device).T
+    if not float((rows[first] * rows[second]).sum(1).mean()) > _LEAST:
+        return None
+    names = Path(__file__).with_name("imagenet1k.txt")  # a name a line, in the order of the classes
+    return tuple(names.read_text(encoding="utf-8").splitlines())

@@ -1,7 +1,4 @@
-"""What transformers writes next to its tensors: configurations -> `ModelSettings`.
-
-`timm_configs.py` reads those of timm.
-"""
+"""Configurations of transformers and timm, read as `ModelSettings`: what tensors do not show."""
 
 from __future__ import annotations
 
@@ -13,11 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engram.backbones.families import BACKBONE_FAMILIES
-from engram.backbones.layouts import FAMILIES, Layout
-from engram.backbones.schemas import PROCESSOR, TRANSFORMERS
+from engram.backbones.layouts import FAMILIES, Layout, Translated
+from engram.backbones.shape import EPS, HEADS, SIZE
 from engram.errors import EngramError
-from engram.images.preprocessing import Preprocessing
-from engram.util.schema import Invalid
+from engram.images.preprocessing import MAX_SIDE, Preprocessing
+from engram.images.preprocessing import SCHEMA as PREPROCESSING
+from engram.util.schema import (
+    AnyOf,
+    Array,
+    Boolean,
+    Integer,
+    Invalid,
+    Nullable,
+    Number,
+    Object,
+    String,
+)
 from engram.vit.layers import Activation, Norm, Pooling, Positions
 from engram.vit.pos_embed import RotaryConfig
 
@@ -49,7 +57,7 @@ _DEFAULT_PREPROCESSING = {
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What the tensors of a model do not show."""
+    """Settings of a model that its tensors do not show."""
 
     defaults: str  # a row of _DEFAULT_PREPROCESSING
     eps: float
@@ -72,14 +80,103 @@ class ModelSettings:
 
 @contextmanager
 def explain_bad_settings(name: str) -> Iterator[None]:
-    """Errors while settings are read become an EngramError: the file is wrong, not the program."""
+    """Turn errors while settings are read into an EngramError: the file is wrong."""
     try:
         yield
-    except Invalid as error:
-        raise EngramError(f"The settings of {name} cannot be understood: {error}.") from None
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-        raise EngramError(f"The settings of {name} cannot be understood: {error!r}.") from error
+        reason = str(error) if isinstance(error, Invalid) else repr(error)
+        raise EngramError(f"The settings of {name} cannot be understood: {reason}.") from error
 
+
+def default_preprocessing(family: str, size: tuple[int, int]) -> Preprocessing:
+    """The usual preprocessing of a family (a row of `_DEFAULT_PREPROCESSING`) at this size."""
+    (mean, std), interpolation, crop = _DEFAULT_PREPROCESSING[family]
+    resize = None if crop is None else math.floor(max(size) / crop)
+    return Preprocessing(size, resize, interpolation, mean, std)
+
+
+# Plain ViTs by timm's names, and those among them whose layers differ or are in another order.
+_TIMM_VIT = re.compile(
+    r"(vit|deit|deit3|flexivit|eva_large|eva02_(tiny|small|base|large)|aimv2)_.*"
+)
+_TIMM_OTHER = re.compile(
+    r".*(_rpn_|_rope_|_relpos_|_xp_|resnet|_r26_|_r50_|_18x2_|_pe_lang_|_pe_spatial_|sapiens).*"
+)
+_INSTEAD = {
+    "siglip2": "; this one is NaFlex, which pads every image. Take a SigLIP 2 of fixed resolution, "
+    "such as google/siglip2-base-patch16-224"
+}
+
+
+def check_architecture(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model that its configuration calls something other than a plain ViT."""
+    architecture = str(config.get("architecture", config.get("model_type")))
+    if "architecture" in config:
+        plain = _TIMM_VIT.fullmatch(architecture) and not _TIMM_OTHER.fullmatch(architecture)
+    else:
+        plain = architecture in FAMILIES
+    if not plain:
+        raise EngramError(
+            f"{name} is a {architecture!r} model, not a plain ViT that can be a backbone; "
+            f"{READABLE} can{_INSTEAD.get(architecture, '')}."
+        )
+
+
+# Schemas of what is read; the other settings may be anything.
+
+_FLAG, _TEXT = Nullable(Boolean()), Nullable(String())
+_COUNT = Integer(1, 1_000_000)
+_COUNTS = AnyOf((_COUNT, Array(_COUNT, 2, 2)), "one or two whole numbers")
+_SIDES = AnyOf((SIZE.item, SIZE), f"one or two whole numbers from 1 to {MAX_SIDE:,}")
+_EDGES = Object({}, dict.fromkeys(("height", "width", "shortest_edge"), Nullable(SIZE.item)), True)
+_PROCESSOR_SIZE = AnyOf(
+    (Nullable(_SIDES), _EDGES),
+    f"a size in pixels, from 1 to {MAX_SIDE:,}, or an object with such sizes",
+)
+_STATISTICS = {name: Nullable(PREPROCESSING.optional[name]) for name in ("mean", "std")}
+
+_TRANSFORMERS = Object(
+    optional={
+        "hidden_act": String(),
+        **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), EPS),
+        "rope_theta": Number(1, 1e9),
+        "is_native": Boolean(),
+        "num_attention_heads": HEADS,
+        "image_size": _SIDES,
+        "patch_size": _COUNTS,
+        **dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size"), _COUNT),
+    },
+    others=True,
+)
+_PROCESSOR = Object(
+    optional={
+        **dict.fromkeys(("size", "crop_size"), _PROCESSOR_SIZE),
+        **{f"image_{name}": rule for name, rule in _STATISTICS.items()},
+        "rescale_factor": Number(0, 1e4),
+        "resample": Nullable(Integer(0, 100)),
+        **dict.fromkeys(("do_rescale", "do_normalize", "do_center_crop"), _FLAG),
+    },
+    others=True,
+)
+_TIMM = Object(
+    optional={
+        "input_size": Nullable(Array(SIZE.item, 3, 3)),
+        "crop_pct": Nullable(Number(0, 10)),
+        **_STATISTICS,
+        **dict.fromkeys(
+            ("architecture", "tag", "crop_mode", "interpolation", "global_pool"), _TEXT
+        ),
+    },
+    others=True,
+)
+_TIMM_ARGUMENTS = Object(
+    optional={
+        **dict.fromkeys(("num_heads", "attn_pool_num_heads"), Nullable(HEADS)),
+        "ref_feat_shape": Nullable(_COUNTS),
+        **dict.fromkeys(("act_layer", "global_pool"), _TEXT),
+    },
+    others=True,
+)
 
 # transformers
 
@@ -93,7 +190,7 @@ _DEFAULTS = {
     "dinov3": (1e-5, "gelu"),
     "aimv2": (1e-5, "silu"),
 }
-ACTIVATIONS: dict[object, Activation] = {
+_ACTIVATIONS: dict[object, Activation] = {
     "gelu": "gelu",
     "quick_gelu": "quick_gelu",
     "gelu_tanh": "gelu_tanh",
@@ -102,65 +199,62 @@ ACTIVATIONS: dict[object, Activation] = {
     "silu": "swiglu",
 }
 #: DINOv3: the centres of the patches of an image are between -1 and 1, times 2 pi.
-DINOV3_ROTARY = RotaryConfig(
+_DINOV3_ROTARY = RotaryConfig(
     base=100.0, span=4 * math.pi, start=-2 * math.pi, offset=0.5, halves=True
 )
 
 
-def settings_of_transformers(
+def transformers_settings(
     config: Mapping[str, Any], layout: Layout, processor: Mapping[str, Any], name: str
 ) -> ModelSettings:
-    """The settings in config.json and in those of the image processor."""
+    """Read config.json and the settings of the image processor."""
     model_type = config["model_type"]
     family = FAMILIES[model_type]
     vision = config
     two_towers = model_type == "aimv2" and "vision_config" in config
     if two_towers or model_type in ("clip", "siglip"):
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
-    TRANSFORMERS.check(vision, "config")
+    _TRANSFORMERS.check(vision, "config")
     eps, activation = _DEFAULTS[family]
     activation = vision.get("hidden_act", activation)
     gated = isinstance(layout.names["blocks.{i}.mlp.fc1"], tuple) and family != "dinov2"
-    if activation not in ACTIVATIONS or (activation == "silu") != gated:
+    if activation not in _ACTIVATIONS or (activation == "silu") != gated:
         raise EngramError(
             f"{name} uses the activation {activation!r} in {'a gated' if gated else 'an'} MLP; "
             "silu is known in gated MLPs, and in others "
-            f"{[known for known in ACTIVATIONS if known != 'silu']}."
+            f"{[known for known in _ACTIVATIONS if known != 'silu']}."
         )
     classifier = layout.names.get("head.linear") == "classifier"
     declared = {"hidden_size": "width", "num_hidden_layers": "depth", "patch_size": "patch"}
     if family != "dinov2":
         declared["intermediate_size"] = "mlp_width"
+    positions: Positions = "learned"
+    rotary = None
+    if family == "dinov3":
+        positions = "none"
+        rotary = replace(_DINOV3_ROTARY, base=float(vision.get("rope_theta", _DINOV3_ROTARY.base)))
+    elif family == "aimv2" and vision.get("is_native"):
+        positions = "waves"
     return ModelSettings(
         model_type if model_type in _DEFAULT_PREPROCESSING else family,
         float(vision.get("rms_norm_eps" if family == "aimv2" else "layer_norm_eps", eps)),
         # transformers antialiases resized position embeddings of the first of these. It has none
         # to resize in the others, which are as in timm then.
         antialias=model_type == "dinov2_with_registers" or family in ("dinov3", "aimv2"),
-        heads=pair_of(vision.get("num_attention_heads", 12), name)[0],
-        activation=ACTIVATIONS[activation],
+        heads=vision.get("num_attention_heads", 12),
+        activation=_ACTIVATIONS[activation],
         pooling=_transformers_pooling(family, layout, classifier),
         raw=family == "clip" and classifier,
         head_bias=family not in ("clip", "aimv2") or classifier,
         norm="rms" if family == "aimv2" else "layer",
-        positions=_transformers_positions(family, vision),
-        rotary=_transformers_rotary(vision) if family == "dinov3" else None,
+        positions=positions,
+        rotary=rotary,
         plain_pool=family == "aimv2",
-        image_size=pair_of(vision["image_size"], name) if "image_size" in vision else None,
-        declared={o: pair_of(vision[t], name)[0] for t, o in declared.items() if t in vision},
+        image_size=_pair(vision["image_size"], name) if "image_size" in vision else None,
+        declared={o: _pair(vision[t], name)[0] for t, o in declared.items() if t in vision},
         adjust_preprocessing=lambda default: _adjust_to_processor(default, processor, name),
         labels=None if family == "clip" and not classifier else _transformers_labels(config),
     )
-
-
-def _transformers_positions(family: str, vision: Mapping[str, Any]) -> Positions:
-    if family == "dinov3":
-        return "none"
-    return "waves" if family == "aimv2" and vision.get("is_native") else "learned"
-
-
-def _transformers_rotary(vision: Mapping[str, Any]) -> RotaryConfig:
-    return replace(DINOV3_ROTARY, base=float(vision.get("rope_theta", DINOV3_ROTARY.base)))
 
 
 def _transformers_pooling(family: str, layout: Layout, classifier: bool) -> Pooling:
@@ -182,7 +276,7 @@ def _transformers_labels(config: Mapping[str, Any]) -> list[object] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", str(label)) for label in labels) else labels
 
 
-def pair_of(value: object, name: str) -> tuple[int, int]:
+def _pair(value: object, name: str) -> tuple[int, int]:
     """A size that is given as one number or as two."""
     pair: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value, value]
     if len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair):
@@ -190,51 +284,35 @@ def pair_of(value: object, name: str) -> tuple[int, int]:
     raise EngramError(f"The configuration of {name} has {value!r} where a size was expected.")
 
 
-# How images are prepared
-
-
-def default_preprocessing(family: str, size: tuple[int, int]) -> Preprocessing:
-    """The usual preprocessing of a family (a row of `_DEFAULT_PREPROCESSING`) at this size."""
-    (mean, std), interpolation, crop = _DEFAULT_PREPROCESSING[family]
-    resize = None if crop is None else math.floor(max(size) / crop)
-    return Preprocessing(size, resize, interpolation, mean, std)
-
-
-# Pillow's numbers of its interpolations.
-_PILLOW: dict[Any, str] = dict(
-    enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"))
-)
+_PILLOW = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in Pillow's numbers
 
 
 def _adjust_to_processor(
     default: Preprocessing, cfg: Mapping[str, Any], name: str
 ) -> Preprocessing:
     """The preprocessing of preprocessor_config.json; what it leaves out is the default."""
-    PROCESSOR.check(cfg, "preprocessor_config")
+    _PROCESSOR.check(cfg, "preprocessor_config")
     if not cfg.get("do_rescale", True) or abs(cfg.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-6:
         raise EngramError(
             f"{name} does not scale pixels to the range from 0 to 1, which is not supported; give "
             "`preprocessing`."
         )
-    size, resize = _processor_size(cfg, name) or (default.size, default.resize)
+    size, resize = default.size, default.resize
+    if cfg.get("size") is not None:
+        size, resize = _processor_size(cfg, name)
     normalise = cfg.get("do_normalize", True)
     return Preprocessing(
         size,
         resize,
-        _PILLOW.get(cfg.get("resample"), default.interpolation),
+        dict(enumerate(_PILLOW)).get(cfg.get("resample", -1), default.interpolation),
         tuple(cfg.get("image_mean") or default.mean) if normalise else (0.0, 0.0, 0.0),
         tuple(cfg.get("image_std") or default.std) if normalise else (1.0, 1.0, 1.0),
     )
 
 
-def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int], int | None] | None:
-    """The size of the images and what their short side is resized to; None if not given.
-
-    A size is a number, or an object with `shortest_edge` or with `height` and `width`.
-    """
-    given = cfg.get("size")
-    if given is None:
-        return None
+def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int], int | None]:
+    """The size of the images, and what their short side is resized to before the crop."""
+    given = cfg["size"]  # a number, or an object with `shortest_edge` or with `height` and `width`
     crop = cfg.get("crop_size") if cfg.get("do_center_crop") else None
     if isinstance(given, dict):
         short = given.get("shortest_edge")
@@ -243,7 +321,145 @@ def _processor_size(cfg: Mapping[str, Any], name: str) -> tuple[tuple[int, int],
         short, resized = (given if crop else None), (given, given)
     if isinstance(crop, dict):
         crop = (crop.get("height"), crop.get("width"))
-    size = pair_of(crop or resized, name)
-    if not crop and not short:
-        return size, None
-    return size, max(*pair_of(resized, name), *size)
+    size = _pair(crop or resized, name)
+    return size, max(*_pair(resized, name), *size) if crop or short else None
+
+
+# timm
+
+# By family: how images are prepared, epsilon, and the width of a head (None: see `usual_heads`).
+_TIMM_FAMILIES: dict[str, tuple[str, float, int | None]] = {
+    "vit": ("timm", 1e-6, None),
+    "deit": ("timm deit", 1e-6, None),
+    "dinov2": ("timm dinov2", 1e-6, None),
+    "clip": ("clip", 1e-5, None),
+    "dinov3": ("timm dinov2", 1e-5, 64),
+    "aimv2": ("clip", 1e-5, 128),
+    "eva02": ("timm eva02", 1e-6, None),
+    "pe": ("timm pe", 1e-5, None),
+}
+
+
+def timm_settings(config: Mapping[str, Any], found: Translated, name: str) -> ModelSettings:
+    """Read timm's config.json; where it is missing, the tensors have to do.
+
+    What they cannot show: QuickGELU (assumed: no) and the number of heads (see `usual_heads`).
+    """
+    cfg = {**config, **(config.get("pretrained_cfg") or {})}
+    arguments = config.get("model_args") or {}
+    _TIMM.check(cfg, "pretrained_cfg")
+    _TIMM_ARGUMENTS.check(arguments, "model_args")
+    family = _timm_family(found)
+    defaults, eps, head_width = _TIMM_FAMILIES[family]
+    heads = arguments.get("num_heads")
+    if not heads and head_width and "patch.weight" in found.tensors:
+        width = found.tensors["patch.weight"].shape[0]
+        heads = 32 if width == 4096 else max(width // head_width, 1)  # 4096: DINOv3-7B
+    size = tuple(cfg.get("input_size") or ())[1:]
+    image_size = _pair(size, name) if len(set(size)) == 2 else None
+    if family == "dinov3":  # no tensor shows it
+        image_size = _pair(size or 256, name)
+    activation = _timm_activation(config, cfg, family, found)
+    return ModelSettings(
+        defaults,
+        eps,
+        antialias=True,
+        heads=heads,
+        activation=_ACTIVATIONS.get(arguments.get("act_layer"), activation),
+        pooling=_timm_pooling(cfg.get("global_pool") or arguments.get("global_pool"), found, name),
+        norm="rms" if family == "aimv2" else "layer",
+        positions="none" if family == "dinov3" else "learned",
+        rotary=_timm_rotary(family, config, arguments, found),
+        pool_heads=arguments.get("attn_pool_num_heads") or (8 if family == "pe" else None),
+        image_size=image_size,
+        adjust_preprocessing=lambda default: _adjust_to_timm(default, cfg, name),
+        labels=config.get("label_names"),
+    )
+
+
+def _timm_family(found: Translated) -> str:
+    """The family, a name of `_TIMM_FAMILIES`, that the tensors are of."""
+    tensors = found.tensors
+    if found.has("pre_norm"):
+        return "pe" if found.has("head.pool") else "clip"
+    if found.has("blocks.0.scale1"):
+        rotary = found.has("class_token") and found.has("registers") and not found.has("position")
+        return "dinov3" if rotary else "dinov2"
+    if found.has("patch_norm") and "blocks.0.norm1.bias" not in tensors:
+        return "aimv2"
+    if found.has("head.distilled"):
+        return "deit"
+    fc1, fc2 = (tensors.get(f"blocks.0.mlp.{layer}.weight") for layer in ("fc1", "fc2"))
+    bias = tensors.get("blocks.0.qkv.bias")
+    gated = fc1 is not None and fc2 is not None and fc1.shape[:1] == (2 * fc2.shape[-1],)
+    if gated and bias is not None and not bias.chunk(3)[1].any():  # no bias of keys
+        return "eva02"
+    return "vit"
+
+
+def _timm_rotary(
+    family: str, config: Mapping[str, Any], arguments: Mapping[str, Any], found: Translated
+) -> RotaryConfig | None:
+    """Rotary positions of the family: the angles that its patches span were set in training."""
+    if family == "dinov3":
+        return _DINOV3_ROTARY
+    if family not in ("eva02", "pe"):
+        return None
+    given = arguments.get("ref_feat_shape")
+    side = given[0] if isinstance(given, (list, tuple)) else given
+    if family == "eva02":
+        return RotaryConfig(base=10_000.0, span=float(side or 16))
+    class_token = found.has("class_token")
+    if side is None:
+        trained = re.search(r"_patch(\d+)_(\d+)$", str(config.get("architecture", "")))
+        count = len(found.tensors.get("position", ())) - class_token
+        side = int(trained[2]) // int(trained[1]) if trained else math.isqrt(max(count, 1))
+    offset = float(class_token)
+    return RotaryConfig(base=10_000.0, span=float(side), offset=offset, columns_first=True)
+
+
+def _timm_activation(
+    config: Mapping[str, Any], cfg: Mapping[str, Any], family: str, found: Translated
+) -> Activation:
+    if family == "pe":
+        return "gelu"
+    model = f"{config.get('architecture', '')}.{cfg.get('tag', '')}"
+    if found.has("head.pool") or "siglip" in model:
+        return "gelu_tanh"  # SigLIP was trained with it, but timm does not use it for all of them
+    if found.has("pre_norm") and (
+        "quickgelu" in model or model.endswith(".openai") or "QuickGELU" in str(cfg.get("notes"))
+    ):
+        return "quick_gelu"
+    return "gelu"
+
+
+def _timm_pooling(pool: object, found: Translated, name: str) -> Pooling:
+    if pool not in (None, "", "token", "avg", "map"):
+        raise EngramError(f"{name} pools its tokens by {pool!r}; token, avg and map can be read.")
+    if found.has("head.pool"):
+        return "attention"
+    if found.has("head.distilled"):
+        return "distilled"
+    if pool == "avg" or found.has("head.norm") or not found.has("class_token"):
+        return "mean"
+    return "class"
+
+
+def _adjust_to_timm(default: Preprocessing, cfg: Mapping[str, Any], name: str) -> Preprocessing:
+    """The preprocessing of pretrained_cfg; what it leaves out is the default."""
+    size = tuple(cfg.get("input_size") or (3, *default.size))[1:]
+    mode = cfg.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise EngramError(
+            f"{name} has the crop mode {mode!r}, which is not supported; give `preprocessing`."
+        )
+    resize = None if default.resize is None else default.with_size(_pair(size, name)).resize
+    if cfg.get("crop_pct"):
+        resize = math.floor(max(size) / cfg["crop_pct"])
+    return Preprocessing(
+        _pair(size, name),
+        None if mode == "squash" else resize,
+        cfg.get("interpolation") or default.interpolation,
+        tuple(cfg.get("mean") or default.mean),
+        tuple(cfg.get("std") or default.std),
+    )

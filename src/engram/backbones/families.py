@@ -75,21 +75,3 @@ BACKBONE_FAMILIES = (
         "PE-Core", (), "`vit_pe_core_*`", "T, S, B, L, G", "Apache-2.0", (TIMM,)
     ),
 )  # fmt: skip
-
-
-def families_table() -> str:
-    """The families as a table in Markdown."""
-    rows = ["| family | transformers | timm | sizes | licence of the weights | compared with |"]
-    rows.append("|---|---|---|---|---|---|")
-    for family in BACKBONE_FAMILIES:
-        kinds = ", ".join(f"`{kind}`" for kind in family.transformers) or "-"
-        cells = (
-            family.name,
-            kinds,
-            family.timm or "-",
-            family.sizes,
-            family.licence,
-            " and ".join(family.compared_with),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)

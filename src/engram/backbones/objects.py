@@ -12,9 +12,8 @@ from typing import Any
 from torch import nn
 
 from engram.backbones.build import Overrides, build_backbone, parse_timm, parse_transformers
-from engram.backbones.configs import READABLE
+from engram.backbones.configs import READABLE, check_architecture
 from engram.backbones.layouts import as_on_disk
-from engram.backbones.timm_configs import check_architecture
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.vit import ViT

@@ -120,7 +120,7 @@ def get_command(
     as_json: Json = False,
 ) -> None:
     """Fetch a backbone from the Hub into its cache, and check that it can be loaded."""
-    from engram.backbones.get import get_backbone
+    from engram.backbones.load import get_backbone
 
     with bars(as_json) as progress:
         backbone, folder = get_backbone(name, announce=announce, progress=progress)

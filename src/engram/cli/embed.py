@@ -109,8 +109,8 @@ def _model(
     progress: Progress,
 ) -> MemoryViT:
     """Of the engrams, or a backbone alone: the one that is named, or what suits the images."""
-    from engram.backbones.choose import AUTO, choose_backbone
     from engram.backbones.load import load_backbone
+    from engram.backbones.recommended import AUTO, choose_backbone
     from engram.data.datasets import Splits
     from engram.data.sizes import typical_side
     from engram.inference.load import load_model

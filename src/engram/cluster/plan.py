@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from engram.backbones.choose import AUTO
+from engram.backbones.recommended import AUTO
 from engram.cluster.jobs import FarmJob
 from engram.data.datasets import Splits
 from engram.data.fits import check_fits

@@ -35,7 +35,6 @@ from engram.util.hub import PathOrHubId
 from engram.util.schema import Array, Integer, Invalid, Object, String
 from engram.util.text import join_names, printable
 from engram.vit import ViT
-from engram.vit.layers import Activation
 
 FORMAT = 1
 LOCK = ".bundle.lock"  # in the folder, held by whoever changes the bundle
@@ -407,7 +406,7 @@ def load_backbone_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = 
             preprocessing=engram.preprocessing,
             antialias=info.antialias,
             heads=info.heads,
-            activation=cast("Activation", info.activation),
+            activation=info.activation,
             dtype=dtype,
         )
     except EngramError as error:

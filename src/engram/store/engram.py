@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engram.backbones.schemas import MAX_PATCHES, can_be_cut
-from engram.backbones.shape import BackboneShape
+from engram.backbones.shape import MAX_PATCHES, BackboneShape, can_be_cut
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.class_statistics import HALF, PREFIX
@@ -27,6 +26,7 @@ from engram.util.flag_names import flag
 from engram.util.tensors import tensors_hash
 from engram.util.text import printable, summarise_names, utf8
 from engram.vit import ViT
+from engram.vit.vit import Stored
 
 if TYPE_CHECKING:
     from engram.tasks.task import Task
@@ -47,7 +47,7 @@ class BackboneInfo(BackboneShape):
     source: str
     fingerprint: str
     antialias: bool  # of position embeddings, when they are resized
-    dtype: str = "fp32"  # of its weights, while the task was trained
+    dtype: Stored = "fp32"  # of its weights, while the task was trained
 
     @classmethod
     def from_backbone(cls, backbone: ViT) -> BackboneInfo:

@@ -11,13 +11,12 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, Any
 
 import safetensors.torch
 from torch import Tensor
 
-from engram.backbones.schemas import HEADS
-from engram.backbones.shape import SCHEMA as SHAPE
+from engram.backbones.shape import NUMBERS, rules
 from engram.errors import EngramError
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
@@ -38,7 +37,6 @@ from engram.util.files import open_regular, write_atomically
 from engram.util.flag_names import flag
 from engram.util.schema import (
     Array,
-    Boolean,
     FreeObject,
     Integer,
     Invalid,
@@ -47,7 +45,6 @@ from engram.util.schema import (
     String,
 )
 from engram.util.text import printable
-from engram.vit.vit import Stored
 
 _TASK_FIELDS = ("name", "kind", "regime", "classes", "extends", "values", "ignore")
 _HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
@@ -59,16 +56,7 @@ _TASK = Object(
     {"values": Array(Integer(0, 65_535)), "ignore": Integer(0, 65_535)},
     others=True,  # settings of the method, which checks them
 )
-_BACKBONE = Object(
-    {
-        **SHAPE.required,
-        "heads": HEADS,
-        "source": String(4_096),
-        "fingerprint": _HASH,
-        "antialias": Boolean(),
-    },
-    {"dtype": String(choices=get_args(Stored))},
-)
+_BACKBONE = rules(BackboneInfo, NUMBERS | {"source": String(4_096), "fingerprint": _HASH})
 _VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
 #: What the header of an engram must be. `TaskSpec` and `BackboneInfo` check what belongs together.
 HEADER = Object(

@@ -20,9 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.backbones.layouts import transformers_layout
+from engram.backbones.layouts import their_names, transformers_layout, translate
 from engram.backbones.load import load_backbone
-from engram.backbones.translate import their_names, translate
 from engram.errors import EngramError
 from engram.methods import Masked
 from engram.store.engram import Engram, new_engram
@@ -254,7 +253,7 @@ def _check_backbone(
                 f"{difference}; give the base that it was made from."
             )
     if inside.surplus or inside.missing:
-        names = ", ".join(map(printable, (inside.surplus + inside.missing)[:3]))
+        names = ", ".join(map(printable, [*inside.surplus, *inside.missing][:3]))
         raise EngramError(
             f"{path} is not a checkpoint of transformers-learnable-memory that can be read: "
             f"{names} {'is unknown' if inside.surplus else 'is missing'}."

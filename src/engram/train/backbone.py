@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engram.backbones.choose import AUTO, BackboneChoice, choose_backbone
 from engram.backbones.load import load_backbone
+from engram.backbones.recommended import AUTO, BackboneChoice, choose_backbone
 from engram.data.datasets import Splits
 from engram.data.sizes import typical_side
 from engram.store.bundles import load_backbone_of
