@@ -112,7 +112,8 @@ def test_an_answer_is_that_of_a_lone_request(world: World, itself: bool, embeds:
             torch.testing.assert_close(answer[name], lone[name][0].cpu(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_pass_has_half_the_values_that_an_answer_may_have(world: World) -> None:
+@pytest.mark.parametrize("embeds", [False, True])
+def test_a_pass_has_half_the_values_that_an_answer_may_have(world: World, embeds: bool) -> None:
     settings = Settings(batch=4, wait_ms=200, max_values=2 * 2 * 7 + 1)  # base has seven classes
     snapshot = Catalogue.load(world.bundle, settings).now
     sizes: list[int] = []
@@ -121,7 +122,7 @@ def test_a_pass_has_half_the_values_that_an_answer_may_have(world: World) -> Non
         batcher = Batcher(settings, sizes.append)
         batcher.start()
         views = [torch.zeros(16, 16, 3, dtype=torch.uint8)] * 5
-        assert len(await batcher.run(snapshot, views, ["base"])) == 5
+        assert len(await batcher.run(snapshot, views, ["base"], embeds)) == 5
         await batcher.stop()
 
     asyncio.run(run())

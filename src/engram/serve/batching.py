@@ -24,7 +24,7 @@ from engram.util.memory import return_freed_memory
 
 Result = TypeVar("Result")
 
-_MANY_VALUES = 1_000_000  # outputs of a pass that leave holes of megabytes in memory
+MANY_VALUES = 1_000_000  # outputs that leave holes of megabytes in memory
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ class Batcher:
                 break
             if not names.issuperset(job.names):  # some engines compute for each what any asks for
                 names |= set(job.names)
-                size = computed_values(job.snapshot, names, job.embeds)
+                size = computed_values(job.snapshot, names)
             if jobs and 2 * size * (len(jobs) + 1) > self.settings.max_values:
                 break
             jobs.append(self._jobs.popleft())
@@ -192,7 +192,7 @@ class Batcher:
             outputs = await loop.run_in_executor(self._copying, copied, rows)
             del rows  # before the next pass
             names = {name for job in jobs for name in job.names}
-            if len(jobs) * computed_values(snapshot, names, embeds) > _MANY_VALUES:
+            if len(jobs) * computed_values(snapshot, names) > MANY_VALUES:
                 await loop.run_in_executor(self._copying, return_freed_memory)
         except Exception as error:
             for job in jobs:

@@ -64,11 +64,10 @@ def kept_values(snapshot: Snapshot, names: Iterable[str], embeds: bool = False) 
     return sum(math.prod(output_shape(snapshot, name)) for name in names)
 
 
-def computed_values(snapshot: Snapshot, names: Iterable[str], embeds: bool = False) -> int:
-    """How many values a pass computes for one image: a mask is made of logits."""
-    if embeds:
-        return kept_values(snapshot, names, embeds)
-    return sum(math.prod(snapshot.shapes[task]) for task in {task_of(name) for name in names})
+def computed_values(snapshot: Snapshot, names: Iterable[str]) -> int:
+    """Values that a pass computes per image: a mask is made of logits, and so costs its vector."""
+    tasks = {task_of(name) for name in names}
+    return sum(math.prod(snapshot.shapes.get(task, ())) for task in tasks)
 
 
 def fetch(

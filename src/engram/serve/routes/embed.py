@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -13,10 +13,9 @@ from engram.serve.decoding.pool import Decoder, Received
 from engram.serve.outputs import kept_values
 from engram.serve.routes.answers import images_json, vectors_json
 from engram.serve.routes.openapi import answer_limit, error_responses
-from engram.serve.routes.pipeline import Asked, Pipeline, body_schemas
+from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written, body_schemas
 from engram.serve.routes.schemas import Embedding, EmbedOptions
 from engram.serve.routes.uploads import content_type
-from engram.serve.routes.writing import Answer, Client
 from engram.serve.tokens import Tokens
 
 
@@ -39,13 +38,11 @@ def embed_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> AP
         def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[EmbedOptions]]:
             return decoder.read(EmbedOptions, kind, body)
 
-        async def work(client: Client) -> None:
-            asked = partial(_asked, snapshot)
-            async with pipeline.run(request, snapshot, read, asked, embeds=True) as (_, images):
-                parts = (vectors_json(decoded.fields, vectors) for decoded, vectors in images)
-                await pipeline.answer(client, images_json(parts))
+        async def write(options: EmbedOptions, images: Sequence[Answered]) -> Written:
+            return images_json(vectors_json(one.fields, vectors) for one, vectors in images), {}
 
-        return Answer(work)
+        query = Query(read, partial(_asked, snapshot), write)
+        return pipeline.respond(request, snapshot, query, embeds=True)
 
     return router
 

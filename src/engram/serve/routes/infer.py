@@ -42,8 +42,8 @@ from engram.serve.routes.infer_schemas import (
     ServerReady,
 )
 from engram.serve.routes.openapi import answer_limit, error_responses, request_body
-from engram.serve.routes.pipeline import Asked, Pipeline
-from engram.serve.routes.writing import Answer, Client, numbers, raw
+from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written
+from engram.serve.routes.writing import numbers, raw
 from engram.serve.tokens import Tokens
 from engram.util.text import printable
 
@@ -130,15 +130,11 @@ def _add_infer(router: APIRouter, catalogue: Catalogue, pipeline: Pipeline, toke
         def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[InferOptions]]:
             return decoder.read_inference(body, json_bytes, size)
 
-        async def work(client: Client) -> None:
-            asked = served.asked
-            async with pipeline.run(request, snapshot, read, asked) as (received, images):
-                outputs = [output for _, output in images]
-                written = Written(served, received.options, outputs)
-                headers = await pipeline.in_thread(written.headers)
-                await pipeline.answer(client, written.parts(), headers)
+        async def write(options: InferOptions, images: Sequence[Answered]) -> Written:
+            response = TensorResponse(served, options, [outputs for _, outputs in images])
+            return response.parts(), await pipeline.in_thread(response.headers)
 
-        return Answer(work)
+        return pipeline.respond(request, snapshot, Query(read, served.asked, write))
 
 
 def _json_bytes(request: Request) -> int | None:
@@ -240,7 +236,7 @@ class Served:
         return Asked(names, kept_values(self.snapshot, names))
 
 
-class Written:
+class TensorResponse:
     """A response: the tensors that a request asked for, in the JSON or after it as bytes.
 
     Its parts are made when they are sent, and again where their length has to be known before.

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
 
-from engram.serve.batching import Batcher
+from engram.serve.batching import MANY_VALUES, Batcher
 from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, Decoder, Pool, Received
 from engram.serve.metrics import Metrics
@@ -22,12 +22,15 @@ from engram.serve.problems import Problem
 from engram.serve.routes import schemas
 from engram.serve.routes.openapi import request_body
 from engram.serve.routes.uploads import Budget, read_whole_body
-from engram.serve.routes.writing import Client
+from engram.serve.routes.writing import Answer, Client
 from engram.serve.settings import Settings
 from engram.serve.stages import BODY, DECODE, WRITE, Stages
+from engram.util.memory import return_freed_memory
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
+Answered = tuple[Decoded, Outputs]
+Written = tuple[Iterable[bytes], Mapping[str, str]]  # parts of the body, and headers
 
 _ANSWERS = 4  # as large as one may be, in progress at a time
 
@@ -38,6 +41,15 @@ class Asked:
 
     names: Sequence[str]
     values: int
+
+
+@dataclass(frozen=True)
+class Query(Generic[Options]):
+    """How an endpoint reads a body, what its options ask for, and how the answer is written."""
+
+    read: Callable[[Decoder, bytearray], Awaitable[Received[Options]]]
+    asked: Callable[[Options], Asked]
+    write: Callable[[Options, Sequence[Answered]], Awaitable[Written]]
 
 
 def body_schemas(options: type[schemas.Options], settings: Settings) -> dict[str, Any]:
@@ -86,23 +98,21 @@ class Pipeline:
         self,
         request: Request,
         snapshot: Snapshot,
-        read: Callable[[Decoder, bytearray], Awaitable[Received[Options]]],
-        wanted: Callable[[Options], Asked],
-        embeds: bool = False,
-    ) -> AsyncIterator[tuple[Received[Options], list[tuple[Decoded, Outputs]]]]:
+        query: Query[Options],
+        embeds: bool,
+    ) -> AsyncIterator[tuple[Received[Options], list[Answered]]]:
         """What the body holds and, for each image, what was decoded and the outputs of the tasks.
 
-        With `embeds`, their vectors in place of the outputs. `read` gives a decoder the body, and
-        `wanted` says what its options ask for. The images keep their places in the queue until the
-        answers are written, and so do their values in what all answers may have.
+        With `embeds`, their vectors in place of the outputs. The images keep their places in the
+        queue until the answers are written, and so do their values in what all answers may have.
         """
         client = client_of(request.scope)
         async with self._body(request) as body:
             with ExitStack() as places:
                 with self.stages.stage(DECODE):
                     async with self.decoders.decoder(client) as decoder:
-                        received = await read(decoder, body)
-                        asked, images = wanted(received.options), len(received.names)
+                        received = await query.read(decoder, body)
+                        asked, images = query.asked(received.options), len(received.names)
                         self._check_values(asked, images)
                         places.enter_context(self._answers.request(client))(images * asked.values)
                         places.enter_context(self.batcher.reserve(images, client))
@@ -112,8 +122,10 @@ class Pipeline:
                         ]
                 views = [one.view for one in decoded]
                 outputs = await self.batcher.run(snapshot, views, asked.names, embeds)
+                answers = list(zip(decoded, outputs, strict=True))
+                del views, outputs
                 with self.stages.stage(WRITE):
-                    yield received, list(zip(decoded, outputs, strict=True))
+                    yield received, answers
             for task in {task_of(name) for name in asked.names}:
                 self.metrics.answers.labels(task).inc(len(decoded))
 
@@ -128,12 +140,37 @@ class Pipeline:
                 "tasks or outputs.",
             )
 
-    async def answer(
-        self, client: Client, parts: Iterable[bytes], headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Send an answer to a client, in JSON unless the headers say otherwise."""
-        headers = {"Content-Type": "application/json", **(headers or {})}
-        await client.answer(parts, self.in_thread, headers)
+    def respond(
+        self,
+        request: Request,
+        snapshot: Snapshot,
+        query: Query[Options],
+        embeds: bool = False,
+    ) -> Answer:
+        """Answer a request about images, in JSON unless its headers say otherwise."""
+
+        async def work(client: Client) -> None:
+            many = await self._answer(client, request, snapshot, query, embeds)
+            if many:  # by now nothing holds the outputs
+                await self.in_thread(return_freed_memory)
+
+        return Answer(work)
+
+    async def _answer(
+        self,
+        client: Client,
+        request: Request,
+        snapshot: Snapshot,
+        query: Query[Options],
+        embeds: bool,
+    ) -> bool:
+        """Send the answer; gives whether its values leave holes in memory."""
+        async with self.run(request, snapshot, query, embeds) as (received, images):
+            parts, headers = await query.write(received.options, images)
+            headers = {"Content-Type": "application/json", **headers}
+            await client.answer(parts, self.in_thread, headers)
+            values = query.asked(received.options).values
+            return len(images) * values > MANY_VALUES
 
     async def in_thread(self, write: Callable[[], Result]) -> Result:
         """Call `write` in a thread for answers, so that the event loop goes on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -14,10 +14,9 @@ from engram.serve.decoding.pool import Decoded, Decoder, Received
 from engram.serve.outputs import kept_values
 from engram.serve.routes.answers import Look, image_json, images_json, task_answers
 from engram.serve.routes.openapi import answer_limit, error_responses
-from engram.serve.routes.pipeline import Asked, Pipeline, body_schemas
+from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written, body_schemas
 from engram.serve.routes.schemas import Prediction, PredictOptions
 from engram.serve.routes.uploads import content_type
-from engram.serve.routes.writing import Answer, Client
 from engram.serve.tokens import Tokens
 
 
@@ -40,18 +39,15 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
         def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[PredictOptions]]:
             return decoder.read(PredictOptions, kind, body)
 
-        async def work(client: Client) -> None:
-            asked = partial(_asked, snapshot)
-            async with pipeline.run(request, snapshot, read, asked) as (received, images):
-                options = received.options
-                looks = [await _look(pipeline, snapshot, one, options.looks) for one, _ in images]
-                parts = (
-                    image_json(one.fields, task_answers(snapshot, outputs, options.top_k), look)
-                    for (one, outputs), look in zip(images, looks, strict=True)
-                )
-                await pipeline.answer(client, images_json(parts))
+        async def write(options: PredictOptions, images: Sequence[Answered]) -> Written:
+            looks = [await _look(pipeline, snapshot, one, options.looks) for one, _ in images]
+            parts = (
+                image_json(one.fields, task_answers(snapshot, outputs, options.top_k), look)
+                for (one, outputs), look in zip(images, looks, strict=True)
+            )
+            return images_json(parts), {}
 
-        return Answer(work)
+        return pipeline.respond(request, snapshot, Query(read, partial(_asked, snapshot), write))
 
     return router
 
