@@ -39,7 +39,7 @@ def recipe() -> str:
     for item in fields(Recipe):
         choices = item.metadata["choices"]
         about = item.metadata["about"] + (f" ({', '.join(choices)})" if choices else "")
-        rows.append(f"| `{item.name}` | `{item.default}` | {_cell(about)} |")
+        rows.append(f"| `{item.name}` | `{item.metadata['shown']}` | {_cell(about)} |")
     return "\n".join(rows)
 
 

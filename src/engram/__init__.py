@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engram.util.cpus import prepare_threads
 from engram.util.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from engram.train.sweep import sweep
     from engram.train.trainable import train_only
     from engram.vit.vit import ViT
+
+prepare_threads()  # before anything imports torch
 
 __version__ = "0.1.0"
 

@@ -31,7 +31,7 @@ def test_every_setting_is_a_flag_with_its_default(
         if not (command == "sweep" and item.name in ("lr", "weight_decay")):  # lists there
             about = item.metadata["about"]
             assert about[1:] in said
-            assert f"default: {item.default})" in said
+            assert f"default: {item.metadata['shown']})" in said
 
 
 def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None:

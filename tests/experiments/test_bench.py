@@ -113,7 +113,7 @@ def test_long_loops_are_measured_in_part_and_say_so(backbone: ViT) -> None:
     [
         (["--tasks", "0"], "from 1 on"),
         (["--batch", "two"], "numbers with commas"),
-        (["--threads", "0"], "at least one"),
+        (["--threads", "0"], "equal to 1"),
         (["--seconds", "nan"], "give a number above 0"),
         (["--shape", "big"], "ViT-B/32"),
         (["--shape", "ViT-B/32", "--backbone", "pico"], "give one"),

@@ -121,4 +121,4 @@ def test_the_guide_has_a_row_for_every_setting() -> None:
     for item in fields(Recipe):
         choices = item.metadata["choices"]
         about = item.metadata["about"] + (f" ({', '.join(choices)})" if choices else "")
-        assert rows.get(item.name) == f"{item.default} | {about}"
+        assert rows.get(item.name) == f"{item.metadata['shown']} | {about}"

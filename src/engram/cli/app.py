@@ -9,7 +9,8 @@ import typer
 
 from engram import __version__
 from engram.cli.complete import among, task_names
-from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK, help_line
+from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK, help_line, option
+from engram.util.cpus import use_threads
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
@@ -66,6 +67,16 @@ Device = Annotated[
 ]
 Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
 BackboneDtype = Annotated[str, _one_of(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
+Threads = Annotated[  # for every command that computes; the callback does it
+    int | None,
+    option(
+        RESOURCES,
+        "Number of CPU threads (default: one for each CPU that the process may use).",
+        min=1,
+        callback=lambda count: count and use_threads(count),
+        show_default=False,
+    ),
+]
 Tasks = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import BackboneDtype, Device, Json, Precision, Tasks, app
+from engram.cli.app import BackboneDtype, Device, Json, Precision, Tasks, Threads, app
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
 from engram.cli.inference import Workers
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
 from engram.train.options import DataOptions
+from engram.util.cpus import DECODERS
 from engram.util.description import Description
 from engram.util.settings import Given
 
@@ -59,10 +60,11 @@ def embed_command(
     ] = None,
     tasks: Tasks = None,
     batch: Annotated[int, option(RESOURCES, "Images per pass.")] = 64,
-    workers: Workers = 2,
+    workers: Workers = DECODERS,
     backbone_dtype: BackboneDtype = "fp32",
     device: Device = "auto",
     precision: Precision = "fp32",
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:

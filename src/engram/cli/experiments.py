@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from engram.cli.app import Device, ImageSize, Json, app
+from engram.cli.app import Device, ImageSize, Json, Threads, app
 from engram.cli.complete import among
 from engram.cli.flags import (
     DATA,
@@ -32,6 +32,7 @@ def demo(
     seed: Annotated[
         int, option(TRAINING, "Random seed of the pictures and of initialisation.", min=0)
     ] = 0,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Train three tasks on one small ViT, compose them, and check every promise."""
@@ -61,17 +62,15 @@ def bench_command(
     batch: Annotated[str, option(RESOURCES, "Batch sizes.", metavar="A,B")] = "1,16",
     cells: Annotated[int, option(TASK, "Memory cells at every layer.")] = 5,
     seconds: Annotated[float, option(RESOURCES, "Seconds per table; more gives less noise.")] = 5.0,
-    threads: Annotated[
-        int | None, option(RESOURCES, "Threads of torch, if not its own choice.")
-    ] = None,
     device: Device = "auto",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Measure the speed of tasks against the plain backbone and against separate models."""
     from engram.experiments.bench import BenchSettings, bench
 
     counts, batches = numbers("--tasks", tasks, int), numbers("--batch", batch, int)
-    settings = BenchSettings(backbone, shape, counts, batches, cells, seconds, threads, device)
+    settings = BenchSettings(backbone, shape, counts, batches, cells, seconds, device)
     with bars(as_json) as progress:
         result = bench(settings, say=lambda text: progress("measuring", 0, 0, text))
     show(result, as_json)
@@ -103,6 +102,7 @@ def reproduce_command(
     dry_run: Annotated[
         bool, option(OUTPUT, "Print what would be trained, and stop.", "--dry-run")
     ] = False,
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, Json, Overwrite, Tasks, app
+from engram.cli.app import Backbone, Json, Overwrite, Tasks, Threads, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
 from engram.cli.inference import Split, Workers, data_for
@@ -18,6 +18,7 @@ from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.errors import EngramError
 from engram.train.options import ColumnOptions
+from engram.util.cpus import DECODERS
 from engram.util.description import Description
 from engram.util.settings import Given
 
@@ -59,8 +60,9 @@ def export_command(
     split: Split = "test",
     backbone: Backbone = None,
     batch: Annotated[int, option(RESOURCES, "Images per pass, when measuring.")] = 32,
-    workers: Workers = 2,
+    workers: Workers = DECODERS,
     overwrite: Overwrite = False,
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:

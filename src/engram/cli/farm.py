@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Json, app
+from engram.cli.app import Json, Threads, app
 from engram.cli.complete import among
 from engram.cli.flags import OUTPUT, RESOURCES, TRAINING, option
 from engram.cli.progress import bars
@@ -105,6 +105,7 @@ def farm_command(
             "--dry-run",
         ),
     ] = False,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Train a list of tasks, each as engram fit does; run it again to continue."""
@@ -135,8 +136,8 @@ def farm_command(
         import torch
 
         at_once = parallel or 1
-        threads = cpus or max(1, torch.get_num_threads() // at_once)
-        workers = local_workers(at_once, threads)
+        each = cpus or max(1, torch.get_num_threads() // at_once)
+        workers = local_workers(at_once, each)
     else:
         workers = ray_workers(on, parallel, cpus or 1, gpus, folder)
     with held(folder), _shown(as_json) as showing:

@@ -97,11 +97,9 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
         about, choices = item.metadata["about"], item.metadata["choices"]
         default = item.default if defaults is None else getattr(defaults, item.name)
         notes = [", ".join(choices)] if choices else []
-        notes += (
-            []
-            if default in ("", ()) or default is None or default is False
-            else [f"default: {default}"]
-        )
+        if not (default in ("", ()) or default is None or default is False):
+            shown = item.metadata["shown"] if default == item.default else default
+            notes.append(f"default: {shown}")
         flag = typer.Option(
             f"--{item.name.replace('_', '-')}",
             help=help_line(about, *notes),

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from engram.cli.app import Backbone, BackboneDtype, Device, Engrams, Json, Precision, app
+from engram.cli.app import Backbone, BackboneDtype, Device, Engrams, Json, Precision, Threads, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.errors import EngramError, Notice
 from engram.train.options import ColumnOptions, named, split_data
+from engram.util.cpus import DECODERS, DECODERS_SHOWN
 from engram.util.description import Description
 from engram.util.settings import Given
 from engram.util.text import counted
@@ -33,7 +34,9 @@ Split = Annotated[
         autocompletion=among(("train", "val", "test")),
     ),
 ]
-Workers = Annotated[int, option(RESOURCES, "Processes that decode images.")]
+Workers = Annotated[
+    int, option(RESOURCES, "Processes that decode images.", show_default=DECODERS_SHOWN)
+]
 
 
 @app.command(name="eval")
@@ -51,7 +54,7 @@ def eval_command(
     split: Split = "test",
     backbone: Backbone = None,
     batch: Annotated[int, option(RESOURCES, "Images per pass.")] = 64,
-    workers: Workers = 2,
+    workers: Workers = DECODERS,
     device: Device = "auto",
     precision: Precision = "fp32",
     backbone_dtype: BackboneDtype = "fp32",
@@ -61,6 +64,7 @@ def eval_command(
     report: Annotated[
         Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
     ] = None,
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, BackboneDtype, Device, Json, Precision, Tasks, app
+from engram.cli.app import Backbone, BackboneDtype, Device, Json, Precision, Tasks, Threads, app
 from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import show
@@ -69,6 +69,7 @@ def predict_command(
     device: Device = "auto",
     precision: Precision = "fp32",
     backbone_dtype: BackboneDtype = "fp32",
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:

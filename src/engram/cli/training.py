@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.add_classes import add_classes_to, check_flags
-from engram.cli.app import DataArgument, Json, app
+from engram.cli.app import DataArgument, Json, Threads, app
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers, option
 from engram.cli.progress import bars
@@ -72,6 +72,7 @@ def fit_command(
             "best if validation says that it helps (default: none).",
         ),
     ] = None,
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:
@@ -131,6 +132,7 @@ def sweep_command(
             "if validation says that it helps (default: none).",
         ),
     ] = None,
+    threads: Threads = None,
     as_json: Json = False,
     flags: Given | None = None,
 ) -> None:

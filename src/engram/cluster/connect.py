@@ -20,6 +20,7 @@ from typing import Any
 
 from engram import __version__
 from engram.errors import EngramError
+from engram.util.cpus import available_cpus
 from engram.util.optional import require
 from engram.util.settings import check, setting
 
@@ -130,7 +131,7 @@ def _init(ray: Any, address: str) -> None:
     given: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
         use_loopback()
-        cpus = max(2, os.cpu_count() or 2)
+        cpus = max(2, available_cpus())
         given |= {"num_cpus": cpus, "object_store_memory": _STORE, "include_dashboard": False}
     terminated = signal.getsignal(signal.SIGTERM)
     ray.init(address or "local", **given)

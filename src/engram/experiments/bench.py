@@ -450,7 +450,6 @@ class BenchSettings:
     batches: Sequence[int] = (1, 16)
     cells: int = 5
     seconds: float = 5.0
-    threads: int | None = None
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -466,14 +465,10 @@ class BenchSettings:
                 )
         if not self.seconds > 0:
             raise EngramError(f"--seconds is {self.seconds:g}; give a number above 0, such as 5.")
-        if self.threads is not None and self.threads < 1:
-            raise EngramError(f"--threads is {self.threads}; at least one is needed.")
 
 
 def bench(settings: BenchSettings, say: Say = lambda text: None) -> Description:
     """Measure forward passes and training steps."""
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     if settings.shape:
         vit = backbone_of_shape(settings.shape)
     else:

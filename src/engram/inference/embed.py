@@ -19,6 +19,7 @@ from engram.images.heic import HEIC_SUFFIXES
 from engram.images.preprocessing import normalise
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.model import MemoryViT
+from engram.util.cpus import DECODERS
 from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 
@@ -53,7 +54,7 @@ def embed(
     *,
     tasks: Sequence[str] | None = None,
     batch: int = 64,
-    workers: int = 2,
+    workers: int = DECODERS,
     exact: bool = False,
     device: str = "auto",
     precision: str = "fp32",
@@ -113,7 +114,7 @@ def embed_batches(
     *,
     tasks: Sequence[str] | None = None,
     batch: int = 64,
-    workers: int = 2,
+    workers: int = DECODERS,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[Embeddings]:
     """The embeddings of one batch after the other; one without a readable image has none."""

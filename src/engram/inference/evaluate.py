@@ -19,6 +19,7 @@ from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
+from engram.util.cpus import DECODERS
 from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
 
@@ -32,7 +33,7 @@ def evaluate(
     *,
     split: str = "test",
     batch: int = 64,
-    workers: int = 2,
+    workers: int = DECODERS,
     transform: Transform | None = None,
     skip_bad: bool = False,
     device: str = "auto",
@@ -114,7 +115,7 @@ def answers(
     engine: Engine | None = None,
     split: str = "test",
     batch: int = 64,
-    workers: int = 2,
+    workers: int = DECODERS,
     transform: Transform | None = None,
     precision: str = "fp32",
     team: ProcessGroup | None = None,

@@ -25,6 +25,7 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.serve.settings import Settings
+from engram.util.cpus import available_cpus
 from engram.util.description import Description
 from engram.util.workers import end_with_parent
 
@@ -58,8 +59,7 @@ class Workers:
     """The workers of a service; `run` replaces them until a signal comes."""
 
     def __init__(self, job: Job, on_event: Callable[..., None]) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        threads = job.settings.threads or max(1, (cores or 1) // job.settings.workers)
+        threads = job.settings.threads or max(1, available_cpus() // job.settings.workers)
         self.job = replace(job, settings=replace(job.settings, threads=threads))
         self._on_event = on_event
         self._stopping = False

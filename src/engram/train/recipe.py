@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
 from engram.tasks.settings import TaskSettings
+from engram.util.cpus import DECODERS, DECODERS_SHOWN
 from engram.util.files import write_atomically
 from engram.util.flag_names import flag
 from engram.util.settings import check, setting, settings_fields
@@ -110,7 +111,9 @@ class Recipe:
         group="Resources",
     )
     cache_gb: float = setting(20.0, "largest size of a cache in GB", group="Resources")
-    workers: int = setting(2, "processes that decode images", group="Resources")
+    workers: int = setting(
+        DECODERS, "processes that decode images", shown=DECODERS_SHOWN, group="Resources"
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -49,6 +49,7 @@ def setting(
     group: str = "",
     metavar: str = "",
     label: str = "",
+    shown: str = "",
     flag: bool = True,
 ) -> Any:
     """A field of a settings dataclass.
@@ -64,6 +65,7 @@ def setting(
         group: The panel of `--help` that lists the flag.
         metavar: What `--help` shows in place of the value.
         label: What descriptions of a task call it, if they always show it.
+        shown: What help and documentation say in place of a default that depends on the machine.
         flag: Whether the command line has a flag for it.
     """
     metadata = {
@@ -76,6 +78,7 @@ def setting(
         "group": group,
         "metavar": metavar,
         "label": label,
+        "shown": shown or str(default),
         "flag": flag,
     }
     return field(default=default, metadata=metadata)

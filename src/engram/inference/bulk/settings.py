@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engram.util.cpus import DECODERS
 from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS, check, setting
 
 
@@ -22,7 +23,11 @@ class BulkSettings:
         metavar="SCHEMES",
     )
     batch: int = setting(32, "images per forward pass", least=1)
-    decoders: int = setting(1, "processes that decode images; 0: decode in this process")
+    decoders: int = setting(
+        max(1, DECODERS // 2),  # the model needs the other CPUs
+        "processes that decode images; 0: decode in this process",
+        shown="one per two CPUs, at most 4",
+    )
     device: str = setting("auto", ABOUT_DEVICE)
     precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS)
     rows: int = setting(1024, "images per part; a part is written all at once", least=1)
