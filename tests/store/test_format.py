@@ -38,7 +38,7 @@ from engram.backbones.shape import BackboneShape
 from engram.cli import main as cli
 from engram.images.preprocessing import Preprocessing
 from engram.methods import METHODS, Masked, create_method
-from engram.store.engram import BackboneInfo, Engram, dtype_of
+from engram.store.engram import BackboneInfo, Engram, stored_dtype
 from engram.store.format import (
     HEADER,
     parse_engram,
@@ -247,7 +247,7 @@ def test_statistics_for_b32_take_less_than_50_kb() -> None:
     spec = TaskSpec("t", tuple(f"class {i}" for i in range(10)), method=Masked(tokens=1))
     config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
     shapes = spec.statistics(BackboneShape.of(config))
-    sizes = [math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items()]
+    sizes = [math.prod(shape) * stored_dtype(name).itemsize for name, shape in shapes.items()]
     assert sum(sizes) < 50_000
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from engram import MemoryViT, random_backbone
-from engram.store.engram import Engram
-from engram.store.record import (
+from engram.store.describe import (
     grown_from,
     lineage_rows,
     merged_from,
@@ -15,6 +14,7 @@ from engram.store.record import (
     score_rows,
     summarise_recipe,
 )
+from engram.store.engram import Engram
 
 
 def engram_with(**about: Any) -> Engram:

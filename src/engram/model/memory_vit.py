@@ -841,7 +841,7 @@ class MemoryViT(nn.Module):
                 "the backbone stays where it is. Add a task first; engram.save_backbone writes a "
                 "backbone."
             )
-        from engram.store.fitting import in_order
+        from engram.store.bundles import in_order
 
         return in_order([(name, self.engram(name)) for name in self.tasks])
 

@@ -24,7 +24,6 @@ from engram.backbones.load import check_dtype, load_backbone
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.store.engram import BackboneInfo, Engram
-from engram.store.fitting import Located, in_order
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
@@ -35,6 +34,8 @@ from engram.util.hub import PathOrHubId
 from engram.util.schema import Array, Integer, Invalid, Object, String
 from engram.util.text import join_names, printable
 from engram.vit import ViT
+
+Located = tuple[str, Engram]  # where an engram was found, for errors, and the engram
 
 FORMAT = 1
 LOCK = ".bundle.lock"  # in the folder, held by whoever changes the bundle
@@ -123,6 +124,64 @@ def read_engrams(sources: Iterable[PathOrHubId]) -> tuple[Engram, ...]:
         else:
             found.append((os.fspath(source), read_engram(path)))
     return in_order(found)
+
+
+# Engrams that fit together
+
+
+def in_order(found: Sequence[Located]) -> tuple[Engram, ...]:
+    """The engrams, parents first, after checking everything that needs no backbone."""
+    if not found:
+        raise EngramError("There are no engrams; give at least one file or bundle.")
+    by_name: dict[str, Located] = {}
+    for where, engram in found:
+        other_place, other = by_name.setdefault(engram.spec.name, (where, engram))
+        if other.content != engram.content:
+            raise EngramError(
+                f"{other_place} and {where} are both called {engram.spec.name!r} but differ "
+                f"(content {other.content[:12]} and {engram.content[:12]}); leave one out."
+            )
+    (first_place, first), *rest = by_name.values()
+    for where, engram in rest:
+        check_same_backbone(first_place, first, where, engram, "share a pass")
+        alone = next((e for e in (first, engram) if not e.spec.method.shares_pass), None)
+        if alone is not None:
+            raise EngramError(
+                f"{alone.spec.name!r} has the regime {alone.spec.regime!r}, which changes the "
+                f"backbone's own tokens, so {first.spec.name!r} and {engram.spec.name!r} cannot "
+                "share a pass; keep them apart, or train with the regime masked."
+            )
+    for where, engram in by_name.values():
+        for parent, content in engram.parents.items():
+            if parent not in by_name:
+                raise EngramError(
+                    f"{where} extends {parent!r} (content {content[:12]}), which is not among the "
+                    "engrams given; add its file."
+                )
+            place, given = by_name[parent]
+            if given.content != content:
+                raise EngramError(
+                    f"{where} extends a {parent!r} with the content {content[:12]}, but {place} "
+                    f"has {given.content[:12]}; give the one it was trained with."
+                )
+    ordered: dict[str, Engram] = {}
+    while len(ordered) < len(by_name):  # no cycles: a content includes those of the parents
+        for name, (_, engram) in by_name.items():
+            if engram.parents.keys() <= ordered.keys():
+                ordered.setdefault(name, engram)
+    return tuple(ordered.values())
+
+
+def check_same_backbone(
+    place: str, engram: Engram, where: str, other: Engram, purpose: str
+) -> None:
+    """Refuse two engrams of different backbones or preprocessings; `purpose` says for what."""
+    found = other.difference(engram.backbone, engram.preprocessing)
+    if found:
+        raise EngramError(
+            f"{where} was trained {found[0]}, as {place} was; engrams {purpose} only on the same "
+            "backbone, with the same preprocessing."
+        )
 
 
 # Writing

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, StrictUndefined
 
 from engram import __version__
-from engram.store.engram import (
-    Engram,
-    summarise_preprocessing,
-    summarise_regime,
-    summarise_shape,
-)
-from engram.store.record import (
+from engram.store.describe import (
     grown_from,
     is_number,
     merged_from,
     numbers_by_split,
+    summarise_preprocessing,
+    summarise_shape,
 )
+from engram.store.engram import Engram, summarise_regime
 from engram.store.remote import LISTED
 from engram.util.hub import REPO
 from engram.util.text import printable, summarise_names
 
-_PAPER = "https://arxiv.org/abs/2203.15243"
+_PAPER = "[Fine-tuning Image Transformers using Learnable Memory](https://arxiv.org/abs/2203.15243)"
 _TAGS = ("engram", "learnable-memory", "memory-tokens", "vision-transformer", "vit", "fine-tuning")
 # The Hub's name of each kind of task. It has none for regression from images.
 _PIPELINES = {
@@ -45,37 +45,50 @@ def hub_id(source: str) -> str | None:
     return repo if REPO.fullmatch(repo) else None
 
 
-def card_of(
+def write_card(
     repo: str,
     engrams: Sequence[Engram],
-    files: Mapping[str, tuple[int, str]],
+    files: Mapping[str, bytes],
     *,
     bundle: bool,
-    license: str | None = None,
+    license: str | None,
 ) -> str:
-    """The text of README.md.
+    """The text of README.md, by the template card.md.j2.
 
     Args:
         repo: The repository, owner/name.
         engrams: The engrams in it.
-        files: The size and the SHA-256 of each file.
+        files: All other files in it, by name.
         bundle: Whether the engrams are a bundle.
         license: The licence, as the Hub names it.
     """
-    parts = [
-        _about(engrams),
-        _tasks(engrams),
-        _backbone(engrams[0]),
-        *(_data(engram) for engram in engrams),
-        *(_metrics(engram) for engram in engrams),
-        *(_recipe(engram) for engram in engrams),
-        _usage(repo, engrams, bundle),
-        _files(engrams, files),
-        f"_Written by `engram push`, engram-vit {__version__}._",
-    ]
-    title = ", ".join(engram.spec.name for engram in engrams)
-    body = "\n\n".join(part for part in (f"# {_cell(title)}", *parts) if part)
-    return f"---\n{_front_matter(repo, engrams, license)}\n---\n\n{body}\n"
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["cell"] = _cell
+    template = Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8")
+    backbone, base = engrams[0].backbone, hub_id(engrams[0].backbone.source)
+    text = environment.from_string(template).render(
+        repo=repo,
+        engrams=engrams,
+        names=[engram.spec.name for engram in engrams],
+        files=files,
+        contents={engram.file_name: f"`{engram.content}`" for engram in engrams},
+        bundle=bundle,
+        backbone=backbone,
+        base=base,
+        where="" if base or backbone.source == "pico" else ', backbone="path/to/that/vit"',
+        front_matter=_front_matter(repo, engrams, license),
+        about=_about(engrams),
+        sections=[section for engram in engrams for section in _sections(engram)],
+        shape=summarise_shape(backbone, backbone.heads),
+        preprocessing=summarise_preprocessing(engrams[0].preprocessing),
+        classes=lambda spec: summarise_names(spec.classes, 12, spec.kind_object.nouns),
+        regime=summarise_regime,
+        merged_from=merged_from,
+        grown_from=grown_from,
+        sha256=lambda data: hashlib.sha256(data).hexdigest(),
+        version=__version__,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text) + "\n"
 
 
 def _front_matter(repo: str, engrams: Sequence[Engram], license: str | None) -> str:
@@ -131,158 +144,47 @@ def _results(engram: Engram) -> list[EvalResult]:
     ]
 
 
-# The sections of the text
-
-
 def _cell(text: object) -> str:
     """Text that is safe in a table or a line of Markdown."""
     return re.sub(r"([|<>`\\*_\[\]#])", r"\\\1", printable(str(text), 400))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-_SHARED = (
-    "The ViT is not in the file and does not change, so other engrams for the same ViT can run in "
-    "the same pass."
-)
-
-
 def _about(engrams: Sequence[Engram]) -> str:
     count, method = len(engrams), engrams[0].spec.method
-    paper = f"[Fine-tuning Image Transformers using Learnable Memory]({_PAPER})"
     what = "An engram holds" if count == 1 else f"These {count} engrams hold"
     what += " what a frozen Vision Transformer (ViT) learned for "
     what += f"one task: {method.about}" if count == 1 else "one task each"
     if method.shares_pass:
-        return f"{what} ({paper}). {_SHARED}"
-    own = method.backbone_parameters(engrams[0].backbone)
-    then = "Its own copy of the ViT is in the file." if own else "The ViT is not in it."
-    return f"{what} ({paper}). {then} It needs a pass of its own."
-
-
-def _tasks(engrams: Sequence[Engram]) -> str:
-    rows = [
-        (
-            _cell(e.spec.name),
-            e.spec.kind,
-            _cell(summarise_names(e.spec.classes, 12, e.spec.kind_object.nouns)),
-            _cell(summarise_regime(e.spec)),
-            f"{e.parameters:,}",
-        )
-        for e in engrams
-    ]
-    names = {engram.spec.name for engram in engrams}
-    absent = [
-        f"`{e.spec.name}` extends `{parent}` (content `{content[:12]}`), which is not in this "
-        "repository and must be attached first."
-        for e in engrams
-        for parent, content in e.parents.items()
-        if parent not in names
-    ]
-    table = _table(("task", "kind", "classes", "regime", "parameters"), rows)
-    return "\n\n".join(["## Tasks", table, *absent, *filter(None, map(_lineage, engrams))])
-
-
-def _lineage(engram: Engram) -> str:
-    """Of which engrams it is the average, and of which it has the classes, if there are such."""
-    sources = [
-        f"{_cell(name)} (content {_cell(content[:12])}, weight {weight:.4g})"
-        for name, content, weight in merged_from(engram)
-    ]
-    grown = [
-        f"`{engram.spec.name}` has the {count:,.0f} classes of {_cell(name)} (content "
-        f"{_cell(content[:12])}), and others that were added."
-        for name, content, count in grown_from(engram)[-1:]
-    ]
-    about = f"`{engram.spec.name}` is the average of {len(sources)} engrams: "
-    return "\n\n".join([*([f"{about}{', '.join(sources)}."] if sources else []), *grown])
-
-
-def _backbone(engram: Engram) -> str:
-    backbone, base = engram.backbone, hub_id(engram.backbone.source)
-    named = f"[{base}](https://huggingface.co/{base})" if base else _cell(backbone.source)
-    return "\n".join(
-        [
-            "## Backbone",
-            "",
-            f"- ViT: {named}, {summarise_shape(backbone)}, {backbone.heads} heads",
-            f"- fingerprint: `{backbone.fingerprint}`",
-            f"- preprocessing: {summarise_preprocessing(engram.preprocessing)}",
-            "",
-            "Engrams attach only to the ViT with this fingerprint, whichever file it was loaded "
-            "from.",
-        ]
-    )
-
-
-def _data(engram: Engram) -> str:
-    facts = []
-    if _data_name(engram):
-        facts.append(_cell(_data_name(engram)))
-    if is_number(engram.recipe.get("train_images")):
-        facts.append(f"{engram.recipe['train_images']:,} training images")
-    return f"## Data of {_cell(engram.spec.name)}\n\n{', '.join(facts)}" if facts else ""
-
-
-def _metrics(engram: Engram) -> str:
-    splits = numbers_by_split(engram.metrics)
-    if not splits:
-        return ""
-    names = list(dict.fromkeys(name for values in splits.values() for name in values))
-    rows = [
-        (split or "-", *(f"{values[n]:.4g}" if n in values else "" for n in names))
-        for split, values in splits.items()
-    ]
-    columns = ("split", *map(_cell, names))
-    return f"## Metrics of {_cell(engram.spec.name)}\n\n{_table(columns, rows)}"
-
-
-def _recipe(engram: Engram) -> str:
-    facts = {
-        key: value
-        for key, value in engram.recipe.items()
-        if not isinstance(value, (list, dict)) and key not in ("data", "train_images")
-    }
-    if not facts:
-        return ""
-    settings = ", ".join(f"{_cell(k)} {_cell(v)}" for k, v in islice(facts.items(), _MOST))
-    return f"## Recipe of {_cell(engram.spec.name)}\n\n{settings}"
-
-
-def _usage(repo: str, engrams: Sequence[Engram], bundle: bool) -> str:
-    source = engrams[0].backbone.source
-    findable = hub_id(source) is not None or source == "pico"
-    where = "" if findable else ', backbone="path/to/that/vit"'
-    lines = ["import engram", ""]
-    if bundle:
-        lines.append(
-            f'model = engram.load_model("hf:{repo}"{where})  # the ViT with all tasks attached'
-        )
+        then = "The ViT is not in the file and does not change, so other engrams for the same ViT "
+        then += "can run in the same pass."
     else:
-        lines.append(f'model = engram.load_model(["its-parents.safetensors", "hf:{repo}"]{where})')
-    lines += ['answers = engram.predict(model, ["image.jpg"])', ""]
-    lines.append("# or add to a model that you have; the digits after # pin the content")
-    lines += [f'model.attach("hf:{repo}/{e.file_name}#{e.content[:12]}")' for e in engrams]
-    code = "\n".join(lines)
-    flag = "" if findable else " --backbone path/to/that/vit"
-    parents = "" if bundle else "its-parents.safetensors "
-    return (
-        f"## How to use\n\n```python\n{code}\n```\n\nOn the command line:\n\n"
-        f"```console\n$ engram predict {parents}hf:{repo} image.jpg{flag}\n```"
-    )
+        own = method.backbone_parameters(engrams[0].backbone)
+        then = "Its own copy of the ViT is in the file." if own else "The ViT is not in it."
+        then += " It needs a pass of its own."
+    return f"{what} ({_PAPER}). {then}"
 
 
-def _files(engrams: Sequence[Engram], files: Mapping[str, tuple[int, str]]) -> str:
-    contents = {engram.file_name: f"`{engram.content}`" for engram in engrams}
-    rows = [
-        (f"`{name}`", f"{size:,}", f"`{sha}`", contents.get(name, ""))
-        for name, (size, sha) in files.items()
-    ]
-    note = (
-        "`content` is a hash over the tensors and everything else that determines the outputs of a "
-        "task. It is stored in the file and checked whenever the file is read."
+def _sections(engram: Engram) -> Iterator[tuple[str, str]]:
+    """Title and text of the sections on data, metrics and recipe, where an engram has any."""
+    name, recipe = _cell(engram.spec.name), engram.recipe
+    facts = [_cell(_data_name(engram))] if _data_name(engram) else []
+    if is_number(recipe.get("train_images")):
+        facts.append(f"{recipe['train_images']:,} training images")
+    if facts:
+        yield f"Data of {name}", ", ".join(facts)
+    splits = numbers_by_split(engram.metrics)
+    if splits:
+        names = list(dict.fromkeys(name for values in splits.values() for name in values))
+        lines = [["split", *map(_cell, names)], ["---"] * (1 + len(names))]
+        for split, values in splits.items():
+            cells = (f"{values[n]:.4g}" if n in values else "" for n in names)
+            lines.append([split or "-", *cells])
+        yield f"Metrics of {name}", "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    settings = (
+        f"{_cell(key)} {_cell(value)}"
+        for key, value in recipe.items()
+        if not isinstance(value, (list, dict)) and key not in ("data", "train_images")
     )
-    return f"## Files\n\n{_table(('file', 'bytes', 'SHA-256', 'content'), rows)}\n\n{note}"
+    text = ", ".join(islice(settings, _MOST))
+    if text:
+        yield f"Recipe of {name}", text

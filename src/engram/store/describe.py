@@ -1,44 +1,50 @@
-"""Descriptions for the command line: engrams, bundles, backbones, and a push, pull or list."""
+"""Descriptions for the command line: engrams, bundles, backbones, and a push, pull or list.
+
+Metrics and recipe of a stranger's file may be anything that JSON can hold.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engram.backbones.load import load_backbone
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
+from engram.images.preprocessing import Preprocessing
 from engram.store.bundles import Bundle, is_bundle, read_bundle
-from engram.store.engram import (
-    Engram,
-    summarise_preprocessing,
-    summarise_regime,
-    summarise_settings,
-    summarise_shape,
-)
+from engram.store.engram import Engram, summarise_regime
 from engram.store.format import is_engram, read_engram
-from engram.store.record import lineage_rows, score, score_rows, summarise_recipe
 from engram.store.remote import CARD, ListedEngram, local_path
-from engram.store.sharing import Pulled, Push
 from engram.tasks.costs import Costs, backbone_macs, task_costs
+from engram.tasks.kinds import Kind
+from engram.tasks.metrics import SHARES, TITLES, shown
 from engram.tasks.spec import TaskSpec
 from engram.util.description import Description
 from engram.util.documents import MAX_BYTES
-from engram.util.text import printable, summarise_names
+from engram.util.text import counted, printable, summarise_names
 from engram.vit import ViT
+
+if TYPE_CHECKING:
+    from engram.store.sharing import Pulled, Push
+
+Rows = list[tuple[str, str]]
 
 _SIZES = {(192, 12): "Ti", (384, 12): "S", (768, 12): "B", (1024, 24): "L", (1280, 32): "H"}
 _MOST_CHANGES = 1_000  # that a push prints for people
+_MOST = 100  # metrics of a split, splits, and sources of an engram
 
 
 def describe(source: str | os.PathLike[str]) -> Description:
-    """An engram, a bundle or a backbone, by its path or Hub id. Only for a backbone is a ViT
-    loaded.
+    """Describe an engram, a bundle or a backbone, by its path or Hub id.
+
+    Only for a backbone is a ViT loaded.
     """
     path = local_path(source)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and path.exists():
@@ -46,7 +52,7 @@ def describe(source: str | os.PathLike[str]) -> Description:
             f"{path} is a pickle, not an engram; if it is a legacy checkpoint of "
             "transformers-learnable-memory, convert it with `engram convert`."
         )
-    if path.is_dir() and is_bundle(path):
+    if is_bundle(path):
         return describe_bundle(read_bundle(path))
     if path.is_file() and (is_engram(path) or not _may_be_backbone(path)):
         return describe_engram(read_engram(path), path.stat().st_size)
@@ -63,41 +69,41 @@ def _may_be_backbone(path: Path) -> bool:
 
 
 def describe_engram(engram: Engram, size: int | None = None) -> Description:
-    """One engram; `size` is that of its file in bytes."""
-    spec, backbone = engram.spec, engram.backbone
+    """Describe one engram; `size` is that of its file in bytes."""
+    spec, kind = engram.spec, engram.spec.kind_object
     costs = _costs(engram)
+    fitted = {name: engram.tensors[f"head.{name}"].tolist() for name in kind.fitted}
     document = {
         "what": "engram",
         **engram.header(),
         "content": engram.content,
         "parameters": engram.parameters,
-        "costs": _costs_document(costs),
+        "costs": {**asdict(costs), "share": costs.share},
+        **({"fitted": fitted} if fitted else {}),
     }
-    if spec.kind_object.fitted:
-        document["fitted"] = {
-            name: engram.tensors[f"head.{name}"].tolist() for name in spec.kind_object.fitted
-        }
     rows = [
         ("task", spec.name),
         ("kind", spec.kind),
-        (spec.kind_object.nouns[1], summarise_names(spec.classes, nouns=spec.kind_object.nouns)),
-        *_computed_values(engram),
+        (kind.nouns[1], summarise_names(spec.classes, nouns=kind.nouns)),
+        *((name, _first_values(spec.classes, values)) for name, values in fitted.items()),
         ("regime", f"{summarise_regime(spec)} ({spec.method.about})"),
         *lineage_rows(engram),
         ("parameters", f"{engram.parameters:,}, {costs.head_parameters:,} of them in the head"),
-        ("costs", _summarise_costs(costs)),
         (
-            "backbone",
-            backbone.source + (f", in {backbone.dtype}" if backbone.dtype != "fp32" else ""),
+            "costs",
+            f"{_macs(costs.macs + costs.head_macs)} per image, {_percent(costs.share)} of the "
+            f"backbone's {_macs(costs.backbone_macs)}"
+            + (", in a pass of its own" if costs.own_pass else ""),
         ),
-        ("fingerprint", backbone.fingerprint),
-        ("backbone shape", f"{summarise_shape(backbone)}, {backbone.heads} heads"),
-        ("preprocessing", summarise_preprocessing(engram.preprocessing)),
+        *_backbone_rows(engram),
         *score_rows(engram),
         ("recipe", summarise_recipe(engram)),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
         ("content", engram.content),
     ]
+    if kind.per_pixel:
+        values = _first_values(spec.classes, spec.values)
+        rows.insert(3 + len(fitted), ("masks", f"{values}; ignored: {spec.ignore}"))
     if size is not None:
         document["bytes"] = size
         rows.append(("size", f"{size / 1000:,.1f} KB"))
@@ -105,92 +111,69 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
 
 
 def describe_bundle(bundle: Bundle) -> Description:
-    """A bundle, with a table of its engrams."""
+    """Describe a bundle, with a table of its engrams."""
     specs = {engram.spec.name: engram.spec for engram in bundle.engrams}
     costs = [_costs(e, _ancestors(e.spec, specs)) for e in bundle.engrams]
     total = sum(c.macs + c.head_macs for c in costs)
     share = _percent(total / costs[0].backbone_macs)
     manifest = bundle.manifest()
     entries = [
-        {**entry, **_bundle_entry(engram, cost)}
+        {
+            **entry,
+            "kind": engram.spec.kind,
+            "classes": list(engram.spec.classes),
+            "regime": engram.spec.regime,
+            **engram.spec.method.settings(),
+            "extends": list(engram.spec.extends),
+            "parameters": engram.parameters,
+            "metrics": engram.header()["metrics"],
+            "costs": {**asdict(cost), "share": cost.share},
+        }
         for entry, engram, cost in zip(manifest["engrams"], bundle.engrams, costs, strict=True)
     ]
     rows = [
         ("bundle", str(bundle.folder)),
         ("tasks", f"{len(specs):,}"),
         ("costs", f"{_macs(total)} per image, {share} of the backbone"),
-        ("backbone", bundle.backbone.source),
-        ("fingerprint", bundle.backbone.fingerprint),
-        ("backbone shape", f"{summarise_shape(bundle.backbone)}, {bundle.backbone.heads} heads"),
-        ("preprocessing", summarise_preprocessing(bundle.preprocessing)),
+        *_backbone_rows(bundle.engrams[0]),
     ]
     columns = (
         "task", "kind", "classes", "score", "regime", "settings", "extends", "parameters", "costs",
     )  # fmt: skip
-    table = tuple(
-        (
-            engram.spec.name,
-            engram.spec.kind,
-            f"{len(engram.spec.classes):,}",
-            score(engram) or "-",
-            engram.spec.regime,
-            summarise_settings(engram.spec),
-            ", ".join(engram.spec.extends) or "-",
-            f"{engram.parameters:,}",
-            _percent(cost.share),
-        )
+    cells = [
+        {**_cells(engram), "costs": _percent(cost.share)}
         for engram, cost in zip(bundle.engrams, costs, strict=True)
-    )
+    ]
     document = {"what": "bundle", **manifest, "engrams": entries}
-    return Description(document, _printable_rows(rows), columns, table)
-
-
-def _bundle_entry(engram: Engram, costs: Costs) -> dict[str, Any]:
-    spec = engram.spec
-    return {
-        "kind": spec.kind,
-        "classes": list(spec.classes),
-        "regime": spec.regime,
-        **spec.method.settings(),
-        "extends": list(spec.extends),
-        "parameters": engram.parameters,
-        "metrics": engram.header()["metrics"],
-        "costs": _costs_document(costs),
-    }
+    return Description(document, _printable_rows(rows), columns, _table(columns, cells))
 
 
 def describe_engrams(paths: Sequence[Path]) -> Description:
-    """Several engrams, by the paths of their files."""
-    engrams = {path: read_engram(path) for path in paths}
+    """Describe several engrams, by the paths of their files."""
+    engrams = {str(path): (read_engram(path), path.stat().st_size) for path in paths}
     document = {
         "engrams": [
-            {"file": str(path), **describe_engram(engram, path.stat().st_size).document}
-            for path, engram in engrams.items()
+            {"file": path, **describe_engram(*engram).document} for path, engram in engrams.items()
         ]
     }
-    table = tuple(
-        (
-            str(path),
-            f"{len(e.spec.classes):,}",
-            summarise_settings(e.spec),
-            ", ".join(e.spec.extends) or "-",
-        )
-        for path, e in engrams.items()
-    )
-    return Description(document, [], ("file", "classes", "settings", "extends"), table)
+    columns = ("file", "classes", "settings", "extends")
+    cells = [{"file": path, **_cells(engram)} for path, (engram, _) in engrams.items()]
+    return Description(document, [], columns, _table(columns, cells))
 
 
 def describe_backbone(backbone: ViT) -> Description:
-    """A backbone, with what a pass through it costs."""
+    """Describe a backbone, with what a pass through it costs."""
     shape, config = BackboneShape.of(backbone), backbone.config
     preprocessing = backbone.preprocessing
-    size = (preprocessing.size if preprocessing else None) or config.image_size
+    size = preprocessing.size if preprocessing else config.image_size
     macs = backbone_macs(shape, size)
+    named = _SIZES.get((shape.width, shape.depth))
+    family = f"ViT-{named}/{shape.patch}" if named else f"ViT with patches of {shape.patch}"
     document = {
         "what": "backbone",
         "source": backbone.source,
         "fingerprint": backbone.fingerprint,
-        "family": _family(shape),
+        "family": family,
         "config": asdict(config),
         "parameters": shape.parameters,
         "macs": macs,
@@ -199,9 +182,9 @@ def describe_backbone(backbone: ViT) -> Description:
     }
     rows = [
         ("backbone", backbone.source),
-        ("family", _family(shape)),
+        ("family", family),
         ("fingerprint", backbone.fingerprint),
-        ("shape", f"{summarise_shape(shape)}, {config.heads} heads, {config.activation}"),
+        ("shape", f"{summarise_shape(shape, config.heads)}, {config.activation}"),
         ("parameters", f"{shape.parameters:,} without the head"),
         ("costs", f"{_macs(macs)} per image of {size[0]} x {size[1]}"),
         ("preprocessing", summarise_preprocessing(preprocessing)),
@@ -214,13 +197,18 @@ def describe_backbone(backbone: ViT) -> Description:
 
 
 def describe_push(done: Push, dry_run: bool) -> Description:
-    """What was sent to the Hub, or would be. A dry run shows the headers and the card as well."""
+    """Describe what was sent to the Hub, or would be: then with the headers and the card."""
     at = f"{done.repo} at {done.revision}" if done.revision else done.repo
-    facts = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in done.files.items()
-    }
     contents = {engram.file_name: engram.content for engram in done.engrams}
+    files = [
+        {
+            "file": name,
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "content": contents.get(name),
+        }
+        for name, data in done.files.items()
+    ]
     document = {
         "what": "push",
         "dry_run": dry_run,
@@ -230,7 +218,7 @@ def describe_push(done: Push, dry_run: bool) -> Description:
         "message": done.message,
         "url": done.url or None,
         "commit": done.commit or None,
-        "files": [{"file": n, **fact, "content": contents.get(n)} for n, fact in facts.items()],
+        "files": files,
         "headers": {engram.file_name: engram.header() for engram in done.engrams},
         "changed": list(done.changed),
         "warnings": list(done.warnings),
@@ -249,8 +237,8 @@ def describe_push(done: Push, dry_run: bool) -> Description:
         rows += [(f"{e.file_name} header", _summarise_header(e)) for e in done.engrams]
         rows.append((CARD, "\n\n" + done.card))
     table = tuple(
-        (name, f"{fact['bytes']:,}", str(fact["sha256"]), contents.get(name, ""))
-        for name, fact in facts.items()
+        (str(f["file"]), f"{f['bytes']:,}", str(f["sha256"]), str(f["content"] or ""))
+        for f in files
     )
     return Description(document, rows, ("file", "bytes", "sha256", "content"), table)
 
@@ -268,7 +256,7 @@ def _summarise_header(engram: Engram) -> str:
 
 
 def describe_pull(done: Sequence[Pulled]) -> Description:
-    """The files that a pull wrote, or that were there already."""
+    """Describe the files that a pull wrote, or that were there already."""
     document = {
         "what": "pull",
         "files": [
@@ -298,7 +286,7 @@ def describe_pull(done: Sequence[Pulled]) -> Description:
 
 
 def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
-    """The engrams in a Hub repository or a folder."""
+    """Describe the engrams in a Hub repository or a folder."""
     document = {
         "what": "list",
         "source": source,
@@ -319,33 +307,82 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
             for one in found
         ],
     }
-    table = tuple(
-        (
-            one.task,
-            f"{len(one.engram.spec.classes):,}",
-            score(one.engram) or "-",
-            one.engram.spec.regime,
-            ", ".join(one.engram.spec.extends) or "-",
-            printable(one.engram.backbone.source, 60),
-            f"{one.bytes:,}",
-            one.content[:12],
-            one.source,
-        )
-        for one in found
-    )
     columns = (
         "task", "classes", "score", "regime", "extends", "backbone", "bytes", "content", "source",
     )  # fmt: skip
+    cells = [
+        {
+            **_cells(one.engram),
+            "backbone": printable(one.engram.backbone.source, 60),
+            "bytes": f"{one.bytes:,}",
+            "content": one.content[:12],
+            "source": one.source,
+        }
+        for one in found
+    ]
     rows = [] if found else [("engrams", f"none in {source}")]
-    return Description(document, rows, columns, table)
+    return Description(document, rows, columns, _table(columns, cells))
 
 
 # Parts of a description
 
 
+def _cells(engram: Engram) -> dict[str, str]:
+    """An engram as cells of a table, by column."""
+    spec = engram.spec
+    settings = (f"{name} {value}" for name, value in spec.method.settings().items() if value)
+    return {
+        "task": spec.name,
+        "kind": spec.kind,
+        "classes": f"{len(spec.classes):,}",
+        "score": score(engram) or "-",
+        "regime": spec.regime,
+        "settings": ", ".join(settings) or "-",
+        "extends": ", ".join(spec.extends) or "-",
+        "parameters": f"{engram.parameters:,}",
+    }
+
+
+def _table(
+    columns: Sequence[str], cells: Iterable[Mapping[str, str]]
+) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(row[column] for column in columns) for row in cells)
+
+
+def _backbone_rows(engram: Engram) -> Rows:
+    backbone = engram.backbone
+    stored = f", in {backbone.dtype}" if backbone.dtype != "fp32" else ""
+    return [
+        ("backbone", backbone.source + stored),
+        ("fingerprint", backbone.fingerprint),
+        ("backbone shape", summarise_shape(backbone, backbone.heads)),
+        ("preprocessing", summarise_preprocessing(engram.preprocessing)),
+    ]
+
+
+def summarise_shape(shape: BackboneShape, heads: int) -> str:
+    """The sizes of a backbone in a line."""
+    return (
+        f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
+        f"{shape.image_size[0]} x {shape.image_size[1]}, {heads} heads"
+    )
+
+
+def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
+    """The preprocessing of images in a line."""
+    if preprocessing is None:
+        return "unknown"
+    height, width = preprocessing.size
+    how = "squashed" if preprocessing.resize is None else f"cropped from {preprocessing.resize}"
+    mean, std = (
+        str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
+
+
 def _costs(engram: Engram, ancestors: Sequence[TaskSpec] = ()) -> Costs:
-    preprocessing = engram.preprocessing
-    size = preprocessing.size if preprocessing else None
+    size = engram.preprocessing.size if engram.preprocessing else None
     return task_costs(engram.backbone, engram.spec, ancestors, size)
 
 
@@ -356,18 +393,6 @@ def _ancestors(spec: TaskSpec, specs: Mapping[str, TaskSpec]) -> list[TaskSpec]:
         if name in wanted:
             wanted.update(specs[name].extends)
     return [specs[name] for name in specs if name in wanted]
-
-
-def _costs_document(costs: Costs) -> dict[str, Any]:
-    return {**asdict(costs), "share": costs.share}
-
-
-def _summarise_costs(costs: Costs) -> str:
-    summary = (
-        f"{_macs(costs.macs + costs.head_macs)} per image, {_percent(costs.share)} of the "
-        f"backbone's {_macs(costs.backbone_macs)}"
-    )
-    return summary + (", in a pass of its own" if costs.own_pass else "")
 
 
 def _macs(count: int) -> str:
@@ -381,30 +406,118 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _family(shape: BackboneShape) -> str:
-    size = _SIZES.get((shape.width, shape.depth))
-    return f"ViT-{size}/{shape.patch}" if size else f"ViT with patches of {shape.patch}"
+def _first_values(names: Sequence[str], values: Sequence[float], most: int = 5) -> str:
+    first = (f"{name} {value:.4g}" for name, value in zip(names, values[:most], strict=False))
+    return ", ".join(first) + (", …" if len(values) > most else "")
 
 
-def _computed_values(engram: Engram) -> list[tuple[str, str]]:
-    """What was computed from the data and not trained: thresholds, means; the values of masks."""
-    spec = engram.spec
-    rows = [
-        (name, _first_values(spec.classes, engram.tensors[f"head.{name}"].tolist()))
-        for name in spec.kind_object.fitted
-    ]
-    if spec.kind_object.per_pixel:
-        values = _first_values(spec.classes, spec.values)
-        rows.append(("masks", f"{values}; ignored: {spec.ignore}"))
+def _printable_rows(rows: Rows) -> Rows:
+    """Rows that are safe to print, whatever a file contains, without empty ones."""
+    return [(label, printable(text, 600)) for label, text in rows if text]
+
+
+# Metrics and recipe
+
+
+def numbers_by_split(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The numeric metrics by split. Metrics without a split are under ''."""
+    by_split = {"": metrics, **{k: v for k, v in metrics.items() if isinstance(v, Mapping)}}
+    splits = {}
+    for split, values in islice(by_split.items(), _MOST):
+        numbers = ((str(name), value) for name, value in values.items() if is_number(value))
+        splits[str(split)] = dict(islice(numbers, _MOST))
+    return {split: numbers for split, numbers in splits.items() if numbers}
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a number that can be printed: a whole one may be too large for that."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or abs(value) <= 2**64
+
+
+def score_rows(engram: Engram) -> Rows:
+    """Metrics, a row for each split: the metric that chooses, then the others."""
+    kind, rows = engram.spec.kind_object, []
+    for split, values in numbers_by_split(engram.metrics).items():
+        known = [name for name in (*kind.columns, "mean", "deviation") if name in values]
+        others = [name for name in values if name not in (*known, "images")]
+        parts = [
+            f"{TITLES.get(name, name)} {_shown(name, values[name], kind)}"
+            for name in (*known, *others)
+            if name != kind.score
+        ]
+        if kind.score in values:
+            parts.insert(0, f"{kind.title} {kind.shown(values[kind.score])}")
+        rows.append((_where(split, values) or "metrics", ", ".join(parts)))
     return rows
 
 
-def _first_values(names: Sequence[str], values: Sequence[float], most: int = 5) -> str:
-    pairs = list(zip(names, values, strict=True))
-    first = [f"{name} {value:.4g}" for name, value in pairs[:most]]
-    return ", ".join(first) + (", …" if len(pairs) > most else "")
+def _shown(name: str, value: float, kind: Kind) -> str:
+    """A metric as `fit` and `eval` print it; what is no share, in brief."""
+    if name in ("mean", "deviation"):  # of the metric that chooses, over the seeds of a sweep
+        return kind.shown(value)
+    return shown(name, value) if name in SHARES else f"{value:.4g}"
 
 
-def _printable_rows(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Rows that are safe to print, whatever a file contains, without empty ones."""
-    return [(label, printable(text, 600)) for label, text in rows if text]
+def _where(split: str, values: Mapping[str, float]) -> str:
+    """The split, and its number of images."""
+    images = values.get("images")
+    parts = (split, counted(images, "image") if isinstance(images, int) else "")
+    return ", ".join(part for part in parts if part)
+
+
+def score(engram: Engram) -> str:
+    """The score as a cell: on the test split, or else on validation; empty if there is none."""
+    kind, splits = engram.spec.kind_object, numbers_by_split(engram.metrics)
+    for split in ("test", "val", ""):
+        values = splits.get(split, {})
+        if kind.score in values:
+            where = _where(split, values)
+            found = f"{kind.title} {kind.shown(values[kind.score])}"
+            return f"{found} ({where})" if where else found
+    return ""
+
+
+def merged_from(engram: Engram) -> list[tuple[str, str, float]]:
+    """The engrams that it is the average of, if it is one: name, content and weight of each."""
+    return _sources(engram, "merged", "weight")
+
+
+def grown_from(engram: Engram) -> list[tuple[str, str, float]]:
+    """The engrams whose classes it has, besides its own: name, content and how many they are."""
+    return _sources(engram, "grown_from", "classes")
+
+
+def _sources(engram: Engram, key: str, number: str) -> list[tuple[str, str, float]]:
+    recorded = engram.recipe.get(key)
+    sources = recorded if isinstance(recorded, (list, tuple)) else []
+    return [
+        (str(one.get("task", "")), str(one.get("content", "")), float(one[number]))
+        for one in islice(sources, _MOST)
+        if isinstance(one, Mapping) and is_number(one.get(number))
+    ]
+
+
+def lineage_rows(engram: Engram) -> Rows:
+    """The engrams that it extends, that it is the average of, and whose classes it has."""
+    return [
+        *(("extends", f"{name}, content {content}") for name, content in engram.parents.items()),
+        *(
+            ("merged from", f"{name}, content {content}, weight {weight:.4g}")
+            for name, content, weight in merged_from(engram)
+        ),
+        *(
+            ("grown from", f"{name}, content {content}, its {count:,.0f} classes come first")
+            for name, content, count in grown_from(engram)
+        ),
+    ]
+
+
+def summarise_recipe(engram: Engram) -> str:
+    """Those settings of the recipe that are not lists or objects."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in engram.recipe.items()
+        if not isinstance(value, (list, dict))
+    )

@@ -31,8 +31,7 @@ from engram.vit.vit import Stored
 if TYPE_CHECKING:
     from engram.tasks.task import Task
 
-#: The version of the format, and that of files which the first cannot have: with statistics, or
-#: with one of these fields of a task, which it has only where they matter.
+#: The version of the format.
 FORMAT = 1
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
@@ -63,7 +62,7 @@ class BackboneInfo(BackboneShape):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Engram:
-    """What is in the file of one task. `str` of it is a short summary."""
+    """The file of one task in memory. `str` of it is a short summary."""
 
     spec: TaskSpec
     tensors: Mapping[str, Tensor]
@@ -119,7 +118,7 @@ class Engram:
         return f"{self.spec.name}.safetensors"
 
     def record(self) -> dict[str, Any]:
-        """What it records about itself that is no part of its content."""
+        """The fields of the header that are no part of its content."""
         return {n: getattr(self, n) for n in ("metrics", "recipe", "created", "library")}
 
     def renamed(self, name: str) -> Engram:
@@ -128,12 +127,12 @@ class Engram:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether it says what its training images were like."""
+        """Whether it has statistics of its training images."""
         return any(name.startswith(PREFIX) for name in self.tensors)
 
     @property
     def without_statistics(self) -> dict[str, Tensor]:
-        """What decides the outputs: the tensors, but for what it says of its training images."""
+        """The tensors that decide the outputs: all but the statistics of its training images."""
         return {name: t for name, t in self.tensors.items() if not name.startswith(PREFIX)}
 
     @property
@@ -174,35 +173,40 @@ class Engram:
 
     def check_backbone(self, backbone: BackboneInfo, preprocessing: Preprocessing | None) -> None:
         """Refuse a backbone or a preprocessing that the task was not trained with."""
-        name = self.spec.name
-        if backbone.fingerprint != self.backbone.fingerprint:
+        found = self.difference(backbone, preprocessing)
+        if found:
+            name, (trained, load) = self.spec.name, found
             raise EngramError(
-                f"The engram {name!r} was trained on {printable(self.backbone.source)} "
-                f"(fingerprint {self.backbone.fingerprint[:12]}), but this backbone is "
-                f"{backbone.source} ({backbone.fingerprint[:12]}); load the backbone it was "
-                "trained on."
+                f"The engram {name!r} was trained {trained}; load the backbone {load}."
             )
+
+    def difference(
+        self, backbone: BackboneInfo, preprocessing: Preprocessing | None
+    ) -> tuple[str, str] | None:
+        """How its training differs from these, and what to load; None where it does not."""
+        own = self.backbone
+        if backbone.fingerprint != own.fingerprint:
+            return (
+                f"on {printable(own.source)} (fingerprint {own.fingerprint[:12]}), and not on "
+                f"{printable(backbone.source)} ({backbone.fingerprint[:12]})"
+            ), "it was trained on"
         for item in fields(BackboneInfo):  # the same tensors can be read in more than one way
-            ours, theirs = getattr(self.backbone, item.name), getattr(backbone, item.name)
+            ours, theirs = getattr(own, item.name), getattr(backbone, item.name)
             if item.name not in ("source", "antialias", "dtype") and ours != theirs:
-                raise EngramError(
-                    f"The engram {name!r} was trained on a backbone with {item.name} "
-                    f"{printable(str(ours))}, but {backbone.source} has {item.name} {theirs}; load "
-                    "the backbone as it was when the engram was made."
-                )
+                return (
+                    f"on a backbone with {item.name} {printable(str(ours))}, and "
+                    f"{printable(backbone.source)} has {item.name} {printable(str(theirs))}"
+                ), "as it was when the engram was made"
         if preprocessing != self.preprocessing:
-            raise EngramError(
-                f"The engram {name!r} was trained with the preprocessing "
-                f"{_json(self.preprocessing)}, but this backbone has {_json(preprocessing)}; load "
-                "the backbone with preprocessing=engram.inspect(FILE).preprocessing."
-            )
+            both = [p and json.dumps(p.to_dict()) for p in (self.preprocessing, preprocessing)]
+            return (
+                f"with the preprocessing {both[0] or 'none'}, and not with {both[1] or 'none'}"
+            ), "with preprocessing=engram.inspect(FILE).preprocessing"
         resized = preprocessing is not None and preprocessing.size != backbone.image_size
-        if resized and backbone.antialias != self.backbone.antialias:
-            raise EngramError(
-                f"The engram {name!r} was trained with antialias={self.backbone.antialias} when "
-                f"position embeddings are resized, but this backbone has {backbone.antialias}; "
-                f"load the backbone with antialias={self.backbone.antialias}."
-            )
+        if resized and backbone.antialias != own.antialias:
+            how = f"with antialias={own.antialias}"
+            return f"{how} when position embeddings are resized", how
+        return None
 
     def other_dtype(self, backbone: BackboneInfo) -> str | None:
         """A sentence if the weights of the backbone have another type than in training; or None."""
@@ -228,8 +232,8 @@ class Engram:
                 target.copy_(self.tensors[name])
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """In which precision a file holds a tensor of this name."""
+def stored_dtype(name: str) -> torch.dtype:
+    """The type that a tensor of this name has in a file."""
     return torch.float16 if name in HALF else torch.float32
 
 
@@ -247,45 +251,12 @@ def shape_mismatch(
     return None
 
 
-# One line each, for people
-
-
 def summarise_regime(spec: TaskSpec) -> str:
-    """The regime of a task with its settings."""
+    """The regime of a task with its settings, in a line."""
     parts = [spec.regime, *(f"{label} {value}" for label, value in spec.method.details())]
     if spec.extends:
         parts.append(f"extends {', '.join(spec.extends)}")
     return ", ".join(parts)
-
-
-def summarise_settings(spec: TaskSpec) -> str:
-    """The settings of a task's method, as a cell of a table."""
-    return ", ".join(f"{k} {v}" for k, v in spec.method.settings().items() if v) or "-"
-
-
-def summarise_shape(shape: BackboneShape) -> str:
-    """The sizes of a backbone."""
-    return (
-        f"width {shape.width}, {shape.depth} layers, patches of {shape.patch}, images of "
-        f"{shape.image_size[0]} x {shape.image_size[1]}"
-    )
-
-
-def summarise_preprocessing(preprocessing: Preprocessing | None) -> str:
-    """How images are prepared."""
-    if preprocessing is None:
-        return "unknown"
-    height, width = preprocessing.size
-    how = "squashed" if preprocessing.resize is None else f"cropped from {preprocessing.resize}"
-    mean, std = (
-        str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
-        for values in (preprocessing.mean, preprocessing.std)
-    )
-    return f"{height} x {width}, {how}, {preprocessing.interpolation}, mean {mean}, std {std}"
-
-
-def _json(preprocessing: Preprocessing | None) -> str:
-    return "none" if preprocessing is None else json.dumps(preprocessing.to_dict())
 
 
 def _utf8_text(value: object) -> str:
@@ -320,13 +291,10 @@ def new_engram(
         metrics: What was measured, by split.
         recipe: The settings of the training.
     """
-    from engram import __version__
-
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Engram(
         spec,
         {
-            name: tensor.detach().to("cpu", dtype_of(name)).contiguous()
+            name: tensor.detach().to("cpu", stored_dtype(name)).contiguous()
             for name, tensor in tensors.items()
         },
         BackboneInfo.from_backbone(backbone),
@@ -334,6 +302,13 @@ def new_engram(
         parents,
         _without_long_lists(metrics or {}),
         _without_long_lists(recipe or {}),
-        now,
-        f"engram-vit {__version__}",
+        **origin(),
     )
+
+
+def origin() -> dict[str, Any]:
+    """The fields of a header that say when and by which version it was made: now, by this one."""
+    from engram import __version__
+
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"created": now, "library": f"engram-vit {__version__}"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +26,8 @@ from engram.store.engram import (
     MAX_METRICS,
     BackboneInfo,
     Engram,
-    dtype_of,
     shape_mismatch,
+    stored_dtype,
 )
 from engram.store.portable import without_local_paths
 from engram.tasks.class_statistics import PREFIX
@@ -46,24 +46,23 @@ from engram.util.schema import (
 )
 from engram.util.text import printable
 
-_TASK_FIELDS = ("name", "kind", "regime", "classes", "extends", "values", "ignore")
+_VALUES = Integer(0, 65_535)  # of masks
 _HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
 _TASK = Object(
     {
         **dict.fromkeys(("name", "kind", "regime"), String()),
         **dict.fromkeys(("classes", "extends"), Array(String())),
     },
-    {"values": Array(Integer(0, 65_535)), "ignore": Integer(0, 65_535)},
+    {"values": Array(_VALUES), "ignore": _VALUES},
     others=True,  # settings of the method, which checks them
 )
-_BACKBONE = rules(BackboneInfo, NUMBERS | {"source": String(4_096), "fingerprint": _HASH})
 _VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
-#: What the header of an engram must be. `TaskSpec` and `BackboneInfo` check what belongs together.
+#: The header of an engram. `TaskSpec` and `BackboneInfo` check what belongs together.
 HEADER = Object(
     {
         "task": _TASK,
         "parents": FreeObject(10_000),
-        "backbone": _BACKBONE,
+        "backbone": rules(BackboneInfo, NUMBERS | {"source": String(4_096), "fingerprint": _HASH}),
         "preprocessing": Nullable(PREPROCESSING),
         **dict.fromkeys(("metrics", "recipe"), FreeObject(MAX_METRICS)),
         **dict.fromkeys(("created", "library"), String(200)),
@@ -145,7 +144,7 @@ def read_engram(path: str | Path) -> Engram:
     path = Path(path)
     try:
         with open_regular(path) as file:
-            metadata = _metadata(path, file)
+            _metadata(path, file)  # before anything else is read: other files may be large
             file.seek(0)
             data = file.read()
     except OSError as error:
@@ -155,17 +154,13 @@ def read_engram(path: str | Path) -> Engram:
         ) from None
     except (MemoryError, ValueError) as error:  # larger than memory; a path with a zero byte
         raise EngramError(f"{path} cannot be read ({error or 'it is too large'}).") from None
-    return _parse(data, metadata, path)
+    return parse_engram(data, path)
 
 
 def parse_engram(data: bytes, path: str | Path) -> Engram:
     """Parse and verify the bytes of a file; errors call it `path`. See `read_engram`."""
     path = Path(path)
-    return _parse(data, _metadata(path, io.BytesIO(data)), path)
-
-
-def _parse(data: bytes, metadata: Mapping[str, Any], path: Path) -> Engram:
-    header = _header(path, metadata)
+    header = _header(path, _metadata(path, io.BytesIO(data)))
     try:
         tensors = safetensors.torch.load(data)
     except Exception as error:  # safetensors raises many types for damaged files
@@ -231,8 +226,7 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
             f"{path} has the format {header['format']}, and this version of engram reads the "
             f"format {FORMAT}; install a newer engram-vit."
         )
-    assert isinstance(header, dict)
-    return header
+    return dict(header)
 
 
 def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
@@ -241,95 +235,81 @@ def parse_header(path: Path, header: dict[str, Any], tensors: Mapping[str, Tenso
         HEADER.check(header, "")
         json.dumps({name: header[name] for name in HEADER.required}, ensure_ascii=False).encode()
         engram = _engram(header, tensors)
-        expected = _expected_shapes(engram)
+        _check_tensors(engram)
+    except _BadTensor as error:
+        raise _damaged(path, str(error)) from None
     except Invalid as error:
         raise _damaged(path, f"its header has a missing or invalid field ({error})") from None
     except UnicodeEncodeError:  # it could neither be printed nor sent
         raise _damaged(path, "its header holds text that UTF-8 cannot encode") from None
     except EngramError as error:
         raise _damaged(path, f"its header has invalid settings: {error}") from None
-    _check_tensors(path, engram, expected)
     return engram
 
 
 def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     """The engram that a header describes. Whatever does not belong together raises."""
     task, backbone = dict(header["task"]), dict(header["backbone"])
-    own = {name: task.pop(name) for name in _TASK_FIELDS if name in task}
+    own = {name: task.pop(name) for name in ("name", "kind", "regime", "ignore") if name in task}
+    lists: dict[str, Any] = {
+        name: tuple(task.pop(name, ())) for name in ("classes", "extends", "values")
+    }
     method = create_method(own.pop("regime"), task)  # all that is left are its settings
-    for name in ("classes", "extends", "values"):
-        own[name] = tuple(own.get(name, ()))
-    backbone["image_size"] = tuple(backbone["image_size"])
+    parents = header["parents"]
+    if sorted(parents) != sorted(lists["extends"]):
+        raise Invalid(f"it extends {len(lists['extends'])} tasks, but its parents are others")
+    for name, content in parents.items():
+        _HASH.check(content, f"parents.{name}")
     preprocessing = header["preprocessing"]
     engram = Engram(
-        spec=TaskSpec(**own, method=method),
+        spec=TaskSpec(**own, **lists, method=method),
         tensors=tensors,
-        backbone=BackboneInfo(**backbone),
+        backbone=BackboneInfo(**{**backbone, "image_size": tuple(backbone["image_size"])}),
         preprocessing=None if preprocessing is None else Preprocessing.from_dict(preprocessing),
-        parents=_parents(header["parents"], own["extends"]),
-        metrics=header["metrics"],
-        recipe=header["recipe"],
-        created=header["created"],
-        library=header["library"],
+        parents={name: parents[name] for name in lists["extends"]},
+        **{name: header[name] for name in ("metrics", "recipe", "created", "library")},
     )
     engram.check_image_size()
-    _check_fields(header["task"], engram)
+    spec = engram.spec
+    for name in sorted(set(header["task"]) ^ set(spec.recorded())):
+        what = "is not a field" if name in header["task"] else "is missing from the fields"
+        raise Invalid(f"task.{name} {what} of {spec.kind} with {spec.regime}")
+    fitted = spec.fitted(engram.backbone).method.settings()
+    for name, value in spec.method.settings().items():
+        if value != fitted[name]:
+            raise Invalid(f"task.{name} is {value!r}, and on this backbone it is {fitted[name]!r}")
     return engram
 
 
-def _check_fields(task: Mapping[str, Any], engram: Engram) -> None:
-    """Refuse a task with fields that are not of its regime, or with values that cannot be."""
-    for name in sorted(set(task) ^ set(engram.spec.recorded())):
-        what = "is not a field" if name in task else "is missing from the fields"
-        raise Invalid(f"task.{name} {what} of {engram.spec.kind} with {engram.spec.regime}")
-    fitted = engram.spec.fitted(engram.backbone).method.settings()
-    for name, value in engram.spec.method.settings().items():
-        if value != fitted[name]:
-            raise Invalid(f"task.{name} is {value!r}, and on this backbone it is {fitted[name]!r}")
+class _BadTensor(ValueError):
+    """A tensor that the header does not allow."""
 
 
-def _check_tensors(path: Path, engram: Engram, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse tensors with another type or shape, or with values that are not finite."""
-    tensors = engram.tensors
-    for name, tensor in tensors.items():
-        if tensor.dtype != dtype_of(name):
-            raise _damaged(path, f"the tensor {name} is {tensor.dtype}, not {dtype_of(name)}")
-        if not bool(tensor.isfinite().all()):
-            raise _damaged(path, f"the tensor {name} holds values that are not finite")
-    own = tensors
-    if engram.spec.method.backbone_parameters(engram.backbone):
-        own = {n: t for n, t in tensors.items() if not n.startswith("backbone.")}
-    mismatch = shape_mismatch(own, expected)
-    if mismatch:
-        raise _damaged(path, mismatch)
+def _check_tensors(engram: Engram) -> None:
+    """Refuse tensors of another type or shape, or with values that they cannot have."""
+    spec, tensors = engram.spec, engram.tensors
+    expected = spec.shapes(engram.backbone)
+    expected |= {f"head.{name}": (len(spec.classes),) for name in spec.kind_object.fitted}
     if engram.has_statistics:
-        _check_statistics(path, {n.removeprefix(PREFIX): t for n, t in own.items()})
-
-
-def _check_statistics(path: Path, found: Mapping[str, Tensor]) -> None:
-    """Refuse what no images can have, and no score could be computed from."""
-    low, middle = found["quantiles"].tolist()
-    wrong = {
-        "deviation": bool((found["deviation"] <= 0).any()),
-        "counts": bool((found["counts"] < 0).any()) or not bool((found["counts"] > 0).any()),
-        "quantiles": low >= middle,
-    }
-    for name in (name for name, bad in wrong.items() if bad):
-        raise _damaged(path, f"the tensor {PREFIX}{name} has values that it cannot have")
-
-
-def _expected_shapes(engram: Engram) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors that the header requires, without a backbone of its own."""
-    spec = engram.spec
-    computed = {f"head.{name}": (len(spec.classes),) for name in spec.kind_object.fitted}
-    kept = spec.statistics(engram.backbone) if engram.has_statistics else {}
-    return spec.shapes(engram.backbone) | computed | kept
-
-
-def _parents(value: Mapping[str, Any], extends: Sequence[str]) -> dict[str, str]:
-    """The contents of the parents, in the order in which the task extends them."""
-    if sorted(value) != sorted(extends):
-        raise Invalid(f"it extends {len(extends)} tasks, but its parents are others")
-    for name, content in value.items():
-        _HASH.check(content, f"parents.{name}")
-    return {name: value[name] for name in extends}
+        expected |= spec.statistics(engram.backbone)
+    for name, tensor in tensors.items():
+        if tensor.dtype != stored_dtype(name):
+            raise _BadTensor(f"the tensor {name} is {tensor.dtype}, not {stored_dtype(name)}")
+        if not bool(tensor.isfinite().all()):
+            raise _BadTensor(f"the tensor {name} holds values that are not finite")
+    if spec.method.backbone_parameters(engram.backbone):
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("backbone.")}
+    mismatch = shape_mismatch(tensors, expected)
+    if mismatch:
+        raise _BadTensor(mismatch)
+    if engram.has_statistics:
+        deviation, counts, quantiles = (
+            tensors[f"{PREFIX}{name}"] for name in ("deviation", "counts", "quantiles")
+        )
+        wrong = {
+            "deviation": bool((deviation <= 0).any()),
+            "counts": bool((counts < 0).any()) or not bool((counts > 0).any()),
+            "quantiles": bool(quantiles[0] >= quantiles[1]),
+        }
+        for name in (name for name, bad in wrong.items() if bad):
+            raise _BadTensor(f"the tensor {PREFIX}{name} has values that it cannot have")

@@ -6,7 +6,6 @@ in its recipe, under `merged`: the name, the content and the weight of every sou
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 
 from engram.errors import EngramError
-from engram.store.engram import Engram, shape_mismatch
-from engram.store.fitting import Located, check_same_backbone
+from engram.store.bundles import Located, check_same_backbone
+from engram.store.engram import Engram, origin, shape_mismatch
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
 from engram.util.flag_names import flag
@@ -124,15 +123,12 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
         .float()
         for name in first.without_statistics  # the average has other features than they are of
     }
-    from engram import __version__
-
     return replace(
         first,
         tensors=tensors,
         metrics={},
         recipe={**_common([e.recipe for _, e in found]), "merged": _lineage(found, shares)},
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        library=f"engram-vit {__version__}",
+        **origin(),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from engram.errors import EngramError
 from engram.store.bundles import Bundle, is_bundle, read_engrams
-from engram.store.cards import card_of, hub_id
+from engram.store.cards import hub_id, write_card
 from engram.store.engram import Engram
 from engram.store.format import read_engram, serialise_engram
 from engram.store.portable import paths_in_class_names, without_local_paths
@@ -147,8 +146,7 @@ def _files(
     files = {engram.file_name: serialise_engram(engram) for engram in engrams}
     if bundle:
         files[MANIFEST] = Bundle(Path(), tuple(engrams)).manifest_bytes()
-    sizes = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
-    files[CARD] = card_of(repo, engrams, sizes, bundle=bundle, license=license).encode()
+    files[CARD] = write_card(repo, engrams, files, bundle=bundle, license=license).encode()
     return files
 
 
