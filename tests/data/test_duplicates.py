@@ -7,12 +7,12 @@ import pytest
 from tests.support.datasets import write_class_folders, write_image
 
 from engram.data.datasets import Dataset, Splits, load
-from engram.data.duplicates import Duplicates, find_duplicates
+from engram.data.overview import Duplicates, find_duplicates
 
 
 def duplicates(splits: Splits, most: int | None = None) -> Duplicates | None:
-    found = [split for split in (splits.train, splits.val, splits.test) if split is not None]
-    return find_duplicates(found, most=most)
+    samples = [(split, i) for split in splits.datasets.values() for i in range(len(split))]
+    return find_duplicates(samples, most)
 
 
 def names(pairs: list[tuple[tuple[Dataset, int], tuple[Dataset, int]]]) -> list[list[str]]:

@@ -7,8 +7,7 @@ import pytest
 from tests.support.datasets import in_memory
 from tests.support.masks import write_masks
 
-from engram.data.datasets import Splits, load
-from engram.data.fits import check_fits
+from engram.data.datasets import Splits, check_fits, load
 from engram.errors import EngramError
 from engram.tasks.spec import TaskSpec
 

@@ -15,7 +15,7 @@ from tests.support.datasets import in_memory
 from tests.support.masks import write_masks
 
 from engram.data.datasets import load
-from engram.data.loader import Batch, Loader, balanced
+from engram.data.loader import LabelledBatch, Loader, balanced
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
@@ -24,7 +24,7 @@ TINY = Preprocessing(size=(8, 8), resize=8)
 SQUASHED = Preprocessing((16, 16), None)
 
 
-def digest(batches: list[Batch]) -> list[tuple[Any, ...]]:
+def digest(batches: list[LabelledBatch]) -> list[tuple[Any, ...]]:
     return [
         (b.images.numpy().tobytes(), *(x.tolist() for x in (b.labels, b.indices, b.failed)))
         for b in batches
@@ -124,7 +124,7 @@ def test_the_parts_of_all_processes_are_the_batches_of_one_process(
 ) -> None:
     dataset = in_memory([i % 2 for i in range(samples)], 2)
 
-    def run(rank: int, world: int) -> list[Batch]:
+    def run(rank: int, world: int) -> list[LabelledBatch]:
         loader = Loader(
             dataset,
             TINY,

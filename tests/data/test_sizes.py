@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from engram.data.datasets import load
-from engram.data.sizes import typical_side
+from engram.data.overview import typical_side
 
 
 def test_the_median_of_the_longer_sides(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.data.source import Arrays, DataRequest, Files, match_splits, split_of
+from engram.data.source import Arrays, DataRequest, Files, match_splits, usual_split
 from engram.errors import EngramError
 
 
@@ -22,8 +22,8 @@ def test_rows_are_read_and_named() -> None:
     [("train", "train"), ("Training", "train"), ("dev", "val"), ("VALID", "val"), ("test", "test")],
 )
 def test_usual_names_of_splits_are_recognised(name: str, split: str) -> None:
-    assert split_of(name) == split
-    assert split_of(f"{name}-set") is None
+    assert usual_split(name) == split
+    assert usual_split(f"{name}-set") is None
 
 
 def test_splits_are_matched_by_their_usual_names_or_as_given() -> None:

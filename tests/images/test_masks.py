@@ -10,7 +10,7 @@ from tests.support.masks import image_with_mask
 from engram.images.decode import BadImage
 from engram.images.masks import Legend, mask_view, read_mask
 from engram.images.preprocessing import Preprocessing
-from engram.images.views import training_view
+from engram.images.views import Augmentation, training_view
 
 
 @pytest.mark.parametrize("augment", ["none", "inception", "pad-crop"])
@@ -19,8 +19,8 @@ def test_the_view_of_a_mask_is_that_of_its_image(augment: str, seed: int) -> Non
     pixels, mask = image_with_mask(seed, (64, 48))
     numbered = Legend((1, 2), 3).read(mask, (48, 64), "m")
     sharp = Preprocessing((32, 32), None, interpolation="nearest")
-    view = training_view(pixels, sharp, np.random.default_rng(seed), augment)
-    seen = mask_view(numbered, sharp, np.random.default_rng(seed), augment)
+    view = training_view(pixels, sharp, np.random.default_rng(seed), Augmentation(augment))
+    seen = mask_view(numbered, sharp, np.random.default_rng(seed), Augmentation(augment))
     # The image's red is 80 for the first class, 160 for the second, 240 where it is ignored.
     class_of_red = np.full(256, 255)
     class_of_red[[80, 160]] = 0, 1

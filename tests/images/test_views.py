@@ -17,7 +17,7 @@ from tests.support.images import encoded, gradient
 from engram.errors import EngramError
 from engram.images.decode import read_image
 from engram.images.preprocessing import Preprocessing, normalise
-from engram.images.views import evaluation_view, pad_crop, random_box, training_view
+from engram.images.views import Augmentation, evaluation_view, pad_crop, random_box, training_view
 
 SMALL = Preprocessing(size=(8, 8), resize=10)
 SQUASH = Preprocessing(size=(8, 8), resize=None)
@@ -72,7 +72,7 @@ def test_a_training_view_depends_on_the_generator_alone(augment: str) -> None:
 
     def views(seed: int) -> list[bytes]:
         rng = np.random.default_rng(seed)
-        return [training_view(data, SMALL, rng, augment).tobytes() for _ in range(5)]
+        return [training_view(data, SMALL, rng, Augmentation(augment)).tobytes() for _ in range(5)]
 
     assert views(1) == views(1)
     assert (views(1) == views(2)) == (augment == "none")
@@ -83,7 +83,7 @@ def test_a_random_crop_is_inside_an_image_of_any_size(
     width: int, height: int, seed: int, min_area: float
 ) -> None:
     image = Image.new("RGB", (width, height), (1, 2, 3))
-    view = training_view(image, SMALL, np.random.default_rng(seed), min_area=min_area)
+    view = training_view(image, SMALL, np.random.default_rng(seed), Augmentation(min_area=min_area))
     assert (view == (1, 2, 3)).all()
 
 
@@ -92,7 +92,10 @@ def test_crops_are_mirrored_half_of_the_time_unless_flip_is_off() -> None:
     rng = np.random.default_rng(0)
 
     def mirrored(flip: bool) -> float:
-        views = [training_view(image, SMALL, rng, flip=flip).astype(int) for _ in range(200)]
+        views = [
+            training_view(image, SMALL, rng, Augmentation(flip=flip)).astype(int)
+            for _ in range(200)
+        ]
         return float(np.mean([view[0, 0, 0] > view[0, -1, 0] for view in views]))
 
     assert 0.35 < mirrored(True) < 0.65
@@ -123,4 +126,4 @@ def test_pad_crop_shifts_the_whole_image_over_black() -> None:
 
 def test_an_unknown_augmentation_is_refused() -> None:
     with pytest.raises(EngramError, match="augment is 'mixup'"):
-        training_view(gradient(), SMALL, np.random.default_rng(0), "mixup")
+        Augmentation("mixup")

@@ -114,7 +114,7 @@ def _model(
     from engram.backbones.load import load_backbone
     from engram.backbones.recommended import AUTO, choose_backbone
     from engram.data.datasets import Splits
-    from engram.data.sizes import typical_side
+    from engram.data.overview import typical_side
     from engram.inference.load import load_model
     from engram.model import MemoryViT
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from engram.backbones.recommended import AUTO
 from engram.cluster.jobs import FarmJob
-from engram.data.datasets import Splits
-from engram.data.fits import check_fits
+from engram.data.datasets import Splits, check_fits
 from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.store.bundles import is_bundle, read_bundle

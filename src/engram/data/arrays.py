@@ -1,6 +1,6 @@
 """Arrays of pixels and labels: .npz files, and the bundled digits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from engram.data.labels import LABELS, read_labels
 from engram.data.source import SPLITS, Arrays, DataRequest, FoundData, FoundSplit
 from engram.errors import EngramError
-from engram.images.given import to_uint8
+from engram.images.inputs import to_uint8
 from engram.images.masks import MASK_VALUES
 from engram.util.archives import check_archive
 
@@ -25,7 +25,13 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
     arrays = _arrays_in(path)
     listed = arrays.get("class_names", arrays.get("classes"))
     classes = None if listed is None else [str(name) for name in listed]
-    keys = _split_keys(arrays)
+    candidates = [
+        (split, pair)
+        for split, names in SPLITS.items()
+        for name in names
+        for pair in ((f"x_{name}", f"y_{name}"), (f"{name}_images", f"{name}_labels"))
+    ]
+    keys = {split: pair for split, pair in candidates if set(pair) <= arrays.keys()}
     unsplit = not keys
     if unsplit:
         pairs = [pair for pair in (("images", "labels"), ("x", "y")) if set(pair) <= arrays.keys()]
@@ -49,28 +55,13 @@ def _arrays_in(path: Path) -> dict[str, Array]:
     try:
         check_archive(path)
         with np.load(path, allow_pickle=False) as file:
-            return {key.lower(): _decode_text(file[key]) for key in file.files}
+            arrays = {key.lower(): file[key] for key in file.files}
+            return {  # names of classes may be bytes
+                key: np.char.decode(a, "utf-8", "backslashreplace") if a.dtype.kind == "S" else a
+                for key, a in arrays.items()
+            }
     except Exception as error:  # on damaged bytes the libraries raise nearly anything
         raise EngramError(f"{path} cannot be read as .npz arrays: {error}.") from error
-
-
-def _decode_text(array: Array) -> Array:
-    """The array, with bytes decoded: names of classes may be text or bytes."""
-    if array.dtype.kind != "S":
-        return array
-    return np.char.decode(array, "utf-8", "backslashreplace")
-
-
-def _split_keys(arrays: Mapping[str, Array]) -> dict[str, tuple[str, str]]:
-    """The keys of images and labels of every split that is there."""
-    found = {}
-    for split, names in SPLITS.items():
-        pairs = [(f"x_{name}", f"y_{name}") for name in names]
-        pairs += [(f"{name}_images", f"{name}_labels") for name in names]
-        for pair in pairs:
-            if set(pair) <= arrays.keys():
-                found[split] = pair
-    return found
 
 
 def read_digits(request: DataRequest) -> FoundData:

@@ -3,6 +3,8 @@
 A `Dataset` lists samples without decoding them; `loader.Loader` reads them in batches.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +23,13 @@ from engram.data.objects import PythonData, object_name, read_objects
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
 from engram.data.tables import TABLES, read_table
-from engram.data.validation import split_validation
 from engram.errors import EngramError
 from engram.images.decode import image_size, read_image_file
 from engram.images.masks import Legend
 from engram.methods import Method
 from engram.tasks.kinds import IGNORED, KINDS
 from engram.tasks.spec import TaskSpec
+from engram.util.text import counted
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -79,26 +81,20 @@ class Dataset:
     def sample_hash(self, i: int) -> str:
         """SHA-256 of the image's bytes: the same image has the same hash wherever it is stored."""
         image = self.read(i)
-        if isinstance(image, bytes):
-            content = image
-        elif isinstance(image, str):
-            content = read_image_file(image, image)
-        else:
-            content = str(image.shape).encode() + image.tobytes()
-        return hashlib.sha256(content).hexdigest()
+        if isinstance(image, str):
+            image = read_image_file(image, image)
+        elif not isinstance(image, bytes):
+            image = str(image.shape).encode() + image.tobytes()
+        return hashlib.sha256(image).hexdigest()
 
-    def subset(self, samples: Sequence[int] | Integers, split: str | None = None) -> "Dataset":
+    def subset(self, samples: Sequence[int] | Integers, split: str | None = None) -> Dataset:
         """Only these samples, in this order. No image is copied."""
         chosen = np.asarray(samples, dtype=np.int64)
-        return replace(
-            self,
-            split=split or self.split,
-            labels=self.labels[chosen],
-            order=self.order[chosen],
-        )
+        labels, order = self.labels[chosen], self.order[chosen]
+        return replace(self, split=split or self.split, labels=labels, order=order)
 
 
-def _shown(data: "Dataset | Splits") -> str:
+def _shown(data: Dataset | Splits) -> str:
     """The classes for `repr`: their number and the first of them."""
     one, several = KINDS[data.kind].nouns
     names = ", ".join(data.classes[:3]) + (", …" if len(data.classes) > 3 else "")
@@ -116,11 +112,11 @@ class TaskArguments(TypedDict):
 
 @dataclass(frozen=True)
 class Splits:
-    """What `load` found: a Dataset for each split, or None, and how to augment the training data.
+    """A Dataset for each split, or None, and how to augment the training data.
 
-    `augment` and `flip` are what suits this data ("inception" or "pad-crop", mirrored or not).
-    `left_out` counts the files and rows that were not used, by what they are. `unsplit` means that
-    the source has no splits; otherwise `split_by` is what says them, such as "the column 'fold'".
+    `augment` and `flip` suit this data ("inception" or "pad-crop", mirrored or not). `left_out`
+    counts the files and rows that were not used. `unsplit` means that the source has no splits;
+    otherwise `split_by` is what says them, such as "the column 'fold'".
     """
 
     name: str
@@ -137,32 +133,35 @@ class Splits:
     legend: Legend | None = None  # of segmentation: what the values in masks mean
 
     def __repr__(self) -> str:
-        found = {name: getattr(self, name) for name in SPLITS}
-        sizes = [f"{name} {len(part):,}" for name, part in found.items() if part is not None]
+        sizes = [f"{name} {len(part):,}" for name, part in self.datasets.items()]
         return f"Splits({self.name!r}, {self.kind}: {', '.join(sizes)}; {_shown(self)})"
 
     def __getitem__(self, split: str) -> Dataset:
         """The split by name; an EngramError if there is none."""
-        dataset = getattr(self, split) if split in SPLITS else None
-        if not isinstance(dataset, Dataset):
-            available = [name for name in SPLITS if getattr(self, name) is not None]
-            raise EngramError(_no_split(self.name, split, available))
-        return dataset
+        if split not in self.datasets:
+            raise EngramError(_no_split(self.name, split, self.datasets))
+        return self.datasets[split]
+
+    @property
+    def datasets(self) -> dict[str, Dataset]:
+        """The datasets that there are, by split."""
+        found = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: dataset for name, dataset in found.items() if dataset is not None}
 
     @property
     def ignored(self) -> int:
-        """How many files and rows were left out."""
+        """The number of files and rows that were left out."""
         return sum(self.left_out.values())
 
     @property
     def ignored_words(self) -> str:
-        """What was left out, for people: "3: 2 .mov, 1 hidden"."""
+        """The files and rows that were left out, for people: "3: 2 .mov, 1 hidden"."""
         kinds = [f"{count:,} {what}" for what, count in self.left_out.items() if count]
         return f"{self.ignored:,}: {', '.join(kinds[:6])}{', …' if len(kinds) > 6 else ''}"
 
     @property
     def task(self) -> TaskArguments:
-        """What a task for this data is: `model.add_task("name", **splits.task)`."""
+        """Arguments of a task for this data: `model.add_task("name", **splits.task)`."""
         if self.legend is None:
             return {"classes": self.classes, "kind": self.kind}
         return {
@@ -176,7 +175,7 @@ class Splits:
         """The spec of a task that learns from this data."""
         return TaskSpec.create(name, method=method, extends=extends, **self.task)
 
-    def with_validation(self, share: float = 0.1, seed: int = 0) -> "Splits":
+    def with_validation(self, share: float = 0.1, seed: int = 0) -> Splits:
         """These splits, with a validation split taken from the training data if there is none."""
         if self.val is not None:
             return self
@@ -249,14 +248,23 @@ def load(
         found = _read(name, request)
     else:
         name, found = object_name(spec), read_objects(spec, request)
-    _refuse_unused_columns(name, columns, found)
+    for column in columns:
+        if column not in found.label_columns:
+            raise EngramError(
+                f"{name} has no column {column!r} of labels; only tables and Hub datasets have "
+                "columns to choose from, so leave the label out here."
+            )
     legend = None
     if request.has_masks:
         legend = find_legend(name, found, values, ignore, classes)
         found.classes = [str(value) for value in legend.values]
     names = classes or _classes(name, found, kind, one_class)
     if split is not None:
-        _keep_only(name, found, split)
+        if found.unsplit:
+            found.splits = {split: found.splits["train"]}
+        if split not in found.splits:
+            raise EngramError(_no_split(name, split, found.splits))
+        found.splits = {split: found.splits[split]}
     return _numbered(name, found, names, kind, legend)
 
 
@@ -275,27 +283,20 @@ def _read(name: str, request: DataRequest) -> FoundData:
         raise EngramError(
             f"{name} is the name of a dataset and of a path here; write ./{name} for the path."
         )
-    if name == "digits":
-        _refuse_columns(name, request)
-        return read_digits(request)
     if prefix in PRESETS:
         return read_preset(prefix, rest, request)
-    if not path.exists():
+    if name != "digits" and not path.exists():
         raise EngramError(
             f"{name} does not exist; data can be a folder, a table, an .npz file, "
             f"hf:owner/name, digits, or one of {', '.join(PRESETS)}."
         )
-    return _read_path(path, request)
-
-
-def _read_path(path: Path, request: DataRequest) -> FoundData:
     if path.suffix.lower() in TABLES and path.is_file():
         return read_table(path, request)
-    _refuse_columns(str(path), request)
+    _refuse_columns(name, request)
+    if name == "digits":
+        return read_digits(request)
     if path.is_dir():
-        if request.has_masks:
-            return read_mask_folders(path, None)
-        return read_class_folders(path, request)
+        return read_mask_folders(path) if request.has_masks else read_class_folders(path, request)
     if path.suffix.lower() == ".npz":
         return read_npz(path, request)
     raise EngramError(
@@ -305,23 +306,12 @@ def _read_path(path: Path, request: DataRequest) -> FoundData:
 
 
 def _refuse_columns(name: str, request: DataRequest) -> None:
-    for flag, given in (
-        ("--image-column", request.image_column),
-        ("--split-column", request.split_column),
-    ):
-        if given is not None:
+    given = {"--image-column": request.image_column, "--split-column": request.split_column}
+    for flag, column in given.items():
+        if column is not None:
             raise EngramError(
-                f"{name} has no columns, so {flag} {given} has no meaning here; only tables and "
+                f"{name} has no columns, so {flag} {column} has no meaning here; only tables and "
                 "Hub datasets have columns to choose from."
-            )
-
-
-def _refuse_unused_columns(name: str, given: Sequence[str], found: FoundData) -> None:
-    for column in given:
-        if column not in found.label_columns:
-            raise EngramError(
-                f"{name} has no column {column!r} of labels; only tables and Hub datasets have "
-                "columns to choose from, so leave the label out here."
             )
 
 
@@ -336,17 +326,7 @@ def _classes(name: str, found: FoundData, kind: str, one_class: bool) -> Sequenc
     return classes
 
 
-def _keep_only(name: str, found: FoundData, split: str) -> None:
-    """Drop the other splits; data without splits is used as this one."""
-    if found.unsplit:
-        found.splits = {split: found.splits["train"]}
-    if split not in found.splits:
-        raise EngramError(_no_split(name, split, found.splits))
-    found.splits = {split: found.splits[split]}
-
-
 def _no_split(name: str, split: str, available: Iterable[str]) -> str:
-    """That there is no such split, and how to choose another one."""
     there = [other for other in SPLITS if other in available]
     sentence = f"{name} has no {split} split; it has {' and '.join(there)}"
     others = [other for other in there if other != "train"]
@@ -358,7 +338,7 @@ def _no_split(name: str, split: str, available: Iterable[str]) -> str:
 def _numbered(
     name: str, found: FoundData, classes: Sequence[str], kind: str, legend: Legend | None
 ) -> Splits:
-    """Replace labels by class indices; a label that is no class is an EngramError."""
+    """Number the labels; one that is no class is an EngramError."""
     if len(set(classes)) != len(classes):
         raise EngramError(f"{name}: the list of classes has the same name twice.")
     datasets = {}
@@ -383,3 +363,90 @@ def _numbered(
         kind=kind,
         legend=legend,
     )
+
+
+# Validation data
+
+
+def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """(train, val): a stratified share of the training data, the same for the same seed.
+
+    Every class keeps at least one training image. Where an image has no single class, the share is
+    drawn from all images. The choice depends on the samples' names, not on their order. If no
+    sample can be spared, it is an EngramError.
+    """
+    if not 0 < share < 1:
+        raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
+    groups = _by_class(train)
+    chosen = [
+        np.random.default_rng([seed, c]).permutation(group)[:count]
+        for c, (group, count) in enumerate(zip(groups, _held_out(groups, share, seed), strict=True))
+    ]
+    held_out = np.sort(np.concatenate(chosen))
+    if len(held_out) == 0:
+        raise EngramError(
+            f"{train.name} is too small to hold out {share:.0%} for validation: "
+            f"{counted(len(train), 'image')} in {counted(len(train.classes), 'class', 'classes')}; "
+            "add images or a val split."
+        )
+    kept = np.setdiff1d(np.arange(len(train)), held_out)
+    return train.subset(kept, "train"), train.subset(held_out, "val")
+
+
+def _by_class(dataset: Dataset) -> list[Integers]:
+    """The samples of every class, sorted by name; all in the first where there are no classes."""
+    by_name = np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
+    labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
+    by_class = by_name[np.argsort(labels[by_name], kind="stable")]
+    sizes = np.bincount(labels, minlength=len(dataset.classes))
+    return np.split(by_class, np.cumsum(sizes)[:-1])
+
+
+def _held_out(groups: Sequence[Integers], share: float, seed: int) -> Integers:
+    """How many samples of every group to hold out, so that all of them add up to the share."""
+    sizes: Integers = np.array([len(group) for group in groups])
+    wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
+    take: Integers = np.minimum(np.floor(wanted).astype(np.int64), spare)
+    # What rounding down left over goes to the classes that lost most by it, ties by the seed.
+    tie = np.random.default_rng([seed]).random(len(groups))
+    for c in np.lexsort((tie, np.floor(wanted) - wanted)):
+        if take.sum() < round(share * sizes.sum()) and take[c] < spare[c]:
+            take[c] += 1
+    return take
+
+
+# Data and tasks
+
+
+def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = False) -> None:
+    """Raise an EngramError unless the data has the kind, classes and mask values of the task.
+
+    With `same_ignore` the value of ignored pixels must be the same too. A task that is trained
+    stores it; evaluation does not depend on it.
+    """
+    legend = data.legend or Legend((), spec.ignore)
+    if data.kind != spec.kind:
+        difference = f"has the kind {spec.kind}, but {data.name} has the kind {data.kind}"
+    elif data.classes != spec.classes:
+        noun, order = spec.kind_object.nouns[1], ""
+        if sorted(data.classes) == sorted(spec.classes):
+            order = " in another order"
+        difference = (
+            f"has {len(spec.classes)} {noun} ({shortened(spec.classes)}), but {data.name} has "
+            f"{len(data.classes)}{order} ({shortened(data.classes)})"
+        )
+    elif legend.values != spec.values or (same_ignore and legend.ignore != spec.ignore):
+        difference = (
+            f"has the mask values {shortened(spec.values)} and ignores {spec.ignore}, but "
+            f"{data.name} has {shortened(legend.values)} and ignores {legend.ignore}"
+        )
+    else:
+        return
+    raise EngramError(
+        f"The task {spec.name!r} {difference}; load the data with "
+        f"like=model.task({spec.name!r}).spec, or add the task with **splits.task."
+    )
+
+
+def shortened(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:4])) + (", …" if len(names) > 4 else "")

@@ -13,7 +13,7 @@ from engram.data.source import (
     FoundData,
     FoundSplit,
     match_splits,
-    split_of,
+    usual_split,
 )
 from engram.errors import EngramError, Notice
 from engram.images.heic import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
@@ -44,24 +44,8 @@ def read_class_folders(root: Path, request: DataRequest) -> FoundData:
             f"{root} has the folders images/ and masks/, as data for segmentation has; give "
             "--kind segmentation (kind= in Python), or rename them if they are two classes."
         )
-    splits = {path.name: path for path in subfolders if split_of(path.name)}
-    _refuse_classes_next_to_splits(
-        root, [p.name for p in subfolders if p.name not in splits], splits
-    )
-    # "train" can be a class of vehicles: a train/ that is a split has class folders in it.
-    in_train = [p for name, p in splits.items() if split_of(name) == "train" and _subfolders(p)]
-    has_splits = bool(splits) and (len(splits) == len(subfolders) or bool(in_train))
-    if has_splits:
-        names = match_splits(splits, {}, str(root))
-        found = {split: _read_classes(splits[name]) for split, name in names.items()}
-        return _found(found, names.values(), _loose_files(root))
-    return _found({"train": _read_classes(root)})
-
-
-def _refuse_classes_next_to_splits(
-    root: Path, others: list[str], splits: Mapping[str, Path]
-) -> None:
-    """Class folders next to a split that has the same classes: half of a training split."""
+    splits = {path.name: path for path in subfolders if usual_split(path.name)}
+    others = [path.name for path in subfolders if path.name not in splits]
     for name, path in splits.items():
         if set(others) & {below.name for below in _subfolders(path)}:
             shown = " and ".join(others) if len(others) < 4 else f"{', '.join(others[:3])}, …"
@@ -69,6 +53,14 @@ def _refuse_classes_next_to_splits(
                 f"{root} has class folders next to {name}/, which has folders of the same names; "
                 f"move {shown} into {root / 'train'}/."
             )
+    # "train" can be a class of vehicles: a train/ that is a split has class folders in it.
+    in_train = [p for name, p in splits.items() if usual_split(name) == "train" and _subfolders(p)]
+    has_splits = bool(splits) and (len(splits) == len(subfolders) or bool(in_train))
+    if has_splits:
+        names = match_splits(splits, {}, str(root))
+        found = {split: _read_classes(splits[name]) for split, name in names.items()}
+        return _found(found, names.values(), _loose_files(root))
+    return _found({"train": _read_classes(root)})
 
 
 def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
@@ -81,7 +73,11 @@ def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
                 f"{root} has images but no class folders; put them into a folder per class."
             )
         raise EngramError(f"{root} is an empty folder; put a folder of images per class into it.")
-    _refuse_same_folder(folders)
+    known: dict[Hashable, Path] = {}
+    for folder in folders:
+        other = known.setdefault(_identity(folder), folder)
+        if other != folder:
+            raise EngramError(f"{folder} and {other} are the same folder; remove one of the two.")
     paths: list[str] = []
     labels: list[str] = []
     for folder, files in zip(folders, _files_below(folders), strict=True):
@@ -103,40 +99,27 @@ def _loose_files(root: Path) -> Counter[str]:
 def _no_images(folder: Path, what: str, files: Sequence[str], others: Counter[str]) -> EngramError:
     if others[_HEIC]:
         shown = next(path for path in files if _suffix(path) in HEIC_SUFFIXES)
-        count = _heic_images(others)
+        count = counted(others[_HEIC], "HEIC image")
         return EngramError(f"{folder} has {count}, such as {shown}, and {HEIC_NEEDS}.")
-    only = f", only {_counted(others)}" if others else ""
+    names = [f"{count:,} {kind}" for kind, count in others.most_common(4)]
+    only = f", only {', '.join(names)}{', …' * (len(others) > 4)}" if others else ""
     return EngramError(f"{folder} {what}{only}; add some or remove the folder.")
-
-
-def _counted(files: Counter[str]) -> str:
-    names = [f"{count:,} {what}" for what, count in files.most_common(4)]
-    return ", ".join(names) + (", …" if len(files) > 4 else "")
-
-
-def _refuse_same_folder(folders: Sequence[Path]) -> None:
-    known: dict[Hashable, Path] = {}
-    for folder in folders:
-        other = known.setdefault(_identity(folder), folder)
-        if other != folder:
-            raise EngramError(f"{folder} and {other} are the same folder; remove one of the two.")
 
 
 # Images and masks
 
 
-def read_mask_folders(root: Path, masks: Path | None) -> FoundData:
+def read_mask_folders(root: Path, masks: Path | None = None) -> FoundData:
     """Read images and masks from two trees of the same shape, with a folder per split or without.
 
-    Without `masks` both trees are in `root`: images/ and masks/, or these two in every split's
-    folder.
+    Without `masks` both trees are in `root`, or in every split's folder: images/ and masks/.
     """
     if masks is not None:
         return _read_trees(root, masks)
     subfolders = {path.name: path for path in _subfolders(root)}
     if {"images", "masks"} <= subfolders.keys():
         return _read_trees(subfolders["images"], subfolders["masks"])
-    splits = {name: path for name, path in subfolders.items() if split_of(name)}
+    splits = {name: path for name, path in subfolders.items() if usual_split(name)}
     if not splits:
         raise _no_masks(root)
     found = {}
@@ -160,7 +143,7 @@ def _read_trees(images: Path, masks: Path) -> FoundData:
     if not masks.is_dir():
         raise EngramError(f"{masks} is not a folder; give the folder of the masks.")
     names = [path.name for path in _subfolders(images)]
-    if not names or not all(split_of(name) for name in names):
+    if not names or not all(usual_split(name) for name in names):
         return _found({"train": _pair_masks(images, masks)})
     splits = match_splits(names, {}, str(images))
     found = {s: _pair_masks(images / name, masks / name) for s, name in splits.items()}
@@ -190,10 +173,7 @@ def _pair_masks(images: Path, masks: Path) -> tuple[FoundSplit, Counter[str]]:
 
 
 def _masks_in(masks: Path, folders: set[str]) -> list[str]:
-    """The masks in those folders of the tree that have images in the other one.
-
-    Unlike the folders of images, these may be links to one and the same folder.
-    """
+    """The masks in those folders, which may be links to one and the same."""
     found = [os.path.join(masks, folder) for folder in sorted(folders)]
     files = [path for folder in found if os.path.isdir(folder) for path in _scan(folder)[0]]
     return _sorted_out(files)[0]
@@ -208,10 +188,9 @@ def _found(
     folders: Collection[str] = (),
     left_out: Counter[str] | None = None,
 ) -> FoundData:
-    """What was read, from the folders of splits if there are some."""
     left_out = sum((others for _, others in splits.values()), left_out or Counter())
     _tell_of_heic(left_out)
-    names = [f"{name}/" for split in SPLITS for name in folders if split_of(name) == split]
+    names = [f"{name}/" for split in SPLITS for name in folders if usual_split(name) == split]
     return FoundData(
         {split: found for split, (found, _) in splits.items()},
         unsplit=not names,
@@ -240,36 +219,18 @@ def _files_below(roots: Sequence[Path]) -> list[list[str]]:
     Links are followed after everything else, so a file belongs to the root that it is really in.
     A link to a folder that contains a root is not followed.
     """
-    seen = {_identity(folder) for root in roots for folder in (root, *root.resolve().parents)}
+    seen = {_identity(parent) for root in roots for parent in root.resolve().parents}
     files: list[list[str]] = [[] for _ in roots]
-    links: deque[tuple[str, list[str]]] = deque()
-    for root, below in zip(roots, files, strict=True):
-        links.extend((link, below) for link in _visit(os.fspath(root), below, seen))
-    while links:
-        link, below = links.popleft()
-        if _is_new(link, seen):
-            links.extend((link, below) for link in _visit(link, below, seen))
-    return files
-
-
-def _visit(folder: str, files: list[str], seen: set[Hashable]) -> list[str]:
-    """Add the files below a folder without following links; return the links to folders."""
-    links: list[str] = []
-    waiting = [folder]
+    waiting = deque((os.fspath(root), below) for root, below in zip(roots, files, strict=True))
     while waiting:
-        names, folders, found = _scan(waiting.pop())
-        files += names
-        links += found
-        waiting += [path for path in folders if _is_new(path, seen)]
-    return links
-
-
-def _is_new(folder: str, seen: set[Hashable]) -> bool:
-    """Whether a folder is visited for the first time; from now on it is not."""
-    identity = _identity(folder)
-    new = identity not in seen
-    seen.add(identity)
-    return new
+        folder, below = waiting.popleft()
+        if (identity := _identity(folder)) not in seen:
+            seen.add(identity)
+            names, folders, links = _scan(folder)
+            below += names
+            waiting.extendleft((path, below) for path in folders)
+            waiting.extend((path, below) for path in links)
+    return files
 
 
 def _scan(folder: str) -> tuple[list[str], list[str], list[str]]:
@@ -328,12 +289,8 @@ def _suffix(path: str) -> str:
 
 def _tell_of_heic(left_out: Counter[str]) -> None:
     if left_out[_HEIC]:
-        notice = f"Left out: {_heic_images(left_out)}; {HEIC_NEEDS}."
+        notice = f"Left out: {counted(left_out[_HEIC], 'HEIC image')}; {HEIC_NEEDS}."
         warnings.warn(notice, Notice, stacklevel=2)
-
-
-def _heic_images(files: Counter[str]) -> str:
-    return f"{files[_HEIC]:,} HEIC image{'s' * (files[_HEIC] != 1)}"
 
 
 def _subfolders(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a label is for each kind of task: where it is found, how it is read and numbered.
+"""Labels of each kind of task: where they are found, how they are read and numbered.
 
 classification   the name of a class                   one column
 multilabel       the names of any number of classes    one column of lists, or a column per class
@@ -13,13 +13,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engram.data.source import DataRequest, FoundData, Rows
+from engram.data.source import DataRequest, FoundData
 from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.masks import MASK_VALUES, Legend, read_mask
@@ -31,8 +30,7 @@ Labels: TypeAlias = Iterable[Any]  # as `LabelReader.read` returns them
 
 _LARGEST_NUMBER = float(np.finfo(np.float32).max)  # labels are trained on as float32
 
-# The names that columns usually have. Without a name from the caller, the first that exists is
-# used.
+# Without a name from the caller, the first of these columns that exists is used.
 USUAL_COLUMNS = {
     "image": ("image", "img", "path", "file", "filename", "file_name", "filepath", "image_path"),
     "label": ("label", "labels", "class", "class_name", "category", "target", "fine_label"),
@@ -84,9 +82,12 @@ class LabelReader(ABC):
     dimensions: tuple[int, ...]  # that an array of labels may have
     exclusive = False  # whether each image, or pixel, has one class: then a task needs several
 
-    @abstractmethod
-    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
-        """The columns that hold labels: those given, or the usual ones."""
+    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
+        """The columns of labels: as given, or named after the classes of the task, or the usual."""
+        given, classes = request.label_columns, request.classes
+        if not given and len(classes) > 0 and set(classes) <= set(available):
+            return list(classes)
+        return [find_column(source, available, "label", name) for name in given or (None,)]
 
     @abstractmethod
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
@@ -117,7 +118,8 @@ class ClassLabels(LabelReader):
     dimensions = (1,)
     exclusive = True
 
-    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
+    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
+        given = request.label_columns
         if len(given) > 1:
             raise EngramError(
                 f"{source}: got {len(given)} columns of labels ({', '.join(given)}), but "
@@ -146,12 +148,15 @@ class MultilabelLabels(LabelReader):
 
     dimensions = (2,)
 
-    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
-        return _columns_or_classes(source, available, given, classes)
-
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         if len(cells) > 1:
-            return tuple(name for name, cell in cells.items() if _is_true(location, name, cell))
+            values = {name: truth(cell) for name, cell in cells.items()}
+            if wrong := [name for name, value in values.items() if value is None]:
+                raise EngramError(
+                    f"{location}: the column {wrong[0]!r} holds {cells[wrong[0]]!r}; expected 0 "
+                    "or 1."
+                )
+            return tuple(name for name, value in values.items() if value)
         cell = next(iter(cells.values()))
         if cell is None:
             raise EngramError(f"{location} is empty; an image without labels has an empty list.")
@@ -181,9 +186,6 @@ class NumberLabels(LabelReader):
     """One or several numbers, as a tuple; the columns' names are the classes."""
 
     dimensions = (1, 2)
-
-    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
-        return _columns_or_classes(source, available, given, classes)
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
         return tuple(
@@ -216,7 +218,8 @@ class MaskLabels(LabelReader):
     dimensions = (3,)
     exclusive = True
 
-    def columns(self, source: str, available: Names, given: Names, classes: Names) -> list[str]:
+    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
+        given = request.label_columns
         return [find_column(source, available, "mask", given[0] if given else None)]
 
     def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
@@ -245,13 +248,6 @@ def class_order(label: str) -> tuple[int, int, str, str]:
     return 0, len(digits), digits, label
 
 
-def _columns_or_classes(source: str, available: Names, given: Names, classes: Names) -> list[str]:
-    """The given columns; else those named after the classes of the task; else the usual one."""
-    if not given and len(classes) > 0 and set(classes) <= set(available):
-        return list(classes)
-    return [find_column(source, available, "label", name) for name in given or (None,)]
-
-
 def _class_name(location: str, label: Any, listed: Names | None) -> str:
     if label is None or isinstance(label, (list, tuple, np.ndarray, Mapping)):
         raise EngramError(f"{location} has the label {label}; expected one label per image.")
@@ -269,13 +265,6 @@ def truth(cell: Any) -> bool | None:
     if text in ("1", "1.0", "true", "yes"):
         return True
     return False if text in ("0", "0.0", "false", "no") else None
-
-
-def _is_true(location: str, column: str, cell: Any) -> bool:
-    value = truth(cell)
-    if value is None:
-        raise EngramError(f"{location}: the column {column!r} holds {cell!r}; expected 0 or 1.")
-    return value
 
 
 def _number(location: str, column: str, cell: Any) -> float:
@@ -301,7 +290,7 @@ def _refuse_unknown(location: str, unknown: Iterable[str], classes: Names) -> No
         )
 
 
-# What the values in masks mean
+# The values in masks
 
 
 def find_legend(
@@ -331,33 +320,27 @@ def find_legend(
 def _values_in_masks(source: str, found: FoundData, ignore: int) -> list[int]:
     """The values in the training masks, sorted, without the ignored one. Reads every mask."""
     split = found.splits.get("train") or next(iter(found.splits.values()))
-    assert split.masks is not None
-    occurs = np.zeros(MASK_VALUES, dtype=bool)
-    first_error: BadImage | None = None
+    masks = split.masks
+    assert masks is not None
+
+    def occurring(row: int) -> set[int] | BadImage:
+        try:
+            mask = read_mask(masks.read(row), name=masks.row_name(row))
+            return set(np.flatnonzero(np.bincount(mask.ravel())).tolist())
+        except BadImage as error:  # reported when the mask is to be trained on
+            return error
+
     with ThreadPoolExecutor(4) as pool:
-        for result in pool.map(partial(_occurring, split.masks), range(len(split.masks))):
-            if isinstance(result, BadImage):  # reported when the mask is to be trained on
-                first_error = first_error or result
-            else:
-                occurs |= result
-    occurs[ignore] = False
-    values = [int(value) for value in np.flatnonzero(occurs)]
+        results = list(pool.map(occurring, range(len(masks))))
+    errors = [one for one in results if isinstance(one, BadImage)]
+    good = [one for one in results if not isinstance(one, BadImage)]
+    values = sorted(set().union(*good) - {ignore})
     if not values:
-        raise first_error or EngramError(
-            f"{source}: the masks hold nothing but {ignore}, which is ignored."
-        )
+        nothing = f"{source}: the masks hold nothing but {ignore}, which is ignored."
+        raise errors[0] if errors else EngramError(nothing)
     if len(values) > IGNORED:
         raise EngramError(
             f"{source}: the masks hold {len(values)} values, and at most {IGNORED} classes are "
             "possible; are these masks, with a class for every pixel?"
         )
     return values
-
-
-def _occurring(masks: Rows, row: int) -> npt.NDArray[np.bool_] | BadImage:
-    """Which values one mask has, or why it cannot be read."""
-    try:
-        mask = read_mask(masks.read(row), name=masks.row_name(row))
-    except BadImage as error:
-        return error
-    return np.bincount(mask.ravel(), minlength=MASK_VALUES) > 0

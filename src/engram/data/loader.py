@@ -3,12 +3,15 @@
 The batches depend on the seed, the epoch and the samples only, not on the number of workers.
 """
 
+from __future__ import annotations
+
 import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +26,7 @@ from engram.errors import LOST_WORKER, EngramError, is_lost_worker
 from engram.images.decode import BadImage, read_image
 from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
-from engram.images.views import AUGMENTATIONS, training_view
+from engram.images.views import AUGMENTATIONS, Augmentation, training_view
 from engram.util.flag_names import flag
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.workers import end_with_parent
@@ -65,7 +68,7 @@ def _occurrences(order: Integers) -> Integers:
     return occurrences
 
 
-class Batch(NamedTuple):
+class LabelledBatch(NamedTuple):
     """Images as uint8 (B, H, W, 3), or as a user's transform returned them, with their labels.
 
     `indices` are the numbers of the samples. `failed` are the samples of this batch whose image
@@ -85,16 +88,13 @@ _Job: TypeAlias = tuple[int, Integers, Integers]
 
 
 @dataclass
-class _Jobs:
+class _Epoch:
     """The batches of the current epoch; the DataLoader iterates over them."""
 
-    current: list[_Job]
+    jobs: Sequence[_Job] = ()
 
     def __iter__(self) -> Iterator[_Job]:
-        return iter(self.current)
-
-    def __len__(self) -> int:
-        return len(self.current)
+        return iter(self.jobs)
 
 
 class Loader:
@@ -168,22 +168,32 @@ class Loader:
         self._shuffle = mode == "train" if shuffle is None else shuffle
         self._drop_last = drop_last
         self._rank, self._world = rank, world
-        self._jobs = _Jobs([])
-        augment = augment if mode == "train" else "none"
-        reader = _Reader(dataset, preprocessing, augment, flip, min_area, transform, seed, only)
-        self._batches = _read_in_workers(reader, self._jobs, workers, start_method)
+        self._epoch = _Epoch()
+        augmentation = Augmentation(augment if mode == "train" else "none", flip, min_area)
+        reader = _Reader(dataset, preprocessing, augmentation, transform, seed, only)
+        self._batches: DataLoader[Any] = DataLoader(
+            reader,  # type: ignore[arg-type]  # a mapping from jobs to batches is enough
+            batch_size=None,
+            sampler=self._epoch,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            persistent_workers=workers > 0,
+            multiprocessing_context=start_method if workers > 0 else None,
+            generator=torch.Generator(),  # its own: the global one belongs to training
+            worker_init_fn=partial(_start_worker, os.getpid()),
+        )
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
         whole, rest = divmod(len(self.dataset), self.batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LabelledBatch]:
         return self.epoch(0)
 
     def epoch(
         self, epoch: int = 0, *, skip: int = 0, samples: Sequence[int] | Integers | None = None
-    ) -> Iterator[Batch]:
+    ) -> Iterator[LabelledBatch]:
         """The batches of one epoch from batch `skip` on; the images before it are not read.
 
         With `samples`, only these samples, in this order.
@@ -206,8 +216,8 @@ class Loader:
             [(epoch, share(order, start), share(occurrences, start)) for start in starts[skip:]]
         )
 
-    def _read(self, jobs: list[_Job]) -> Iterator[Batch]:
-        self._jobs.current = jobs
+    def _read(self, jobs: list[_Job]) -> Iterator[LabelledBatch]:
+        self._epoch.jobs = jobs
         try:
             for result in self._batches:
                 if isinstance(result, str):
@@ -215,7 +225,7 @@ class Loader:
                 images, masks, indices, failures = result
                 labels = self.dataset.labels[indices] if masks is None else masks
                 self.bad.update({self.dataset.sample_name(i): reason for i, reason in failures})
-                yield Batch(
+                yield LabelledBatch(
                     torch.from_numpy(images),
                     torch.from_numpy(labels),
                     torch.from_numpy(indices),
@@ -239,42 +249,14 @@ def _check_at_least(name: str, value: int, least: int) -> None:
         raise EngramError(f"{flag(name)} is {value}; it must be at least {least}.")
 
 
-# What happens in worker processes
-
-
-def _read_in_workers(
-    reader: "_Reader", jobs: _Jobs, workers: int, start_method: str | None
-) -> DataLoader[Any]:
-    return DataLoader(
-        reader,  # type: ignore[arg-type]  # a mapping from jobs to batches is enough
-        batch_size=None,
-        sampler=jobs,
-        num_workers=workers,
-        collate_fn=_unchanged,
-        persistent_workers=workers > 0,
-        multiprocessing_context=start_method if workers > 0 else None,
-        generator=torch.Generator(),  # its own: the global one belongs to training
-        worker_init_fn=_WorkerStart(os.getpid()),
-    )
+# In worker processes
 
 
 def _unchanged(result: Any) -> Any:
     return result
 
 
-@dataclass(frozen=True)
-class _WorkerStart:
-    """What a worker process does first."""
-
-    parent: int
-
-    def __call__(self, worker: int) -> None:
-        end_with_parent(self.parent)
-        ignore_pillow_warnings()
-        _ignore_signals()
-
-
-def _ignore_signals() -> None:
+def _start_worker(parent: int, worker: int) -> None:
     """Let only the main process react to Ctrl-C and to the first SIGTERM.
 
     A terminal, torchrun and cluster schedulers signal all processes at once. The second SIGTERM
@@ -284,6 +266,8 @@ def _ignore_signals() -> None:
     def after_first(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    end_with_parent(parent)
+    ignore_pillow_warnings()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, after_first)
 
@@ -298,12 +282,10 @@ class _Reader:
 
     dataset: Dataset
     preprocessing: Preprocessing
-    augment: str
-    flip: bool
-    min_area: float
+    augmentation: Augmentation
     transform: Transform | None
     seed: int
-    only: str = ""
+    only: str
 
     def __getitem__(self, job: _Job) -> Any:
         epoch, samples, occurrences = job
@@ -314,15 +296,18 @@ class _Reader:
                 # An image that is repeated within an epoch has another view each time.
                 seed = [self.seed, epoch, i, *([before] if before else [])]
                 try:
-                    view = self._view(seed, i) if self.only != "masks" else None
-                    mask = self._mask(seed, i) if with_masks else None
-                    good.append(i)
+                    view = [self._view(seed, i)] if self.only != "masks" else []
+                    mask = [self._mask(seed, i)] if with_masks else []
                 except BadImage as error:
                     failures.append((i, str(error)))
                     continue
-                views += [view] if view is not None else []
-                masks += [mask] if mask is not None else []
-            stacked = self._stack_masks(masks) if with_masks else None
+                good.append(i)
+                views += view
+                masks += mask
+            stacked = None
+            if with_masks:
+                empty = np.zeros((0, *self.preprocessing.size), np.uint8)
+                stacked = np.stack(masks) if masks else empty
             return self._stack(views), stacked, np.array(good, dtype=np.int64), failures
         except EngramError as error:  # raised in a worker, it would arrive as a traceback
             return str(error)
@@ -330,32 +315,16 @@ class _Reader:
     def _view(self, seed: list[int], i: int) -> npt.NDArray[Any]:
         source, name = self.dataset.read(i), self.dataset.sample_name(i)
         if self.transform is None:
-            return training_view(
-                source,
-                self.preprocessing,
-                np.random.default_rng(seed),
-                self.augment,
-                flip=self.flip,
-                min_area=self.min_area,
-                name=name,
-            )
+            rng = np.random.default_rng(seed)
+            return training_view(source, self.preprocessing, rng, self.augmentation, name)
         image = read_image(source, name=name)
         with _seeded(seed):
             return np.asarray(self.transform(image))
 
     def _mask(self, seed: list[int], i: int) -> npt.NDArray[np.uint8]:
         """The view of the mask that `_view` is of the image."""
-        return mask_view(
-            self.dataset.mask(i),
-            self.preprocessing,
-            np.random.default_rng(seed),
-            self.augment,
-            flip=self.flip,
-            min_area=self.min_area,
-        )
-
-    def _stack_masks(self, masks: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-        return np.stack(masks) if masks else np.zeros((0, *self.preprocessing.size), np.uint8)
+        rng = np.random.default_rng(seed)
+        return mask_view(self.dataset.mask(i), self.preprocessing, rng, self.augmentation)
 
     def _stack(self, views: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         if not views:

@@ -1,38 +1,47 @@
-"""What was understood of a dataset, for `engram data`: splits, classes, sizes, what is wrong.
+"""Overview of a dataset, for `engram data`: splits, classes, sizes, duplicates, what is wrong.
 
 Nothing is written. The headers of some images are read, or with `check` every image is decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from engram.data.datasets import Dataset, Splits
-from engram.data.duplicates import Duplicates, find_duplicates
-from engram.data.source import SPLITS
+from engram.data.source import SPLITS, spread
 from engram.images.decode import BadImage, image_size, read_image
 from engram.tasks.kinds import KINDS
 from engram.util.description import Description
+from engram.util.files import open_regular
 from engram.util.progress import Progress, silent
+from engram.util.text import counted
 
-#: How many images are looked at unless every one is checked.
+#: Images that are looked at unless every one is checked.
 SAMPLE = 5_000
+#: Where more images than these would have to be read, duplicates are looked for only if asked to.
+MOST_READ = 20_000
 
+_PIECE = 4096  # bytes of a file that are compared first
 _THREADS = 8
 _UNEQUAL = 5  # times as many images of one class as of another: worth a word
 _FEW = 5  # training images of a class
 
+Sample: TypeAlias = tuple[Dataset, int]
+
 
 @dataclass(frozen=True)
 class Overview:
-    """A dataset, and what a look at its images showed."""
+    """A dataset, and the sizes, bad files and duplicates among its images."""
 
     splits: Splits
     looked_at: int
@@ -43,7 +52,7 @@ class Overview:
 
     @property
     def images(self) -> int:
-        return sum(len(dataset) for dataset in _datasets(self.splits).values())
+        return sum(map(len, self.splits.datasets.values()))
 
 
 def look_at(splits: Splits, *, check: bool = False, progress: Progress = silent) -> Overview:
@@ -55,51 +64,133 @@ def look_at(splits: Splits, *, check: bool = False, progress: Progress = silent)
             default the headers of at most 5,000 images are read, spread over the dataset.
         progress: Told how far it is.
     """
-    datasets = list(_datasets(splits).values())
+
+    def size(sample: Sample) -> tuple[int, int] | BadImage:
+        dataset, i = sample
+        try:
+            if not check:
+                return image_size(dataset.read(i), name=dataset.sample_name(i))
+            if dataset.masks is not None:
+                dataset.mask(i)
+            return read_image(dataset.read(i), name=dataset.sample_name(i)).size
+        except BadImage as error:
+            return error
+
+    datasets = list(splits.datasets.values())
     samples = [(dataset, i) for dataset in datasets for i in range(len(dataset))]
-    if not check and len(samples) > SAMPLE:
-        chosen = np.linspace(0, len(samples) - 1, SAMPLE).astype(int)
-        samples = [samples[i] for i in chosen]
-    sizes: list[tuple[int, int]] = []
-    unreadable: list[str] = []
+    duplicates = find_duplicates(samples, None if check else MOST_READ, progress)
+    samples = samples if check else [samples[i] for i in spread(len(samples), SAMPLE)]
+    found = _in_threads(size, samples, "images", progress)
+    pairs = np.array([one for one in found if isinstance(one, tuple)], dtype=np.int64)
+    unreadable = [str(one) for one in found if isinstance(one, BadImage)]
+    return Overview(splits, len(samples), pairs.reshape(-1, 2), unreadable, check, duplicates)
+
+
+def _in_threads(
+    work: Callable[[Sample], Any], samples: Sequence[Sample], what: str, progress: Progress
+) -> list[Any]:
+    results = []
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done, found in enumerate(pool.map(partial(_look, check), samples), start=1):
-            progress("images", done, len(samples))
-            if isinstance(found, BadImage):
-                unreadable.append(str(found))
-            else:
-                sizes.append(found)
-    limit: dict[str, Any] = {"most": None} if check else {}
-    duplicates = find_duplicates(datasets, progress=progress, **limit)
-    pairs = np.array(sizes, dtype=np.int64).reshape(-1, 2)
-    return Overview(splits, len(samples), pairs, unreadable, check, duplicates)
+        for done, result in enumerate(pool.map(work, samples), start=1):
+            progress(what, done, len(samples))
+            results.append(result)
+    return results
 
 
-def _look(check: bool, sample: tuple[Dataset, int]) -> tuple[int, int] | BadImage:
-    """The size of an image, or what is wrong with it."""
-    dataset, i = sample
+def typical_side(splits: Splits) -> float | None:
+    """The median of the longer sides of some images, by their headers; None if none is readable."""
+    sides = []
+    for dataset in list(splits.datasets.values())[:1]:
+        for i in spread(len(dataset), 32):
+            try:
+                sides.append(max(image_size(dataset.read(i))))
+            except BadImage:  # training will list it
+                continue
+    return statistics.median(sides) if sides else None
+
+
+# Images that are the same file, byte for byte
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Groups of samples that are the same; each of them has at least two."""
+
+    groups: Sequence[Sequence[Sample]]
+
+    def across(self) -> list[tuple[Sample, Sample]]:
+        """Every sample of val and test that is in train too (or of test, in val), with that one."""
+        pairs = []
+        for group in self.groups:
+            first, *others = sorted(group, key=lambda sample: list(SPLITS).index(sample[0].split))
+            pairs += [(one, first) for one in others if one[0].split != first[0].split]
+        return pairs
+
+    def contradictions(self) -> list[tuple[Sample, Sample]]:
+        """A pair of each group whose samples differ in their labels."""
+        pairs = []
+        for first, *others in self.groups:
+            pairs += [(first, one) for one in others if _label(*one) != _label(*first)][:1]
+        return pairs
+
+
+def find_duplicates(
+    samples: Sequence[Sample], most: int | None = MOST_READ, progress: Progress = silent
+) -> Duplicates | None:
+    """Samples that are the same; None if more than `most` would have to be read for it.
+
+    Only images of the same number of bytes are read, first a piece from the middle, and whole only
+    if that is the same too.
+    """
+    groups: Sequence[Sequence[Sample]] = [samples]
+    for digest in (_size, _piece, _whole):
+        candidates = [(group, sample) for group, own in enumerate(groups) for sample in own]
+        if digest is not _size and most is not None and len(candidates) > most:
+            return None
+        found: dict[Hashable, list[Sample]] = defaultdict(list)
+        keys = _in_threads(digest, [sample for _, sample in candidates], "duplicates", progress)
+        for (group, sample), key in zip(candidates, keys, strict=True):
+            if key is not None:
+                found[group, key].append(sample)
+        groups = [own for own in found.values() if len(own) > 1]
+    return Duplicates(groups)
+
+
+def _size(sample: Sample) -> Hashable:
+    """The bytes of a file; the same for all that is in memory, or on the Hub."""
+    path = sample[0].read(sample[1])
     try:
-        if not check:
-            return image_size(dataset.read(i), name=dataset.sample_name(i))
-        if dataset.masks is not None:
-            dataset.mask(i)
-        return read_image(dataset.read(i), name=dataset.sample_name(i)).size
-    except BadImage as error:
-        return error
+        return os.path.getsize(path) if isinstance(path, str) else ""
+    except OSError:
+        return None
 
 
-def _datasets(splits: Splits) -> dict[str, Dataset]:
-    found = {name: getattr(splits, name) for name in SPLITS}
-    return {name: dataset for name, dataset in found.items() if dataset is not None}
+def _piece(sample: Sample) -> Hashable:
+    path = sample[0].read(sample[1])
+    if not isinstance(path, str):  # quick to hash as a whole
+        return ""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, (os.path.getsize(path) - _PIECE) // 2))
+            return hashlib.blake2b(file.read(_PIECE)).digest()
+    except OSError:
+        return None
+
+
+def _whole(sample: Sample) -> Hashable:
+    try:
+        return sample[0].sample_hash(sample[1])
+    except BadImage:
+        return None
 
 
 # Labels
 
 
 def class_counts(splits: Splits) -> dict[str, npt.NDArray[np.int64]]:
-    """How many images of each class every split has; nothing where images have no classes."""
+    """Images of each class by split; nothing where images have no classes."""
     counts = {}
-    for name, dataset in _datasets(splits).items():
+    for name, dataset in splits.datasets.items():
         if splits.kind == "classification":
             counts[name] = np.bincount(dataset.labels, minlength=len(splits.classes))
         elif splits.kind == "multilabel":
@@ -108,7 +199,7 @@ def class_counts(splits: Splits) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def _hints(splits: Splits, counts: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[str]:
-    """What is worth knowing about the classes before training."""
+    """Warnings about the classes before training."""
     if splits.train is None or "train" not in counts:
         return
     train, names = counts["train"], splits.classes
@@ -134,13 +225,12 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 def _examples(splits: Splits, most: int = 5) -> Iterator[dict[str, str]]:
     """A few images with their labels, of as many classes as possible."""
-    for name, dataset in _datasets(splits).items():
+    for name, dataset in splits.datasets.items():
         if splits.kind == "classification":
             _, first = np.unique(dataset.labels, return_index=True)
         else:
             first = np.arange(len(dataset))
-        spread = np.unique(np.linspace(0, len(first) - 1, most).astype(int))
-        for i in first[spread].tolist():
+        for i in first[spread(len(first), most)].tolist():
             yield {"split": name, "image": dataset.sample_name(i), "label": _label(dataset, i)}
         return
 
@@ -167,7 +257,7 @@ def describe(overview: Overview) -> Description:
     document = {
         "data": splits.name,
         "kind": splits.kind,
-        "splits": {name: len(dataset) for name, dataset in _datasets(splits).items()},
+        "splits": {name: len(dataset) for name, dataset in splits.datasets.items()},
         "split_by": splits.split_by,
         "classes": [
             {"name": name} | {split: int(found[c]) for split, found in counts.items()}
@@ -194,7 +284,7 @@ def _split_rows(splits: Splits) -> Iterator[tuple[str, str]]:
     yield "data", splits.name
     noun = KINDS[splits.kind].nouns[len(splits.classes) != 1]
     yield "kind", f"{splits.kind}, {len(splits.classes):,} {noun}"
-    sizes = ", ".join(f"{name} {len(found):,}" for name, found in _datasets(splits).items())
+    sizes = ", ".join(f"{name} {len(found):,}" for name, found in splits.datasets.items())
     by = "the data has no splits of its own" if splits.unsplit else f"by {splits.split_by}"
     yield "splits", f"{sizes}; {by}"
     if splits.val is None and splits.train is not None:
@@ -238,7 +328,7 @@ def _duplicates(found: Duplicates | None) -> dict[str, Any] | None:
     if found is None:
         return None
 
-    def named(pairs: Sequence[tuple[tuple[Dataset, int], tuple[Dataset, int]]]) -> list[list[str]]:
+    def named(pairs: Sequence[tuple[Sample, Sample]]) -> list[list[str]]:
         return [[one[0].sample_name(one[1]) for one in pair] for pair in pairs]
 
     return {
@@ -253,19 +343,15 @@ def _duplicate_words(found: Duplicates | None) -> str:
         return "not looked for among so many; --check does"
     if not found.groups:
         return "none, byte for byte"
-    said = [f"{_images(len(found.groups))} more than once"]
+    said = [f"{counted(len(found.groups), 'image')} more than once"]
     for pairs, what in (
         (found.across(), "of one split in another too"),
         (found.contradictions(), "with two labels"),
     ):
         if pairs:
             one, other = (dataset.sample_name(i) for dataset, i in pairs[0])
-            said.append(f"{_images(len(pairs))} {what} ({one} and {other})")
+            said.append(f"{counted(len(pairs), 'image')} {what} ({one} and {other})")
     return "; ".join(said)
-
-
-def _images(count: int) -> str:
-    return f"{count:,} image{'s' * (count != 1)}"
 
 
 def _class_table(
@@ -291,6 +377,6 @@ def _class_table(
 
 def _number_rows(splits: Splits) -> Iterator[tuple[str, ...]]:
     for c, name in enumerate(splits.classes):
-        for split, dataset in _datasets(splits).items():
+        for split, dataset in splits.datasets.items():
             values = dataset.labels[:, c]
             yield name, split, *(f"{x:g}" for x in (values.min(), values.mean(), values.max()))

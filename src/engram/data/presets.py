@@ -25,12 +25,9 @@ from engram.images.decode import BadImage
 from engram.util.documents import MAX_BYTES, load_json
 from engram.util.files import open_regular
 from engram.util.optional import require
-from engram.util.text import printable
+from engram.util.text import first_line, printable
 
 UNSPLIT = "all"  # the name given to the rows of a file or folder that has no splits
-
-
-# The Hub
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +61,7 @@ def read_hub(source: str, request: DataRequest) -> FoundData:
     except EngramError:
         raise
     except Exception as error:  # the network, the Hub and the files can fail in any way
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise EngramError(f"hf:{source} cannot be loaded: {reason.rstrip('.')}.") from error
+        raise EngramError(f"hf:{source} cannot be loaded: {first_line(error)}.") from error
     return read_tables(datasets, tables, f"hf:{source}", request, "the Hub")
 
 
@@ -93,7 +89,7 @@ def read_tables(
 def _divide(
     datasets: Any, tables: Mapping[str, Any], source: str, request: DataRequest
 ) -> tuple[dict[str, Any], str] | None:
-    """A single table as one for each split, if a column of it says the split of every row."""
+    """Divide a single table by a column that says the split of every row, if there is one."""
     if request.split_names and set(request.split_names.values()) <= tables.keys():
         return None
     if len(tables) > 1:
@@ -109,11 +105,9 @@ def _divide(
     def cells(column: str, rows: slice = slice(None)) -> list[Any]:
         found: list[Any] = table.select_columns([column])[rows][column]
         names = getattr(table.features[column], "names", None)  # of a ClassLabel
-        return (
-            found
-            if names is None
-            else [names[i] if i in range(len(names)) else None for i in found]
-        )
+        if names is None:
+            return found
+        return [names[i] if i in range(len(names)) else None for i in found]
 
     columns = table.column_names
     if request.split_column is None:  # a look at some rows spares reading all of every column
@@ -204,7 +198,7 @@ def _columns(
     images = [c for c, feature in table.features.items() if isinstance(feature, datasets.Image)]
     only = images[0] if len(images) == 1 else None
     image = find_column(title, available, "image", request.image_column or only)
-    labels = LABELS[request.kind].columns(title, available, request.label_columns, request.classes)
+    labels = LABELS[request.kind].columns(title, available, request)
     return image, labels, images
 
 

@@ -25,6 +25,14 @@ QUESTIONS = {"shape": SHAPES, "count": COUNTS}
 
 _OVERSAMPLING = 4  # shapes are drawn this much larger and then reduced, for smooth edges
 
+#: Distances of a shape's corners from its centre.
+_RADII = {
+    "circle": [0.85] * 40,
+    "square": [1.0] * 4,
+    "triangle": [1.0] * 3,
+    "star": [1.0, 0.4] * 5,
+}
+
 Point = tuple[float, float]
 
 
@@ -43,12 +51,9 @@ def draw_scenes(number: int, seed: int = 0, size: int = 32) -> Scenes:
             f"{number} scenes of {size} pixels cannot be drawn; ask for at least 1 of 16 pixels."
         )
     kinds = len(SHAPES) * len(COUNTS)
-    order = np.concatenate(  # every shape in every number once before any is repeated
-        [
-            np.random.default_rng([seed, round_]).permutation(kinds)
-            for round_ in range(-(-number // kinds))
-        ]
-    )[:number]
+    rounds = range(-(-number // kinds))  # every shape in every number before any is repeated
+    orders = [np.random.default_rng([seed, i]).permutation(kinds) for i in rounds]
+    order = np.concatenate(orders)[:number]
     shapes, counts = order // len(COUNTS), order % len(COUNTS)
     pixels = [
         _scene(np.random.default_rng([seed, 1, i]), SHAPES[shape], count + 1, size)
@@ -143,25 +148,14 @@ def _places(rng: np.random.Generator, count: int, size: int) -> list[tuple[Point
 def _outline(shape: str, turn: float) -> list[Point]:
     """The corners of a shape within the unit circle."""
 
-    def ring(radii: list[float]) -> list[Point]:
-        step = 2 * math.pi / len(radii)
-        return [
-            (r * math.cos(turn + i * step), r * math.sin(turn + i * step))
-            for i, r in enumerate(radii)
-        ]
-
-    if shape == "circle":
-        return ring([0.85] * 40)
-    if shape == "square":
-        return ring([1.0] * 4)
-    if shape == "triangle":
-        return ring([1.0] * 3)
-    if shape == "star":
-        return ring([1.0, 0.4] * 5)
-    arm, wide = 1.0, 0.28  # a cross: the corners of two bars
-    corners = [(arm, wide), (wide, wide), (wide, arm)]
-    points = []
-    for quarter in range(4):
-        c, s = math.cos(turn + quarter * math.pi / 2), math.sin(turn + quarter * math.pi / 2)
-        points += [(c * a - s * b, s * a + c * b) for a, b in corners]
-    return points
+    if shape == "cross":  # the corners of two bars
+        points = []
+        for quarter in range(4):
+            c, s = math.cos(turn + quarter * math.pi / 2), math.sin(turn + quarter * math.pi / 2)
+            corners = ((1.0, 0.28), (0.28, 0.28), (0.28, 1.0))
+            points += [(c * a - s * b, s * a + c * b) for a, b in corners]
+        return points
+    radii = _RADII[shape]
+    step = 2 * math.pi / len(radii)
+    angles = [turn + i * step for i in range(len(radii))]
+    return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]

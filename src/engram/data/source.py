@@ -1,4 +1,4 @@
-"""What every reader of data is asked for, and what it returns: images by row, and their labels.
+"""The request to a reader of data, and its result: images by row, and their labels.
 
 The readers are `folders`, `tables`, `arrays`, `presets` and `objects`. A reader lists images
 without decoding them, and raises an EngramError that says what is wrong with the data.
@@ -38,7 +38,7 @@ class Rows(Protocol):
     def read(self, row: int) -> StoredImage: ...
 
     def row_name(self, row: int) -> str:
-        """What error messages call this image."""
+        """The name of this image in messages."""
         ...
 
 
@@ -79,12 +79,9 @@ class Arrays:
         return f"{self.name}[{row}]"
 
 
-# What a reader is asked for, and what it returns
-
-
 @dataclass(frozen=True)
 class DataRequest:
-    """What to read: labels for which kind of task, and the names that the caller knows.
+    """The kind of task that labels are for, and the names that the caller knows.
 
     `split_names` maps train, val and test to the names of these splits in the source. A kind or a
     split that does not exist is an EngramError.
@@ -114,8 +111,7 @@ class DataRequest:
 class FoundSplit:
     """One split as a reader found it: images, and for each the label before it is numbered.
 
-    `labels` describes what a label is for each kind of task. For segmentation the labels are None
-    and `masks` has the mask of every image.
+    For segmentation the labels are None and `masks` has the mask of every image.
     """
 
     rows: Rows
@@ -125,11 +121,9 @@ class FoundSplit:
 
 @dataclass
 class FoundData:
-    """All splits that a reader found, and what the source says about its classes.
+    """All splits that a reader found, and the classes that the source lists.
 
-    `unsplit` means that nothing in the source says that this is training data, so it may be used
-    as any split; otherwise `split_by` is what says it, for sentences. `augment` and `flip` are the
-    augmentation that suits the data. `left_out` counts what was not used, by what it is.
+    `Splits` says what `unsplit`, `split_by`, `augment`, `flip` and `left_out` are.
     """
 
     splits: dict[str, FoundSplit]
@@ -142,6 +136,11 @@ class FoundData:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, from the first to the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
 # Names of splits
 
 
@@ -151,7 +150,7 @@ def check_split(split: str) -> None:
         raise EngramError(f"There is no split {split!r}; choose train, val or test.")
 
 
-def split_of(name: str) -> str | None:
+def usual_split(name: str) -> str | None:
     """The split that is usually called `name`: train, val, test or None."""
     name = name.strip().lower()
     return next((split for split, names in SPLITS.items() if name in names), None)
@@ -170,7 +169,7 @@ def match_splits(names: Iterable[str], given: Mapping[str, str], source: str) ->
         return dict(given)
     matched: dict[str, str] = {}
     for name in available:
-        split = split_of(name)
+        split = usual_split(name)
         if split in matched:
             raise EngramError(
                 f"{source} has two {split} splits, {matched[split]} and {name}; keep one."

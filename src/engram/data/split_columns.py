@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.data.labels import find_column, truth
-from engram.data.source import DataRequest, match_splits, split_of
+from engram.data.source import DataRequest, match_splits, usual_split
 from engram.errors import EngramError
 
 #: What `--split-column` says for a table without splits, whatever its columns look like.
@@ -31,7 +31,7 @@ class Division:
 
     @property
     def by(self) -> str:
-        """What says it, for sentences."""
+        """The columns, for sentences."""
         noun = "the column " if len(self.columns) == 1 else "the columns "
         return noun + " and ".join(map(repr, self.columns))
 
@@ -45,16 +45,8 @@ def divide_rows(
 ) -> Division | None:
     """The splits of rows, from the column that the caller names or else from the one that has them.
 
-    Args:
-        source: What errors call the table.
-        columns: The names of its columns.
-        cells: Gives the cells of a column.
-        request: May name the column, and the splits in it.
-        taken: Columns of images and labels, which are not looked at.
-
-    Returns:
-        None where no column says anything about splits. Several that say different things are an
-        EngramError that asks for one.
+    `cells` gives the cells of a column; `taken` columns hold images and labels. None where no
+    column says anything about splits. Several that say different things are an EngramError.
     """
     available, given = list(columns), request.split_column
     if given == NO_COLUMN and given not in available:
@@ -81,7 +73,13 @@ def divide_rows(
     if not found:
         return _named(source, usual, cells(usual), request.split_names) if usual else None
     if any(division.splits != found[0].splits for division in found):
-        _ask(source, [column for division in found for column in division.columns])
+        *names, last = [column for division in found for column in division.columns]
+        raise EngramError(
+            f"{source}: the columns {', '.join(map(repr, names))} and {last!r} say different "
+            "things about which rows are for training and which for test; choose one with "
+            f"--split-column {names[0]} (split_column= in Python), or --split-column {NO_COLUMN} "
+            "if none of them does."
+        )
     return found[0]
 
 
@@ -91,28 +89,13 @@ def could_divide(column: str, cells: Sequence[Any]) -> bool:
     return empty or _holds_names(cells) or _read_flag(column, cells) is not None
 
 
-def _ask(source: str, columns: Sequence[str]) -> None:
-    named = f"{', '.join(map(repr, columns[:-1]))} and {columns[-1]!r}"
-    raise EngramError(
-        f"{source}: the columns {named} say different things about which rows are for training "
-        f"and which for test; choose one with --split-column {columns[0]} (split_column= in "
-        f"Python), or --split-column {NO_COLUMN} if none of them does."
-    )
-
-
 # Columns of names
 
 
 def _holds_names(cells: Iterable[Any]) -> bool:
     """Whether there are names of splits in the cells, and nothing else but empty cells."""
-    seen = False
-    for cell in cells:
-        if _is_empty(cell):
-            continue
-        if not isinstance(cell, str) or split_of(cell) is None:
-            return False
-        seen = True
-    return seen
+    full = {cell if isinstance(cell, str) else None for cell in cells if not _is_empty(cell)}
+    return bool(full) and all(cell is not None and usual_split(cell) for cell in full)
 
 
 def _refuse_gaps(source: str, column: str, cells: Sequence[Any], usual: str) -> None:
@@ -129,7 +112,7 @@ def _refuse_gaps(source: str, column: str, cells: Sequence[Any], usual: str) -> 
 
 def _named(source: str, column: str, cells: Sequence[Any], given: Mapping[str, str]) -> Division:
     names = [str(cell) for cell in cells]
-    meanings = {name: split for name in set(names) if (split := split_of(name)) is not None}
+    meanings = {name: split for name in set(names) if (split := usual_split(name)) is not None}
     if given or not meanings:
         location = f"{source}, column {column!r},"
         matched = match_splits(sorted(set(names)), given, location)
@@ -147,7 +130,7 @@ def _is_empty(cell: Any) -> bool:
 def _read_flag(column: str, cells: Sequence[Any]) -> tuple[str, list[bool]] | None:
     """The split that a column of true and false is about, and the rows; an empty cell is false."""
     match = _FLAG.fullmatch(column.strip())
-    split = split_of(match[1]) if match else None
+    split = usual_split(match[1]) if match else None
     if split is None or all(map(_is_empty, cells)):
         return None
     values = [False if _is_empty(cell) else truth(cell) for cell in cells]
@@ -156,7 +139,7 @@ def _read_flag(column: str, cells: Sequence[Any]) -> tuple[str, list[bool]] | No
 
 
 def _combined(source: str, flags: Mapping[str, tuple[str, list[bool]]]) -> Division:
-    """What flags say together. Rows that none of them marks are the split that has no flag."""
+    """Combine flags. Rows that none of them marks are the split that has no flag."""
     marked = [split for split, _ in flags.values()]
     rest = next((split for split in ("train", "test", "val") if split not in marked), None)
     rows: list[str | None] = []

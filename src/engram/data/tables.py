@@ -5,7 +5,6 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ from engram.util.parquet import batches
 from engram.util.text import counted, first_line
 
 
-@dataclass(frozen=True)
-class _Sample:
-    image: str
-    label: Any
-    mask: str | None
-    row: int
-
-
 def read_table(path: Path, request: DataRequest) -> FoundData:
     """Read rows of a path and labels, or the paths of an image and its mask.
 
@@ -36,21 +27,30 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     records = _read_records(path)
     columns = list(dict.fromkeys(column for record in records for column in record))
     image = find_column(str(path), columns, "image", request.image_column)
-    labels = LABELS[request.kind].columns(
-        str(path), columns, request.label_columns, request.classes
-    )
+    labels = LABELS[request.kind].columns(str(path), columns, request)
     division = divide_rows(
         str(path), columns, lambda column: [record.get(column) for record in records],
         request, taken={image, *labels},
     )  # fmt: skip
     splits = division.splits if division else ["train"] * len(records)
-    samples: dict[str, list[_Sample]] = {name: [] for name in SPLITS if name in splits}
+    files: dict[str, list[tuple[str, ...]]] = {name: [] for name in SPLITS if name in splits}
+    found: dict[str, list[Any]] = {name: [] for name in files}
+    missing: list[tuple[int, str]] = []
     for row, (name, record) in enumerate(zip(splits, records, strict=True), start=1):
-        if name is not None:  # else a row of a split that was not asked for
-            samples[name].append(_read_sample(path, row, record, image, labels, request))
-    _refuse_missing(path, [sample for found in samples.values() for sample in found])
+        if name is None:  # a row of a split that was not asked for
+            continue
+        place = f"{path}, row {row}"
+        paths = [image, labels[0]] if request.has_masks else [image]
+        files[name].append(tuple(_file(path, place, column, record) for column in paths))
+        missing += [(row, file) for file in files[name][-1] if not os.path.isfile(file)]
+        cells = {column: record.get(column) for column in labels}
+        found[name].append(LABELS[request.kind].read(place, cells))
+    if missing:
+        (row, file), *rest = missing
+        others = f" (the same is true of {counted(len(rest), 'other path')})" if rest else ""
+        raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
     return FoundData(
-        {name: _found_split(found, request) for name, found in samples.items()},
+        {name: _found_split(own, found[name]) for name, own in files.items()},
         label_columns=labels,
         unsplit=division is None,
         split_by=division.by if division else "",
@@ -58,45 +58,18 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     )
 
 
-def _read_sample(
-    path: Path,
-    row: int,
-    record: Mapping[str, Any],
-    image: str,
-    labels: Sequence[str],
-    request: DataRequest,
-) -> _Sample:
-    if isinstance(record.get(image), (bytes, Mapping)):
+def _found_split(files: Sequence[tuple[str, ...]], labels: list[Any]) -> FoundSplit:
+    images, *masks = map(Files, zip(*files, strict=True))
+    return FoundSplit(images, labels, masks[0] if masks else None)
+
+
+def _file(path: Path, place: str, column: str, record: Mapping[str, Any]) -> str:
+    cell = record.get(column)
+    if isinstance(cell, (bytes, Mapping)):
         raise EngramError(f"{path} holds images, not paths; load it as hf:{path}.")
-
-    def file(column: str) -> str:
-        cell = record.get(column)
-        if cell in (None, ""):
-            raise EngramError(f"{path}, row {row}: the column {column!r} is empty.")
-        return os.path.join(path.parent, str(cell))
-
-    found = file(image)
-    if request.has_masks:
-        return _Sample(found, None, file(labels[0]), row)
-    cells = {name: record.get(name) for name in labels}
-    return _Sample(found, LABELS[request.kind].read(f"{path}, row {row}", cells), None, row)
-
-
-def _refuse_missing(path: Path, samples: Sequence[_Sample]) -> None:
-    files = [(s.row, file) for s in samples for file in (s.image, s.mask) if file is not None]
-    missing = sorted((row, file) for row, file in files if not os.path.isfile(file))
-    if missing:
-        row, file = missing[0]
-        more = counted(len(missing) - 1, "other path")
-        others = f" (the same is true of {more})" if missing[1:] else ""
-        raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
-
-
-def _found_split(samples: Sequence[_Sample], request: DataRequest) -> FoundSplit:
-    images = Files(tuple(sample.image for sample in samples))
-    masks = Files(tuple(s.mask for s in samples if s.mask is not None))
-    labels = [sample.label for sample in samples]
-    return FoundSplit(images, labels, masks if request.has_masks else None)
+    if cell in (None, ""):
+        raise EngramError(f"{place}: the column {column!r} is empty.")
+    return os.path.join(path.parent, str(cell))
 
 
 # The formats
@@ -119,7 +92,9 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding=_encoding(path)) as file:
+    with path.open("rb") as start:  # with or without a byte order mark
+        utf16 = start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    with path.open(newline="", encoding="utf-16" if utf16 else "utf-8-sig") as file:
         separator = _separator(file.readline())
         file.seek(0)
         reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
@@ -136,14 +111,6 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
         except csv.Error as error:
             raise ValueError(f"line {reader.reader.line_num}: {error}") from error
         return records
-
-
-def _encoding(path: Path) -> str:
-    """UTF-8, with or without a byte order mark, unless the mark is that of UTF-16."""
-    with path.open("rb") as file:
-        return (
-            "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-        )
 
 
 def _separator(first_line: str) -> str:

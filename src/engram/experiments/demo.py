@@ -25,9 +25,8 @@ from torch import Tensor
 
 from engram.backbones.load import load_backbone
 from engram.backbones.recommended import RECOMMENDED
-from engram.data.datasets import Dataset, Splits, load
+from engram.data.datasets import Dataset, Splits, load, split_validation
 from engram.data.scenes import scene_splits
-from engram.data.validation import split_validation
 from engram.experiments.bench import Case, compare
 from engram.experiments.demo_output import DEMO, demo_folder, write_results
 from engram.experiments.unmasked import remove_mask

@@ -20,7 +20,7 @@ from engram.images.decode import (
     upright,
 )
 from engram.images.preprocessing import Preprocessing
-from engram.images.views import training_view
+from engram.images.views import Augmentation, training_view
 
 #: How many different values a mask can have: those of 16 bits.
 MASK_VALUES = 2**16
@@ -109,10 +109,7 @@ def mask_view(
     mask: Image.Image,
     preprocessing: Preprocessing,
     rng: np.random.Generator,
-    augment: str = "none",
-    *,
-    flip: bool = True,
-    min_area: float = 0.08,
+    augmentation: Augmentation = Augmentation("none"),  # noqa: B008 (it cannot be changed)
 ) -> Pixels:
     """The view of a mask (from `Legend.read`) that `training_view` is of its image.
 
@@ -121,5 +118,5 @@ def mask_view(
     adds around the image.
     """
     exact = replace(preprocessing, interpolation="nearest")
-    view = training_view(mask, exact, rng, augment, flip=flip, min_area=min_area)
+    view = training_view(mask, exact, rng, augmentation)
     return view[..., 0] - np.uint8(1)  # 0, which is also black, becomes 255

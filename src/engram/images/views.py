@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +30,25 @@ from engram.images.preprocessing import INTERPOLATIONS, Preprocessing
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
 AUGMENTATIONS = ("none", "inception", "pad-crop")
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training views are drawn at random.
+
+    "inception" crops a random `min_area`..1 of the image at an aspect ratio of 3/4..4/3;
+    "pad-crop" shifts the whole image by up to an eighth of its size over black, for small images;
+    "none" is the evaluation view. The first two mirror half of the views if `flip` is true.
+    """
+
+    name: str = "inception"
+    flip: bool = True
+    min_area: float = 0.08
+
+    def __post_init__(self) -> None:
+        if self.name not in AUGMENTATIONS:
+            raise EngramError(f"augment is {self.name!r}; it can be {', '.join(AUGMENTATIONS)}.")
+
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size only while it stays this much larger than the
 # view: the decoder reduces with a box filter, and the resize after it hides the difference.
@@ -68,27 +88,18 @@ def training_view(
     source: ImageSource,
     preprocessing: Preprocessing,
     rng: np.random.Generator,
-    augment: str = "inception",
-    *,
-    flip: bool = True,
-    min_area: float = 0.08,
+    augmentation: Augmentation,
     name: str | None = None,
 ) -> Pixels:
-    """A random view that depends on nothing but `rng`. A bad image is a BadImage.
-
-    "inception" crops a random `min_area`..1 of the image at an aspect ratio of 3/4..4/3;
-    "pad-crop" shifts the whole image by up to an eighth of its size over black, for small images;
-    "none" is the evaluation view. The first two mirror half of the views unless `flip` is False.
-    """
-    if augment == "none":
+    """A random view that depends on nothing but `rng`. A bad image is a BadImage."""
+    if augmentation.name == "none":
         return evaluation_view(source, preprocessing, name=name)
-    if augment == "inception":
-        view = _view(source, lambda w, h: random_box(w, h, rng, min_area), preprocessing, name)
-    elif augment == "pad-crop":
+    if augmentation.name == "pad-crop":
         view = pad_crop(source, preprocessing, rng, name=name)
     else:
-        raise EngramError(f"augment is {augment!r}; it can be {', '.join(AUGMENTATIONS)}.")
-    if flip and rng.random() < 0.5:
+        area = augmentation.min_area
+        view = _view(source, lambda w, h: random_box(w, h, rng, area), preprocessing, name)
+    if augmentation.flip and rng.random() < 0.5:
         view = np.ascontiguousarray(view[:, ::-1])
     return view
 
@@ -97,14 +108,12 @@ def pad_crop(
     source: ImageSource,
     preprocessing: Preprocessing,
     rng: np.random.Generator,
-    *,
-    share: float = 0.125,  # 4 of the 32 pixels of CIFAR
     name: str | None = None,
 ) -> Pixels:
-    """The image at the target size, padded with black by `share` and cropped at random."""
+    """The image at the target size, padded with black by an eighth and cropped at random."""
     height, width = preprocessing.size
     view = _view(source, lambda w, h: _centred_box(w, h, width / height), preprocessing, name)
-    pad_y, pad_x = round(share * height), round(share * width)
+    pad_y, pad_x = round(height / 8), round(width / 8)  # 4 of the 32 pixels of CIFAR
     top, left = int(rng.integers(2 * pad_y + 1)), int(rng.integers(2 * pad_x + 1))
     padded = np.pad(view, ((pad_y, pad_y), (pad_x, pad_x), (0, 0)))
     return np.ascontiguousarray(padded[top : top + height, left : left + width])

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Dataset, Splits, load
-from engram.data.fits import check_fits
+from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.loader import Loader, Transform
 from engram.data.objects import PythonData
 from engram.images.preprocessing import normalise

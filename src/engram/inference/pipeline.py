@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage, ImageSource, image_size, read_encoded
-from engram.images.given import GivenImage, as_array, decodable, image_name, is_one_image
+from engram.images.inputs import ImageInput, as_array, decodable, image_name, is_one_image
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.inference.engine import TorchEngine, on_cpu, pixels_of
@@ -113,7 +113,7 @@ class Pipeline:
     def __init__(self, engine: TorchEngine, settings: _Settings) -> None:
         self.model, self._engine, self._settings = engine.model, engine, settings
 
-    def __call__(self, images: GivenImage | Iterable[GivenImage], **options: Any) -> Any:
+    def __call__(self, images: ImageInput | Iterable[ImageInput], **options: Any) -> Any:
         """The answer for an image, a list of answers for a list, an iterator for an iterable."""
         if wrong := options.keys() - vars(self._settings):
             known = ", ".join(vars(self._settings))
@@ -125,13 +125,13 @@ class Pipeline:
         is_list = isinstance(images, (list, tuple)) or as_array(images) is not None
         return list(answers) if is_list else answers
 
-    def _answers(self, images: Iterator[GivenImage], settings: _Settings) -> Iterator[Any]:
+    def _answers(self, images: Iterator[ImageInput], settings: _Settings) -> Iterator[Any]:
         numbered = enumerate(images)
         while some := list(islice(numbered, settings.batch_size)):
             yield from self._answer_batch(some, settings)
 
     def _answer_batch(
-        self, images: Sequence[tuple[int, GivenImage]], settings: _Settings
+        self, images: Sequence[tuple[int, ImageInput]], settings: _Settings
     ) -> Iterator[Any]:
         model, preprocessing = self.model, self.model.preprocessing
         names = settings.names(model)
@@ -178,7 +178,7 @@ class Pipeline:
         return [{"label": labels[i], "score": scores[i].item()} for i in order]
 
 
-def _each(images: Any) -> Iterator[GivenImage]:
+def _each(images: Any) -> Iterator[ImageInput]:
     """Images one after the other: of an iterable, or of a dataset that has only numbered items."""
     if isinstance(images, dict):
         raise EngramError("Images were given as a dict; give its images, one by one or as a list.")
@@ -192,7 +192,7 @@ def _each(images: Any) -> Iterator[GivenImage]:
     return iter(images)
 
 
-def _source(image: GivenImage, i: int) -> tuple[str, ImageSource]:
+def _source(image: ImageInput, i: int) -> tuple[str, ImageSource]:
     """The name of an image for errors, and what to decode."""
     name = image_name(image, f"images[{i}]")
     if isinstance(image, str) and image.startswith(("http://", "https://")):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage
-from engram.images.given import GivenImage, decodable, image_name, is_one_image, list_images
+from engram.images.inputs import ImageInput, decodable, image_name, is_one_image, list_images
 from engram.images.views import evaluation_view
 from engram.inference.engine import TorchEngine, on_cpu, pixels_of
 from engram.model import MemoryViT
@@ -21,7 +21,7 @@ from engram.util.progress import Progress, counter, silent
 
 def predict(
     model: MemoryViT,
-    images: GivenImage | Iterable[GivenImage],
+    images: ImageInput | Iterable[ImageInput],
     *,
     tasks: Sequence[str] | None = None,
     top_k: int = 5,
@@ -87,7 +87,7 @@ def predict(
 
 def _predict(
     engine: TorchEngine,
-    images: Sequence[tuple[str, GivenImage]],
+    images: Sequence[tuple[str, ImageInput]],
     tasks: Sequence[str] | None,
     top_k: int,
     batch: int,

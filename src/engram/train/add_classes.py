@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from engram.data.datasets import Dataset, Splits, load
-from engram.data.fits import check_fits
+from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.objects import PythonData
 from engram.errors import EngramError
 from engram.model import MemoryViT

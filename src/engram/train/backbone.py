@@ -8,7 +8,7 @@ from pathlib import Path
 from engram.backbones.load import load_backbone
 from engram.backbones.recommended import AUTO, BackboneChoice, choose_backbone
 from engram.data.datasets import Splits
-from engram.data.sizes import typical_side
+from engram.data.overview import typical_side
 from engram.store.bundles import load_backbone_of
 from engram.store.format import read_engram
 from engram.store.remote import single_engram_path

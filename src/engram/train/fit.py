@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engram.data.datasets import Splits, load
-from engram.data.fits import check_fits
+from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
 from engram.data.objects import PythonData
 from engram.errors import EngramError

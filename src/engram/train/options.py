@@ -161,10 +161,10 @@ def split_data(text: str, split: str) -> tuple[str, str]:
     Only the name of a split after the last colon counts, so drives, presets with a copy and
     hf:owner/name:config stay whole.
     """
-    from engram.data.source import split_of
+    from engram.data.source import usual_split
 
     data, colon, name = text.rpartition(":")
-    named = split_of(name) if colon else None
+    named = usual_split(name) if colon else None
     if named is None or data.endswith(":") or data in ("", "hf") or Path(text).exists():
         return text, split
     return data, named

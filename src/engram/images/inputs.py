@@ -20,7 +20,7 @@ from engram.errors import EngramError
 from engram.images.decode import ImageSource
 
 #: A path, encoded bytes, an image of Pillow, an array or a tensor.
-GivenImage: TypeAlias = Any
+ImageInput: TypeAlias = Any
 
 _CHANNELS = (1, 3, 4)
 
@@ -44,7 +44,7 @@ def is_one_image(images: Any) -> bool:
     return array is not None and array.ndim < 4
 
 
-def list_images(images: Any) -> list[GivenImage]:
+def list_images(images: Any) -> list[ImageInput]:
     """Several images: a list or any other iterable, or a batch as one array or tensor."""
     if isinstance(images, dict) or not isinstance(images, Iterable):
         raise EngramError(
@@ -54,14 +54,14 @@ def list_images(images: Any) -> list[GivenImage]:
     return list(images)
 
 
-def image_name(image: GivenImage, otherwise: str) -> str:
+def image_name(image: ImageInput, otherwise: str) -> str:
     """What messages and answers call an image: its path, if it has one."""
     if isinstance(image, (str, os.PathLike)):
         return os.fspath(image)
     return getattr(image, "filename", "") or otherwise
 
 
-def decodable(image: GivenImage, name: str) -> ImageSource:
+def decodable(image: ImageInput, name: str) -> ImageSource:
     """The image as `images.decode` takes it. An object that is none is an EngramError."""
     if isinstance(image, (str, os.PathLike, bytes, Image.Image)):
         return image

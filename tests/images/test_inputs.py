@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.support.errors import refuses
 
-from engram.images.given import decodable, is_one_image
+from engram.images.inputs import decodable, is_one_image
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
 GRAY = PICTURE[..., 0]

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from tests.support.errors import refuses
 
-from engram.data.items import Items, MaskItems, class_names, labels_of, names_for, parts_of, spread
-from engram.data.source import DataRequest
+from engram.data.objects import Items, MaskItems, class_names, item_labels, item_parts, names_for
+from engram.data.source import DataRequest, spread
 from engram.images.decode import BadImage, read_image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
@@ -50,27 +50,27 @@ def test_an_item_that_cannot_be_read_is_a_bad_image() -> None:
 
 def test_labels_that_are_declared_are_used_only_if_the_items_have_them() -> None:
     declared = Counting(torch.arange(100) % 2, [i % 2 for i in range(100)])  # type: ignore[arg-type]
-    assert labels_of("x", declared, [1]) == [[i % 2] for i in range(100)]
+    assert item_labels("x", declared, [1]) == [[i % 2] for i in range(100)]
     assert declared.reads < 10
     changed = Counting([0] * 100, [1] * 100)
-    assert labels_of("x", changed, [1]) == [[1]] * 100
+    assert item_labels("x", changed, [1]) == [[1]] * 100
     subset = torch.utils.data.Subset(declared, [3, 2])  # type: ignore[arg-type]
-    assert labels_of("x", subset, [1]) == [[1], [0]]
+    assert item_labels("x", subset, [1]) == [[1], [0]]
     assert class_names(subset) == ["cat", "dog"]
 
 
 def test_the_parts_of_an_item_are_a_pair_or_columns() -> None:
     request = DataRequest()
-    assert parts_of("x", [(PIXELS[0], 1)], request) == (0, [1], ["label"])
+    assert item_parts("x", [(PIXELS[0], 1)], request) == (0, [1], ["label"])
     columns = [{"img": PIXELS[0], "target": 1}]
-    assert parts_of("x", columns, request) == ("img", ["target"], ["target"])
+    assert item_parts("x", columns, request) == ("img", ["target"], ["target"])
     for item, sentence in (
         (PIXELS[0], "x[0] is a ndarray"),
         ((1, 2, 3), "x[0] is a tuple of 3"),
         ({"picture": 1, "label": 2}, "x has no column 'image'"),
     ):
         with refuses(sentence):
-            parts_of("x", [item], request)
+            item_parts("x", [item], request)
 
 
 def test_numbers_are_the_classes_of_the_source_or_of_the_task() -> None:
