@@ -742,12 +742,12 @@ class MemoryViT(nn.Module):
             >>> list(again.tasks)
             ['flowers']
         """
-        from engram.store import pretrained
+        from engram.store import sharing
         from engram.util import hub
 
-        pretrained.refuse("from_pretrained", others, pretrained.LOADING)
+        sharing.refuse_options("from_pretrained", others, sharing.LOADING)
         with hub.access(hub.Access(token, cache_dir, local_files_only, force_download)):
-            engrams = pretrained.read(pretrained_model_name_or_path, revision)
+            engrams = sharing.read_pretrained(pretrained_model_name_or_path, revision)
             return cls.of(engrams, backbone)
 
     def save_pretrained(
@@ -779,11 +779,13 @@ class MemoryViT(nn.Module):
         Examples:
             >>> model.save_pretrained("meadow")
         """
-        from engram.store import pretrained
+        from engram.store import sharing
         from engram.store.bundles import write_bundle
 
         if not push_to_hub:
-            pretrained.refuse("save_pretrained", push_to_hub_kwargs, ("push_to_hub", "repo_id"))
+            sharing.refuse_options(
+                "save_pretrained", push_to_hub_kwargs, ("push_to_hub", "repo_id")
+            )
         write_bundle(self._engrams(), save_directory, overwrite=True)
         if not push_to_hub:
             return None
@@ -826,10 +828,10 @@ class MemoryViT(nn.Module):
         Examples:
             >>> url = model.push_to_hub("you/meadow", private=True)  # doctest: +SKIP
         """
-        from engram.store import pretrained
+        from engram.store import sharing
 
-        pretrained.refuse("push_to_hub", others, pretrained.PUSHING)
-        return pretrained.push_bundle(
+        sharing.refuse_options("push_to_hub", others, sharing.PUSHING)
+        return sharing.push_bundle(
             self._engrams(), repo_id, token=token, revision=branch, private=private,
             backbone=backbone, message=commit_message, replace=replace,
         )  # fmt: skip

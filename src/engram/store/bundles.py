@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,6 @@ from filelock import FileLock, Timeout
 
 from engram.backbones.load import check_dtype, load_backbone
 from engram.errors import EngramError
-from engram.images.preprocessing import Preprocessing
 from engram.store.engram import BackboneInfo, Engram
 from engram.store.format import read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
@@ -56,21 +55,13 @@ class Bundle:
     folder: Path
     engrams: tuple[Engram, ...]  # parents first
 
-    @property
-    def backbone(self) -> BackboneInfo:
-        return self.engrams[0].backbone
-
-    @property
-    def preprocessing(self) -> Preprocessing | None:
-        return self.engrams[0].preprocessing
-
     def manifest(self) -> dict[str, Any]:
-        """What `bundle.json` says."""
-        preprocessing = self.preprocessing
+        """The document in `bundle.json`."""
+        first = self.engrams[0]
         return {
             "format": FORMAT,
-            "backbone": {"source": self.backbone.source, "fingerprint": self.backbone.fingerprint},
-            "preprocessing": preprocessing and preprocessing.to_dict(),
+            "backbone": {n: getattr(first.backbone, n) for n in ("source", "fingerprint")},
+            "preprocessing": first.preprocessing and first.preprocessing.to_dict(),
             "engrams": [
                 {"task": e.spec.name, "file": e.file_name, "content": e.content}
                 for e in self.engrams
@@ -233,25 +224,21 @@ def write_bundle(
     """
     folder = Path(os.path.realpath(out))
     bundle = Bundle(Path(out), tuple(engrams))
-    with _writing(folder) if is_bundle(folder) else contextlib.nullcontext():
+    with _lock(folder) if is_bundle(folder) else contextlib.nullcontext():
         _check_replaceable(folder)
         if not overwrite and is_bundle(folder):
-            _check_kept(read_manifest(folder), bundle)
+            contents = {engram.spec.name: engram.content for engram in engrams}
+            entries = read_manifest(folder)["engrams"]
+            lost = [e["task"] for e in entries if contents.get(e["task"]) != e["content"]]
+            if lost:
+                raise BundleChanged(
+                    f"{out} is a bundle whose {'task' if len(lost) == 1 else 'tasks'} "
+                    f"{join_names(lost)} would be replaced or removed; choose another "
+                    f"{flag('out')}, compose that bundle with the new files to keep them, or give "
+                    f"them up with {flag('overwrite', True)}."
+                )
         _write(bundle, folder)
     return bundle
-
-
-def _check_kept(old: Mapping[str, Any], new: Bundle) -> None:
-    """Refuse a bundle that lacks a task of the one that it replaces, or has another version."""
-    contents = {engram.spec.name: engram.content for engram in new.engrams}
-    lost = [e["task"] for e in old["engrams"] if contents.get(e["task"]) != e["content"]]
-    if lost:
-        raise BundleChanged(
-            f"{new.folder} is a bundle whose {'task' if len(lost) == 1 else 'tasks'} "
-            f"{join_names(lost)} would be replaced or removed; choose another {flag('out')}, "
-            f"compose that bundle with the new files to keep them, or give them up with "
-            f"{flag('overwrite', True)}."
-        )
 
 
 def _write(bundle: Bundle, folder: Path) -> None:
@@ -260,7 +247,7 @@ def _write(bundle: Bundle, folder: Path) -> None:
         building.mkdir(parents=True)
         for engram in bundle.engrams:
             write_engram(building / engram.file_name, engram)
-        _write_manifest(Bundle(building, bundle.engrams))
+        write_atomically(building / MANIFEST, bundle.manifest_bytes())
         replace_folder(building, folder)
     except OSError as error:
         raise EngramError(
@@ -281,29 +268,27 @@ def update_bundle(old: Bundle, new: Bundle) -> None:
     Of several processes that change one bundle, also on machines that share the folder, one writes
     at a time. If another was first, this is a `BundleChanged`, and nothing is written.
     """
-    with _writing(old.folder):
-        _update(old, new)
-
-
-def _update(old: Bundle, new: Bundle) -> None:
-    if read_manifest(old.folder) != old.manifest():
-        raise BundleChanged(
-            f"{old.folder / MANIFEST} was changed by somebody else since it was read, and is left "
-            "as it is; read the bundle again."
-        )
-    added = {e.file_name: serialise_engram(e) for e in new.engrams if e not in old.engrams}
-    for name in added.keys() - {e.file_name for e in old.engrams}:
-        if (old.folder / name).exists() and not _has_bytes(old.folder / name, added[name]):
-            raise EngramError(
-                f"{old.folder} has another {name}, which is not in the bundle; move it away. "
-                "Nothing was changed."
+    folder = old.folder
+    with _lock(folder):
+        if read_manifest(folder) != old.manifest():
+            raise BundleChanged(
+                f"{folder / MANIFEST} was changed by somebody else since it was read, and is left "
+                "as it is; read the bundle again."
             )
-    for name, data in added.items():
-        write_atomically(new.folder / name, data)
-    _write_manifest(new)
-    for removed in {e.file_name for e in old.engrams} - {e.file_name for e in new.engrams}:
-        with contextlib.suppress(OSError):  # the manifest no longer lists it
-            (new.folder / removed).unlink()
+        listed = {e.file_name for e in old.engrams}
+        added = {e.file_name: serialise_engram(e) for e in new.engrams if e not in old.engrams}
+        for name in added.keys() - listed:
+            if (folder / name).exists() and not _has_bytes(folder / name, added[name]):
+                raise EngramError(
+                    f"{folder} has another {name}, which is not in the bundle; move it away. "
+                    "Nothing was changed."
+                )
+        for name, data in added.items():
+            write_atomically(folder / name, data)
+        write_atomically(folder / MANIFEST, new.manifest_bytes())
+        for removed in listed - {e.file_name for e in new.engrams}:
+            with contextlib.suppress(OSError):  # the manifest no longer lists it
+                (folder / removed).unlink()
 
 
 def add_to_bundle(folder: Path, paths: Sequence[Path]) -> None:
@@ -324,7 +309,7 @@ def add_to_bundle(folder: Path, paths: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a bundle, which ends with the process that holds it."""
     path = folder / LOCK
     if not is_bundle(folder):  # FileLock would create the folder
@@ -347,7 +332,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def manifest_state(folder: Path) -> tuple[int, ...]:
-    """Differs from what it was if the manifest was written since; an OSError if there is none."""
+    """A value that changes whenever the manifest is written; an OSError if there is none."""
     found = (folder / MANIFEST).stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -362,10 +347,6 @@ def unlisted_files(bundle: Bundle) -> list[str]:
     """Engrams in the folder that the manifest does not list, left by a crash or by a person."""
     listed = {engram.file_name for engram in bundle.engrams}
     return sorted(p.name for p in bundle.folder.glob("*.safetensors") if p.name not in listed)
-
-
-def _write_manifest(bundle: Bundle) -> None:
-    write_atomically(bundle.folder / MANIFEST, bundle.manifest_bytes())
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -418,7 +399,7 @@ def read_bundle(folder: PathOrHubId) -> Bundle:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `bundle.json` says, checked by itself: the engrams are not read."""
+    """Read and check `bundle.json` by itself, without the engrams."""
     path = folder / MANIFEST
     try:
         with open_regular(path) as file:
@@ -426,7 +407,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         _VERSION.check(manifest, "")
         if manifest["format"] == FORMAT:
             _SCHEMA.check(manifest, "")
-            _check_entries(manifest["engrams"])
+            for entry in manifest["engrams"]:  # no other name: none reaches into other folders
+                task, file = entry["task"], entry["file"]
+                if not NAME.fullmatch(task) or file != f"{task}.safetensors":
+                    raise Invalid(f"the file {file!r} for the task {task!r}")
     except OSError as error:
         raise EngramError(
             f"{folder} is not a bundle: {MANIFEST} cannot be read ({error.strerror or error}); "
@@ -443,13 +427,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{FORMAT}; install a newer engram-vit."
         )
     return cast("dict[str, Any]", manifest)
-
-
-def _check_entries(entries: Sequence[Mapping[str, Any]]) -> None:
-    """No other file name is accepted, so a manifest cannot reach into other folders."""
-    for entry in entries:
-        if not NAME.fullmatch(entry["task"]) or entry["file"] != f"{entry['task']}.safetensors":
-            raise Invalid(f"the file {entry['file']!r} for the task {entry['task']!r}")
 
 
 def load_backbone_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:

@@ -44,20 +44,13 @@ PUBLISHED_FILES = {
     "Sun_model.pt": "sun",
 }
 
-_NAMES = {
-    "token": re.compile(r"vit\.embeddings\.cls_tokens\.(\d+)"),
-    "cells": re.compile(r"vit\.encoder\.layer\.(\d+)\.attention\.attention\.memory_tokens\.(\d+)"),
-    "mask": re.compile(r"vit\.encoder\.layer\.(\d+)\.attention\.attention\.attention_mask"),
-    "head": re.compile(r"classifiers\.(\d+)\.(weight|bias)"),
-}
-
-
-@dataclass(frozen=True)
-class _LegacyTask:
-    token: Tensor  # (1, D)
-    cells: Tensor  # (l, m, D)
-    weight: Tensor
-    bias: Tensor
+_LAYER = "vit.encoder.layer.{}.attention.attention"
+_TOKEN = r"vit\.embeddings\.cls_tokens\.\d+"
+_OF_TASKS = (
+    _TOKEN,
+    r"vit\.encoder\.layer\.\d+\.attention\.attention\.(memory_tokens\.\d+|attention_mask)",
+    r"classifiers\.\d+\.(weight|bias)",
+)
 
 
 def convert(
@@ -101,49 +94,34 @@ def convert(
     if names is None and published is not None:
         names = [published]
     raw_pixels = published is not None if raw_pixels is None else raw_pixels
-    tensors = _read(path)
     backbone = load_backbone(base)
     if raw_pixels and backbone.preprocessing is not None:
         backbone.preprocessing = replace(
             backbone.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
-    found = {kind: _matching(tensors, pattern) for kind, pattern in _NAMES.items()}
-    of_tasks = {name for matches in found.values() for name in matches.values()}
-    of_backbone = {name: tensor for name, tensor in tensors.items() if name not in of_tasks}
-    _check_backbone(path, of_backbone, tensors, backbone)
-    tasks = _tasks(path, tensors, found, backbone)
-    parents = _parents(path, tensors, found["mask"], backbone, [t.cells.shape[1] for t in tasks])
-    names = _task_names(path, names, len(tasks))
-    return _write(_engrams(tasks, names, parents, backbone, source), Path(out))
-
-
-def _engrams(
-    tasks: Sequence[_LegacyTask],
-    names: Sequence[str],
-    parents: Sequence[Sequence[int]],
-    backbone: ViT,
-    source: str,
-) -> list[Engram]:
-    engrams: list[Engram] = []
-    for task, name, extends in zip(tasks, names, parents, strict=True):
-        spec = TaskSpec(
-            name=name,
-            classes=class_names(len(task.weight)),
-            method=Masked(cells=task.cells.shape[1], tokens=1, after_norm=True),
-            extends=tuple(names[parent] for parent in extends),
+    old = _Checkpoint(path, _read(path), backbone)
+    old.check_backbone()
+    tasks = old.tasks()
+    extends = old.parents([task["cells"].shape[1] for task in tasks])
+    names = list(names or (f"task-{i + 1}" for i in range(len(tasks))))
+    if len(names) != len(tasks) or len(set(names)) < len(tasks):
+        raise EngramError(
+            f"{path} has {len(tasks)} tasks, and the names given are {', '.join(names)}; give "
+            f"{len(tasks)} different names."
         )
-        tensors = {
-            "class_token": task.token,
-            "cells": task.cells,
-            "head.weight": task.weight,
-            "head.bias": task.bias,
-        }
-        contents = {names[parent]: engrams[parent].content for parent in extends}
-        recipe = {"converted_from": source}
-        engrams.append(
-            new_engram(spec, tensors, backbone=backbone, parents=contents, recipe=recipe)
+    engrams: dict[str, Engram] = {}
+    for name, task, parents in zip(names, tasks, extends, strict=True):
+        method = Masked(cells=task["cells"].shape[1], tokens=1, after_norm=True)
+        contents = {names[parent]: engrams[names[parent]].content for parent in parents}
+        classes = class_names(len(task["head.bias"]))
+        engrams[name] = new_engram(
+            TaskSpec(name=name, classes=classes, method=method, extends=tuple(contents)),
+            task,
+            backbone=backbone,
+            parents=contents,
+            recipe={"converted_from": source},
         )
-    return engrams
+    return _write(list(engrams.values()), Path(out))
 
 
 def _write(engrams: Sequence[Engram], folder: Path) -> list[Path]:
@@ -221,132 +199,134 @@ def _read(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _matching(
-    tensors: Mapping[str, Tensor], pattern: re.Pattern[str]
-) -> dict[tuple[str, ...], str]:
-    """The names that match a pattern, by its groups."""
-    matches = ((pattern.fullmatch(name), name) for name in tensors)
-    return {match.groups(): name for match, name in matches if match}
+@dataclass(frozen=True)
+class _Checkpoint:
+    path: Path
+    tensors: Mapping[str, Tensor]
+    backbone: ViT  # the base
 
-
-def _check_backbone(
-    path: Path, of_backbone: Mapping[str, Tensor], tensors: Mapping[str, Tensor], backbone: ViT
-) -> None:
-    """Check that the frozen ViT in the checkpoint is exactly the base."""
-    first = "vit.embeddings.cls_tokens.0"
-    if first not in tensors:
-        raise EngramError(
-            f"{path} is not a checkpoint of transformers-learnable-memory: it has no {first}."
-        )
-    of_backbone = {**of_backbone, "vit.embeddings.cls_token": tensors[first]}
-    layout = transformers_layout("vit", of_backbone)
-    inside = translate(of_backbone, layout, str(path))
-    expected = {n: p.detach() for n, p in backbone.named_parameters() if not n.startswith("head.")}
-    if "prefix_position" in expected:
-        expected["position"] = torch.cat([expected.pop("prefix_position"), expected["position"]])
-    for ours in sorted({*expected, *inside.tensors}):
-        difference = _difference(inside.tensors.get(ours), expected.get(ours))
-        if difference:
+    def check_backbone(self) -> None:
+        """Check that the frozen ViT in the checkpoint is exactly the base."""
+        first = "vit.embeddings.cls_tokens.0"
+        if first not in self.tensors:
             raise EngramError(
-                f"{path} was not trained on {backbone.source} (fingerprint "
-                f"{backbone.fingerprint[:12]}): its tensor {' + '.join(their_names(ours, layout))} "
-                f"{difference}; give the base that it was made from."
+                f"{self.path} is not a checkpoint of transformers-learnable-memory: it has no "
+                f"{first}."
             )
-    if inside.surplus or inside.missing:
-        names = ", ".join(map(printable, [*inside.surplus, *inside.missing][:3]))
-        raise EngramError(
-            f"{path} is not a checkpoint of transformers-learnable-memory that can be read: "
-            f"{names} {'is unknown' if inside.surplus else 'is missing'}."
-        )
+        vit = {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if not any(re.fullmatch(pattern, name) for pattern in _OF_TASKS)
+        }
+        vit["vit.embeddings.cls_token"] = self.tensors[first]
+        layout = transformers_layout("vit", vit)
+        inside = translate(vit, layout, str(self.path))
+        base = {n: p.detach() for n, p in self.backbone.named_parameters() if n[:5] != "head."}
+        if "prefix_position" in base:
+            base["position"] = torch.cat([base.pop("prefix_position"), base["position"]])
+        for ours in sorted({*base, *inside.tensors}):
+            difference = _difference(inside.tensors.get(ours), base.get(ours))
+            if difference:
+                raise EngramError(
+                    f"{self.path} was not trained on {self.backbone.source} (fingerprint "
+                    f"{self.backbone.fingerprint[:12]}): its tensor "
+                    f"{' + '.join(their_names(ours, layout))} {difference}; give the base that it "
+                    "was made from."
+                )
+        if inside.surplus or inside.missing:
+            names = ", ".join(map(printable, [*inside.surplus, *inside.missing][:3]))
+            raise EngramError(
+                f"{self.path} is not a checkpoint of transformers-learnable-memory that can be "
+                f"read: {names} {'is unknown' if inside.surplus else 'is missing'}."
+            )
+
+    def tasks(self) -> list[dict[str, Tensor]]:
+        """The tensors of each task, as engrams name them."""
+        depth, width = self.backbone.config.depth, self.backbone.config.width
+        count = sum(bool(re.fullmatch(_TOKEN, name)) for name in self.tensors) - 1
+        if count < 1:
+            raise EngramError(
+                f"{self.path} has no tasks, only the ViT; there is nothing to convert."
+            )
+        tasks = []
+        for i in range(count):
+            cells = [f"{_LAYER.format(layer)}.memory_tokens.{i}" for layer in range(depth)]
+            head = [f"classifiers.{i + 1}.{name}" for name in ("weight", "bias")]
+            names = [*cells, f"vit.embeddings.cls_tokens.{i + 1}", *head]
+            for name in names:
+                if name not in self.tensors:
+                    raise EngramError(
+                        f"{self.path} has {count} tasks, but no {name}; it is incomplete."
+                    )
+            found = [self.tensors[name].float() for name in names]
+            m, classes = found[0].shape[1] if found[0].ndim == 3 else -1, found[-1].numel()
+            shapes = [(1, m, width)] * depth + [(1, 1, width), (classes, width), (classes,)]
+            for tensor, shape in zip(found, shapes, strict=True):
+                if tuple(tensor.shape) != shape:
+                    raise EngramError(
+                        f"Task {i + 1} of {self.path} has a tensor of shape {tuple(tensor.shape)}; "
+                        f"{shape} was expected, with the same number of cells at every layer."
+                    )
+            *layers, token, weight, bias = found
+            tasks.append(
+                {
+                    "class_token": token[0],  # (1, D)
+                    "cells": torch.cat(layers),  # (l, m, D)
+                    "head.weight": weight,
+                    "head.bias": bias,
+                }
+            )
+        return tasks
+
+    def parents(self, cells: Sequence[int]) -> list[list[int]]:
+        """The earlier tasks that each task extends, from the attention masks.
+
+        A mask is 0 where a token reads and -inf elsewhere. Queries are the backbone's tokens, then
+        the tasks' class tokens. Keys are the same, then the cells of one task after the other.
+        """
+        config, count = self.backbone.config, len(cells)
+        n = config.grid[0] * config.grid[1] + config.prefix
+        names = [f"{_LAYER.format(layer)}.attention_mask" for layer in range(config.depth)]
+        masks = [self.tensors[name] for name in names if name in self.tensors]
+        shape = (1, n + count, n + count + sum(cells))
+        if len(masks) < config.depth or any(tuple(mask.shape) != shape for mask in masks):
+            raise EngramError(
+                f"{self.path} needs an attention mask of shape {shape} at each of its "
+                f"{config.depth} layers, and has others or too few; without them it is unknown "
+                "which tasks it extends."
+            )
+        if any(not torch.equal(mask, masks[0]) for mask in masks):
+            raise EngramError(f"{self.path} has attention masks that differ from layer to layer.")
+        mask = masks[0][0]
+        reads = mask == 0
+        reached = [{j for j in range(count) if reads[n + i, n + j]} for i in range(count)]
+        if not bool((reads | (mask == -torch.inf)).all()) or not torch.equal(
+            reads, _table_1(n, cells, reached)
+        ):
+            raise EngramError(
+                f"{self.path} has an attention mask that is neither concatenation nor extension "
+                "of masked tasks (the paper's Table 1); such a model cannot be written as engrams."
+            )
+        parents = []
+        for i, seen in enumerate(reached):
+            above = {grand for j in seen - {i} for grand in reached[j] - {j}}
+            if max(seen) > i or not above <= seen:
+                raise EngramError(
+                    f"{self.path} has a task {i + 1} that reads others in an unknown way."
+                )
+            parents.append(sorted(seen - {i} - above))  # reading a parent includes what it reads
+        return parents
 
 
 def _difference(inside: Tensor | None, base: Tensor | None) -> str:
     """How a tensor of the checkpoint differs from that of the base; empty if it does not."""
-    if base is None:
-        return "is not in the base"
-    if inside is None:
-        return "is missing"
+    if base is None or inside is None:
+        return "is missing" if inside is None else "is not in the base"
     if inside.shape != base.shape:
         return f"has the shape {tuple(inside.shape)}, in the base {tuple(base.shape)}"
     if not torch.equal(inside, base):
         return f"differs from the base's by up to {float((inside - base).abs().max()):.2g}"
     return ""
-
-
-def _tasks(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    found: Mapping[str, Mapping[tuple[str, ...], str]],
-    backbone: ViT,
-) -> list[_LegacyTask]:
-    depth, width = backbone.config.depth, backbone.config.width
-    count = len(found["token"]) - 1
-    if count < 1:
-        raise EngramError(f"{path} has no tasks, only the ViT; there is nothing to convert.")
-
-    def get(kind: str, *key: object) -> Tensor:
-        name = found[kind].get(tuple(map(str, key)))
-        if name is None:
-            raise EngramError(f"{path} has {count} tasks, but no {kind} {key}; it is incomplete.")
-        return tensors[name].float()
-
-    tasks = []
-    for i in range(count):
-        cells = [get("cells", layer, i) for layer in range(depth)]
-        task = [get("token", i + 1), get("head", i + 1, "weight"), get("head", i + 1, "bias")]
-        m, classes = cells[0].shape[1] if cells[0].ndim == 3 else -1, task[2].numel()
-        shapes = [(1, m, width)] * depth + [(1, 1, width), (classes, width), (classes,)]
-        for tensor, shape in zip([*cells, *task], shapes, strict=True):
-            if tuple(tensor.shape) != shape:
-                raise EngramError(
-                    f"Task {i + 1} of {path} has a tensor of shape {tuple(tensor.shape)}; {shape} "
-                    "was expected, with the same number of cells at every layer."
-                )
-        tasks.append(_LegacyTask(task[0][0], torch.cat(cells), task[1], task[2]))
-    return tasks
-
-
-def _parents(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    masks: Mapping[tuple[str, ...], str],
-    backbone: ViT,
-    cells: Sequence[int],
-) -> list[list[int]]:
-    """The earlier tasks that each task extends, from the attention masks.
-
-    A mask is 0 where a token reads and -inf elsewhere. Queries are the backbone's tokens, then the
-    class tokens of the tasks. Keys are the same, then the cells of one task after the other.
-    """
-    n = backbone.config.grid[0] * backbone.config.grid[1] + backbone.config.prefix
-    count = len(cells)
-    stored = [tensors[masks[str(i),]] for i in range(backbone.config.depth) if (str(i),) in masks]
-    shape = (1, n + count, n + count + sum(cells))
-    if len(stored) < backbone.config.depth or any(tuple(mask.shape) != shape for mask in stored):
-        raise EngramError(
-            f"{path} needs an attention mask of shape {shape} at each of its "
-            f"{backbone.config.depth} layers, and has others or too few; without them it is "
-            "unknown which tasks it extends."
-        )
-    if any(not torch.equal(mask, stored[0]) for mask in stored):
-        raise EngramError(f"{path} has attention masks that differ from layer to layer.")
-    mask = stored[0][0]
-    reads = mask == 0
-    reached = [{j for j in range(count) if reads[n + i, n + j]} for i in range(count)]
-    if not bool((reads | (mask == -torch.inf)).all()) or not torch.equal(
-        reads, _table_1(n, cells, reached)
-    ):
-        raise EngramError(
-            f"{path} has an attention mask that is neither concatenation nor extension of masked "
-            "tasks (the paper's Table 1); such a model cannot be written as engrams."
-        )
-    parents = []
-    for i, seen in enumerate(reached):
-        above = {grand for j in seen - {i} for grand in reached[j] - {j}}
-        if max(seen) > i or not above <= seen:
-            raise EngramError(f"{path} has a task {i + 1} that reads others in an unknown way.")
-        parents.append(sorted(seen - {i} - above))  # reading a parent includes what it reads
-    return parents
 
 
 def _table_1(n: int, cells: Sequence[int], reached: Sequence[set[int]]) -> Tensor:
@@ -358,14 +338,3 @@ def _table_1(n: int, cells: Sequence[int], reached: Sequence[set[int]]) -> Tenso
     for i, seen in enumerate(reached):
         table[n + i, n:] = torch.isin(owner, torch.tensor([i, *seen]))
     return table
-
-
-def _task_names(path: Path, names: Sequence[str] | None, count: int) -> list[str]:
-    if names is None:
-        return [f"task-{i + 1}" for i in range(count)]
-    if len(names) != count or len(set(names)) < count:
-        raise EngramError(
-            f"{path} has {count} tasks, and the names given are {', '.join(names)}; give "
-            f"{count} different names."
-        )
-    return list(names)

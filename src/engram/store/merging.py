@@ -1,17 +1,12 @@
-"""Average engrams of one spec into one: model soups of learning rates, orders of images, seeds.
-
-Every tensor of the result is the weighted mean of those of its sources. What it was made from is
-in its recipe, under `merged`: the name, the content and the weight of every source.
-"""
+"""Average engrams of one spec into one: model soups of learning rates, orders of images, seeds."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -63,14 +58,13 @@ def merge(
     """
     if isinstance(sources, (str, os.PathLike)) or len(sources) < 2:
         raise EngramError("A merge needs at least two engrams; give two or more files.")
-    path = Path(out)
-    check_free(path, overwrite)
+    check_free(Path(out), overwrite)
     shares = shares_of(weights, len(sources))
     found = [(str(source), read_engram(local_path(source))) for source in sources]
     merged = average(found, shares)
     if task is not None:
         merged = merged.renamed(task)
-    write_engram(path, merged)
+    write_engram(Path(out), merged)
     return merged
 
 
@@ -90,17 +84,14 @@ def shares_of(weights: Sequence[float], count: int) -> list[float]:
             "engram that should count for nothing."
         )
     if max(weights) > 1 + _SLACK or abs(math.fsum(weights) - 1) > _SLACK:  # fsum can overflow
+        parts = [weight / max(weights) for weight in weights]
+        such = ",".join(f"{part / math.fsum(parts):.3g}" for part in parts)
         raise EngramError(
             f"{flag('weights')} is {given}, which is {sum(weights):g} together; weights are "
-            f"shares of the average and have to sum to 1, such as {_normalised(weights)}."
+            f"shares of the average and have to sum to 1, such as {such}."
         )
     total = math.fsum(weights)
     return [weight / total for weight in weights]
-
-
-def _normalised(weights: Sequence[float]) -> str:
-    parts = [weight / max(weights) for weight in weights]
-    return ",".join(f"{part / math.fsum(parts):.3g}" for part in parts)
 
 
 def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
@@ -123,32 +114,18 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
         .float()
         for name in first.without_statistics  # the average has other features than they are of
     }
-    return replace(
-        first,
-        tensors=tensors,
-        metrics={},
-        recipe={**_common([e.recipe for _, e in found]), "merged": _lineage(found, shares)},
-        **origin(),
-    )
-
-
-def _lineage(found: Sequence[Located], shares: Sequence[float]) -> list[dict[str, Any]]:
-    """What a merged engram records of its sources."""
-    return [
+    lineage = [
         {"task": engram.spec.name, "content": engram.content, "weight": round(share, 6)}
         for (_, engram), share in zip(found, shares, strict=True)
     ]
-
-
-def _common(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The plain settings that all recipes share."""
-    first, *others = recipes
-    return {
+    common = {
         key: value
-        for key, value in first.items()
+        for key, value in first.recipe.items()
         if isinstance(value, (str, int, float))
-        and all(key in other and other[key] == value for other in others)
+        and all(key in e.recipe and e.recipe[key] == value for _, e in found)
     }
+    recipe = {**common, "merged": lineage}
+    return replace(first, tensors=tensors, metrics={}, recipe=recipe, **origin())
 
 
 def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
@@ -162,15 +139,17 @@ def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
                 f"has {_value(theirs.get(name))}; only tasks of one spec can be merged."
             )
     _check_classes(place, first, where, other)
-    if dict(first.parents) != dict(other.parents) or first.spec.extends != other.spec.extends:
-        raise EngramError(
-            f"{place} extends {_parents(first)}, but {where} extends {_parents(other)}; only tasks "
-            "that extend the same engrams in the same order can be merged."
+    if first.parents != other.parents or first.spec.extends != other.spec.extends:
+        mine, others = (
+            ", ".join(f"{name!r} (content {content[:12]})" for name, content in e.parents.items())
+            for e in (first, other)
         )
-    mismatch = shape_mismatch(
-        other.without_statistics,
-        {name: tuple(tensor.shape) for name, tensor in first.without_statistics.items()},
-    )
+        raise EngramError(
+            f"{place} extends {mine or 'nothing'}, but {where} extends {others or 'nothing'}; only "
+            "tasks that extend the same engrams in the same order can be merged."
+        )
+    shapes = {name: tuple(tensor.shape) for name, tensor in first.without_statistics.items()}
+    mismatch = shape_mismatch(other.without_statistics, shapes)
     if mismatch:
         raise EngramError(f"{where} does not fit {place}: {mismatch}.")
 
@@ -187,19 +166,18 @@ def _check_classes(place: str, first: Engram, where: str, other: Engram) -> None
             f"{_value(ours[at])} in the one and {_value(theirs[at])} in the other); train both "
             f"with the same {nouns} in the same order."
         )
-    only = [name for name in ours if name not in set(theirs)]
-    more = [name for name in theirs if name not in set(ours)]
-    alone = [f"only {place} has {join_names(list(map(_value, only)))}"] if only else []
-    alone += [f"only {where} has {join_names(list(map(_value, more)))}"] if more else []
+    alone = [
+        f"only {at} has {join_names(list(map(_value, names)))}"
+        for at, names in (
+            (place, [name for name in ours if name not in set(theirs)]),
+            (where, [name for name in theirs if name not in set(ours)]),
+        )
+        if names
+    ]
     raise EngramError(
         f"{place} and {where} have different {nouns}: {', and '.join(alone)}; only tasks with the "
         f"same {nouns} can be merged. To have both in one pass, use compose."
     )
-
-
-def _parents(engram: Engram) -> str:
-    named = [f"{name!r} (content {content[:12]})" for name, content in engram.parents.items()]
-    return ", ".join(named) or "nothing"
 
 
 def _value(value: object) -> str:

@@ -19,12 +19,8 @@ _DATA_PREFIX = re.compile(rf"(?:{'|'.join(['hf', *PRESETS])}):")  # before a Hub
 def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[Engram, list[str]]:
     """The engram with paths of this machine shortened to their last part.
 
-    Only the source of the backbone, the recipe and the metrics can hold such paths. The content
-    hash covers none of them.
-
-    Args:
-        engram: The engram.
-        backbone: What to record as the source of the backbone instead.
+    Only the source of the backbone, the recipe and the metrics can hold such paths, and the content
+    hash covers none of them. `backbone` is recorded as the backbone's source, if it is given.
 
     Returns:
         The engram, and one sentence for every change.
@@ -61,15 +57,12 @@ def without_local_paths(engram: Engram, backbone: str | None = None) -> tuple[En
 
 
 def data_name(source: str) -> str:
-    """What headers and pages call data: its name on the Hub, or the last part of its path."""
+    """The name of data in headers and pages: that on the Hub, or the last part of its path."""
     return _shorten(source, whole=True)
 
 
 def paths_in_class_names(engram: Engram) -> list[str]:
-    """Warnings about class names that look like paths. The content hash covers them, so they stay.
-
-    At most three are given.
-    """
+    """At most three warnings of class names that look like paths, which the content hash covers."""
     return [
         f"{engram.spec.name}: the class {printable(name)} looks like a path of this machine and "
         "is sent as it is, because class names are part of the engram"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engram.errors import EngramError
-from engram.store.bundles import Bundle, is_bundle, read_engrams
+from engram.store.bundles import Bundle, is_bundle, read_engrams, write_bundle
 from engram.store.cards import hub_id, write_card
 from engram.store.engram import Engram
 from engram.store.format import read_engram, serialise_engram
@@ -262,3 +264,61 @@ def _write(download: _Download) -> Pulled:
         return Pulled(target, source, "", "", len(data), new)
     engram = read_engram(target)
     return Pulled(target, source, engram.spec.name, engram.content, len(data), new)
+
+
+# `from_pretrained` and `push_to_hub` of a model: what they read and write is a bundle
+
+LOADING = ("backbone", "revision", "token", "cache_dir", "local_files_only", "force_download")
+PUSHING = ("commit_message", "private", "token", "branch", "backbone", "replace")
+_INSTEAD = {  # of options that other libraries have
+    "config": "the classes of every task are in its engram",
+    "device_map": "move the model with .to(device)",
+    "map_location": "move the model with .to(device)",
+    "dtype": "give a backbone of that type with backbone=",
+    "torch_dtype": "give a backbone of that type with backbone=",
+    "trust_remote_code": "no code is ever downloaded",
+    "subfolder": "a repository is one bundle",
+    "create_pr": "push to a branch with branch=, and open the pull request on the Hub",
+    "revision": "the branch to push to is given with branch=",
+    "license": "engram.push has it",
+}
+
+
+def read_pretrained(source: PathOrHubId, revision: str | None) -> Sequence[Engram]:
+    """The engrams of a bundle: a path if that exists, and else `owner/name` on the Hub."""
+    path, name = Path(source), os.fspath(source)
+    if not hub.is_hub_address(source) and not path.exists():
+        if not isinstance(source, str) or not re.match(rf"{hub.REPO.pattern}(?:@|$)", name):
+            raise EngramError(
+                f"There is no folder or file {name!r}, and it is no repository on the Hub "
+                "(owner/name); save_pretrained writes a bundle."
+            )
+        source = f"{hub.PREFIX}{name}"
+    if path.is_dir() and not is_bundle(path):
+        if (path / "config.json").is_file():  # the folder of a ViT is easily taken for a bundle
+            raise EngramError(
+                f"{path} is a ViT, and no bundle of tasks; a model without tasks is "
+                f"engram.MemoryViT(engram.load_backbone({str(path)!r}))."
+            )
+        raise EngramError(
+            f"{path} has no {MANIFEST}, so it is no bundle; save_pretrained and `engram compose` "
+            "write one."
+        )
+    return read_engrams([local_path(source, revision)])
+
+
+def push_bundle(
+    engrams: Sequence[Engram], repo_id: str, *, token: str | None, **options: Any
+) -> str:
+    """Send engrams as a bundle to the Hub, with the options of `push`; returns the commit's URL."""
+    with tempfile.TemporaryDirectory() as folder, hub.access(hub.Access(token)):
+        write_bundle(engrams, Path(folder) / "bundle", overwrite=True)
+        sent = push(Path(folder) / "bundle", hub.own_repo(repo_id), **options)
+    return f"{sent.url}/commit/{sent.commit}"
+
+
+def refuse_options(method: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse options that this method does not have, by what to do in place of the first."""
+    for name in options:
+        instead = _INSTEAD.get(name, f"it takes {', '.join(known)}")
+        raise EngramError(f"{method} does not take {name}: {instead}.")
