@@ -26,10 +26,9 @@ import torch
 from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
-from engram.cluster.farm import held, run_farm
+from engram.cluster.farm import FarmResult, Status, held, run_farm
 from engram.cluster.jobs import read_jobs
 from engram.cluster.plan import make_plan
-from engram.cluster.status import FarmResult, Status
 from engram.cluster.workers import Workers, local_workers, ray_workers
 from engram.data.arrays import DIGITS
 from engram.store.bundles import read_bundle

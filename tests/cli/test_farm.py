@@ -15,7 +15,7 @@ from tests.support.farming import FOLDER, jobs_file, plan_of
 
 import engram
 from engram.cli.farm import JobTable
-from engram.cluster.status import Status
+from engram.cluster.farm import Status
 
 SLOW = "steps = 100\ncheckpoint_seconds = 0.0\npatience = 0\n"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.farming import FOLDER, Inline, plan_of
 
-from engram.cluster.status import FarmResult, Status
+from engram.cluster.farm import FarmResult, Status
 
 
 def test_the_page_has_every_job_and_leads_to_their_own(work: Path) -> None:

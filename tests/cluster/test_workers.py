@@ -76,9 +76,7 @@ class AtCheckpoint(Lines):
 
 
 def own_children() -> list[int]:
-    """The worker, and not the manager of the queue."""
-    names = {one.pid: one.name for one in multiprocessing.active_children()}
-    return [pid for pid, name in names.items() if pid and "Manager" not in name]
+    return [one.pid for one in multiprocessing.active_children() if one.pid]
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ class Inline:
         return future
 
     def train(self, job: FarmJob) -> Ended:
-        return train_job(job, 1, self.queue)
+        return train_job(job, 1, self.queue.put)
 
 
 class Lines(list[str]):

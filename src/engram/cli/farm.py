@@ -21,8 +21,7 @@ from engram.errors import EngramError
 from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
-    from engram.cluster.farm import Show
-    from engram.cluster.status import Status
+    from engram.cluster.farm import Show, Status
     from engram.cluster.workers import Workers
 
 _JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."

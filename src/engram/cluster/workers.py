@@ -17,12 +17,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
-from multiprocessing.managers import SyncManager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import torch
@@ -43,9 +43,8 @@ from engram.util.workers import end_with_parent
 PATIENCE = 60.0  # seconds for trainings to write their checkpoints when the farm is stopped
 _EVERY = 0.5  # seconds between two notes of a job
 _STAYS = ("checkpoint.safetensors", "lock")  # files of a run that do not travel
-Tell = Callable[[str, str], None]
 Files = dict[str, bytes]  # by their paths below the farm's folder
-_CONTEXT = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+Put = Callable[[tuple[str, str, str]], object]
 
 
 @dataclass(frozen=True)
@@ -69,41 +68,37 @@ class Workers:
 
 @contextlib.contextmanager
 def local_workers(slots: int, threads: int) -> Iterator[Workers]:
-    """Processes of this machine, each of which trains one job after another.
+    """Processes of this machine, one for each job: forks of one that has imported everything.
 
-    One that dies is replaced. What a job prints is in NAME.log of the farm's folder.
+    What a job prints is in NAME.log of the farm's folder.
     """
     # Python's tracker frees the semaphores of killed processes, and would call them leaked.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     resource_tracker.ensure_running()
-    manager = SyncManager(ctx=_CONTEXT)
-    manager.start(end_with_parent, (os.getpid(),))
-    queue, others = manager.Queue(), multiprocessing.active_children()
-    pools: set[ProcessPoolExecutor] = set()  # of one process each, so that it dies alone
-    idle: list[ProcessPoolExecutor] = []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    queue: Queue[Any] = Queue()
+    processes = set[multiprocessing.process.BaseProcess]()
 
-    def submit(job: FarmJob, near: str) -> Future[Ended]:
-        start = (1, _CONTEXT, _start_process, (os.getpid(),))
-        pool = idle.pop() if idle else ProcessPoolExecutor(*start)
-        pools.add(pool)
-
-        def ended(future: Future[Ended]) -> None:
-            if future.exception() is None:
-                idle.append(pool)
-
+    def train(job: FarmJob) -> Ended:
+        """In a thread: start a process, and hear it out."""
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_train_here, args=(job, threads, sender, os.getpid()))
+        process.start()
+        processes.add(process)
+        sender.close()
         try:
-            future = pool.submit(_train_here, job, threads, queue)
-        except BrokenProcessPool:  # its process died while it was idle
-            return submit(job, near)
-        future.add_done_callback(ended)
-        return future
+            while not isinstance(message := receiver.recv(), Ended):
+                queue.put(message)
+            return message
+        except EOFError:
+            process.join()
+            return Ended("lost", f"its process ended with code {process.exitcode}")
 
+    pool = ThreadPoolExecutor(slots)
     try:
-        yield Workers(lambda: slots, submit, queue)
+        yield Workers(lambda: slots, lambda job, near: pool.submit(train, job), queue)
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        processes = [one for one in multiprocessing.active_children() if one not in others]
         until = time.monotonic() + PATIENCE
         try:
             for process in processes:
@@ -113,12 +108,7 @@ def local_workers(slots: int, threads: int) -> Iterator[Workers]:
         finally:  # a second Ctrl-C too
             for process in processes:
                 process.kill()
-            manager.shutdown()
-
-
-def _start_process(parent: int) -> None:
-    os.setsid()  # Ctrl-C at the terminal is for the farm, which then asks its processes to stop
-    end_with_parent(parent)
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -140,7 +130,7 @@ def ray_workers(
 
         def submit(job: FarmJob, near: str) -> Future[Ended]:
             paths = [folder / f"{name}.safetensors" for name in job.parents]
-            sent = _files_of(job.out) | {path.name: path.read_bytes() for path in paths}
+            sent = _run_files(job.out) | {path.name: path.read_bytes() for path in paths}
             options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0}
             if cache := os.environ.get("ENGRAM_CACHE"):
                 options["runtime_env"] = {"env_vars": {"ENGRAM_CACHE": cache}}
@@ -171,11 +161,13 @@ def ray_workers(
 # In a worker
 
 
-def _train_here(job: FarmJob, threads: int, queue: Any) -> Ended:
+def _train_here(job: FarmJob, threads: int, sender: Connection, parent: int) -> None:
+    os.setsid()  # Ctrl-C at the terminal is for the farm, which then asks its processes to stop
+    end_with_parent(parent)
     with open(job.folder / f"{job.name}.log", "ab", opener=private) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    return train_job(job, threads, queue)
+    sender.send(train_job(job, threads, sender.send))
 
 
 def _train_there(
@@ -188,27 +180,45 @@ def _train_there(
     if os.path.isdir(home):
         os.chdir(home)  # where relative paths start
     if job.folder.exists() and _token(job.folder) == token:
-        return train_job(job, threads, queue, node)
+        return train_job(job, threads, queue.put, node)
     job = replace(job, folder=Path(tempfile.gettempdir()) / f"engram-farm-{token}-{job.name}")
     write_files(job.folder, sent)
-    ended = replace(train_job(job, threads, queue, node), files=_files_of(job.out))
+    ended = replace(train_job(job, threads, queue.put, node), files=_run_files(job.out))
     if ended.state != "lost":  # else a checkpoint stays for the next attempt
         shutil.rmtree(job.folder, ignore_errors=True)
     return ended
 
 
-def train_job(job: FarmJob, threads: int, queue: Any, node: str = "") -> Ended:
+class _Reporter(Callback):
+    """Puts what a job does into the queue; also that its cache is filled, as training begins."""
+
+    def __init__(self, name: str, put: Put, node: str) -> None:
+        self.name, self.put, self.node = name, put, node
+        self.begun, self.last = False, 0.0
+
+    def tell(self, kind: str, text: str) -> None:
+        with contextlib.suppress(Exception):  # a lost queue loses no training
+            self.put((self.name, kind, text))
+
+    def started(self, start: RunStart) -> None:
+        self.begun = True
+        self.tell("ready", self.node)
+        if start.step:
+            self.tell("said", f"resumed at step {start.step:,} of {start.steps:,}")
+
+    def progress(self, what: str, done: int, total: int, note: str = "") -> None:
+        if time.monotonic() - self.last >= _EVERY:
+            self.last = time.monotonic()
+            self.tell("note", f"{what} {done / total:.0%}" if total else what)
+
+
+def train_job(job: FarmJob, threads: int, put: Put, node: str = "") -> Ended:
     """Train a job as `engram fit --resume` does, or find it done, and write its report."""
     torch.set_num_threads(threads)
     ignore_pillow_warnings()
-
-    def tell(kind: str, text: str) -> None:
-        with contextlib.suppress(Exception):  # a lost queue loses no training
-            queue.put((job.name, kind, text))
-
     try:
         with naming_flags():
-            return Ended("done", result=_train(job, tell, node))
+            return Ended("done", result=_train(job, _Reporter(job.name, put, node)))
     except (Interrupted, KeyboardInterrupt):
         return Ended("lost", "it was interrupted")
     except EngramError as error:
@@ -219,37 +229,16 @@ def train_job(job: FarmJob, threads: int, queue: Any, node: str = "") -> Ended:
         return Ended("lost", why.rstrip("."))
 
 
-class _Begun(Callback):
-    """Tells that the next step is about to be taken: images are read, the cache is filled."""
-
-    def __init__(self, tell: Tell, node: str) -> None:
-        self.tell, self.node, self.begun = tell, node, False
-
-    def started(self, start: RunStart) -> None:
-        self.begun = True
-        self.tell("ready", self.node)
-        if start.step:
-            self.tell("said", f"resumed at step {start.step:,} of {start.steps:,}")
-
-
-def _train(job: FarmJob, tell: Tell, node: str) -> dict[str, Any]:
-    last = 0.0
-
-    def progress(what: str, done: int, total: int, note: str = "") -> None:
-        nonlocal last
-        if time.monotonic() - last >= _EVERY:
-            last = time.monotonic()
-            tell("note", f"{what} {done / total:.0%}" if total else what)
-
-    begun, options = _Begun(tell, node), job.options
+def _train(job: FarmJob, reporter: _Reporter) -> dict[str, Any]:
+    options, progress = job.options, reporter.progress
     work = TrainingJob.start(
-        options.data, job.out, job.settings(), progress, lambda sentence: tell("said", sentence)
+        options.data, job.out, job.settings(), progress, lambda text: reporter.tell("said", text)
     )
-    work = replace(work, callbacks=[*work.callbacks, begun])
+    work = replace(work, callbacks=[*work.callbacks, reporter])
     regime, seeds = work.choose(options.regime, options.seeds)
     result = work.train(job.task, job.out, regime, seeds, progress)
-    if begun.begun or not (run_folder(job.out) / "report.html").exists():
-        tell("note", "writing the report")
+    if reporter.begun or not (run_folder(job.out) / "report.html").exists():
+        reporter.tell("note", "writing the report")
         write_run_report(work.model, result, work.splits, work.recipe)
     kind = KINDS[work.splits.kind]
     split = "test" if "test" in result.metrics else "val"
@@ -259,7 +248,7 @@ def _train(job: FarmJob, tell: Tell, node: str) -> dict[str, Any]:
         "backbone": work.model.backbone.source,
         "score": f"{split} {kind.title} {kind.shown(score)}",
         "share": score if 0 <= score <= 1 else None,  # of a bar
-        "finished_before": not begun.begun,
+        "finished_before": not reporter.begun,
     }
 
 
@@ -270,7 +259,7 @@ def _token(folder: Path) -> str:
     return path.read_text(encoding="ascii")
 
 
-def _files_of(out: Path) -> Files:
+def _run_files(out: Path) -> Files:
     """An engram that is written, and the files of its run."""
     run = [one for one in run_folder(out).glob("*") if one.is_file() and one.name not in _STAYS]
     paths = (out, *run) if out.exists() else ()
