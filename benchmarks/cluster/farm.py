@@ -26,6 +26,7 @@ import torch
 from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
+from engram.cluster.connect import FarmSettings
 from engram.cluster.farm import FarmResult, Status, held, run_farm
 from engram.cluster.jobs import read_jobs
 from engram.cluster.plan import make_plan
@@ -98,7 +99,7 @@ def farm(
 
 
 def on(address: str, folder: Path) -> AbstractContextManager[Workers]:
-    return ray_workers(address, slots=2, cpus=1, gpus=0, folder=folder)
+    return ray_workers(FarmSettings(address, parallel=2), folder)
 
 
 def contents(result: FarmResult) -> dict[str, str]:
@@ -120,7 +121,7 @@ def main() -> None:
     digits = np.load(DIGITS)
     np.savez("digits.npz", images=digits["images"][:IMAGES], labels=digits["labels"][:IMAGES])
     torch.set_num_threads(1)
-    alone = farm("alone", lambda folder: local_workers(1, 1), Watch())
+    alone = farm("alone", lambda folder: local_workers(FarmSettings(cpus_per_job=1)), Watch())
     runs = {"one process after another": (alone, "")}
     with three_nodes() as cluster:
         there = partial(on, cluster.address)

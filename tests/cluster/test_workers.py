@@ -20,6 +20,7 @@ from tests.support.farming import FOLDER, Inline, Lines, farm, jobs_of, plan_of
 
 import engram
 from engram import EngramError
+from engram.cluster.connect import FarmSettings
 from engram.cluster.workers import local_workers, ray_workers
 from engram.errors import Interrupted
 from engram.store.bundles import read_bundle
@@ -101,7 +102,7 @@ def test_a_killed_job_resumes_and_a_bad_one_is_not_tried_again(work: Path, quick
     shutil.copy("colours.npz", "gone.npz")
     plan = plan_of(f'[jobs.a]\n{SLOW}[jobs.bad]\ndata = "gone.npz"\n')
     Path("gone.npz").unlink()
-    result = farm(plan, local_workers(1, 1), lines)
+    result = farm(plan, local_workers(FarmSettings(cpus_per_job=1)), lines)
     assert [(one.state, one.attempts) for one in result.statuses] == [("done", 2), ("failed", 1)]
     assert lines.has("a: retried, attempt 2")
     assert lines.has("a: resumed at step ")
@@ -117,7 +118,7 @@ def test_a_farm_that_is_stopped_leaves_a_checkpoint_and_no_process(work: Path, q
 
     plan = plan_of(f"[jobs.a]\n{SLOW}")
     with pytest.raises(Interrupted):
-        farm(plan, local_workers(1, 1), AtCheckpoint(stop))
+        farm(plan, local_workers(FarmSettings(cpus_per_job=1)), AtCheckpoint(stop))
     assert own_children() == []
     lines = Lines()
     farm(plan, lines=lines)
@@ -128,9 +129,10 @@ def test_what_a_killed_process_leaves_is_freed_without_a_word() -> None:
     """Python calls it leaked: here a lock, in a training the queues of its loaders."""
     code = (
         "import multiprocessing, os\n"
+        "from engram.cluster.connect import FarmSettings\n"
         "from engram.cluster.workers import local_workers\n"
         "if __name__ == '__main__':\n"
-        "    with local_workers(1, 1):\n"
+        "    with local_workers(FarmSettings(cpus_per_job=1)):\n"
         "        lock = multiprocessing.get_context('spawn').Lock()\n"
         "        os.kill(os.getpid(), 9)\n"
     )
@@ -139,7 +141,7 @@ def test_what_a_killed_process_leaves_is_freed_without_a_word() -> None:
 
 
 def on_ray(cpus: int = 1) -> Any:
-    return ray_workers("ray", None, cpus, 0.0, FOLDER)
+    return ray_workers(FarmSettings("ray", cpus_per_job=cpus), FOLDER)
 
 
 def test_ray_trains_what_one_process_trains_where_no_disk_is_shared(

@@ -21,7 +21,7 @@ def test_only_a_task_with_class_tokens_for_its_masks_has_maps(regime: str, tmp_p
     model, found = answered(noise(4, kind="segmentation"), regime=regime)
     _, page = write_page(tmp_path / "r.html", model, found)
     assert "masks-t" in page.ids
-    assert "looks-t" not in page.ids
+    assert "attention-t" not in page.ids
 
 
 def test_maps_are_of_the_first_correct_image_of_each_class() -> None:
@@ -36,7 +36,7 @@ def test_maps_are_of_the_first_correct_image_of_each_class() -> None:
     assert len(maps.rows) <= MAX_EXAMPLES
     assert all(len(row.images) == len(maps.columns) for row in maps.rows)
     one = attention_subsections(model_with("abc"), given)
-    assert one[0].key == "looks-t"
+    assert one[0].key == "attention-t"
 
 
 def test_shares_of_a_layer_add_up() -> None:
@@ -78,6 +78,6 @@ def test_without_a_class_token_the_page_says_why_there_are_no_maps() -> None:
     model = MemoryViT(engram.random_backbone(class_token=False, prefix_positions=0, classes=0))
     model.add_task("t", ["a", "b"], regime="head")
     (only,) = attention_subsections(model, answers(model.eval(), noise(2, "ab"), "t", workers=0))
-    assert only.key == "looks-t"
+    assert only.key == "attention-t"
     assert isinstance(only.contents[0], Text)
     assert "no class token" in only.contents[0].text

@@ -20,7 +20,7 @@ from engram.report.contents import MAX_CLASSES, Links, Section
 from engram.report.page import MAX_IMAGES, answers_for_report, write_report, write_sections
 from engram.report.task_section import TaskPart
 
-SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "looks", "reads")
+SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "attention", "shares")
 SIZES = {"desktop": (1200, 900), "phone": (360, 780)}
 
 

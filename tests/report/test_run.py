@@ -11,7 +11,7 @@ import engram
 from engram.cli.main import main
 from engram.errors import EngramError
 
-SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "looks", "reads")
+SUBSECTIONS = ("curves", "confusion", "classes", "mistakes", "attention", "shares")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_fit_writes_a_report_beside_the_engram(
 def test_sweep_writes_its_settings_into_the_report(place: Path) -> None:
     command = "sweep data.npz --task t --backbone backbone --epochs 1 --workers 0 --lr 0.001,0.01"
     assert main([*command.split(), "--seeds", "2", "-o", "t.safetensors"]) == 0
-    assert {"settings-t", "curves-t", "looks-t"} <= ids(place / "t.run" / "report.html")
+    assert {"settings-t", "curves-t", "attention-t"} <= ids(place / "t.run" / "report.html")
 
 
 def test_eval_writes_a_report_where_it_is_told(place: Path) -> None:

@@ -19,8 +19,8 @@ from engram.report.task_section import TaskPart, task_section
 def test_every_regime_has_a_page(tmp_path: Path, regime: str) -> None:
     model, answers = answered(noise(6, "ab"), regime=regime)
     html, found = write_page(tmp_path / "r.html", model, answers)
-    assert "looks-t" in found.ids
-    assert ("reads-t" in found.ids) == (not issubclass(METHODS[regime], Side))  # they have one map
+    assert "attention-t" in found.ids
+    assert ("shares-t" in found.ids) == (not issubclass(METHODS[regime], Side))  # they have one map
     assert f"class=chosen><td class=words>{regime}</td>" in html
 
 

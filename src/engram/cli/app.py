@@ -9,8 +9,8 @@ import typer
 
 from engram import __version__
 from engram.cli.complete import among, task_names
-from engram.cli.flags import MODEL, OUTPUT, RESOURCES, TASK, help_line, option
-from engram.util.cpus import use_threads
+from engram.cli.flags import DATA, MODEL, OUTPUT, RESOURCES, TASK, help_line, option
+from engram.util.cpus import DECODERS_SHOWN, use_threads
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
@@ -30,43 +30,43 @@ app = typer.Typer(
 
 
 def _one_of(choices: tuple[str, ...], about: str) -> Any:
-    return typer.Option(
-        help=help_line(about, ", ".join(choices)),
-        autocompletion=among(choices),
-        rich_help_panel=RESOURCES,
-    )
+    line = help_line(about, ", ".join(choices))
+    return option(RESOURCES, line, autocompletion=among(choices))
 
 
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document for machines.", rich_help_panel=OUTPUT),
-]
+Json = Annotated[bool, option(OUTPUT, "Print one JSON document for machines.", "--json")]
 DataArgument = Annotated[
     str,
     typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset."),
 ]
+TaskData = Annotated[
+    list[str] | None,
+    option(
+        DATA,
+        "A task and its data to measure it on, with a split of its own if you like; repeatable.",
+        metavar="NAME=DATA[:SPLIT]",
+    ),
+]
+Split = Annotated[
+    str,
+    option(
+        DATA,
+        "Split of the data: train, val or test.",
+        autocompletion=among(("train", "val", "test")),
+    ),
+]
 Backbone = Annotated[
     str | None,
-    typer.Option(
-        metavar="BACKBONE",
-        help="Path or Hub id of the backbone, if it has moved.",
-        rich_help_panel=MODEL,
-    ),
+    option(MODEL, "Path or Hub id of the backbone, if it has moved.", metavar="BACKBONE"),
 ]
 ImageSize = Annotated[
-    int | None,
-    typer.Option(
-        "--image-size",
-        help="Height and width of images in pixels, if not the backbone's own.",
-        rich_help_panel=TASK,
-    ),
+    int | None, option(TASK, "Height and width of images in pixels, if not the backbone's own.")
 ]
 Engrams = Annotated[list[Path], typer.Argument(metavar="FILE", help="Engrams or bundles.")]
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help=help_line(ABOUT_DEVICE), rich_help_panel=RESOURCES)
+Batch = Annotated[int, option(RESOURCES, "Images per pass.")]
+Workers = Annotated[
+    int, option(RESOURCES, "Processes that decode images.", show_default=DECODERS_SHOWN)
 ]
-Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
-BackboneDtype = Annotated[str, _one_of(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
 Threads = Annotated[  # for every command that computes; the callback does it
     int | None,
     option(
@@ -77,18 +77,16 @@ Threads = Annotated[  # for every command that computes; the callback does it
         show_default=False,
     ),
 ]
+Device = Annotated[str, option(RESOURCES, help_line(ABOUT_DEVICE), metavar="NAME")]
+Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
+BackboneDtype = Annotated[str, _one_of(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option(
-        "--task",
-        help="Only these tasks; repeatable.",
-        autocompletion=task_names,
-        rich_help_panel=MODEL,
-    ),
+    option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the file if it exists.", rich_help_panel=OUTPUT)
-]
+OutFolder = Annotated[Path, option(OUTPUT, "The folder to write.", "-o", "--out")]
+OutEngram = Annotated[Path, option(OUTPUT, "The engram to write.", "-o", "--out")]
+Overwrite = Annotated[bool, option(OUTPUT, "Replace the file if it exists.", "--overwrite")]
 
 
 def _version(wanted: bool) -> None:

@@ -104,18 +104,19 @@ def reproduce_command(
     ] = False,
     threads: Threads = None,
     as_json: Json = False,
-    flags: Given | None = None,
+    *,
+    flags: Given,
 ) -> None:
     """Train a table of the paper with its own recipe, and print it next to the paper's figures."""
     from engram.data.datasets import load
     from engram.experiments.reproduce import Reproduction
 
-    recipe, lrs = recipe_from("paper", (flags or {})[Recipe]), numbers("--lr", lr, float)
+    recipe, lrs = recipe_from("paper", flags[Recipe]), numbers("--lr", lr, float)
     rows = Reproduction(dataset, table, recipe, lrs, seeds)
     if dry_run:
         show(rows.plan(), as_json)
         return
     with bars(as_json) as progress:
-        splits = load(dataset, **ColumnOptions(**(flags or {})[ColumnOptions]).columns())
+        splits = load(dataset, **ColumnOptions(**flags[ColumnOptions]).columns())
         result = rows.run(splits, backbone, out, image_size, progress)
     show(result, as_json)

@@ -6,23 +6,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engram.cli.app import Json, Threads, app
-from engram.cli.complete import among
-from engram.cli.flags import OUTPUT, RESOURCES, TRAINING, option
+from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
 from engram.cli.progress import bars
 from engram.cli.terminal import announce, complain, is_first, show
-from engram.errors import EngramError
+from engram.cluster.connect import FarmSettings, check_address
+from engram.util.settings import Given
 from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
     from engram.cluster.farm import Show, Status
-    from engram.cluster.workers import Workers
 
 _JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."
 _STYLES = {"running": "cyan", "retried": "yellow", "done": "green", "failed": "red"}
@@ -30,6 +29,7 @@ _STATES = ("waiting", "running", "retried", "done", "failed")
 
 
 @app.command(name="farm")
+@flags_of({FarmSettings: RESOURCES})
 def farm_command(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help=_JOBS)],
     out: Annotated[
@@ -42,81 +42,15 @@ def farm_command(
             metavar="BUNDLE",
         ),
     ] = None,
-    on: Annotated[
-        str,
-        option(
-            RESOURCES,
-            "Where to train: local (processes of this machine), ray (starts Ray on this "
-            "machine), or the address of a Ray cluster, HOST:PORT or ray://HOST:PORT.",
-            metavar="WHERE",
-            autocompletion=among(("local", "ray")),
-        ),
-    ] = "local",
-    parallel: Annotated[
-        int | None,
-        option(
-            RESOURCES,
-            "Number of jobs to train at the same time (default: 1; on Ray, as many as fit "
-            "on the cluster).",
-            min=1,
-        ),
-    ] = None,
-    cpus: Annotated[
-        int | None,
-        option(
-            RESOURCES,
-            "CPU threads per job; on Ray, also the CPUs reserved for it (default: torch's "
-            "number of threads divided by --parallel; on Ray, 1).",
-            "--cpus-per-job",
-            min=1,
-        ),
-    ] = None,
-    gpus: Annotated[
-        float,
-        option(
-            RESOURCES,
-            "GPUs reserved per job on Ray; can be a fraction, such as 0.5.",
-            "--gpus-per-job",
-            min=0,
-        ),
-    ] = 0.0,
-    retries: Annotated[
-        int,
-        option(
-            TRAINING,
-            "Number of times to restart a job whose process crashed, from its checkpoint.",
-            min=0,
-        ),
-    ] = 2,
-    overwrite: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "Retrain jobs whose options have changed, and replace their tasks.",
-            "--overwrite",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "Check the jobs, print which of them share a cache, and train nothing.",
-            "--dry-run",
-        ),
-    ] = False,
     threads: Threads = None,
     as_json: Json = False,
+    *,
+    flags: Given,
 ) -> None:
     """Train a list of tasks, each as engram fit does; run it again to continue."""
-    if on == "local" and gpus:
-        raise EngramError(
-            "--gpus-per-job is for Ray, which hands out GPUs; on this machine, give jobs a line "
-            'such as device = "cuda:1".'
-        )
-    if on != "local" and not dry_run:
-        from engram.cluster.connect import check_address
-
-        check_address(on)  # a wrong one is refused before the jobs are checked
+    settings = FarmSettings(**flags[FarmSettings])
+    if settings.on != "local" and not settings.dry_run:
+        check_address(settings.on)  # a wrong one is refused before the jobs are checked
     with bars(as_json) as progress:
         progress("starting", 0, 0)
         from engram.cluster.farm import held, run_farm
@@ -125,22 +59,14 @@ def farm_command(
         from engram.cluster.workers import local_workers, ray_workers
 
         folder = jobs.with_suffix(".farm")
-        found = read_jobs(jobs, folder, out or folder / "bundle", overwrite)
+        found = read_jobs(jobs, folder, out or folder / "bundle", settings.overwrite)
         plan = make_plan(found, announce, progress)
-    if dry_run:
+    if settings.dry_run:
         show(describe_plan(plan), as_json)
         return
-    workers: AbstractContextManager[Workers]
-    if on == "local":
-        import torch
-
-        at_once = parallel or 1
-        each = cpus or max(1, torch.get_num_threads() // at_once)
-        workers = local_workers(at_once, each)
-    else:
-        workers = ray_workers(on, parallel, cpus or 1, gpus, folder)
+    workers = local_workers(settings) if settings.on == "local" else ray_workers(settings, folder)
     with held(folder), _shown(as_json) as showing:
-        result = run_farm(plan, folder, workers, showing, retries)
+        result = run_farm(plan, folder, workers, showing, settings.retries)
     show(result.describe(), as_json)
     if result.failed:
         complain(result.complaint, as_json=False)
@@ -173,8 +99,7 @@ class JobTable:
     """All jobs with their states, drawn again and again; of many, those that matter now."""
 
     def __init__(self, console: Any) -> None:
-        self._console, self._statuses = console, list[Any]()
-        self._began = time.monotonic()
+        self._console, self._statuses, self._began = console, list[Any](), time.monotonic()
 
     def show(self, statuses: Sequence[Status], text: str = "") -> None:
         self._statuses = list(statuses)

@@ -1,116 +1,70 @@
-"""`engram eval`."""
+"""`engram eval`, `engram embed`, and `engram export`, which measures tasks before and after."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from engram.cli.app import Backbone, BackboneDtype, Device, Engrams, Json, Precision, Threads, app
+import typer
+
+from engram.cli.app import (
+    Backbone,
+    BackboneDtype,
+    Batch,
+    Device,
+    Engrams,
+    Json,
+    Overwrite,
+    Precision,
+    Split,
+    TaskData,
+    Tasks,
+    Threads,
+    Workers,
+    app,
+)
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, RESOURCES, flags_of, option
+from engram.cli.flags import DATA, OUTPUT, flags_of, option
 from engram.cli.progress import bars
-from engram.cli.terminal import show
+from engram.cli.terminal import announce, show
 from engram.errors import EngramError, Notice
-from engram.train.options import ColumnOptions, named, split_data
-from engram.util.cpus import DECODERS, DECODERS_SHOWN
+from engram.train.options import ColumnOptions, DataOptions, named, split_data
+from engram.util.cpus import DECODERS
 from engram.util.description import Description
 from engram.util.settings import Given
 from engram.util.text import counted
 
 if TYPE_CHECKING:
-    from engram.data.datasets import Splits
+    from engram.data.datasets import Dataset, Splits
+    from engram.export.write import Export
+    from engram.inference.engine import Engine
     from engram.inference.evaluate import Answers
     from engram.model import MemoryViT
+    from engram.util.progress import Progress
 
-Split = Annotated[
-    str,
-    option(
-        DATA,
-        "Split of the data: train, val or test.",
-        autocompletion=among(("train", "val", "test")),
-    ),
-]
-Workers = Annotated[
-    int, option(RESOURCES, "Processes that decode images.", show_default=DECODERS_SHOWN)
-]
+_SHOWN = 5  # unreadable images in the summary
 
 
-@app.command(name="eval")
-@flags_of({ColumnOptions: DATA})
-def eval_command(
-    sources: Engrams,
-    data: Annotated[
-        list[str],
-        option(
-            DATA,
-            "A task and its data, with a split of its own if you like; repeatable.",
-            metavar="NAME=DATA[:SPLIT]",
-        ),
-    ],
-    split: Split = "test",
-    backbone: Backbone = None,
-    batch: Annotated[int, option(RESOURCES, "Images per pass.")] = 64,
-    workers: Workers = DECODERS,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    backbone_dtype: BackboneDtype = "fp32",
-    skip_bad: Annotated[
-        bool, option(DATA, "Leave unreadable images out of the count.", "--skip-bad")
-    ] = False,
-    report: Annotated[
-        Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
-    ] = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    flags: Given | None = None,
-) -> None:
-    """Measure tasks on data, all of them attached together."""
-    from engram.inference.evaluate import answers
-    from engram.inference.load import load_model
-    from engram.report.run import check_page_path
-    from engram.util.processes import ProcessGroup
-
-    if report is not None:
-        check_page_path(report)  # before an hour of work, not after it
-    with bars(as_json) as progress:
-        progress("loading the tasks", 0, 0)
-        team, model = (
-            ProcessGroup(device),
-            load_model(sources, backbone, backbone_dtype=backbone_dtype),
-        )
-        columns = ColumnOptions(**(flags or {})[ColumnOptions])
-        found = [
-            answers(
-                model, one.splits, name, split=one.split, batch=batch, workers=workers,
-                precision=precision, team=team, progress=partial(progress, name),
-            )
-            for name, one in _pairs(model, data, split, columns).items()
-        ]  # fmt: skip
-        rows = []
-        if report is not None and team.main:
-            progress("writing the report", 0, 0)
-            rows = _write_report(report, model, found)
-    metrics = {one.task: {"split": one.dataset.split, **one.metrics(skip_bad)} for one in found}
-    show(_metrics_description(model, metrics, rows), as_json)
+# Data of tasks
 
 
 @dataclass(frozen=True)
-class TaskData:
-    """The data of `--data NAME=DATA:split`, for one task."""
+class LabelledTask:
+    """A task, and the data of `--data NAME=DATA:split` to measure it on."""
 
-    task: str
+    name: str
     splits: Splits
     split: str
 
 
-def data_for(
+def _task_data(
     model: MemoryViT, tasks: Sequence[str], text: str, split: str, columns: ColumnOptions
-) -> TaskData:
-    """What `--data NAME=DATA:split` says; DATA alone is enough for a single task."""
+) -> LabelledTask:
+    """Read `--data NAME=DATA:split`; DATA alone is enough for a single task."""
     from engram.data.datasets import load
 
     name, rest = named(text, tasks)
@@ -131,24 +85,71 @@ def data_for(
             "that is no test."
         )
         warnings.warn(notice, Notice, stacklevel=2)
-    return TaskData(task.spec.name, splits, split)
+    return LabelledTask(task.spec.name, splits, split)
 
 
-def _pairs(
-    model: MemoryViT, data: Sequence[str], split: str, columns: ColumnOptions
-) -> dict[str, TaskData]:
-    pairs: dict[str, TaskData] = {}
-    for text in data:
-        found = data_for(model, list(model.tasks), text, split, columns)
-        if found.task in pairs:
-            raise EngramError(
-                f"--data {text}: there is data for {found.task!r} already; evaluate on one after "
-                "the other."
-            )
-        pairs[found.task] = found
-    if not pairs:
+# Evaluate
+
+
+@app.command(name="eval")
+@flags_of({ColumnOptions: DATA})
+def eval_command(
+    sources: Engrams,
+    data: TaskData = None,
+    split: Split = "test",
+    backbone: Backbone = None,
+    batch: Batch = 64,
+    workers: Workers = DECODERS,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    backbone_dtype: BackboneDtype = "fp32",
+    skip_bad: Annotated[
+        bool, option(DATA, "Leave unreadable images out of the count.", "--skip-bad")
+    ] = False,
+    report: Annotated[
+        Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    *,
+    flags: Given,
+) -> None:
+    """Measure tasks on data, all of them attached together."""
+    from engram.inference.evaluate import answers
+    from engram.inference.load import load_model
+    from engram.report.run import check_page_path
+    from engram.util.processes import ProcessGroup
+
+    if not data:
         raise EngramError("There is nothing to evaluate on; give --data NAME=DATA.")
-    return pairs
+    if report is not None:
+        check_page_path(report)  # before an hour of work, not after it
+    with bars(as_json) as progress:
+        progress("loading the tasks", 0, 0)
+        team = ProcessGroup(device)
+        model = load_model(sources, backbone, backbone_dtype=backbone_dtype)
+        columns, given = ColumnOptions(**flags[ColumnOptions]), dict[str, LabelledTask]()
+        for text in data:
+            one = _task_data(model, list(model.tasks), text, split, columns)
+            if one.name in given:
+                raise EngramError(
+                    f"--data {text}: there is data for {one.name!r} already; evaluate on one after "
+                    "the other."
+                )
+            given[one.name] = one
+        found = [
+            answers(
+                model, one.splits, name, split=one.split, batch=batch, workers=workers,
+                precision=precision, team=team, progress=partial(progress, name),
+            )
+            for name, one in given.items()
+        ]  # fmt: skip
+        rows = []
+        if report is not None and team.main:
+            progress("writing the report", 0, 0)
+            rows = _write_report(report, model, found)
+    metrics = {one.task: {"split": one.dataset.split, **one.metrics(skip_bad)} for one in found}
+    show(_describe_metrics(model, metrics, rows), as_json)
 
 
 def _write_report(
@@ -167,7 +168,7 @@ def _write_report(
     return []
 
 
-def _metrics_description(
+def _describe_metrics(
     model: MemoryViT, metrics: Mapping[str, Mapping[str, Any]], rows: list[tuple[str, str]]
 ) -> Description:
     from engram.tasks.metrics import shown
@@ -185,3 +186,258 @@ def _metrics_description(
         for name, values in metrics.items()
     )
     return Description(metrics, rows, ("task", "split", "images", *columns, "unreadable"), table)
+
+
+# Embed
+
+
+@app.command(name="embed")
+@flags_of({DataOptions: DATA})
+def embed_command(
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA…", help="Images or folders of them, or one labelled dataset."),
+    ],
+    out: Annotated[
+        Path,
+        option(
+            OUTPUT,
+            "The file to write: .parquet or .npz. An existing one is replaced.",
+            "-o",
+            "--out",
+            metavar="FILE",
+        ),
+    ],
+    engrams: Annotated[
+        list[Path] | None,
+        option(
+            None, "Engrams or bundles to embed for too; repeatable.", "--engram", metavar="FILE"
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        option(
+            None,
+            "Path or Hub id of the backbone; by default the engrams' own, or what suits the "
+            "size of the images.",
+            metavar="BACKBONE",
+        ),
+    ] = None,
+    tasks: Tasks = None,
+    batch: Batch = 64,
+    workers: Workers = DECODERS,
+    backbone_dtype: BackboneDtype = "fp32",
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
+    as_json: Json = False,
+    *,
+    flags: Given,
+) -> None:
+    """Turn images into vectors: the backbone's, and each task's own."""
+    from engram.inference.embed import datasets_of, embed_batches
+    from engram.inference.engine import TorchEngine
+    from engram.inference.vectors import check_names, check_vector_file, vector_file
+    from engram.util.files import check_writable
+    from engram.util.processes import ProcessGroup
+
+    check_writable(out, "file")
+    check_vector_file(out)
+    options = DataOptions(**flags[DataOptions])
+    widths, failed, images = dict[str, int](), dict[str, str](), 0
+    with bars(as_json) as progress:
+        datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
+        model = _embedding_model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
+        names = model.embedding_names(tasks or None)
+        check_names(names)
+        engine = TorchEngine(model, device=ProcessGroup(device).device, precision=precision)
+        with vector_file(out) as file:
+            for part in embed_batches(
+                engine, datasets, tasks=names, batch=batch, workers=workers,
+                progress=partial(progress, "embedding"),
+            ):  # fmt: skip
+                failed |= part.failed
+                images += len(part.images)
+                if part.images:
+                    widths = {name: rows.shape[1] for name, rows in part.vectors.items()}
+                    file.add(part)
+            if not images:
+                reason = next(iter(failed.values()))
+                raise EngramError(f"No image can be read, so {out} was not written: {reason}.")
+    source = model.backbone.source
+    document = {
+        "path": str(out),
+        "backbone": source,
+        "images": images,
+        "vectors": widths,
+        "unreadable": failed,
+    }
+    rows = [("backbone", source), ("images", f"{images:,}"), ("file", str(out))]
+    if failed:
+        reasons = [*list(failed.values())[:_SHOWN], *(["…"] if len(failed) > _SHOWN else [])]
+        rows.append(("unreadable", f"{len(failed):,}, left out: {'; '.join(reasons)}"))
+    table = tuple((name, f"{width:,}") for name, width in widths.items())
+    show(Description(document, rows, ("vectors", "numbers"), table), as_json)
+
+
+def _embedding_model(
+    engrams: list[Path],
+    backbone: str | None,
+    backbone_dtype: str,
+    dataset: Dataset,
+    progress: Progress,
+) -> MemoryViT:
+    """The model of the engrams, or a backbone alone: the one named, or what suits the images."""
+    from engram.backbones.load import load_backbone
+    from engram.backbones.recommended import AUTO, choose_backbone
+    from engram.data.datasets import Splits
+    from engram.data.overview import typical_side
+    from engram.inference.load import load_model
+    from engram.model import MemoryViT
+
+    if engrams:
+        moved = None if backbone == AUTO else backbone
+        return load_model(engrams, moved, backbone_dtype=backbone_dtype)
+    if backbone is None or backbone == AUTO:
+        side = typical_side(Splits(dataset.name, dataset.classes, train=dataset))
+        backbone = choose_backbone(side, announce=announce, progress=progress).source
+    return MemoryViT(load_backbone(backbone, dtype=backbone_dtype))
+
+
+# Export
+
+
+@app.command(name="export")
+@flags_of({ColumnOptions: DATA})
+def export_command(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")
+    ],
+    out: Annotated[Path, option(OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out")],
+    file_format: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "onnx or torch, if the file's ending does not say it.",
+            "--format",
+            autocompletion=among(("onnx", "torch")),
+        ),
+    ] = None,
+    int8: Annotated[
+        bool,
+        option(OUTPUT, "int8 quantisation of the linear layers: faster, less exact.", "--int8"),
+    ] = False,
+    tasks: Tasks = None,
+    data: TaskData = None,
+    split: Split = "test",
+    backbone: Backbone = None,
+    batch: Batch = 32,
+    workers: Workers = DECODERS,
+    overwrite: Overwrite = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    *,
+    flags: Given,
+) -> None:
+    """Write all tasks as one file that runs without engram, checked against the model."""
+    from engram.export.runtime import OnnxModel, TorchProgram, require_onnx
+    from engram.export.write import check_output_path, export_onnx, export_torch
+    from engram.inference.evaluate import answers
+    from engram.inference.load import load_model
+
+    kind = _format(out, file_format)
+    check_output_path(out, kind, overwrite)
+    if kind == "onnx":
+        require_onnx()
+    elif int8:
+        raise EngramError("--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
+    with bars(as_json) as progress:
+        progress("loading the tasks", 0, 0)
+        model = load_model(sources, backbone)
+        names = model.output_names(tasks or None)
+        own = [name for name in names if name in model.tasks]
+        columns = ColumnOptions(**flags[ColumnOptions])
+        found = [_task_data(model, own, text, split, columns) for text in data or ()]
+
+        def measure(engine: Engine | None, when: str) -> dict[str, dict[str, Any]]:
+            return {
+                one.name: answers(
+                    model, one.splits, one.name,
+                    split=one.split, batch=batch, workers=workers, engine=engine,
+                    progress=partial(progress, f"{one.name} {when}"),
+                ).metrics()
+                for one in found
+            }  # fmt: skip
+
+        before = measure(None, "before")
+        progress(f"writing {out.name} and checking it", 0, 0)
+        if kind == "onnx":
+            made = export_onnx(model, out, int8=int8, tasks=names)
+        else:
+            made = export_torch(model, out, tasks=names)
+        after = measure(OnnxModel(out) if kind == "onnx" else TorchProgram(out), "after")
+    show(_describe_export(model, made, before, after), as_json)
+
+
+def _format(out: Path, kind: str | None) -> str:
+    """The format that was asked for, or that the name's ending says."""
+    from engram.export.write import SUFFIXES
+
+    known = ", ".join(f"{name} ({suffix})" for name, suffix in SUFFIXES.items())
+    if kind is None:
+        kind = next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
+        if kind is None:
+            raise EngramError(f"{out} has the ending {out.suffix!r}; formats are {known}.")
+    if kind not in SUFFIXES:
+        raise EngramError(f"There is no format {kind!r}; formats are {known}.")
+    return kind
+
+
+def _describe_export(
+    model: MemoryViT,
+    made: Export,
+    before: Mapping[str, Mapping[str, Any]],
+    after: Mapping[str, Mapping[str, Any]],
+) -> Description:
+    from engram.export.graphs import OPSET
+    from engram.export.verify import BATCHES
+
+    document: dict[str, Any] = {
+        "file": str(made.path),
+        "format": made.format,
+        "int8": made.int8,
+        "bytes": made.bytes,
+        "seconds": round(made.seconds, 2),
+        "script": str(made.script) if made.script else None,
+        "tasks": {},
+    }
+    table = []
+    for name, found in made.differences.items():
+        document["tasks"][name] = {"change": asdict(found)}
+        cells = [name, f"{found.largest:.2g}", f"{found.relative:.2%}", f"{found.agreement:.0%}"]
+        if name in before:
+            document["tasks"][name] |= {"before": before[name], "after": after[name]}
+            task = model.task(name).kind
+            old, new = before[name][task.score], after[name][task.score]
+            change = ("-" if new < old else "+") + task.shown(abs(new - old))
+            images = f"{before[name]['images']:,}"
+            cells += [images, task.title, task.shown(old), task.shown(new), change]
+        elif before:
+            cells += [""] * 5
+        table.append(tuple(cells))
+    kind = f"ONNX, opset {OPSET}" if made.format == "onnx" else "torch.export"
+    rows = [
+        ("file", str(made.path)),
+        ("format", kind + (", int8" if made.int8 else ", float32")),
+        ("size", f"{made.bytes / 1e6:,.1f} MB"),
+        ("checked", f"against the model, on {sum(BATCHES)} generated images"),
+    ]
+    if made.format == "onnx":
+        script = str(made.script or "predict.py is not engram's, and was left alone")
+        rows.append(("script", script))
+    if made.int8 and not before:
+        rows.append(("accuracy", "not measured; give --data NAME=DATA to see what int8 costs"))
+    columns: tuple[str, ...] = ("task", "largest difference", "relative", "same best class")
+    if before:
+        columns += ("images", "metric", "model", "exported", "change")
+    return Description(document, rows, columns, tuple(table))

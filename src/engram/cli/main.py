@@ -19,10 +19,7 @@ import typer
 
 from engram.cli import (  # noqa: F401
     backbones,
-    data,
-    embed,
     experiments,
-    export,
     farm,
     inference,
     predict,

@@ -18,7 +18,6 @@ from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
 from engram.inference.bulk.settings import BulkSettings
 from engram.util.description import Description
-from engram.util.progress import Progress
 from engram.util.settings import Given
 
 if TYPE_CHECKING:
@@ -71,77 +70,69 @@ def predict_command(
     backbone_dtype: BackboneDtype = "fp32",
     threads: Threads = None,
     as_json: Json = False,
-    flags: Given | None = None,
+    *,
+    flags: Given,
 ) -> None:
     """Ask every task about images, in one pass."""
-    given, shared = (flags or {})[BulkSettings], (flags or {})[ClusterSettings]
+    given, shared = flags[BulkSettings], flags[ClusterSettings]
     settings = BulkSettings(top_k=top_k, device=device, precision=precision, **given)
     if on is None:
         _refuse(shared, "--on, the Ray cluster to answer on, such as --on ray")
-    if out is not None:
-        if on is not None and "decoders" in given:
+    if out is None:
+        bulk = {"on": on, **given, "overwrite": overwrite}
+        _refuse(bulk, "--out, the file or folder for answers")
+    elif on is not None:
+        if "decoders" in given:
             raise EngramError(
                 "--decoders is for one machine; with --on, CPUs that no actor has decode images. "
                 "Leave it out."
             )
-        cluster = None if on is None else (on, ClusterSettings(**shared))
-        if on is not None:
-            from engram.cluster.connect import check_address
+        from engram.cluster.connect import check_address
 
-            check_address(on)  # a wrong one is refused before the model is loaded
-        with bars(as_json) as progress:
-            result = _write_answers(
-                sources, backbone, backbone_dtype, tasks, out, settings, cluster, masks, overwrite,
-                progress,
-            )  # fmt: skip
-        show(_description(result), as_json)
-        return
-    _refuse({"on": on, **given, "overwrite": overwrite}, "--out, the file or folder for answers")
-    _show_answers(sources, backbone, backbone_dtype, tasks, settings, masks, as_json)
-
-
-def _refuse(given: Mapping[str, object], needed: str) -> None:
-    """Options that only mean something together with another one."""
-    for flag, wanted in given.items():
-        if wanted:
-            raise EngramError(f"--{flag.replace('_', '-')} needs {needed}.")
-
-
-def _show_answers(
-    sources: Sequence[str],
-    backbone: str | None,
-    backbone_dtype: str,
-    tasks: list[str] | None,
-    settings: BulkSettings,
-    masks: Path | None,
-    as_json: bool,
-) -> None:
-    """Answer for a few images, which are in memory together."""
+        check_address(on)  # a wrong one is refused before the model is loaded
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
+        from engram.inference.bulk.answers import Answering, answered_here
+        from engram.inference.bulk.job import predict_to
         from engram.inference.predict import predict
 
         model, others = _model_and_sources(sources, backbone, backbone_dtype)
-        results: list[dict[str, Any]] = predict(
-            model, _images(others),
-            tasks=tasks or None, top_k=settings.top_k, device=settings.device,
-            precision=settings.precision, progress=progress,
-        )  # fmt: skip
+        if out is None:
+            results = predict(
+                model, _images(others),
+                tasks=tasks or None, top_k=top_k, device=device, precision=precision,
+                progress=progress,
+            )  # fmt: skip
+        else:
+            if not others:
+                raise EngramError(
+                    "No image was given; add a folder, a table, an archive, a list of paths, or - "
+                    "for paths on standard input."
+                )
+            answering: Answering = answered_here
+            if on is not None:
+                from engram.cluster.bulk import answered_on
+
+                answering = answered_on(on, others, ClusterSettings(**shared), progress)
+            written = predict_to(
+                model, others, out, settings, tasks=tasks or None, masks=masks,
+                overwrite=overwrite, answering=answering, progress=progress,
+            )  # fmt: skip
+    if out is not None:
+        show(_description(written), as_json)
+        return
     if masks is not None:
         _write_masks(results, masks)
-    scored = any("scores" in result for result in results)
-    table: list[tuple[str, ...]] = []
-    for result in results:
-        if "error" in result:
-            table.append((result["image"], "", result["error"], *([""] if scored else [])))
-        for name, answer in result.get("tasks", {}).items():
-            score = result.get("scores", {}).get(name)
-            shown = [("" if score is None else f"{score:.2f}")] if scored else []
-            table.append((result["image"], name, model.task(name).kind.words(answer), *shown))
-    columns = ("image", "task", "answer", *(["score"] if scored else []))
-    show(Description(results, [], columns, tuple(table)), as_json)
+    show(_table(model, results), as_json)
     if any("error" in result for result in results):
         raise typer.Exit(2)
+
+
+def _refuse(given: Mapping[str, object], needed: str) -> None:
+    """Refuse options that only mean something together with another one."""
+    for flag, wanted in given.items():
+        if wanted:
+            raise EngramError(f"--{flag.replace('_', '-')} needs {needed}.")
 
 
 def _images(sources: Sequence[str]) -> list[str]:
@@ -156,38 +147,19 @@ def _images(sources: Sequence[str]) -> list[str]:
     return images
 
 
-def _write_answers(
-    sources: Sequence[str],
-    backbone: str | None,
-    backbone_dtype: str,
-    tasks: list[str] | None,
-    out: Path,
-    settings: BulkSettings,
-    cluster: tuple[str, ClusterSettings] | None,
-    masks: Path | None,
-    overwrite: bool,
-    progress: Progress,
-) -> BulkResult:
-    """Answer for any number of images, as they are read."""
-    progress("loading the tasks", 0, 0)
-    from engram.inference.bulk.answers import Answering, answered_here
-    from engram.inference.bulk.job import predict_to
-
-    model, others = _model_and_sources(sources, backbone, backbone_dtype)
-    if not others:
-        raise EngramError(
-            "No image was given; add a folder, a table, an archive, a list of paths, or - for "
-            "paths on standard input."
-        )
-    answering: Answering = answered_here
-    if cluster is not None:
-        from engram.cluster.bulk import answered_on
-
-        answering = answered_on(cluster[0], others, cluster[1], progress)
-    return predict_to(
-        model, others, out, settings, tasks=tasks or None, masks=masks, overwrite=overwrite,
-        answering=answering, progress=progress,
-    )  # fmt: skip
+def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Description:
+    """A row for each image and task; scores have a column if there are any."""
+    scored = any("scores" in result for result in results)
+    table: list[tuple[str, ...]] = []
+    for result in results:
+        if "error" in result:
+            table.append((result["image"], "", result["error"], *([""] if scored else [])))
+        for name, answer in result.get("tasks", {}).items():
+            score = result.get("scores", {}).get(name)
+            shown = [("" if score is None else f"{score:.2f}")] if scored else []
+            table.append((result["image"], name, model.task(name).kind.words(answer), *shown))
+    columns = ("image", "task", "answer", *(["score"] if scored else []))
+    return Description(results, [], columns, tuple(table))
 
 
 def _description(result: BulkResult) -> Description:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from engram.cli.terminal import is_first
 from engram.util.text import duration, visible
@@ -25,10 +25,11 @@ SILENCE = 2.0
 _WIDE = 100
 
 
-class Watch(Protocol):
-    """Shows how far work is. Work of unknown length has the total 0."""
+class Watch:
+    """Shows how far work is, and this one nothing. Work of unknown length has the total 0."""
 
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None: ...
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        pass
 
     def say(self, rows: Sequence[tuple[str, str]]) -> None:
         """Print rows with labels above the bars, or between the lines."""
@@ -36,9 +37,9 @@ class Watch(Protocol):
 
 @contextmanager
 def bars(as_json: bool) -> Iterator[Watch]:
-    """What shows the progress of a command, from its first moment on."""
+    """Show the progress of a command, from its first moment on."""
     if as_json or not is_first():
-        yield Silence()
+        yield Watch()
     elif sys.stderr.isatty():
         with _live_bars() as shown:
             live = Bars(shown)
@@ -48,23 +49,12 @@ def bars(as_json: bool) -> Iterator[Watch]:
         lines = Lines()
         try:
             yield lines
-            lines.end()
+            lines.end_all_but(None)
         finally:
-            lines.close()
+            lines.timer.cancel()
 
 
-class Silence:
-    """Nothing is shown."""
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        pass
-
-    def say(self, rows: Sequence[tuple[str, str]]) -> None:
-        pass
-
-
-@contextmanager
-def _live_bars() -> Iterator[Any]:
+def _live_bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -78,19 +68,18 @@ def _live_bars() -> Iterator[Any]:
 
     whole = Column(no_wrap=True)
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    columns = (
+    return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20 if console.width >= _WIDE else 6, table_column=whole),
         TextColumn("{task.fields[count]}", style="progress.download"),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=whole),
         Note(),
+        console=console,
     )
-    with Progress(*columns, console=console) as shown:
-        yield shown
 
 
-class Bars:
+class Bars(Watch):
     """A bar for each piece of work; one of unknown length vanishes when the next begins."""
 
     def __init__(self, shown: Any) -> None:
@@ -104,9 +93,8 @@ class Bars:
         if what != self._passing:
             self.end()
         if what not in self._known:
-            self._known[what] = shown.add_task(
-                visible(what), total=None, count="", rate="", note=""
-            )
+            fields = {"count": "", "rate": "", "note": ""}
+            self._known[what] = shown.add_task(visible(what), total=None, **fields)
         speed = shown.tasks[shown.task_ids.index(self._known[what])].speed
         shown.update(
             self._known[what],
@@ -138,8 +126,8 @@ class _Stage:
     began: float
     first: int  # what a resumed run had done already
     printed: float
-    done: int
-    total: int
+    done: int = 0
+    total: int = 0
     note: str = ""
 
     def line(self, what: str, now: float) -> str:
@@ -147,17 +135,18 @@ class _Stage:
         if not self.total:
             return f"{what}: {self.note or duration(seconds)}"
         rate = (self.done - self.first) / seconds if seconds > 0 else 0.0
-        parts = [f"{self.done:,} of {self.total:,}"]
-        if self.done >= self.total:
-            parts.append(f"took {duration(seconds)}")
-        if rate:
-            parts.append(f"{rate:,.1f}/s")
-        if rate and self.done < self.total:
-            parts.append(f"{duration((self.total - self.done) / rate)} left")
-        return f"{what}: {', '.join([*parts, self.note] if self.note else parts)}"
+        ended, left = self.done >= self.total, self.total - self.done
+        parts = [
+            f"{self.done:,} of {self.total:,}",
+            f"took {duration(seconds)}" if ended else "",
+            f"{rate:,.1f}/s" if rate else "",
+            f"{duration(left / rate)} left" if rate and not ended else "",
+            self.note,
+        ]
+        return f"{what}: {', '.join(filter(None, parts))}"
 
 
-class Lines:
+class Lines(Watch):
     """Plain lines for a log file: at the end of each piece of work, and every ten seconds.
 
     The first seconds are silent, unless a command has said what it will do: most mistakes are found
@@ -169,29 +158,29 @@ class Lines:
         self._ended = ""  # the last work that reached its total
         self._silent_until = time.monotonic() + SILENCE
         self._held = ""  # the last line that was not printed
-        self._timer = threading.Timer(SILENCE, self._release)  # work may report nothing for long
-        self._timer.daemon = True
-        self._timer.start()
+        self.timer = threading.Timer(SILENCE, self._release)  # work may report nothing for long
+        self.timer.daemon = True
+        self.timer.start()
 
     def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        if what == self._ended and 0 < total <= done:
+        ended = 0 < total <= done
+        if ended and what == self._ended:
             return
         now = time.monotonic()
-        self._end_all_but(what)
+        self.end_all_but(what)
         if what not in self._stages:
-            self._stages[what] = _Stage(now, done, now, done, total)
+            self._stages[what] = _Stage(now, done, now)
             self._ended = ""
             if not total:
                 self._print(what)
         stage = self._stages[what]
         stage.done, stage.total, stage.note = done, total, note
-        if 0 < total <= done:
-            self._print(stage.line(what, now))
-            del self._stages[what]
-            self._ended = what
-        elif now - stage.printed >= EVERY:
+        if ended or now - stage.printed >= EVERY:
             self._print(stage.line(what, now))
             stage.printed = now
+        if ended:
+            del self._stages[what]
+            self._ended = what
 
     def say(self, rows: Sequence[tuple[str, str]]) -> None:
         self._silent_until = 0.0
@@ -208,14 +197,7 @@ class Lines:
         if line:
             print(visible(line), file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def end(self) -> None:
-        """No more work comes."""
-        self._end_all_but(None)
-
-    def _end_all_but(self, what: str | None) -> None:
+    def end_all_but(self, what: str | None) -> None:
         """Print how far work came that ended before its total, such as training that stopped."""
         for other in [known for known in self._stages if known != what]:
             stage = self._stages.pop(other)

@@ -46,12 +46,13 @@ def serve_command(
         ),
     ] = None,
     as_json: Json = False,
-    flags: Given | None = None,
+    *,
+    flags: Given,
 ) -> None:
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
     from engram.serve.run import bundle_of, serve
 
-    settings = Settings(**(flags or {})[Settings])
+    settings = Settings(**flags[Settings])
     with ExitStack() as until_ready, bundle_of(sources) as folder:
         quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
         until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)

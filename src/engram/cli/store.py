@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.app import Backbone, Json, Overwrite, app
+from engram.cli.app import Backbone, Json, OutEngram, OutFolder, Overwrite, app
 from engram.cli.complete import task_names
 from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option
 from engram.cli.progress import bars
@@ -40,7 +40,7 @@ def compose(
     sources: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Engrams, or bundles of them.")
     ],
-    out: Annotated[Path, option(OUTPUT, "The folder to write.", "-o", "--out")],
+    out: OutFolder,
     backbone: Backbone = None,
     overwrite: Annotated[
         bool, option(OUTPUT, "Replace or leave out tasks of a bundle that is there.", "--overwrite")
@@ -60,7 +60,7 @@ def merge_command(
     sources: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Two or more engrams of one task.")
     ],
-    out: Annotated[Path, option(OUTPUT, "The engram to write.", "-o", "--out")],
+    out: OutEngram,
     weights: Annotated[
         str,
         option(

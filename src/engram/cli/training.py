@@ -1,19 +1,21 @@
-"""`engram fit`, `engram sweep` and `engram cache`."""
+"""`engram data`, `engram fit`, `engram sweep` and `engram cache`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.add_classes import add_classes_to, check_flags
-from engram.cli.app import DataArgument, Json, Threads, app
+from engram.cli.app import DataArgument, Json, OutEngram, Threads, app
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, TASK, TRAINING, flags_of, numbers, option
-from engram.cli.progress import bars
+from engram.cli.flags import DATA, TASK, TRAINING, flags_of, numbers, option
+from engram.cli.progress import Watch, bars
 from engram.cli.terminal import announce, show
-from engram.methods.settings import REGIMES
+from engram.errors import EngramError
+from engram.methods.settings import REGIMES, MethodFlags
 from engram.tasks.settings import TaskSettings
 from engram.train.given import with_recipe_file
 from engram.train.options import DataOptions, RunOptions
@@ -25,17 +27,43 @@ from engram.util.text import counted
 if TYPE_CHECKING:
     from engram.model import MemoryViT
     from engram.train.auto import AutoResult
+    from engram.train.job import TrainingJob
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
 
-Out = Annotated[Path, option(OUTPUT, "The engram to write.", "-o", "--out")]
 TaskName = Annotated[str, option(TASK, "Name of the task.", "--task")]
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
-    f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or masked "
+    f"backbone alone (auto, {', '.join(REGIMES)}; default: auto, or {TaskSettings().regime} "
     "with --recipe paper or --seeds)."
 )
+_CELLS = MethodFlags().cells
 _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: TRAINING}
+
+
+@app.command(name="data")
+@flags_of({DataOptions: DATA})
+def data_command(
+    data: DataArgument,
+    check: Annotated[
+        bool,
+        option(
+            DATA,
+            "Decode every image and look for all duplicates; else a sample of the headers.",
+            "--check",
+        ),
+    ] = False,
+    as_json: Json = False,
+    *,
+    flags: Given,
+) -> None:
+    """Print what is understood of a dataset; writes nothing."""
+    from engram.data.overview import describe, look_at
+
+    with bars(as_json) as progress:
+        splits = DataOptions(**flags[DataOptions]).load(data)
+        overview = look_at(splits, check=check, progress=progress)
+    show(describe(overview), as_json)
 
 
 @app.command(name="fit")
@@ -43,7 +71,7 @@ _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: 
 def fit_command(
     data: DataArgument,
     task: TaskName,
-    out: Out,
+    out: OutEngram,
     regime: Annotated[
         str | None, option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES)))
     ] = None,
@@ -74,22 +102,22 @@ def fit_command(
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
-    flags: Given | None = None,
+    *,
+    flags: Given,
 ) -> None:
     """Train a task on images and write it as an engram."""
-    from engram.report.run import write_run_report
-    from engram.train.auto import AutoResult
-
     with bars(as_json) as progress:
         progress("starting", 0, 0)
+        from engram.report.run import write_run_report
+        from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
 
-        given, own = with_recipe_file(flags or {}, regime=regime, seeds=seeds, soup=soup)
+        given, own = with_recipe_file(flags, regime=regime, seeds=seeds, soup=soup)
         fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
-        check_flags(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
+        _check_add_classes(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
         result: AutoResult | Result | SweepResult
         if old is not None:
-            job, result = add_classes_to(old, data, task, out, given, progress)
+            job, result = _add_classes(old, data, task, out, given, progress)
         else:
             job = TrainingJob.start(data, out, given, progress, announce)
             soup = own["soup"] or 0
@@ -98,13 +126,62 @@ def fit_command(
             result = job.train(task, out, chosen, seeds, progress, soup)
         progress("writing the report", 0, 0)
         report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
-    kind = job.model.task(task).kind
     rows = _result_rows(result, job.model)
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
+    table: Any = ((), ())
+    if isinstance(result, AutoResult):
+        table = result.table(job.model.task(task).kind)
     document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
-    columns, table = result.table(kind) if isinstance(result, AutoResult) else ((), ())
-    show(Description(document, [*rows, ("report", report)], columns, table), as_json)
+    show(Description(document, [*rows, ("report", report)], *table), as_json)
+
+
+def _check_add_classes(add: bool, old: str | None, given: Mapping[str, Any]) -> None:
+    """Refuse one of the two flags alone, and others that decide what the old task has decided."""
+    if add and old is None:
+        raise EngramError(
+            "--add-classes needs the engram that gets more classes: --from OLD.safetensors."
+        )
+    if old is not None and not add:
+        raise EngramError(f"--from {old} is for --add-classes; add that flag, or leave it out.")
+    useless = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if add and useless:
+        raise EngramError(
+            f"{', '.join(useless)} cannot be given with --add-classes: the new task is what the "
+            f"one in {old} is, with more classes, and takes seconds. Leave it out."
+        )
+
+
+def _add_classes(
+    old: str, data: str, task: str, out: Path, given: Given, progress: Watch
+) -> tuple[TrainingJob, Result]:
+    """Teach the task of an engram more classes. The job has data of all classes."""
+    from engram.store.format import read_engram
+    from engram.store.remote import single_engram_path
+    from engram.train.add_classes import add_classes, with_known_classes
+    from engram.train.backbone import backbone_for
+    from engram.train.job import TrainingJob
+    from engram.train.opening import opening
+
+    engram = read_engram(single_engram_path(old))
+
+    def backbone_of_old(*arguments: Any, **named: Any) -> Any:
+        return backbone_for(*arguments, **{**named, "parents": [old, *named["parents"]]})
+
+    job = TrainingJob.start(
+        data, out, given, progress, announce,
+        read=lambda options, source: options.load(source, one_class=True),
+        find_backbone=backbone_of_old,
+    )  # fmt: skip
+    options, whole = job.options, with_known_classes(job.splits, engram)
+    spec = replace(engram.spec, classes=whole.classes)
+    progress.say(opening(job.model, [spec], whole, job.recipe))
+    result = add_classes(
+        job.model, engram, job.splits, job.recipe,
+        task=task, out=out, overwrite=options.overwrite, test=options.test, team=job.team,
+        progress=progress,
+    )  # fmt: skip
+    return replace(job, splits=whole), result
 
 
 @app.command(name="sweep")
@@ -112,9 +189,9 @@ def fit_command(
 def sweep_command(
     data: DataArgument,
     task: TaskName,
-    out: Out,
+    out: OutEngram,
     cells: Annotated[
-        str | None, option(TASK, "Numbers of memory cells (default: 5).", metavar="A,B")
+        str | None, option(TASK, f"Numbers of memory cells (default: {_CELLS}).", metavar="A,B")
     ] = None,
     lr: Annotated[str | None, option(TRAINING, "Learning rates.", metavar="A,B")] = None,
     weight_decay: Annotated[str | None, option(TRAINING, "Weight decays.", metavar="A,B")] = None,
@@ -134,35 +211,55 @@ def sweep_command(
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
-    flags: Given | None = None,
+    *,
+    flags: Given,
 ) -> None:
     """Train many variants of a task at once and keep the best on validation."""
-    from engram.report.run import write_run_report
-
     given, own = with_recipe_file(
-        flags or {}, lr=lr, cells=cells, weight_decay=weight_decay, seeds=seeds,
+        flags, lr=lr, cells=cells, weight_decay=weight_decay, seeds=seeds,
         refit=refit or None, soup=soup,
     )  # fmt: skip
-    lrs = numbers("--lr", own["lr"], float)
-    decays = numbers("--weight-decay", own["weight_decay"], float)
-    counts = [5] if own["cells"] is None else numbers("--cells", own["cells"], int)
-    seeds, refit = 1 if own["seeds"] is None else own["seeds"], bool(own["refit"])
+    grid: dict[str, Any] = {
+        "lrs": numbers("--lr", own["lr"], float),
+        "weight_decays": numbers("--weight-decay", own["weight_decay"], float),
+        "cells": [_CELLS] if own["cells"] is None else numbers("--cells", own["cells"], int),
+        "seeds": 1 if own["seeds"] is None else own["seeds"],
+        "refit": bool(own["refit"]),
+        "soup": own["soup"] or 0,
+    }
     with bars(as_json) as progress:
         progress("starting", 0, 0)
+        from engram.report.run import write_run_report
         from engram.train.job import TrainingJob
 
         job = TrainingJob.start(data, out, given, progress, announce)
         progress.say(job.opening(task, job.settings.regime))
-        result = job.sweep(
-            task, out, progress,
-            lrs=lrs, cells=counts, weight_decays=decays, seeds=seeds, refit=refit,
-            soup=own["soup"] or 0,
-        )  # fmt: skip
+        result = job.sweep(task, out, progress, **grid)
         report = ""
         progress("writing the report", 0, 0)
         if job.main:
-            report = write_run_report(job.model, result, job.splits, job.recipe, refit)
-    show(_sweep_description(result, job.model, report), as_json)
+            report = write_run_report(job.model, result, job.splits, job.recipe, grid["refit"])
+    kind = job.model.task(result.task).kind
+    table = tuple(
+        (
+            f"{setting.lr:g}",
+            str(setting.cells),
+            f"{setting.weight_decay:g}",
+            f"{kind.shown(setting.mean)} ± {kind.shown(setting.deviation)}",
+            "best" if setting == result.best else "",
+        )
+        for setting in result.settings
+    )
+    columns = (
+        "lr",
+        "cells",
+        "weight decay",
+        f"validation {kind.title_of(result.best.measure)}",
+        "",
+    )
+    rows = [*_result_rows(result, job.model), ("report", report)]
+    document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
+    show(Description(document, rows, columns, table), as_json)
 
 
 def _result_rows(
@@ -204,25 +301,6 @@ def _result_rows(
     return rows
 
 
-def _sweep_description(result: SweepResult, model: MemoryViT, report: str) -> Description:
-    kind = model.task(result.task).kind
-    table = tuple(
-        (
-            f"{setting.lr:g}",
-            str(setting.cells),
-            f"{setting.weight_decay:g}",
-            f"{kind.shown(setting.mean)} ± {kind.shown(setting.deviation)}",
-            "best" if setting == result.best else "",
-        )
-        for setting in result.settings
-    )
-    score = kind.title_of(result.best.measure)
-    columns = ("lr", "cells", "weight decay", f"validation {score}", "")
-    rows = [*_result_rows(result, model), ("report", report)]
-    document = {**result.to_dict(), "backbone": model.backbone.source, "report": report}
-    return Description(document, rows, columns, table)
-
-
 # The cache
 
 cache_app = typer.Typer(
@@ -236,7 +314,7 @@ def cache_info(as_json: Json = False) -> None:
     """Print where the cache is and what it holds."""
     from engram.train.caches import default_root, info
 
-    entries = info()
+    entries, folder = info(), str(default_root())
     table = tuple(
         (
             entry["backbone"],
@@ -247,10 +325,9 @@ def cache_info(as_json: Json = False) -> None:
         )
         for entry in entries
     )
-    document = {"folder": str(default_root()), "caches": entries}
-    rows = [("folder", str(default_root())), ("caches", str(len(entries)))]
+    rows = [("folder", folder), ("caches", str(len(entries)))]
     columns = ("backbone", "images", "size", "pixels", "view")
-    show(Description(document, rows, columns, table), as_json)
+    show(Description({"folder": folder, "caches": entries}, rows, columns, table), as_json)
 
 
 @cache_app.command(name="clear")

@@ -37,6 +37,51 @@ _QUIET = {
 
 
 @dataclass(frozen=True)
+class FarmSettings:
+    """Where the jobs of a farm are trained: flags of `engram farm`."""
+
+    on: str = setting(
+        "local",
+        "where to train: local (processes of this machine), ray (starts Ray on this machine), or "
+        "the address of a Ray cluster, HOST:PORT or ray://HOST:PORT",
+        offers=("local", "ray"),
+        metavar="WHERE",
+    )
+    parallel: int | None = setting(
+        None,
+        "number of jobs to train at the same time (default: 1; on Ray, as many as fit on the "
+        "cluster)",
+        least=1,
+    )
+    cpus_per_job: int | None = setting(
+        None,
+        "CPU threads per job; on Ray, also the CPUs reserved for it (default: torch's number of "
+        "threads divided by --parallel; on Ray, 1)",
+        least=1,
+    )
+    gpus_per_job: float = setting(
+        0.0, "GPUs reserved per job on Ray; can be a fraction, such as 0.5"
+    )
+    retries: int = setting(
+        2, "number of times to restart a job that crashed, from its checkpoint", group="Training"
+    )
+    overwrite: bool = setting(
+        False, "retrain jobs whose options have changed, and replace their tasks", group="Output"
+    )
+    dry_run: bool = setting(
+        False, "check the jobs, print which of them share a cache, and stop", group="Output"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.on == "local" and self.gpus_per_job:
+            raise EngramError(
+                "--gpus-per-job is for Ray, which hands out GPUs; on this machine, give jobs a "
+                'line such as device = "cuda:1".'
+            )
+
+
+@dataclass(frozen=True)
 class ClusterSettings:
     """How bulk prediction is divided among the nodes of a cluster: flags that need `--on`."""
 

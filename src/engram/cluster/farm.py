@@ -1,4 +1,4 @@
-"""`run_farm`: train all jobs of a file, put their tasks into bundles, and write a page about them."""
+"""`run_farm`: train all jobs of a file, put their tasks into bundles, write a page about them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from engram.cluster.connect import connected, room
+from engram.cluster.connect import FarmSettings, connected, room
 from engram.cluster.jobs import FarmJob
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
 from engram.report.run import write_run_report
@@ -67,11 +67,13 @@ class Workers:
 
 
 @contextlib.contextmanager
-def local_workers(slots: int, threads: int) -> Iterator[Workers]:
+def local_workers(settings: FarmSettings) -> Iterator[Workers]:
     """Processes of this machine, one for each job: forks of one that has imported everything.
 
     What a job prints is in NAME.log of the farm's folder.
     """
+    slots = settings.parallel or 1
+    threads = settings.cpus_per_job or max(1, torch.get_num_threads() // slots)
     # Python's tracker frees the semaphores of killed processes, and would call them leaked.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     resource_tracker.ensure_running()
@@ -112,21 +114,19 @@ def local_workers(slots: int, threads: int) -> Iterator[Workers]:
 
 
 @contextlib.contextmanager
-def ray_workers(
-    on: str, slots: int | None, cpus: int, gpus: float, folder: Path
-) -> Iterator[Workers]:
-    """Tasks of Ray, where `on` says (see `connected`); without `slots`, as many as it holds.
+def ray_workers(settings: FarmSettings, folder: Path) -> Iterator[Workers]:
+    """Tasks of Ray (see `connected`); if their number is not set, as many as the cluster holds.
 
     Nodes that do not see the farm's folder work in one of their own, and send what they made.
     """
-    tasks: list[Any] = []
-    with connected(on) as ray:
+    tasks, cpus, gpus = list[Any](), settings.cpus_per_job or 1, settings.gpus_per_job
+    with connected(settings.on) as ray:
         from ray.util.queue import Queue
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
         def fitting() -> int:
             held = room(ray, cpus=cpus, gpus=gpus)
-            return held if slots is None or not held else slots
+            return min(held, 1) * (settings.parallel or held)
 
         def submit(job: FarmJob, near: str) -> Future[Ended]:
             paths = [folder / f"{name}.safetensors" for name in job.parents]

@@ -164,7 +164,7 @@ class Workload:
     """What is measured, and for how long."""
 
     backbone: ViT
-    cells: int = 5
+    cells: int = Masked().cells
     classes: int = 10
     seconds: float = 5.0  # for each table
     least: int = 3  # rounds, however long they take
@@ -448,7 +448,7 @@ class BenchSettings:
     shape: str | None = None  # with random weights, in place of a backbone
     tasks: Sequence[int] = (1, 10, 100)
     batches: Sequence[int] = (1, 16)
-    cells: int = 5
+    cells: int = Masked().cells
     seconds: float = 5.0
     device: str = "auto"
 

@@ -40,7 +40,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
     try:
         found = attention(model, answers.task, pixels.to(model.backbone.device))
     except EngramError as error:
-        return [Subsection(f"looks-{answers.task}", _MAPS, [Text(str(error))])]
+        return [Subsection(f"attention-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)
     rows = []
     for view, layers, (_, label) in zip(views, found.contribution, examples, strict=True):
@@ -51,10 +51,12 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
         rows.append(ImageRow(label, [thumbnail(view, label), *maps]))
     columns = ("image", *(title for title, _ in shown.values()))
     note = _pooled_note(found) if found.pooled else _NOTE
-    subsections = [Subsection(f"looks-{answers.task}", _MAPS, [ImageTable(columns, rows, note)])]
+    subsections = [
+        Subsection(f"attention-{answers.task}", _MAPS, [ImageTable(columns, rows, note)])
+    ]
     if not found.pooled:
         title = "Attention shares, layer by layer"
-        subsections.append(Subsection(f"reads-{answers.task}", title, [_shares(found)]))
+        subsections.append(Subsection(f"shares-{answers.task}", title, [_shares(found)]))
     return subsections
 
 

@@ -5,10 +5,10 @@ Texts are plain text: the templates escape them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from engram.report.images import Thumbnail
 from engram.util.charts import Chart
@@ -17,9 +17,11 @@ MAX_CLASSES = 20  # in a confusion matrix and in a list of classes
 
 
 class Content:
-    """A part of a section, drawn by the macro of this name."""
+    """A part of a section, drawn by the macro of its name: `image_table` for `ImageTable`."""
 
-    macro: ClassVar[str]
+    @property
+    def macro(self) -> str:
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,6 @@ class Section:
 
 @dataclass(frozen=True)
 class Subsection(Content):
-    macro = "subsection"
     key: str
     title: str
     contents: Sequence[Content]
@@ -41,7 +42,6 @@ class Subsection(Content):
 
 @dataclass(frozen=True)
 class Text(Content):
-    macro = "text"
     text: str
 
 
@@ -49,13 +49,11 @@ class Text(Content):
 class Facts(Content):
     """Names and values, side by side."""
 
-    macro = "facts"
     pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Table(Content):
-    macro = "table"
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -67,7 +65,6 @@ class Table(Content):
 class Links(Content):
     """Names with the addresses of other pages, relative to this one."""
 
-    macro = "links"
     pages: Sequence[tuple[str, str]]
     note: str = ""
 
@@ -82,14 +79,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars(Content):
-    macro = "bars"
     bars: Sequence[Bar]
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Charts(Content):
-    macro = "charts"
     charts: Sequence[Chart]
     note: str = ""
 
@@ -113,7 +108,6 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Mistakes(Content):
-    macro = "mistakes"
     mistakes: Sequence[Mistake]
     note: str
 
@@ -130,7 +124,6 @@ class MatrixCell:
 class Matrix(Content):
     """A confusion matrix: a row for each true class, a column for each predicted one."""
 
-    macro = "matrix"
     classes: Sequence[str]
     rows: Sequence[Sequence[MatrixCell]]
     note: str
@@ -146,7 +139,6 @@ class ImageRow:
 
 @dataclass(frozen=True)
 class ImageTable(Content):
-    macro = "image_table"
     columns: Sequence[str]
     rows: Sequence[ImageRow]
     note: str
@@ -165,7 +157,6 @@ class LayerShares:
 class AttentionShares(Content):
     """How the attention of a class token is divided, layer by layer."""
 
-    macro = "attention_shares"
     parts: Sequence[str]  # names by number
     layers: Sequence[LayerShares]
     note: str
@@ -173,6 +164,5 @@ class AttentionShares(Content):
 
 @dataclass(frozen=True)
 class IllustratedTable(Content):
-    macro = "illustrated_table"
     image: Thumbnail
     table: Table

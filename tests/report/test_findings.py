@@ -12,10 +12,10 @@ from engram.report.findings import FINDINGS
 from engram.tasks.kinds import KINDS
 
 SUBSECTIONS = {
-    "classification": {"confusion", "classes", "mistakes", "looks", "reads"},
-    "multilabel": {"classes", "mistakes", "looks", "reads"},
-    "regression": {"scatter", "classes", "mistakes", "looks", "reads"},
-    "segmentation": {"masks", "classes", "looks", "reads"},
+    "classification": {"confusion", "classes", "mistakes", "attention", "shares"},
+    "multilabel": {"classes", "mistakes", "attention", "shares"},
+    "regression": {"scatter", "classes", "mistakes", "attention", "shares"},
+    "segmentation": {"masks", "classes", "attention", "shares"},
 }
 CUT = {  # what a page says of 60 classes
     "classification": f"Only the {MAX_CLASSES} of 60 classes",

@@ -8,7 +8,7 @@ import pytest
 from tests.support.reports import answered, noise, write_page
 
 from engram.report.contents import Bars
-from engram.report.findings.segmentation import MAX_MASKS, segmentation_findings
+from engram.report.findings import FINDINGS, MAX_MASKS
 
 
 def test_masks_are_shown_from_the_worst_to_the_best(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_masks_are_shown_from_the_worst_to_the_best(tmp_path: Path) -> None:
 
 def test_iou_is_over_the_pixels_of_all_images() -> None:
     model, answers = answered(noise(6, kind="segmentation"))
-    bars = segmentation_findings(model, answers)[1].contents[0]
+    bars = FINDINGS["segmentation"](model, answers)[1].contents[0]
     assert isinstance(bars, Bars)
     right, predicted, true = answers.logits.sum(0).double()
     for bar, iou in zip(bars.bars, right / (predicted + true - right), strict=True):

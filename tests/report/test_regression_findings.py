@@ -7,7 +7,7 @@ from tests.support.reports import model_with, noise
 
 from engram.inference.evaluate import Answers
 from engram.report.contents import Charts, Mistakes, Table
-from engram.report.findings.regression import regression_findings
+from engram.report.findings import FINDINGS
 
 NAMES = ("height", "width")
 
@@ -22,7 +22,7 @@ def some_answers() -> Answers:
 
 
 def test_every_number_has_its_points_and_errors() -> None:
-    points, errors, _ = regression_findings(model_with(NAMES, "regression"), some_answers())
+    points, errors, _ = FINDINGS["regression"](model_with(NAMES, "regression"), some_answers())
     charts, table = points.contents[0], errors.contents[0]
     assert isinstance(charts, Charts)
     assert isinstance(table, Table)
@@ -32,7 +32,7 @@ def test_every_number_has_its_points_and_errors() -> None:
 
 
 def test_the_largest_error_comes_first_by_its_worst_number() -> None:
-    found = regression_findings(model_with(NAMES, "regression"), some_answers())
+    found = FINDINGS["regression"](model_with(NAMES, "regression"), some_answers())
     shown = found[2].contents[0]
     assert isinstance(shown, Mistakes)
     first = shown.mistakes[0]

@@ -9,8 +9,7 @@ from tests.support.reports import model_with, noise, write_page
 
 from engram.inference.evaluate import Answers
 from engram.report.contents import MAX_CLASSES, Bars, Matrix, Mistakes
-from engram.report.findings.classification import classification_findings
-from engram.report.findings.mistakes import MAX_MISTAKES
+from engram.report.findings import FINDINGS, MAX_MISTAKES
 
 
 def with_logits(names: tuple[str, ...], predicted: dict[int, int]) -> Answers:
@@ -36,7 +35,7 @@ def test_the_matrix_counts_what_was_predicted(tmp_path: Path) -> None:
 
 def test_a_cell_has_the_colour_of_its_share() -> None:
     answers = with_logits(("a", "b"), {0: 1})  # one of the two of a is taken for b
-    matrix = classification_findings(model_with("ab"), answers)[0].contents[0]
+    matrix = FINDINGS["classification"](model_with("ab"), answers)[0].contents[0]
     assert isinstance(matrix, Matrix)
     assert [[cell.count for cell in row] for row in matrix.rows] == [[1, 1], [0, 2]]
     assert [[cell.style for cell in row] for row in matrix.rows] == [
@@ -47,7 +46,7 @@ def test_a_cell_has_the_colour_of_its_share() -> None:
 
 def test_accuracy_is_per_class() -> None:
     answers = with_logits(("a", "b"), {0: 1})
-    bars = classification_findings(model_with("ab"), answers)[1].contents[0]
+    bars = FINDINGS["classification"](model_with("ab"), answers)[1].contents[0]
     assert isinstance(bars, Bars)
     assert [(bar.label, bar.share, bar.text) for bar in bars.bars] == [
         ("a", 0.5, "50% of 2"),
@@ -59,7 +58,7 @@ def test_the_most_confident_mistakes_come_first() -> None:
     names = tuple(f"n{i}" for i in range(10))
     answers = with_logits(names, {i: (i + 1) % 10 for i in range(20)})
     answers.logits[7] *= 5
-    mistakes = classification_findings(model_with(names), answers)[2].contents[0]
+    mistakes = FINDINGS["classification"](model_with(names), answers)[2].contents[0]
     assert isinstance(mistakes, Mistakes)
     assert len(mistakes.mistakes) == MAX_MISTAKES
     first = mistakes.mistakes[0]

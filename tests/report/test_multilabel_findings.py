@@ -7,7 +7,7 @@ from tests.support.reports import model_with, noise
 
 from engram.inference.evaluate import Answers
 from engram.report.contents import Mistakes, Table
-from engram.report.findings.multilabel import multilabel_findings
+from engram.report.findings import FINDINGS
 
 NAMES = ("cat", "dog")
 
@@ -23,7 +23,7 @@ def some_answers() -> Answers:
 
 
 def test_scores_are_those_of_the_thresholds() -> None:
-    scores = multilabel_findings(model_with(NAMES, "multilabel"), some_answers())[0].contents[0]
+    scores = FINDINGS["multilabel"](model_with(NAMES, "multilabel"), some_answers())[0].contents[0]
     assert isinstance(scores, Table)
     assert scores.columns[2:] == ("F1", "precision", "recall", "threshold", "images")
     assert scores.rows[0] == ("cat", "1.000", "1.000", "1.000", "1.000", "0.500", "2")
@@ -31,7 +31,7 @@ def test_scores_are_those_of_the_thresholds() -> None:
 
 
 def test_a_label_too_many_or_too_few_is_a_mistake() -> None:
-    shown = multilabel_findings(model_with(NAMES, "multilabel"), some_answers())[1].contents[0]
+    shown = FINDINGS["multilabel"](model_with(NAMES, "multilabel"), some_answers())[1].contents[0]
     assert isinstance(shown, Mistakes)
     assert shown.note.startswith("2 of 4 images have a label too many or too few")
     assert sorted((tuple(m.predicted), tuple(m.true)) for m in shown.mistakes) == [

@@ -1,0 +1,355 @@
+"""The predictions of each kind of task on its page: scores per class, plots, mistakes, masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from engram.images.decode import BadImage, Pixels
+from engram.images.masks import mask_view, palette
+from engram.images.preprocessing import normalise
+from engram.inference.evaluate import Answers
+from engram.model import MemoryViT
+from engram.report.contents import (
+    MAX_CLASSES,
+    Bar,
+    Bars,
+    Charts,
+    Content,
+    ImageRow,
+    ImageTable,
+    Matrix,
+    MatrixCell,
+    Mistake,
+    Mistakes,
+    Subsection,
+    Table,
+    Text,
+)
+from engram.report.images import Thumbnail, backbone_view, paint_mask, thumbnail
+from engram.tasks.kinds import IGNORED
+from engram.tasks.metrics import average_precision, intersection_over_union, r_squared
+from engram.util.charts import Chart, scatter
+from engram.util.text import counted
+
+MAX_MISTAKES = 12
+MAX_POINTS = 1000
+MAX_PLOTS = 6
+MAX_MASKS = 8
+
+
+def _image(model: MemoryViT, answers: Answers, row: int, alt: str) -> tuple[Thumbnail, str]:
+    """The image of a row of the answers, and its path."""
+    sample = int(answers.samples[row])
+    image = thumbnail(backbone_view(model, answers.dataset, sample), alt)
+    return image, answers.dataset.sample_name(sample)
+
+
+def _mistakes_subsection(
+    answers: Answers, mistakes: Sequence[Mistake], note: str, title: str = "Worst mistakes"
+) -> Subsection:
+    shown: Content = Mistakes(mistakes, note) if mistakes else Text("There are none.")
+    return Subsection(f"mistakes-{answers.task}", title, [shown])
+
+
+def _worst(rows: int) -> str:
+    return f"The {MAX_CLASSES} worst of {rows:,} classes, the worst first."
+
+
+# Classification
+
+
+def _classification(model: MemoryViT, answers: Answers) -> list[Subsection]:
+    return [
+        Subsection(f"confusion-{answers.task}", "Confusion matrix", [_confusion(answers)]),
+        Subsection(f"classes-{answers.task}", "Accuracy per class", [_accuracies(answers)]),
+        _confident_mistakes(model, answers),
+    ]
+
+
+def _confusion(answers: Answers) -> Matrix:
+    classes, labels, predicted = answers.dataset.classes, answers.labels, answers.logits.argmax(1)
+    shown = list(range(len(classes)))
+    note = (
+        "Rows are true classes, columns are predicted classes. The stronger the colour, the "
+        "larger the share of the row."
+    )
+    if len(classes) > MAX_CLASSES:  # those with the most mistakes, as true or as predicted class
+        wrong = predicted != labels
+        involved = torch.cat([labels[wrong], predicted[wrong]])
+        counts = torch.bincount(involved, minlength=len(classes))
+        shown = sorted(counts.topk(MAX_CLASSES).indices.tolist())
+        note += (
+            f" Only the {MAX_CLASSES} of {len(classes):,} classes with the most mistakes are shown."
+        )
+    names = [classes[c] for c in shown]
+    tall = len(names) * max(map(len, names)) > 60
+    rows = [_matrix_row(classes, r, shown, predicted[labels == r]) for r in shown]
+    return Matrix(names, rows, note, tall)
+
+
+def _matrix_row(
+    classes: Sequence[str], row: int, shown: Sequence[int], predicted: Tensor
+) -> list[MatrixCell]:
+    """The predictions for the images of class `row`, for each of the shown classes."""
+    counts, total = torch.bincount(predicted, minlength=len(classes)), max(1, len(predicted))
+    cells = []
+    for column in shown:
+        count = int(counts[column])
+        share = count / total
+        styles = ["right"] if row == column else []
+        styles += ["deep"] if share > 0.5 else [] if count else ["none"]
+        title = f"{count} of {total}: {classes[row]}, predicted {classes[column]}"
+        cells.append(MatrixCell(count, math.sqrt(share), " ".join(styles), title))
+    return cells
+
+
+def _accuracies(answers: Answers) -> Bars:
+    classes = answers.dataset.classes
+    right = answers.logits.argmax(1) == answers.labels
+    images = torch.bincount(answers.labels, minlength=len(classes))
+    hits = torch.bincount(answers.labels[right], minlength=len(classes))
+    rows = [
+        (float(hits[c] / images[c]), classes[c], int(images[c]))
+        for c in range(len(classes))
+        if int(images[c])
+    ]
+    note = ""
+    if len(rows) > MAX_CLASSES:
+        note, rows = _worst(len(rows)), sorted(rows)[:MAX_CLASSES]
+    bars = [Bar(name, share, f"{share:.0%} of {count:,}") for share, name, count in rows]
+    return Bars(bars, note)
+
+
+def _confident_mistakes(model: MemoryViT, answers: Answers) -> Subsection:
+    classes, (probability, predicted) = answers.dataset.classes, answers.logits.softmax(1).max(1)
+    wrong = torch.nonzero(predicted != answers.labels).flatten()
+    worst = wrong[probability[wrong].argsort(descending=True)][:MAX_MISTAKES].tolist()
+    shown = []
+    for i in worst:
+        name, true = classes[int(predicted[i])], classes[int(answers.labels[i])]
+        image, path = _image(model, answers, i, f"{true}, predicted {name}")
+        confidence = f"{float(probability[i]):.0%}"
+        shown.append(Mistake(image, path, [name], [true], confidence=confidence))
+    note = f"{len(wrong):,} of {len(predicted):,} predictions are wrong"
+    note += (
+        ", the most confident first."
+        if len(worst) == len(wrong)
+        else f"; these are the {len(worst)} most confident ones."
+    )
+    return _mistakes_subsection(answers, shown, note)
+
+
+# Several labels per image
+
+
+def _multilabel(model: MemoryViT, answers: Answers) -> list[Subsection]:
+    predicted = answers.logits.sigmoid() >= answers.fitted["thresholds"]
+    scores = _class_scores(answers, predicted)
+    return [
+        Subsection(f"classes-{answers.task}", "Scores per class", [scores]),
+        _wrong_labels(model, answers, predicted),
+    ]
+
+
+def _class_scores(answers: Answers, predicted: Tensor) -> Table:
+    true, thresholds = answers.labels.bool(), answers.fitted["thresholds"]
+    precision = average_precision(answers.logits, answers.labels)
+    hits, count, found = (x.sum(0).double() for x in (predicted & true, true, predicted))
+    rows = [
+        (
+            name,
+            f"{precision[c]:.3f}" if count[c] else "-",
+            f"{2 * hits[c] / max(1, float(count[c] + found[c])):.3f}",
+            f"{hits[c] / max(1, float(found[c])):.3f}",
+            f"{hits[c] / max(1, float(count[c])):.3f}",
+            f"{float(thresholds[c]):.3f}",
+            f"{int(count[c]):,}",
+        )
+        for c, name in enumerate(answers.dataset.classes)
+    ]
+    note = (
+        "A class is predicted where its probability reaches its threshold, which was chosen on "
+        "the validation images for the best F1. Average precision needs no threshold."
+    )
+    if len(rows) > MAX_CLASSES:
+        worst = precision.where(count > 0, 2).argsort()[:MAX_CLASSES].tolist()
+        note += f" {_worst(len(rows))}"
+        rows = [rows[c] for c in worst]
+    columns = ("class", "average precision", "F1", "precision", "recall", "threshold", "images")
+    return Table(columns, rows, note)
+
+
+def _wrong_labels(model: MemoryViT, answers: Answers, predicted: Tensor) -> Subsection:
+    true, labels = answers.labels.bool(), answers.labels.float()
+    wrong = torch.nonzero((predicted != true).any(1)).flatten()
+    loss = binary_cross_entropy_with_logits(answers.logits, labels, reduction="none").mean(1)
+    worst = wrong[loss[wrong].argsort(descending=True)][:MAX_MISTAKES].tolist()
+
+    def names(row: Tensor) -> list[str]:
+        return [answers.dataset.classes[c] for c in torch.nonzero(row).flatten().tolist()]
+
+    shown = []
+    for i in worst:
+        here = names(true[i])
+        image, path = _image(model, answers, i, ", ".join(here[:6]) or "no label")
+        shown.append(Mistake(image, path, names(predicted[i]), here))
+    note = (
+        f"{len(wrong):,} of {len(predicted):,} images have a label too many or too few; these "
+        "have the highest loss."
+    )
+    return _mistakes_subsection(answers, shown, note)
+
+
+# Regression
+
+
+def _regression(model: MemoryViT, answers: Answers) -> list[Subsection]:
+    note = "The images with the largest errors, the worst first."
+    return [
+        Subsection(f"scatter-{answers.task}", "Predicted and true values", [_scatter(answers)]),
+        Subsection(f"classes-{answers.task}", "Errors of each number", [_errors(answers)]),
+        _mistakes_subsection(answers, _largest_errors(model, answers), note, "Largest errors"),
+    ]
+
+
+def _scatter(answers: Answers) -> Charts:
+    values, labels = answers.logits[:MAX_POINTS], answers.labels[:MAX_POINTS]
+    names = answers.dataset.classes
+    charts = [
+        Chart(name, scatter(labels[:, c].tolist(), values[:, c].tolist(), name))
+        for c, name in enumerate(names[:MAX_PLOTS])
+    ]
+    note = "One point per image. On the dashed line the prediction is exact."
+    if len(answers.labels) > MAX_POINTS:
+        note += f" The first {MAX_POINTS:,} of {len(answers.labels):,} images."
+    if len(names) > MAX_PLOTS:
+        note += f" The first {MAX_PLOTS} of {len(names):,} numbers."
+    return Charts(charts, note)
+
+
+def _errors(answers: Answers) -> Table:
+    values, labels = answers.logits.double(), answers.labels.double()
+    names, error, explained = answers.dataset.classes, values - labels, r_squared(values, labels)
+    rows = [
+        (
+            name,
+            f"{explained[c]:.3f}",
+            f"{error[:, c].abs().mean():.4g}",
+            f"{error[:, c].square().mean().sqrt():.4g}",
+            f"{error[:, c].mean():+.4g}",
+            f"{labels[:, c].mean():.4g} ± {labels[:, c].std(correction=0):.4g}",
+        )
+        for c, name in enumerate(names[: 2 * MAX_CLASSES])
+    ]
+    note = "Errors are in the units of the labels."
+    if len(rows) < len(names):
+        note += f" The first {len(rows)} of {len(names):,} numbers."
+    columns = ("number", "R²", "mean absolute error", "RMSE", "mean error", "labels")
+    return Table(columns, rows, note)
+
+
+def _largest_errors(model: MemoryViT, answers: Answers) -> list[Mistake]:
+    """Of each image the worst of its numbers, measured in standard deviations."""
+    error = ((answers.logits - answers.labels) / answers.fitted["std"]).abs()
+    worst = error.max(1).values.argsort(descending=True)[:MAX_MISTAKES].tolist()
+    shown = []
+    for i in worst:
+        c = int(error[i].argmax())
+        name, true = answers.dataset.classes[c], f"{float(answers.labels[i, c]):.4g}"
+        image, path = _image(model, answers, i, f"{name} {true}")
+        predicted = f"{float(answers.logits[i, c]):.4g}"
+        shown.append(Mistake(image, path, [predicted], [true], output=name))
+    return shown
+
+
+# Segmentation
+
+
+def _segmentation(model: MemoryViT, answers: Answers) -> list[Subsection]:
+    return [
+        Subsection(f"masks-{answers.task}", "Masks", [_masks(model, answers)]),
+        Subsection(f"classes-{answers.task}", "IoU per class", [_class_ious(answers)]),
+    ]
+
+
+def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
+    """Images from the worst to the best, with the true and the predicted mask over them.
+
+    The images with the lowest IoU, and as many evenly spaced over the others, in order.
+    """
+    ious, dataset = intersection_over_union(answers.logits).nanmean(1), answers.dataset
+    ordered = ious.argsort().tolist()
+    count = min(MAX_MASKS, len(ordered))
+    worst, rest = ordered[: count // 2], ordered[count // 2 :]
+    steps = np.linspace(0, len(rest) - 1, count - len(worst)).round().astype(int)
+    chosen = [*worst, *(rest[step] for step in steps)]
+    samples = [int(answers.samples[i]) for i in chosen]
+    views = [backbone_view(model, dataset, sample) for sample in samples]
+    predictions, rows = _predicted_masks(model, answers.task, views), []
+    for i, sample, view, predicted in zip(chosen, samples, views, predictions, strict=True):
+        images = [
+            thumbnail(view, "image"),
+            thumbnail(paint_mask(view, _true_mask(model, answers, sample)), "true mask"),
+            thumbnail(paint_mask(view, predicted), "predicted mask"),
+        ]
+        rows.append(
+            ImageRow(f"IoU {float(ious[i]):.3f}", images, Path(dataset.sample_name(sample)).name)
+        )
+    classes = dataset.classes
+    note = (
+        f"The {counted(len(worst), 'image')} with the lowest IoU, and {len(chosen) - len(worst)} "
+        "from the next to the highest. Gray pixels of the true mask are ignored."
+    )
+    if len(classes) > MAX_CLASSES:
+        note += f" The colours of the first {MAX_CLASSES} of {len(classes)} classes are listed."
+    colours = [f"rgb({r} {g} {b})" for r, g, b in palette(len(classes)).tolist()]
+    listed = list(zip(classes, colours, strict=True))[:MAX_CLASSES]
+    return ImageTable(("image", "true", "predicted"), rows, note, "masks", listed)
+
+
+@torch.inference_mode()
+def _predicted_masks(model: MemoryViT, task: str, views: Sequence[Pixels]) -> list[Pixels]:
+    device = model.backbone.device
+    pixels = normalise(torch.from_numpy(np.stack(views)).to(device), model.preprocessing)
+    classes = model(pixels, tasks=[task])[task].argmax(1).cpu()
+    return [mask.numpy().astype(np.uint8) for mask in classes]
+
+
+def _true_mask(model: MemoryViT, answers: Answers, sample: int) -> Pixels:
+    """The true mask at the size that the backbone sees; ignored pixels if it is gone by now."""
+    try:
+        mask = answers.dataset.mask(sample)
+        return mask_view(mask, model.preprocessing, np.random.default_rng(0))
+    except BadImage:
+        return np.full(model.preprocessing.size, IGNORED, dtype=np.uint8)
+
+
+def _class_ious(answers: Answers) -> Bars:
+    total = answers.logits.sum(0)
+    ious, pixels = intersection_over_union(total), total[2].double()
+    rows = [
+        (float(ious[c]), name, float(pixels[c] / pixels.sum()))
+        for c, name in enumerate(answers.dataset.classes)
+        if not math.isnan(float(ious[c]))
+    ]
+    note = "Over the pixels of all images, at the size that the backbone sees."
+    if len(rows) > MAX_CLASSES:
+        note, rows = f"{note} {_worst(len(rows))}", sorted(rows)[:MAX_CLASSES]
+    bars = [Bar(name, iou, f"{iou:.3f}, {share:.0%} of the pixels") for iou, name, share in rows]
+    return Bars(bars, note)
+
+
+#: The subsections of a task's section, by the name of its kind.
+FINDINGS: Mapping[str, Callable[[MemoryViT, Answers], Sequence[Subsection]]] = {
+    "classification": _classification,
+    "multilabel": _multilabel,
+    "regression": _regression,
+    "segmentation": _segmentation,
+}
