@@ -27,7 +27,7 @@ from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
 from engram.images.preprocessing import normalise
 from engram.methods import Masked
-from engram.methods.forward import forward_fast
+from engram.methods.forward import FastPass
 from engram.model.passes import task_inputs
 
 COLUMNS = ("map", "of", "on the animal", "brightest patch on it", "in the four corners")
@@ -112,7 +112,8 @@ def rollout(model: engram.MemoryViT, pixels: Tensor, who: str) -> Tensor:
 
     if who != "base":
         memory = Masked.join(task_inputs(model, [who]), backbone).memory
-        forward_fast(backbone, x, memory, 0, watch, rotation=rotation)
+        memory.hook = watch
+        FastPass(memory, x.shape[1], rotation).run(backbone, x, 0)
     flow = torch.eye(x.shape[1]).expand(len(x), -1, -1)
     own = x.new_zeros(len(x), x.shape[1])
     for layer, weights in enumerate(layers):

@@ -10,7 +10,7 @@ from torch import Tensor
 from engram import MemoryViT
 from engram.export.backbone_graph import BackboneGraph
 from engram.export.verify import generated_pixels
-from engram.methods.forward import forward_fast
+from engram.methods.forward import FastPass
 from engram.methods.masked import JoinedMemory
 
 SELECTIONS = [["plain", "child.of-plain", "no-cells", "adapted"], ["child.of-plain"], ["no-cells"]]
@@ -43,9 +43,7 @@ def test_streams_of_any_tasks_are_inputs(
         with torch.no_grad():
             x = backbone.embed(pixels)
             n, rotation = x.shape[1], backbone.rotation(pixels.shape[-2:], x.shape[1])
-            expected = forward_fast(
-                backbone, x, memory, n, layer_hook=seen.__setitem__, rotation=rotation
-            )
+            expected = FastPass(memory, n, rotation, seen.__setitem__).run(backbone, x, n)
             raw, streams, layers = graph.run(pixels, memory.tensors(backbone, True), layers=True)
         assert torch.allclose(raw, expected[0], atol=1e-4)
         assert torch.allclose(streams, expected[1], atol=1e-4)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from engram import MemoryViT
 from engram.methods import forward
-from engram.methods.adapters import AdapterBank, Adapters
+from engram.methods.adapters import Adapters
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}
@@ -142,10 +142,8 @@ def test_full_attention_is_the_reference(
     shapes = (depth, 2, width, adapter), (depth, 2, adapter, width)
     tensors = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     adapters = Adapters(*tensors) if adapter else None
-    bank = AdapterBank([(range(1), adapters)], 1) if adapters else None
-    embedded = vit.embed(pixels)
-    rotation = vit.rotation(pixels.shape[-2:], embedded.shape[1])
-    x = forward.full_attention(vit, embedded, values, update, bank, rotation=rotation)
+    own = {"adapters.down": adapters.down, "adapters.up": adapters.up} if adapters else {}
+    x = forward.full_attention(vit, pixels, {"cells": values, **own}, update)
     down, up = (adapters.down, adapters.up) if adapters else (None, None)
     wanted = torch.stack(
         [reference.unmasked(vit, p, None, values, update, down, up) for p in pixels]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from engram import random_backbone
-from engram.methods.grid_pooling import GRID_CELLS, grid_weights, pooling_weights
+from engram.methods.readout import GRID_CELLS, grid_weights, pooling_weights
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (8, 8), (4, 12), (16, 8)])

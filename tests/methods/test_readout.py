@@ -11,11 +11,11 @@ from tests.support.strategies import Node, model_of, some_pixels, tiny_backbone
 from torch import Tensor
 
 from engram import ViT
-from engram.methods.grid_pooling import pooling_weights
 from engram.methods.readout import (
     LayerStatistics,
     grid_count,
     grid_layers,
+    pooling_weights,
     statistics_per_layer,
 )
 

@@ -12,9 +12,9 @@ from torch import nn
 import engram
 from engram.errors import EngramError
 from engram.methods import METHODS, Side
+from engram.methods.attention_maps import SOURCES
 from engram.methods.method import Batch, Features
 from engram.model import MemoryViT
-from engram.model.attention import SOURCES, attention
 
 
 def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
@@ -26,7 +26,7 @@ def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
 @pytest.mark.parametrize("regime", METHODS)
 def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
     model = model_with(["a", "b"], regime=regime, **known(regime, cells=4))
-    seen = attention(model, "t", torch.rand(3, 3, 32, 32))
+    seen = model.attention_maps("t", torch.rand(3, 3, 32, 32))
     assert seen.shares.sum(1) == pytest.approx(torch.ones(len(seen.shares)), abs=1e-5)
     assert seen.weights.sum((2, 3)).mean(0) == pytest.approx(seen.shares[:, 0], abs=1e-5)
     reads_cells = ("cells" in METHODS[regime].setting_names()) and not issubclass(
@@ -48,7 +48,7 @@ def test_a_contribution_is_what_a_patch_adds_along_all_that_is_added() -> None:
         parts = torch.einsum("bhn,bhnd,Dhd->bnD", weights, v, projection)
         added = parts.sum(1, keepdim=True) + block.proj.bias
         lengths = (parts * added).sum(2) / added.norm(dim=2)
-    seen = attention(model, "t", pixels).contribution[0, 0].flatten()
+    seen = model.attention_maps("t", pixels).contribution[0, 0].flatten()
     assert torch.allclose(seen, lengths[0, 1:-1].clamp(min=0), atol=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_maps_of_backbones_with_other_layers_are_what_the_layers_do(family: str)
         scale = 1 if block.scale1 is None else block.scale1
         parts, added = parts @ block.proj.weight.T * scale, added * scale
         lengths = (parts * added).sum(2) / added.norm(dim=2)
-    seen = attention(model, "t", pixels)
+    seen = model.attention_maps("t", pixels)
     assert torch.allclose(seen.weights[0, 0].flatten(), weights.mean(1)[0, prefix:-1], atol=1e-5)
     wanted = lengths[0, prefix:-1].clamp(min=0)
     assert torch.allclose(seen.contribution[0, 0].flatten(), wanted, atol=1e-5)
@@ -88,7 +88,7 @@ def test_a_patch_without_a_value_contributes_nothing_whatever_its_weight(regime:
     """As the corners in a ViT: many look at them, and read nothing."""
     model = model_with(["a", "b"], regime=regime, **known(regime, rank=4))
     backbone, pixels = model.backbone, torch.rand(1, 3, 32, 32)
-    before = attention(model, "t", pixels)
+    before = model.attention_maps("t", pixels)
     assert bool((before.contribution.sum((2, 3)) > 0).any())
     width = backbone.config.width
     task = model.task("t")
@@ -97,7 +97,7 @@ def test_a_patch_without_a_value_contributes_nothing_whatever_its_weight(regime:
             for block in one.layers:
                 block.qkv.weight[2 * width :] = 0  # no token has a value
                 block.qkv.bias[2 * width :] = 0
-    seen = attention(model, "t", pixels)
+    seen = model.attention_maps("t", pixels)
     if not seen.pooled:
         assert float(seen.contribution.max()) == 0
         assert float(seen.weights.max()) > 0
@@ -109,7 +109,7 @@ def test_only_a_child_reads_what_it_extends() -> None:
     model.add_task("b", 2, cells=0, extends=["a"])
     model.add_task("c", 2, cells=9)
     pixels = torch.rand(2, 3, 32, 32)
-    extended = {name: attention(model, name, pixels).shares[:, 4] for name in model.tasks}
+    extended = {name: model.attention_maps(name, pixels).shares[:, 4] for name in model.tasks}
     assert float(extended["a"].max()) == float(extended["c"].max()) == 0
     assert float(extended["b"].min()) > 0
 
@@ -125,7 +125,7 @@ def test_maps_are_the_attention_of_the_first_layer_by_hand() -> None:
     q, k, _ = block.project(block.norm1(tokens))
     scores = q[:, :, x.shape[1] : x.shape[1] + 1] @ k.mT / q.shape[-1] ** 0.5
     weights = scores.softmax(-1).mean(1)[:, 0].detach()
-    seen = attention(model, "t", pixels)
+    seen = model.attention_maps("t", pixels)
     assert torch.allclose(seen.weights[:, 0].flatten(1), weights[:, 1 : x.shape[1]], atol=1e-6)
     assert float(seen.shares[0, 3]) == pytest.approx(float(weights[:, -3:].sum(1).mean()), abs=1e-6)
 
@@ -149,7 +149,7 @@ def test_attention_is_that_of_the_pass_that_answers(regime: str, update: str) ->
     with torch.inference_mode():
         model(pixels, tasks=["t"])
     answering, given[:] = given[:], []
-    attention(model, "t", pixels)
+    model.attention_maps("t", pixels)
     for one, other in zip(given, answering, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -157,7 +157,7 @@ def test_attention_is_that_of_the_pass_that_answers(regime: str, update: str) ->
 def test_an_untrained_class_token_attends_as_the_backbones_own() -> None:
     pixels = torch.rand(2, 3, 32, 32)
     model = model_with(["a", "b"], regime="class")
-    task, base = attention(model, "t", pixels), attention(model, "base", pixels)
+    task, base = model.attention_maps("t", pixels), model.attention_maps("base", pixels)
     assert torch.allclose(task.weights, base.weights, atol=1e-6)
 
 
@@ -165,7 +165,7 @@ def test_without_a_class_token_there_is_no_map() -> None:
     model = MemoryViT(engram.random_backbone(class_token=False, prefix_positions=0, classes=0))
     model.add_task("t", 2, regime="head")
     with pytest.raises(EngramError, match="no attention to show"):
-        attention(model, "t", torch.rand(1, 3, 32, 32))
+        model.attention_maps("t", torch.rand(1, 3, 32, 32))
 
 
 @pytest.mark.parametrize("class_token", [True, False])
@@ -180,7 +180,7 @@ def test_the_map_of_side_patches_is_what_the_head_is_given(class_token: bool) ->
             parameter.add_(torch.randn_like(parameter))
         task.side.queries[:] = task.side.queries[0]  # so that their mean is each of them
     pixels, backbone = torch.rand(2, 3, 32, 32), model.backbone
-    seen = attention(model, "b", pixels)
+    seen = model.attention_maps("b", pixels)
     assert seen.weights.shape == (2, 1, *(side // backbone.config.patch for side in (32, 32)))
     batch = Batch(backbone, (32, 32), pixels.device)
     climb = model.join(["b"])(batch)
@@ -206,14 +206,14 @@ def test_masks_of_side_patches_show_the_attention_of_the_backbone() -> None:
         model_with(["a", "b"], regime="side", kind="segmentation"),
         torch.rand(1, 3, 32, 32),
     )
-    seen, base = attention(model, "t", pixels), attention(model, "base", pixels)
+    seen, base = model.attention_maps("t", pixels), model.attention_maps("base", pixels)
     assert not seen.pooled
     assert torch.equal(seen.weights, base.weights)
 
 
 def test_the_model_gives_either_map_by_name() -> None:
     model, pixels = model_with(["a", "b"]), torch.rand(2, 3, 32, 24)
-    seen = attention(model, "t", pixels)
+    seen = model.attention_maps("t", pixels)
     assert torch.equal(model.attention(pixels, "t"), seen.contribution)
     assert torch.equal(model.attention(pixels, "t", method="weights"), seen.weights)
     depth, patch = model.backbone.config.depth, model.backbone.config.patch
@@ -227,15 +227,15 @@ def test_maps_leave_no_trace() -> None:
     pixels = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
         before = model(pixels)
-        attention(model, "t", pixels)
-        attention(model, "base", pixels)
+        model.attention_maps("t", pixels)
+        model.attention_maps("base", pixels)
         after = model(pixels)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_maps_do_not_see_other_models_on_the_same_backbone() -> None:
     model, pixels = model_with(["a", "b"]), torch.rand(1, 3, 32, 32)
-    alone = attention(model, "base", pixels)
+    alone = model.attention_maps("base", pixels)
     other, done = MemoryViT(model.backbone), threading.Event()
     other.add_task("other", 2)
 
@@ -248,7 +248,7 @@ def test_maps_do_not_see_other_models_on_the_same_backbone() -> None:
     thread.start()
     try:
         for _ in range(100):
-            seen = attention(model, "base", pixels)
+            seen = model.attention_maps("base", pixels)
             assert torch.allclose(seen.weights, alone.weights, atol=1e-6)
     finally:
         done.set()

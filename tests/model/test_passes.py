@@ -7,7 +7,7 @@ from tests.support.strategies import FAMILY, model_of, scatter, some_pixels
 from torch import Tensor
 
 from engram import MemoryViT
-from engram.methods.forward import forward_fast
+from engram.methods.forward import FastPass
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 
@@ -56,9 +56,8 @@ def test_outputs_come_from_a_pass_that_was_made_elsewhere(
         x = backbone.embed(pixels)
         if masked:
             memory = either_family.join(masked).memory
-            raw, tokens = forward_fast(
-                backbone, x, memory, x.shape[1], layer_hook=layers.__setitem__
-            )
+            together = FastPass(memory, x.shape[1], layer_hook=layers.__setitem__)
+            raw, tokens = together.run(backbone, x, x.shape[1])
             streams = memory.split(tokens)
         else:
             raw = backbone.encode(x, size, layers.__setitem__)

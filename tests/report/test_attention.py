@@ -10,8 +10,8 @@ from tests.support.reports import answered, model_with, noise, write_page
 
 import engram
 from engram.inference.evaluate import Answers, answers
+from engram.methods.attention_maps import SOURCES
 from engram.model import MemoryViT
-from engram.model.attention import SOURCES
 from engram.report.attention import MAX_EXAMPLES, attention_subsections
 from engram.report.contents import AttentionShares, ImageTable, Text
 

@@ -64,7 +64,7 @@ def _logits(
             tokens = forward_tasks(backbone, views, memory, len(x))
             logits[f"{what} {len(names)}"] = task.head(backbone.norm(tokens[:, -1]))
     cells = [task.input().tensors["cells"].detach() for task in model.tasks.values()]
-    tokens = full_attention(backbone, x, torch.cat(cells, dim=1), rotation=rotation)
+    tokens = full_attention(backbone, pixels, {"cells": torch.cat(cells, dim=1)})
     logits["backbone unmasked"] = _own_logits(backbone, tokens)
     return logits
 

@@ -23,7 +23,7 @@ from engram.export.graphs import INPUT, OPSET, converted, quiet_exporters
 from engram.export.quantise import Array, quantise
 from engram.export.runtime import open_session
 from engram.methods.adapters import PaddedAdapters
-from engram.methods.forward import layer_fast
+from engram.methods.forward import FastPass
 from engram.methods.memory import Memory, MemoryTensors, Stream
 from engram.vit import ViT
 from engram.vit.layers import Block
@@ -138,10 +138,9 @@ class _Layer(nn.Module):
         token, read, missing, keys, values, *adapters = memory
         bank = PaddedAdapters(*adapters) if adapters else None
         streams = Memory.of_tensors(MemoryTensors(token, read, missing, keys, values, bank))
-        n, seen = self.n, dict[int, Tensor]()
-        hook, rotation = seen.__setitem__, self.rotation
-        x = layer_fast(0, self.block, x, streams, n, n, layer_hook=hook, rotation=rotation)
-        return x, seen[0]
+        seen: dict[int, Tensor] = {}
+        together = FastPass(streams, self.n, self.rotation, seen.__setitem__)
+        return together.layer(0, self.block, x, self.n), seen[0]
 
 
 class _Open(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engram.methods.method import Initial
 from engram.util.devices import to_device
+from engram.vit.layers import Adapt
 
 
 class Adapters(NamedTuple):
@@ -34,7 +35,7 @@ def adapter_parameters(depth: int, width: int, bottleneck: int) -> dict[str, Ini
     }
 
 
-def adapters_of(tensors: Mapping[str, Tensor]) -> Adapters | None:
+def find_adapters(tensors: Mapping[str, Tensor]) -> Adapters | None:
     """The adapters among a task's parameters."""
     if "adapters.down" not in tensors:
         return None
@@ -43,57 +44,71 @@ def adapters_of(tensors: Mapping[str, Tensor]) -> Adapters | None:
 
 @dataclass(frozen=True)
 class _AdapterGroup:
-    """Adapters of one shape, run as one batched product."""
+    """t adapters of one width with c tokens each, run as one batched product."""
 
-    tokens: Tensor | None  # which tokens of the pass, (t * k,); None: all of them, in order
-    count: int  # t adapters
+    tokens: Tensor | None  # (t * c), the last again where one has fewer; None: all, in order
+    kept: Tensor | None  # which of these are no repetition; None: all
+    to: Tensor | None  # the tokens of those
     down: Tensor  # (l, 2, t, D, w)
     up: Tensor  # (l, 2, t, w, D)
     maps: list[tuple[Tensor, Tensor]]  # both by layer and place: one gradient for all
 
 
-class AdapterProtocol(Protocol):
-    """Adapters of streams: of an `AdapterBank`, or routed by image."""
-
-    def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
-        """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
-
-
 class AdapterBank:
-    """The adapters of several streams, applied to their tokens in batched products."""
+    """The adapters of several streams, applied to their tokens in batched products.
 
-    def __init__(self, members: Sequence[tuple[range, Adapters]], tokens: int) -> None:
-        """`members`: which tokens of the pass, of `tokens` in all, go through which adapters."""
-        self.tokens = tokens
-        shapes: dict[tuple[int, int], list[tuple[range, Adapters]]] = {}
+    Args:
+        members: Which tokens go through which adapters.
+        tokens: How many tokens the pass has in all.
+        routed: Tokens count through all images (image * s + token), so that adapters have
+            different numbers of them.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[tuple[Sequence[int], Adapters]],
+        tokens: int,
+        routed: bool = False,
+    ) -> None:
+        self.tokens, self.routed = tokens, routed
+        shapes: dict[tuple[int, int], list[tuple[list[int], Adapters]]] = {}
         for rows, adapters in members:
-            shapes.setdefault((len(rows), adapters.down.shape[-1]), []).append((rows, adapters))
+            shape = (0 if routed else len(rows), adapters.down.shape[-1])
+            shapes.setdefault(shape, []).append((list(rows), adapters))
         self.groups = []
         for group in shapes.values():
-            taken = [row for span, _ in group for row in span]
-            device = group[0][1].down.device
-            every = taken == list(range(tokens))
-            index = None if every else to_device(torch.tensor(taken), device)
+            most, device = max(len(rows) for rows, _ in group), group[0][1].down.device
+            taken = [row for rows, _ in group for row in rows + rows[-1:] * (most - len(rows))]
+            kept = [i * most + j for i, (rows, _) in enumerate(group) for j in range(len(rows))]
+            index = keep = to = None
+            if taken != list(range(tokens)):
+                index = to = to_device(torch.tensor(taken), device)
+            if index is not None and len(kept) < len(taken):
+                keep = to_device(torch.tensor(kept), device)
+                to = index[keep]
             down = torch.stack([adapters.down for _, adapters in group], dim=2)
             up = torch.stack([adapters.up for _, adapters in group], dim=2)
             maps = zip(down.flatten(0, 1).unbind(), up.flatten(0, 1).unbind(), strict=True)
-            self.groups.append(_AdapterGroup(index, len(group), down, up, list(maps)))
+            self.groups.append(_AdapterGroup(index, keep, to, down, up, list(maps)))
 
     def add(self, x: Tensor, normed: Tensor, layer: int, place: int) -> Tensor:
         """x (b, s, D) plus what the adapters make of normed (b, s, D)."""
+        shape = x.shape
+        if self.routed:
+            x, normed = x.flatten(0, 1)[None], normed.flatten(0, 1)[None]
         for group in self.groups:
             rows = normed if group.tokens is None else normed[:, group.tokens]
             b, s, width = rows.shape
-            rows = rows.reshape(b, group.count, -1, width).transpose(0, 1)  # (t, b, k, D)
-            rows = rows.reshape(group.count, -1, width)
             down, up = group.maps[2 * layer + place]
-            out = F.gelu(rows @ down) @ up
-            out = out.view(group.count, b, -1, width).transpose(0, 1).reshape(b, s, width)
+            rows = rows.reshape(b, len(down), -1, width).transpose(0, 1)  # (t, b, c, D)
+            out = F.gelu(rows.reshape(len(down), -1, width) @ down) @ up
+            out = out.view(len(down), b, -1, width).transpose(0, 1).reshape(b, s, width)
+            out = out if group.kept is None else out[:, group.kept]
             out = out.to(x.dtype)  # autocast's products are in half precision
-            x = x + out if group.tokens is None else x.index_add(1, group.tokens, out)
-        return x
+            x = x + out if group.to is None else x.index_add(1, group.to, out)
+        return x.view(shape)
 
-    def rows(self, depth: int, like: Tensor) -> PaddedAdapters:
+    def padded(self, depth: int, like: Tensor) -> PaddedAdapters:
         """The same with an adapter for each token that has one: narrow ones are padded.
 
         Where there are none, one of zeros is at the first token, which changes nothing.
@@ -105,7 +120,7 @@ class AdapterBank:
         tokens, downs, ups = [], [], []
         for group in self.groups:
             taken = torch.arange(self.tokens) if group.tokens is None else group.tokens
-            each, pad = len(taken) // group.count, width - group.down.shape[-1]
+            each, pad = len(taken) // group.down.shape[2], width - group.down.shape[-1]
             tokens.append(taken)
             downs.append(F.pad(group.down, (0, pad)).repeat_interleave(each, 2))
             ups.append(F.pad(group.up, (0, 0, 0, pad)).repeat_interleave(each, 2))
@@ -129,22 +144,17 @@ class PaddedAdapters(NamedTuple):
         return x.index_add(1, self.tokens, out.squeeze(2))
 
 
-@dataclass(frozen=True)
-class LayerAdapters:
-    """The bank at one layer, for the tokens from `start` on; `layers.Block` calls it."""
+def layer_adapters(
+    bank: AdapterBank | PaddedAdapters | None, layer: int, start: int = 0
+) -> Adapt | None:
+    """The bank at one layer, for the tokens from `start` on, as `layers.Block` calls it."""
+    if bank is None:
+        return None
 
-    bank: AdapterProtocol
-    layer: int
-    start: int = 0
+    def adapt(x: Tensor, normed: Tensor, place: int) -> Tensor:
+        if not start:
+            return bank.add(x, normed, layer, place)
+        own = bank.add(x[:, start:], normed[:, start:], layer, place)
+        return torch.cat([x[:, :start], own], dim=1)
 
-    def attention(self, x: Tensor, normed: Tensor) -> Tensor:
-        return self._add(x, normed, 0)
-
-    def mlp(self, x: Tensor, normed: Tensor) -> Tensor:
-        return self._add(x, normed, 1)
-
-    def _add(self, x: Tensor, normed: Tensor, place: int) -> Tensor:
-        if not self.start:
-            return self.bank.add(x, normed, self.layer, place)
-        own = self.bank.add(x[:, self.start :], normed[:, self.start :], self.layer, place)
-        return torch.cat([x[:, : self.start], own], dim=1)
+    return adapt

@@ -9,7 +9,7 @@ f_j along r, f_j . r / |r|, or 0 where that is negative. docs/explanation.md com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import EngramError
-from engram.methods.forward import FirstTokenHook, forward_fast, full_attention
+from engram.methods.forward import FastPass, full_attention
 from engram.methods.memory import Memory
 from engram.vit import ViT
 from engram.vit.layers import Block, split_heads
 
-#: What a class token can read. The shares of `Maps` are in this order and add up to 1.
+#: What a class token can read. The shares of `AttentionMaps` are in this order and add up to 1.
 SOURCES = (
     "the picture's patches",
     "the ViT's own class token",
@@ -33,72 +33,73 @@ SOURCES = (
 
 
 @dataclass(frozen=True, eq=False)
-class Maps:
-    """Attention maps of one task, by layer; `pooled`: one map, of what pools the patches."""
+class AttentionMaps:
+    """Attention of one task's class token, over all heads (and averaged over its class tokens).
 
-    weights: Tensor  # (b, l, patches), averaged over heads
-    contribution: Tensor  # (b, l, patches)
-    shares: Tensor  # of the weights by source, (b, l, len(SOURCES))
+    Where something else reads the patches there is one map, `pooled`, in place of layers.
+    """
+
+    weights: Tensor  # (b, l, rows, columns), averaged over heads
+    contribution: Tensor  # (b, l, rows, columns)
+    shares: Tensor  # of the weights by source, (l, len(SOURCES)), averaged over the images
     pooled: bool = False
 
-
-def backbone_maps(backbone: ViT, pixels: Tensor, name: str) -> Maps:
-    """Those of the backbone's own class token in the plain pass."""
-
-    def encode(hook: FirstTokenHook) -> None:
-        x = backbone.embed(pixels)
-        cells = x.new_empty(backbone.config.depth, 0, backbone.config.width)
-        rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
-        full_attention(backbone, x, cells, hook=hook, rotation=rotation)
-
-    return first_token_maps(backbone, pixels, encode, name, own=False)
+    @classmethod
+    def create(
+        cls,
+        backbone: ViT,
+        pixels: Tensor,
+        layers: Sequence[tuple[Tensor, Tensor, Tensor]],
+        pooled: bool = False,
+    ) -> AttentionMaps:
+        """From every layer's weights and contributions (b, patches) and shares (b, sources)."""
+        weights, contribution, shares = (
+            backbone.to_fp32(torch.stack(part, 1)) for part in zip(*layers, strict=True)
+        )
+        rows, columns = (side // backbone.config.patch for side in pixels.shape[-2:])
+        shape = (*weights.shape[:2], rows, columns)
+        return cls(weights.view(shape), contribution.view(shape), shares.mean(0), pooled)
 
 
 def first_token_maps(
     backbone: ViT,
     pixels: Tensor,
-    encode: Callable[[FirstTokenHook], None],
     name: str,
-    own: bool,
-) -> Maps:
-    """Those of token 0 in a pass where all tokens read each other, which `encode` runs.
+    tensors: Mapping[str, Tensor],
+    update: str = "fresh",
+) -> AttentionMaps:
+    """Maps of token 0 in a pass of `full_attention`: a task's own class token, or the backbone's.
 
-    `own`: it is the task's own class token, which an image has where the backbone has none. Without
-    hooks on the backbone's modules: other models share it, and may run at this moment.
+    Without hooks on the backbone's modules: other models share it, and may run at this moment.
     """
-    if not own and not backbone.config.class_token:
+    config = backbone.config
+    if "class_token" not in tensors and not config.class_token:
         raise EngramError(
             f"{name!r} has no class token on this backbone, so there is no attention to show."
         )
-    prefix = backbone.config.prefix + (not backbone.config.class_token)  # an added one comes first
-    rows, columns = (side // backbone.config.patch for side in pixels.shape[-2:])
+    prefix = config.prefix + (not config.class_token)  # an added one comes first
+    rows, columns = (side // config.patch for side in pixels.shape[-2:])
     n = prefix + rows * columns
-    weights_by_layer: list[Tensor] = []
-    contributions: list[Tensor] = []
-    shares: list[Tensor] = []
+    layers: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def hook(block: Block, weights: Tensor, values: Tensor, read: Tensor) -> None:
         by_head = weights[..., prefix:n].unsqueeze(2)
-        contributions.append(_contribution(block, by_head, values[:, :, prefix:n], read))
+        contribution = _contribution(block, by_head, values[:, :, prefix:n], read)
         weights = weights.mean(1)  # (b, n + m)
-        weights_by_layer.append(weights[:, prefix:n])
         parts = (weights[:, prefix:n], weights[:, 1:prefix], weights[:, :1], weights[:, n:])
         none = weights.new_zeros(len(weights))
-        shares.append(torch.stack([*(part.sum(1) for part in parts), none], 1))
+        shares = torch.stack([*(part.sum(1) for part in parts), none], 1)
+        layers.append((weights[:, prefix:n], contribution, shares))
 
-    encode(hook)
-    return Maps(
-        torch.stack(weights_by_layer, 1), torch.stack(contributions, 1), torch.stack(shares, 1)
-    )
+    full_attention(backbone, pixels, tensors, update, hook)
+    return AttentionMaps.create(backbone, pixels, layers)
 
 
-def masked_maps(memory: Memory, cells: int, backbone: ViT, pixels: Tensor) -> Maps:
-    """Those of the last task of a memory, as `Memory.attend` weighs what it reads."""
+def masked_maps(memory: Memory, cells: int, backbone: ViT, pixels: Tensor) -> AttentionMaps:
+    """Maps of the last task of a memory, as `Memory.attend` weighs what it reads."""
     own = memory.spans[-1]  # all that is read comes before it, so its rows have no padding
     rows, prefix = slice(own.start, own.stop), backbone.config.prefix
-    patches: list[Tensor] = []
-    contributions: list[Tensor] = []
-    shares: list[Tensor] = []
+    layers: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def hook(
         layer: int,
@@ -111,32 +112,33 @@ def masked_maps(memory: Memory, cells: int, backbone: ViT, pixels: Tensor) -> Ma
         plain, tokens, kept = (
             part.mean(1)[:, rows].mean(1) for part in (to_backbone, to_tokens, to_cells)
         )
-        patches.append(plain[:, prefix:])
-        by_head = to_backbone[:, :, rows, prefix:]
-        block = backbone.layers[layer]
-        contributions.append(_contribution(block, by_head, values[:, :, prefix:], read[:, rows]))
+        by_head, block = to_backbone[:, :, rows, prefix:], backbone.layers[layer]
+        contribution = _contribution(block, by_head, values[:, :, prefix:], read[:, rows])
         old_tokens, itself = tokens[:, : -len(own)], tokens[:, -len(own) :]
         old_cells, its_cells = torch.split(kept, [kept.shape[1] - cells, cells], dim=1)
         parts = (plain[:, prefix:], plain[:, :prefix], itself, its_cells)
         extended = old_tokens.sum(1) + old_cells.sum(1)
-        shares.append(torch.stack([*(part.sum(1) for part in parts), extended], dim=1))
+        shares = torch.stack([*(part.sum(1) for part in parts), extended], dim=1)
+        layers.append((plain[:, prefix:], contribution, shares))
 
+    memory.hook = hook
     x = backbone.embed(pixels)
     rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
-    forward_fast(backbone, x, memory, 0, hook, rotation=rotation)
-    return Maps(torch.stack(patches, 1), torch.stack(contributions, 1), torch.stack(shares, 1))
+    FastPass(memory, x.shape[1], rotation).run(backbone, x, 0)
+    return AttentionMaps.create(backbone, pixels, layers)
 
 
-def pooling_maps(weights: Tensor, rows: Tensor, prefix: int) -> Maps:
-    """Those of queries that pool rows (b, n, r) by weights (b, queries, n): one map."""
+def pooling_maps(weights: Tensor, rows: Tensor, backbone: ViT, pixels: Tensor) -> AttentionMaps:
+    """Maps of queries that pool rows (b, n, r) by weights (b, queries, n): one map."""
+    prefix = backbone.config.prefix
     towards = F.normalize((weights @ rows).flatten(1)).view(len(rows), -1, rows.shape[2])
-    contribution = (weights * (towards @ rows.mT)).sum(1, keepdim=True).clamp(min=0)
-    weights = weights.mean(1, keepdim=True)
-    patches = weights[..., prefix:]
-    shares = weights.new_zeros(*weights.shape[:2], len(SOURCES))
-    shares[..., 0] = patches.sum(2)
-    shares[..., 1] = 1 - shares[..., 0]
-    return Maps(patches, contribution[..., prefix:], shares, pooled=True)
+    contribution = (weights * (towards @ rows.mT)).sum(1).clamp(min=0)
+    weights = weights.mean(1)
+    shares = weights.new_zeros(len(rows), len(SOURCES))
+    shares[:, 0] = weights[:, prefix:].sum(1)
+    shares[:, 1] = 1 - shares[:, 0]
+    layer = weights[:, prefix:], contribution[:, prefix:], shares
+    return AttentionMaps.create(backbone, pixels, [layer], pooled=True)
 
 
 def _contribution(block: Block, weights: Tensor, values: Tensor, read: Tensor) -> Tensor:

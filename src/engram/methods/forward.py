@@ -3,9 +3,9 @@
 `run` takes the backbone's embedded tokens x (b, n, D), `run_cached` what a cache kept of them, and
 `finish` what another engine computed; all leave every branch ready to give its head inputs. Below
 them are the ways of streams through the layers, which give the last layer's tokens before the final
-norm. Those of masked tasks compute the same: `forward_fast` is for
-inference, `forward_tasks` beside a `BackbonePass` for training, `from_cached` for training from a
-cache. In `full_attention` every token reads the cells. Axes as in memory.py.
+norm. Those of masked tasks compute the same: `FastPass` is for inference, `forward_tasks` beside a
+`BackbonePass` for training, `from_cached` for training from a cache. In `full_attention` every
+token reads the cells. Axes as in memory.py.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.methods.adapters import AdapterBank, AdapterProtocol, LayerAdapters
-from engram.methods.memory import QKV, AttentionHook, BackboneView, KeysValues, Memory, Normed
+from engram.methods.adapters import AdapterBank, find_adapters, layer_adapters
+from engram.methods.memory import BackboneView, KeysValues, Memory, Normed, Streams
 from engram.methods.method import Batch, Branch, Features
 from engram.methods.readout import LayerStatistics
-from engram.vit.layers import Attend, Block, LayerHook, merge_heads
+from engram.vit.layers import Block, LayerHook, merge_heads
 from engram.vit.pos_embed import Rotation
 from engram.vit.vit import ViT
 
@@ -42,36 +41,6 @@ class Cached:
     layers: CachedLayers = ()
     final: Tensor | None = None  # the final normed tokens (b, n, D)
     statistics: Tensor | None = None  # all layer statistics (b, features)
-
-
-class Streams(Protocol):
-    """Task streams: of a `Memory`, or routed by image."""
-
-    bank: AdapterProtocol | None
-
-    def start(self, images: int) -> Tensor:
-        """The class tokens at the first layer: (b, s, D)."""
-
-
-class BesideBackbone(Streams, Protocol):
-    """Streams that read a backbone that runs by itself."""
-
-    def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
-        """What class tokens (b, s, D), behind the norm, read: (b, s, D)."""
-
-
-class WithBackbone(Streams, Protocol):
-    """Streams that go through the layers together with the backbone."""
-
-    def attend_keys(
-        self,
-        layer: int,
-        block: Block,
-        own: QKV,
-        backbone: KeysValues,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
-        """What class tokens read, (b, s, D), by keys and values; `own` are theirs, (b, h, s, d)."""
 
 
 def run(
@@ -93,33 +62,24 @@ def run(
         keep: How many of the last tokens are wanted: the last layer computes no others.
         exact: Run the backbone alone, so that no bit depends on the branches.
     """
-    backbone, hooks = batch.backbone, _hooks(branches, statistics)
-    hook = _call_all(hooks) if hooks else None
-    streams = [branch for branch in branches if branch.beside is not None]
-    trains = any(branch.trains for branch in streams)
-    rotation = backbone.rotation(batch.size, x.shape[1])
-    fast = streams[0].fast if len(streams) == 1 and not (exact or trains) else None
-    if not streams:
+    backbone, hook, n = batch.backbone, _layer_hook(branches, statistics), x.shape[1]
+    rotation = backbone.rotation(batch.size, n)
+    beside = [(branch, branch.streams) for branch in branches if branch.streams is not None]
+    if not beside:
         raw = backbone.encode(x, batch.size, hook)
-    elif fast is not None:
-        (branch,) = streams
-        raw, branch.final = forward_fast(
-            backbone, x, fast, keep, layer_hook=hook, rotation=rotation
-        )
-        branch.ran_fast = True
+    elif len(beside) == 1 and not exact and beside[0][0].fast and not beside[0][0].trains:
+        ((branch, streams),) = beside
+        raw, branch.final = FastPass(streams, n, rotation, hook).run(backbone, x, keep)
     else:
-        memory, n = streams[0].beside, x.shape[1]
-        checkpointed = not exact and isinstance(memory, Memory)
-        checkpointed = checkpointed and reads_checkpointed(backbone, n, memory)  # type: ignore[arg-type]
+        checkpointed = not exact and reads_checkpointed(backbone, n, beside[0][1])
         plain = BackbonePass(backbone, x, keep, checkpointed, hook, rotation)
-        views = list(plain) if len(streams) > 1 else plain
-        for branch in streams:
-            assert branch.beside is not None
-            branch.final = forward_tasks(backbone, views, branch.beside, len(x))
+        views = list(plain) if len(beside) > 1 else plain
+        for branch, streams in beside:
+            branch.final = forward_tasks(backbone, views, streams, len(x))
         raw = plain.tokens
     features = Features(batch, raw=raw, statistics=statistics)
-    for last in hooks:
-        last(backbone.config.depth, features.tokens)
+    if hook is not None:
+        hook(backbone.config.depth, features.tokens)
     return features
 
 
@@ -139,26 +99,11 @@ def finish(
     for branch in branches:
         branch.take(streams)
     features = Features(batch, raw=raw, statistics=statistics)
-    hooks = _hooks(branches, statistics)
-    if hooks:
+    hook = _layer_hook(branches, statistics)
+    if hook is not None:
         for index, tokens in enumerate([*layers, features.tokens]):
-            for hook in hooks:
-                hook(index, tokens)
+            hook(index, tokens)
     return features
-
-
-def _hooks(branches: Sequence[Branch], statistics: LayerStatistics | None) -> list[LayerHook]:
-    """Everything that reads the tokens of every layer."""
-    hooks: list[LayerHook] = [branch.layer for branch in branches if branch.reads_layers]
-    return hooks if statistics is None else [*hooks, statistics.layer]
-
-
-def _call_all(hooks: Sequence[LayerHook]) -> LayerHook:
-    def hook(index: int, tokens: Tensor, /) -> None:
-        for one in hooks:
-            one(index, tokens)
-
-    return hook
 
 
 def run_cached(
@@ -169,71 +114,69 @@ def run_cached(
     normed = [layer for layer in cached.layers if isinstance(layer, Tensor)]
     rotation = backbone.rotation(batch.size, normed[0].shape[1]) if normed else None
     for branch in branches:
-        if branch.beside is not None:
-            branch.final = from_cached(backbone, cached.layers, branch.beside, rotation)
-    hooks = _hooks(branches, statistics)
-    if hooks and cached.layers:
+        if branch.streams is not None:
+            branch.final = from_cached(backbone, cached.layers, branch.streams, rotation)
+    hook = _layer_hook(branches, statistics)
+    if hook is not None and cached.layers:
         assert cached.final is not None
         for index, tokens in enumerate([*normed, cached.final]):
-            for hook in hooks:
-                hook(index, tokens)
+            hook(index, tokens)
     if cached.statistics is not None:
         statistics = LayerStatistics.from_rows(cached.statistics, backbone)
     return Features(batch, tokens=cached.final, pooled=cached.pooled, statistics=statistics)
 
 
-def forward_fast(
-    vit: ViT,
-    x: Tensor,
-    memory: WithBackbone,
-    keep: int,
-    hook: AttentionHook | None = None,
-    layer_hook: LayerHook | None = None,
-    rotation: Rotation | None = None,
-) -> tuple[Tensor, Tensor]:
-    """All streams share each layer's matrix products: the fast path, for inference.
+def _layer_hook(branches: Sequence[Branch], statistics: LayerStatistics | None) -> LayerHook | None:
+    """Calls everything that reads the tokens of every layer."""
+    hooks: list[LayerHook] = [branch.layer for branch in branches if branch.reads_layers]
+    hooks += [] if statistics is None else [statistics.layer]
 
-    Only the first `keep` backbone tokens are wanted at the end, so the last layer computes no
-    others. `hook` is called with every layer's attention weights, `layer_hook` with the backbone's
-    normed tokens. The `rotation` is the backbone's, for these n tokens; class tokens and cells are
-    not turned.
+    def hook(index: int, tokens: Tensor, /) -> None:
+        for one in hooks:
+            one(index, tokens)
+
+    return hook if hooks else None
+
+
+@dataclass(frozen=True, eq=False)
+class FastPass:
+    """The backbone and task streams share each layer's matrix products: for inference.
+
+    The `rotation` is the backbone's, for its n tokens; class tokens and cells are not turned.
+    `layer_hook` is called with the backbone's normed tokens.
     """
-    n = x.shape[1]
-    x = torch.cat([x, memory.start(x.shape[0])], dim=1)
-    for layer, block in enumerate(vit.layers):
-        wanted = keep if layer + 1 == len(vit.layers) else n
-        x = layer_fast(layer, block, x, memory, n, wanted, hook, layer_hook, rotation)
-    return x[:, :keep], x[:, keep:]
 
+    streams: Streams
+    n: int
+    rotation: Rotation | None = None
+    layer_hook: LayerHook | None = None
 
-def layer_fast(
-    layer: int,
-    block: Block,
-    x: Tensor,
-    memory: WithBackbone,
-    n: int,
-    wanted: int,
-    hook: AttentionHook | None = None,
-    layer_hook: LayerHook | None = None,
-    rotation: Rotation | None = None,
-) -> Tensor:
-    """One layer of `forward_fast`: x (b, n + s, D) to its first `wanted` tokens and the last s."""
+    def run(self, vit: ViT, x: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+        """From embedded tokens to the last ones: the backbone's first `keep`, and the streams'."""
+        x = torch.cat([x, self.streams.start(x.shape[0])], dim=1)
+        for layer, block in enumerate(vit.layers):
+            x = self.layer(layer, block, x, keep if layer + 1 == len(vit.layers) else self.n)
+        return x[:, :keep], x[:, keep:]
 
-    def attend(block: Block, normed: Tensor) -> Tensor:
-        if layer_hook is not None:
-            layer_hook(layer, normed[:, :n])
-        q, k, v = block.project(normed, rotation)
-        backbone = KeysValues(k[:, :, :n], v[:, :, :n])
-        own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
-        read = memory.attend_keys(layer, block, own, backbone, hook)
-        if not wanted:
-            return read
-        plain = F.scaled_dot_product_attention(q[:, :, :wanted], backbone.k, backbone.v)
-        return torch.cat([merge_heads(plain), read], dim=1)
+    def layer(self, layer: int, block: Block, x: Tensor, wanted: int) -> Tensor:
+        """One layer: x (b, n + s, D) to its first `wanted` tokens and the last s."""
+        n = self.n
 
-    adapters = LayerAdapters(memory.bank, layer, wanted) if memory.bank else None
-    out: Tensor = block(x, attend, adapters, None if wanted == n else range(wanted, n))
-    return out
+        def attend(block: Block, normed: Tensor) -> Tensor:
+            if self.layer_hook is not None:
+                self.layer_hook(layer, normed[:, :n])
+            q, k, v = block.project(normed, self.rotation)
+            backbone = KeysValues(k[:, :, :n], v[:, :, :n])
+            own = q[:, :, n:], k[:, :, n:], v[:, :, n:]
+            read = self.streams.attend_keys(layer, block, own, backbone)
+            if not wanted:
+                return read
+            plain = F.scaled_dot_product_attention(q[:, :, :wanted], backbone.k, backbone.v)
+            return torch.cat([merge_heads(plain), read], dim=1)
+
+        adapters = layer_adapters(self.streams.bank, layer, wanted)
+        out: Tensor = block(x, attend, adapters, None if wanted == n else range(wanted, n))
+        return out
 
 
 class BackbonePass:
@@ -258,56 +201,53 @@ class BackbonePass:
 
     def __iter__(self) -> Iterator[BackboneView]:
         x = self.tokens
-        for layer, block in enumerate(self.vit.layers[:-1] if not self.keep else self.vit.layers):
-            taken: list[BackboneView] = []
-
-            def attend(
-                block: Block, normed: Tensor, layer: int = layer, taken: list[BackboneView] = taken
-            ) -> Tensor:
-                if self.layer_hook is not None:
-                    self.layer_hook(layer, normed)
-                q, k, v = block.project(normed, self.rotation)
-                taken.append(
-                    Normed(normed, checkpointed=True) if self.checkpointed else KeysValues(k, v)
-                )
-                return merge_heads(F.scaled_dot_product_attention(q, k, v))
-
-            x = block(x, attend)
+        for layer, block in enumerate(self.vit.layers):
+            if not self.keep and layer + 1 == len(self.vit.layers):
+                last = block.norm1(x)
+                if self.checkpointed:
+                    yield Normed(last, checkpointed=True)
+                else:
+                    yield KeysValues(*block.keys_values(last, self.rotation))
+                return
+            views: list[BackboneView] = []
+            x = block(x, partial(self._attend, layer=layer, views=views))
             self.tokens = x[:, : self.keep]
-            yield taken[0]
-        if not self.keep:
-            block = self.vit.layers[-1]
-            last = block.norm1(x)
-            if self.checkpointed:
-                yield Normed(last, checkpointed=True)
-            else:
-                yield KeysValues(*block.keys_values(last, self.rotation))
+            yield views[0]
+
+    def _attend(
+        self, block: Block, normed: Tensor, layer: int, views: list[BackboneView]
+    ) -> Tensor:
+        if self.layer_hook is not None:
+            self.layer_hook(layer, normed)
+        q, k, v = block.project(normed, self.rotation)
+        views.append(Normed(normed, checkpointed=True) if self.checkpointed else KeysValues(k, v))
+        return merge_heads(F.scaled_dot_product_attention(q, k, v))
 
 
 def forward_tasks(
-    vit: ViT, backbone: Iterable[BackboneView], memory: BesideBackbone, images: int
+    vit: ViT, backbone: Iterable[BackboneView], streams: Streams, images: int
 ) -> Tensor:
     """The tasks' own tokens at the last layer (b, s, D), reading a backbone that runs by itself.
 
     The way to train a task: with the backbone frozen, only the tasks' tokens build a graph.
     """
-    y = memory.start(images)
+    y = streams.start(images)
     for layer, (block, view) in enumerate(zip(vit.layers, backbone, strict=True)):
-        attend = partial(memory.attend, layer, backbone=view)
-        y = block(y, attend, LayerAdapters(memory.bank, layer) if memory.bank else None)
+        attend = partial(streams.attend, layer, backbone=view)
+        y = block(y, attend, layer_adapters(streams.bank, layer))
     return y
 
 
-def reads_checkpointed(vit: ViT, n: int, memory: Memory) -> bool:
+def reads_checkpointed(vit: ViT, n: int, streams: Streams) -> bool:
     """Whether training beside a running backbone of n tokens should use activation checkpointing.
 
     Autograd keeps what is read. Keys and values are two numbers where the normed token is one, so
     this halves the memory of a step; it is done while it adds less than a twentieth of work. Keys
     that are turned cannot be left out: each has a query of its own.
     """
-    if vit.config.rotary is not None:
+    if vit.config.rotary is not None or not isinstance(streams, Memory):
         return False
-    work = 3 * _in_width(vit, n, len(memory.token))  # forward, once more, and back
+    work = 3 * _in_width(vit, n, len(streams.token))  # forward, once more, and back
     return work < 12 * n * vit.config.width**2 / 20
 
 
@@ -334,58 +274,48 @@ def _in_width(vit: ViT, n: int, s: int) -> int:
 
 
 def from_cached(
-    vit: ViT, layers: CachedLayers, memory: BesideBackbone, rotation: Rotation | None = None
+    vit: ViT, layers: CachedLayers, streams: Streams, rotation: Rotation | None = None
 ) -> Tensor:
     """`forward_tasks` for a backbone of which a cache kept tokens, or keys and values."""
     keys = [layer for layer in layers if isinstance(layer, KeysValues)]
     if keys:
-        return forward_tasks(vit, keys, memory, len(keys[0].k))
+        return forward_tasks(vit, keys, streams, len(keys[0].k))
     normed = [layer for layer in layers if isinstance(layer, Tensor)]
     passes = 2 if torch.is_grad_enabled() else 1  # forward, and back through the same products
     views: Iterable[BackboneView]
-    if reads_tokens(vit, normed[0].shape[1], memory.start(1).shape[1], passes):
+    if reads_tokens(vit, normed[0].shape[1], streams.start(1).shape[1], passes):
         views = map(Normed, normed)
     else:
         pairs = zip(normed, vit.layers, strict=True)
         views = (KeysValues(*block.keys_values(tokens, rotation)) for tokens, block in pairs)
-    return forward_tasks(vit, views, memory, len(normed[0]))
+    return forward_tasks(vit, views, streams, len(normed[0]))
 
 
 def full_attention(
     vit: ViT,
-    x: Tensor,
-    cells: Tensor,
+    pixels: Tensor,
+    tensors: Mapping[str, Tensor],
     update: str = "fresh",
-    bank: AdapterBank | None = None,
     hook: FirstTokenHook | None = None,
-    rotation: Rotation | None = None,
 ) -> Tensor:
-    """Every token reads the cells (l, m, D): best for one task, and the old outputs change.
+    """Every token reads the cells: best for one task, and the old outputs change.
 
-    The paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where
-    the first layer's cells are ordinary tokens from there on, and `add`, where every layer adds
-    its own learned cells to the propagated ones. The cells are dropped at the end. `hook` is
-    called at each layer.
+    `tensors` are a task's: cells (l, m, D), class token and adapters, as far as it has them. The
+    paper's way is `fresh`. Figure 2b has two that its authors found worse: `propagate`, where the
+    first layer's cells are ordinary tokens from there on, and `add`, where every layer adds its own
+    learned cells to the propagated ones. The cells are dropped at the end. `hook` is called at each
+    layer.
     """
+    x = vit.embed(pixels, tensors.get("class_token"))
     n = x.shape[1]
-    for layer, block in enumerate(vit.layers):
-        if update != "fresh" and layer == 0:
-            x = torch.cat([x, cells[0].expand(x.shape[0], -1, -1)], dim=1)
-        elif update == "add":
-            x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
-        fresh = cells[layer] if update == "fresh" else None
-        adapters = LayerAdapters(bank, layer) if bank else None
-        x = block(x, _reads_cells(fresh, hook, rotation), adapters)
-    return x[:, :n]
+    rotation, adapters = vit.rotation(pixels.shape[-2:], n), find_adapters(tensors)
+    bank = None if adapters is None else AdapterBank([(range(1), adapters)], 1)
+    cells = tensors.get("cells", x.new_empty(vit.config.depth, 0, vit.config.width))
 
-
-def _reads_cells(
-    cells: Tensor | None, hook: FirstTokenHook | None, rotation: Rotation | None
-) -> Attend:
-    def attend(block: Block, normed: Tensor) -> Tensor:
+    def attend(block: Block, normed: Tensor, fresh: Tensor | None) -> Tensor:
         q, k, v = block.project(normed, rotation)
-        if cells is not None and len(cells):
-            cell_k, cell_v = block.keys_values(block.norm1(cells).unsqueeze(0))
+        if fresh is not None and len(fresh):
+            cell_k, cell_v = block.keys_values(block.norm1(fresh).unsqueeze(0))
             k = torch.cat([k, cell_k.expand(k.shape[0], -1, -1, -1)], dim=2)
             v = torch.cat([v, cell_v.expand(v.shape[0], -1, -1, -1)], dim=2)
         read = merge_heads(F.scaled_dot_product_attention(q, k, v))
@@ -394,4 +324,11 @@ def _reads_cells(
             hook(block, weights.squeeze(2), v, read[:, :1])
         return read
 
-    return attend
+    for layer, block in enumerate(vit.layers):
+        if update != "fresh" and layer == 0:
+            x = torch.cat([x, cells[0].expand(x.shape[0], -1, -1)], dim=1)
+        elif update == "add":
+            x = torch.cat([x[:, :n], x[:, n:] + cells[layer]], dim=1)
+        fresh = cells[layer] if update == "fresh" else None
+        x = block(x, partial(attend, fresh=fresh), layer_adapters(bank, layer))
+    return x[:, :n]

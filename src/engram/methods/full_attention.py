@@ -17,10 +17,9 @@ from torch import Tensor
 
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
-from engram.methods.adapters import AdapterBank, adapter_parameters, adapters_of
-from engram.methods.attention_maps import Maps, first_token_maps
-from engram.methods.costs import keys_values_macs, layers_macs
-from engram.methods.forward import FirstTokenHook, full_attention
+from engram.methods.adapters import adapter_parameters
+from engram.methods.attention_maps import AttentionMaps, first_token_maps
+from engram.methods.forward import full_attention
 from engram.methods.masked import class_token
 from engram.methods.method import (
     Batch,
@@ -31,6 +30,8 @@ from engram.methods.method import (
     Method,
     TaskInput,
     TaskShape,
+    keys_values_macs,
+    layers_macs,
     parameter_count,
 )
 from engram.methods.settings import shared_setting
@@ -46,23 +47,19 @@ class ClassToken(Method):
     shares_pass: ClassVar[bool] = False
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
 
-    #: Memory cells, where a subclass has them.
     @property
-    def _cells(self) -> int:
-        return 0
-
-    @property
-    def _update(self) -> str:
-        return "fresh"
+    def _memory(self) -> tuple[int, str]:
+        """Cells and how they pass from layer to layer, where a subclass has them."""
+        return 0, "fresh"
 
     def parameters(self, task: TaskShape) -> dict[str, Initial]:
         return {"class_token": class_token(1, task.backbone.width, task.class_init)}
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
-        shape, cells = task.backbone, self._cells
-        tokens, once = n + ("class_token" in self.parameters(task) and not shape.class_token), 0
-        adapters = {k: v for k, v in self.parameters(task).items() if k.startswith("adapters.")}
-        if self._update == "fresh":
+        shape, parameters, (cells, update) = task.backbone, self.parameters(task), self._memory
+        tokens, once = n + ("class_token" in parameters and not shape.class_token), 0
+        adapters = {k: v for k, v in parameters.items() if k.startswith("adapters.")}
+        if update == "fresh":
             macs = layers_macs(shape, tokens) + 2 * shape.width * tokens * cells * shape.depth
             once = keys_values_macs(shape, cells)
         else:  # Figure 2b: the cells are tokens like the others
@@ -78,30 +75,10 @@ class ClassToken(Method):
             "it runs in a pass of its own."
         )
 
-    def encode(
-        self,
-        tasks: Sequence[TaskInput],
-        task: TaskInput,
-        backbone: ViT,
-        pixels: Tensor,
-        hook: FirstTokenHook | None = None,
-    ) -> Tensor:
-        """The last layer's tokens, where every token reads every other and the cells."""
-        tensors = task.tensors
-        x = backbone.embed(pixels, tensors.get("class_token"))
-        rotation = backbone.rotation(pixels.shape[-2:], x.shape[1])
-        cells = x.new_empty(backbone.config.depth, 0, backbone.config.width)
-        if "cells" in tensors:  # section 4.4: those of others, too, where they are attached
-            others = [t.tensors["cells"] for t in tasks if t is not task and "cells" in t.tensors]
-            cells = torch.cat([tensors["cells"], *others], 1)
-        adapters = adapters_of(tensors)
-        bank = AdapterBank([(range(1), adapters)], 1) if adapters is not None else None
-        return full_attention(backbone, x, cells, self._update, bank, hook, rotation)
-
     def own_pass(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> HeadInput:
-        raw = self.encode(tasks, task, backbone, pixels)
+        raw = full_attention(backbone, pixels, _with_cells(task, tasks), self._memory[1])
         size = (pixels.shape[-2], pixels.shape[-1])
         features = Features(Batch(backbone, size, pixels.device), raw=raw)
         own = features.tokens[:, 0] if "class_token" in task.tensors else features.pooled
@@ -109,13 +86,17 @@ class ClassToken(Method):
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
-    ) -> Maps:
-        own = "class_token" in task.tensors
+    ) -> AttentionMaps:
+        tensors = _with_cells(task, tasks)
+        return first_token_maps(backbone, pixels, task.name, tensors, self._memory[1])
 
-        def encode(hook: FirstTokenHook) -> None:
-            self.encode(tasks, task, backbone, pixels, hook)
 
-        return first_token_maps(backbone, pixels, encode, task.name, own)
+def _with_cells(task: TaskInput, tasks: Sequence[TaskInput]) -> Mapping[str, Tensor]:
+    """A task's tensors with the cells of all others behind its own (the paper's section 4.4)."""
+    if "cells" not in task.tensors:
+        return task.tensors
+    others = [one.tensors["cells"] for one in tasks if one is not task and "cells" in one.tensors]
+    return {**task.tensors, "cells": torch.cat([task.tensors["cells"], *others], 1)}
 
 
 @dataclass(frozen=True)
@@ -128,20 +109,13 @@ class FullMemory(ClassToken):
     cells: int = shared_setting("cells")
     update: str = shared_setting("update")
 
+    @property
+    def _memory(self) -> tuple[int, str]:
+        return self.cells, self.update
+
     def concatenates(self, other: Method) -> bool:
-        return (
-            type(other) is type(self)
-            and isinstance(other, FullMemory)
-            and self.update == other.update
-        )
-
-    @property
-    def _cells(self) -> int:
-        return self.cells
-
-    @property
-    def _update(self) -> str:
-        return self.update
+        same = type(other) is type(self)
+        return same and isinstance(other, FullMemory) and self.update == other.update
 
     def parameters(self, task: TaskShape) -> dict[str, Initial]:
         layers = 1 if self.update == "propagate" else task.backbone.depth

@@ -37,15 +37,16 @@ class MlpHead(Head):
     mlp_head: ClassVar[bool] = True
 
 
+@dataclass(eq=False)
 class HeadBranch(Branch):
     """Every head has the same input: the pooled token, and the patches in segmentation."""
 
-    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.tasks, self.backbone = tasks, batch.backbone
+    tasks: Sequence[TaskInput]
+    batch: Batch
 
     def last_tokens(self, n: int) -> int:
         per_pixel = any(task.per_pixel for task in self.tasks)
-        return 1 if self.backbone.config.class_token and not per_pixel else n
+        return 1 if self.batch.backbone.config.class_token and not per_pixel else n
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
         return {
@@ -65,14 +66,15 @@ class Base(Method):
         return partial(BaseBranch, tasks)
 
 
+@dataclass(eq=False)
 class BaseBranch(Branch):
     """The original head takes the last tokens before and after the final norm."""
 
-    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.tasks, self.backbone = tasks, batch.backbone
+    tasks: Sequence[TaskInput]
+    batch: Batch
 
     def last_tokens(self, n: int) -> int:
-        config = self.backbone.config
+        config = self.batch.backbone.config
         if not config.class_token:
             return n
         if config.head is None:  # an embedding of the class token

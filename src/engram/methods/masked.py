@@ -7,6 +7,7 @@ besides, which only the task's own class token passes through.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,9 +16,8 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.methods.adapters import adapter_parameters, adapters_of
-from engram.methods.attention_maps import Maps, masked_maps
-from engram.methods.costs import keys_values_macs, token_macs
+from engram.methods.adapters import adapter_parameters, find_adapters
+from engram.methods.attention_maps import AttentionMaps, masked_maps
 from engram.methods.memory import Memory, Stream
 from engram.methods.method import (
     Batch,
@@ -25,14 +25,15 @@ from engram.methods.method import (
     Features,
     HeadInput,
     Initial,
-    Joined,
     Method,
     Needs,
     TaskInput,
     TaskShape,
+    keys_values_macs,
     parameter_count,
+    token_macs,
 )
-from engram.methods.routing import RoutedBranch
+from engram.methods.routing import RoutedStreams
 from engram.methods.settings import shared_setting
 from engram.util.settings import setting
 from engram.vit import ViT
@@ -129,21 +130,14 @@ class Masked(Method):
                     cells=task.tensors["cells"],
                     extends=ancestors,
                     after_norm=task.method.after_norm,
-                    adapters=adapters_of(task.tensors),
+                    adapters=find_adapters(task.tensors),
                 )
             )
         return JoinedMemory(Memory(backbone, streams), tasks)
 
-    @classmethod
-    def join_routed(cls, alone: Mapping[str, Joined], batch: Batch) -> Branch | None:
-        assert batch.route is not None
-        joined = {name: one for name, one in alone.items() if isinstance(one, JoinedMemory)}
-        memories = {name: one.memory for name, one in joined.items()}
-        return RoutedBranch(memories, batch, {name: one.tasks[-1] for name, one in joined.items()})
-
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
-    ) -> Maps:
+    ) -> AttentionMaps:
         return masked_maps(self.join(tasks, backbone).memory, self.cells, backbone, pixels)
 
 
@@ -179,15 +173,20 @@ class JoinedMemory:
     tasks: Sequence[TaskInput]
 
     def __call__(self, batch: Batch) -> Branch:
-        return MaskedBranch(self.memory, self.tasks)
+        return MaskedBranch(self.memory, self.tasks, batch)
 
 
 class MaskedBranch(Branch):
     """The class tokens of masked tasks, which forward.py takes through the layers."""
 
-    def __init__(self, memory: Memory, tasks: Sequence[TaskInput]) -> None:
-        self.memory = self.beside = self.fast = memory
-        self.tasks = tasks
+    def __init__(self, memory: Memory, tasks: Sequence[TaskInput], batch: Batch) -> None:
+        self.memory = self.streams = memory
+        self.tasks, self.route = tasks, batch.route
+        if batch.route is not None:
+            patches = (side // batch.backbone.config.patch for side in batch.size)
+            tokens = batch.backbone.config.prefix + math.prod(patches)
+            self.streams = self.routed_streams = RoutedStreams(memory, batch.route, tokens)
+            self.routed, self.fast = True, self.streams.whole
 
     def take(self, streams: Mapping[str, Tensor]) -> None:
         self.final = torch.cat([streams[stream.name] for stream in self.memory.streams], dim=1)
@@ -197,9 +196,17 @@ class MaskedBranch(Branch):
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
         assert self.final is not None
-        streams = self.memory.split(self.final)
-        norm = features.batch.backbone.norm
-        return {
-            task.name: HeadInput(norm(streams[task.name]), features.patches_for(task))
-            for task in self.tasks
-        }
+        if self.route is None:
+            found = self.memory.split(self.final)
+        else:
+            found = self.routed_streams.split(self.final, self.route.rows)
+        inputs = {}
+        for task in self.tasks:
+            if task.name in found:
+                patches = features.patches_for(task)
+                if patches is not None and self.routed:
+                    rows = features.batch.rows(task.name)
+                    patches = replace(patches, tokens=patches.tokens[rows])
+                own = features.batch.backbone.norm(found[task.name])
+                inputs[task.name] = HeadInput(own, patches)
+        return inputs

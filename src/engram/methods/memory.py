@@ -6,10 +6,18 @@ its own class token (a *task stream*) and m *cells* at every layer. At layer l t
 the tokens before the layer's first norm, give keys and values only, and are dropped: the next
 layer has fresh ones (Figures 1-3). Who may read whom is Table 1, queries down, keys across:
 
-            backbone   C1   C2   M1   M2
-    backbone     x     -    -    -    -      the backbone never sees a task: its output cannot
-    change C1        x     x    -    x    -      a task reads the backbone, itself and its own cells
-    C2        x     *    x    *    x      * and, only if it extends task 1, that task and its cells
+               backbone   C1   C2   M1   M2
+    backbone      x       -    -    -    -    it never sees a task: its output cannot change
+    C1            x       x    -    x    -    a task reads the backbone, itself and its own cells
+    C2            x       *    x    *    x    * and, if it extends task 1, that task and its cells
+
+It is computed in three forms, which give the same:
+
+    one class token      torch's fused attention: it may read all there is, so there is no mask
+    several, by keys     `read_by_keys`: each reads its own few tokens and cells, which no mask over
+                         all of them could say without computing what is then thrown away
+    from normed tokens   `Memory._attend_tokens`: a cache has no keys, and for few class tokens
+                         making none is less work than making all; half the memory in training
 
 Axes, beside those of layers.py (b images, n backbone tokens, h heads, d, D, l layers):
 
@@ -20,33 +28,27 @@ forward.py runs the streams through the layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from engram.methods.adapters import (
-    AdapterBank,
-    AdapterProtocol,
-    Adapters,
-    PaddedAdapters,
-)
+from engram.methods.adapters import AdapterBank, Adapters, PaddedAdapters
 from engram.util.devices import to_device
 from engram.vit.layers import Block, merge_heads
 from engram.vit.vit import ViT
 
-_Row = TypeVar("_Row")
 QKV = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What one task brings into a pass."""
+    """One task's tokens and cells in a pass."""
 
     name: str
     token: Tensor  # (k, D); the paper has k = 1
@@ -56,47 +58,42 @@ class Stream:
     adapters: Adapters | None = None
 
 
-# The backbone, as a task stream sees it at one layer
-
-
 @dataclass(frozen=True)
 class KeysValues:
-    """The backbone's keys and values, just computed."""
+    """Keys and values: of the backbone at one layer, (b, h, n, d) each, if nothing else is said."""
 
-    k: Tensor  # (b, h, n, d)
+    k: Tensor
     v: Tensor
 
 
 @dataclass(frozen=True)
 class Normed:
-    """The backbone's normed tokens, as from a cache: no key or value is computed for them."""
+    """The backbone's normed tokens at one layer, as from a cache."""
 
     tokens: Tensor  # (b, n, D)
     checkpointed: bool = False  # recomputed in the backward pass (activation checkpointing)
 
 
+#: The backbone as a task stream sees it at one layer.
 BackboneView = KeysValues | Normed
+#: Called with a layer's number and the attention weights (b, h, s, n), (b, h, s, a), (b, h, s, m),
+#: with the backbone's values (b, h, n, d), and with what the class tokens read (b, s, D).
+AttentionHook = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
-# Table 1
+class Streams(Protocol):
+    """Class tokens that go through the layers: of a `Memory`, or routed by image."""
 
+    bank: AdapterBank | PaddedAdapters | None
 
-class AttentionHook(Protocol):
-    """Called with the attention weights of a layer: (b, h, s, n), (b, h, s, a), (b, h, s, m).
+    def start(self, images: int) -> Tensor:
+        """The class tokens at the first layer: (b, s, D)."""
 
-    Also with the backbone's values (b, h, n, d), and with what the class tokens read (b, s, D).
-    """
+    def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
+        """What the class tokens, normed (b, s, D), read beside a backbone that runs by itself."""
 
-    def __call__(
-        self,
-        layer: int,
-        to_backbone: Tensor,
-        to_tokens: Tensor,
-        to_cells: Tensor,
-        values: Tensor,
-        read: Tensor,
-        /,
-    ) -> None: ...
+    def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
+        """The same (b, s, D) by keys and values; `own` are those of the class tokens."""
 
 
 class MemoryTensors(NamedTuple):
@@ -114,8 +111,10 @@ class Memory:
     """The task streams of a pass and all they need to read: Table 1 as indices, and the cells.
 
     Cells depend on no image, so their keys and values are computed once for the pass (or, while no
-    parameter changes, for many passes).
+    parameter changes, for many passes). A `hook` is called with the attention weights of a pass.
     """
+
+    hook: AttentionHook | None = None
 
     def __init__(self, vit: ViT, streams: Sequence[Stream]) -> None:
         self.token = vit.place(torch.cat([stream.token for stream in streams]))  # (s, D)
@@ -124,23 +123,26 @@ class Memory:
         self.spans = spans(lengths)
         cells = spans([stream.cells.shape[1] for stream in streams])
         reads = [(*stream.extends, i) for i, stream in enumerate(streams)]
-        device = self.token.device
-        self.tokens_read, tokens_missing = _table(reads, self.spans, lengths, device)  # (s, a)
-        self.cells_read, cells_missing = _table(reads, cells, lengths, device)  # (s, m)
+        self.token_table, tokens_missing = _table(reads, self.spans, lengths)
+        cell_table, cells_missing = _table(reads, cells, lengths)
+        self.tokens_read = self._index(self.token_table)  # (s, a)
+        self.cells_read = self._index(cell_table)  # (s, m)
         missing = [[*a, *m] for a, m in zip(tokens_missing, cells_missing, strict=True)]
         self.missing: Tensor | None = None  # (s, a + m)
         if any(map(any, missing)):
-            self.missing = to_device(torch.tensor(missing), device)
+            self.missing = to_device(torch.tensor(missing), self.token.device)
         s, a = self.tokens_read.shape
         self.reads_only_itself = a == 1 and s == len(streams)
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values of cells, by layer
-        self._stacked: tuple[Tensor, Tensor] | None = None
-        members = [
-            (span, stream.adapters)
-            for span, stream in zip(self.spans, streams, strict=True)
-            if stream.adapters is not None
-        ]
-        self.bank: AdapterProtocol | None = AdapterBank(members, s) if members else None
+        self._kept: dict[int, KeysValues] = {}  # of cells, by layer
+        pairs = zip(self.spans, streams, strict=True)
+        adapted = [(span, one.adapters) for span, one in pairs if one.adapters is not None]
+        self.bank: AdapterBank | PaddedAdapters | None = (
+            AdapterBank(adapted, s) if adapted else None
+        )
+
+    def _index(self, rows: list[list[int]]) -> Tensor:
+        index = torch.tensor(rows, dtype=torch.long).view(len(rows), len(rows[0]))
+        return to_device(index, self.token.device)
 
     @classmethod
     def of_tensors(cls, tensors: MemoryTensors) -> Memory:
@@ -148,7 +150,8 @@ class Memory:
         memory = cls.__new__(cls)
         memory.token, memory.tokens_read = tensors.token, tensors.tokens_read
         memory.missing, memory.reads_only_itself = tensors.missing, False
-        memory._kept = dict(enumerate(zip(tensors.keys, tensors.values, strict=True)))
+        pairs = zip(tensors.keys, tensors.values, strict=True)
+        memory._kept = {layer: KeysValues(*pair) for layer, pair in enumerate(pairs)}
         memory.bank = tensors.bank
         return memory
 
@@ -157,7 +160,8 @@ class Memory:
 
         With `adapters`, there are some in any case: zeros, where no stream has any.
         """
-        keys, values = self.stacked(vit)
+        cells = [self.keys_values(layer, block) for layer, block in enumerate(vit.layers)]
+        keys, values = torch.stack([one.k for one in cells]), torch.stack([one.v for one in cells])
         s, m = keys.shape[2:4]
         missing = self.missing
         if missing is None:
@@ -169,10 +173,9 @@ class Memory:
         if not adapters:
             return MemoryTensors(*own)
         bank = self.bank if isinstance(self.bank, AdapterBank) else AdapterBank([], s)
-        return MemoryTensors(*own, bank.rows(len(vit.layers), self.token))
+        return MemoryTensors(*own, bank.padded(len(vit.layers), self.token))
 
     def start(self, images: int) -> Tensor:
-        """The class tokens at the first layer: (b, s, D)."""
         return self.token.expand(images, -1, -1)
 
     def split(self, y: Tensor) -> dict[str, Tensor]:
@@ -181,38 +184,26 @@ class Memory:
         return {stream.name: y[:, span.start : span.stop] for stream, span in pairs}
 
     def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
-        """Every class token reads the backbone, the class tokens and the cells that Table 1 allows.
-
-        `normed` (b, s, D) are the class tokens behind the norm; gives what they read, (b, s, D).
-        """
-        if isinstance(backbone, Normed):
-            inputs = layer, block, normed, backbone.tokens
-            if backbone.checkpointed:
-                read: Tensor = checkpoint(
-                    self._attend_tokens, *inputs, use_reentrant=False, preserve_rng_state=False
-                )
-                return read
+        if isinstance(backbone, KeysValues):
+            return self.attend_keys(layer, block, block.project(normed), backbone)
+        inputs = layer, block, normed, backbone.tokens
+        if not backbone.checkpointed:
             return self._attend_tokens(*inputs)
-        return self.attend_keys(layer, block, block.project(normed), backbone)
+        read: Tensor = checkpoint(
+            self._attend_tokens, *inputs, use_reentrant=False, preserve_rng_state=False
+        )
+        return read
 
-    def attend_keys(
-        self,
-        layer: int,
-        block: Block,
-        own: QKV,
-        backbone: KeysValues,
-        hook: AttentionHook | None = None,
-    ) -> Tensor:
-        """`attend` by keys and values, as usual; `own` (b, h, s, d) are the tasks'."""
-        q, k, v = own
-        cell_k, cell_v = self.keys_values(layer, block)  # (h, s, m, d)
-        if q.shape[2] == 1 and hook is None:  # it may read all there is: no mask
-            k = torch.cat([backbone.k, k, cell_k[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
-            v = torch.cat([backbone.v, v, cell_v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
+    def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
+        q, k, v = own  # (b, h, s, d)
+        cells = self.keys_values(layer, block)
+        if q.shape[2] == 1 and self.hook is None:
+            k = torch.cat([backbone.k, k, cells.k[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
+            v = torch.cat([backbone.v, v, cells.v[:, 0].expand(q.shape[0], -1, -1, -1)], dim=2)
             return merge_heads(F.scaled_dot_product_attention(q, k, v))
-        tokens = KeysValues(self._read(k, dim=2), self._read(v, dim=2))  # (b, h, s, a, d)
-        cells = KeysValues(cell_k, cell_v)
-        return read_by_keys(layer, q, backbone, tokens, cells, "hsmd", self.missing, hook)
+        tokens = KeysValues(self._read(k, dim=2), self._read(v, dim=2))
+        readable = Readable(backbone, tokens, cells, "hsmd", self.missing)
+        return read_by_keys(layer, q, readable, self.hook)
 
     def _attend_tokens(self, layer: int, block: Block, normed: Tensor, backbone: Tensor) -> Tensor:
         """`attend` without any key or value, from the normed tokens and cells x themselves:
@@ -239,22 +230,13 @@ class Memory:
         read = torch.einsum("bshD,hdD->bshd", read, w_v).flatten(2)
         return read if b_v is None else read + b_v
 
-    def keys_values(self, layer: int, block: Block) -> tuple[Tensor, Tensor]:
-        """Keys and values of the cells that each class token reads: twice (h, s, m, d), kept."""
+    def keys_values(self, layer: int, block: Block) -> KeysValues:
+        """Keys and values of the cells that each class token reads: (h, s, m, d), kept."""
         if layer not in self._kept:
             k, v = block.keys_values(self._normed(layer, block).unsqueeze(0))
             k, v = F.pad(k[0], (0, 0, 0, 1)), F.pad(v[0], (0, 0, 0, 1))  # the row behind all, blank
-            self._kept[layer] = k[:, self.cells_read], v[:, self.cells_read]
+            self._kept[layer] = KeysValues(k[:, self.cells_read], v[:, self.cells_read])
         return self._kept[layer]
-
-    def stacked(self, vit: ViT) -> tuple[Tensor, Tensor]:
-        """The same of all layers: twice (l, h, s, m, d), kept."""
-        if self._stacked is None:
-            kept = [self.keys_values(layer, block) for layer, block in enumerate(vit.layers)]
-            keys, values = (torch.stack(part) for part in zip(*kept, strict=True))
-            self._kept = dict(enumerate(zip(keys, values, strict=True)))
-            self._stacked = keys, values
-        return self._stacked
 
     def _normed(self, layer: int, block: Block) -> Tensor:
         """The cells of all streams behind the norm, one stream after another."""
@@ -271,38 +253,38 @@ class Memory:
         return x[(slice(None),) * dim + (self.tokens_read,)]
 
 
-def read_by_keys(
-    layer: int,
-    q: Tensor,
-    backbone: KeysValues,
-    tokens: KeysValues,
-    cells: KeysValues,
-    axes: str,
-    missing: Tensor | None,
-    hook: AttentionHook | None = None,
-) -> Tensor:
-    """What queries (b, h, s, d) read of the backbone, of class tokens and of cells: (b, s, D).
+@dataclass(frozen=True)
+class Readable:
+    """All that class tokens may read at one layer."""
 
-    The class tokens' keys and values are (b, h, s, a, d), `axes` are those of the cells'; `missing`
-    (…, s, a + m) is what is only padding.
-    """
+    backbone: KeysValues
+    tokens: KeysValues  # (b, h, s, a, d)
+    cells: KeysValues
+    cell_axes: str  # hsmd, or with b where each image has its own
+    missing: Tensor | None  # padding among tokens and cells, (…, s, a + m)
+
+
+def read_by_keys(layer: int, q: Tensor, of: Readable, hook: AttentionHook | None = None) -> Tensor:
+    """Attention of class tokens with queries (b, h, s, d): what they read, (b, s, D)."""
     q = q * q.shape[-1] ** -0.5
-    of_backbone = q @ backbone.k.mT
-    of_tokens = (q.unsqueeze(3) * tokens.k).sum(-1)
-    by_row = torch.compiler.is_exporting() and axes == "hsmd"
-    of_cells = _by_row(q, cells.k.mT) if by_row else torch.einsum(f"bhsd,{axes}->bhsm", q, cells.k)
-    weights = _weigh(of_backbone, torch.cat([of_tokens, of_cells], dim=-1), missing)
-    lengths = [of_backbone.shape[-1], of_tokens.shape[-1], of_cells.shape[-1]]
+    to_backbone = q @ of.backbone.k.mT
+    to_tokens = (q.unsqueeze(3) * of.tokens.k).sum(-1)
+    by_row = torch.compiler.is_exporting() and of.cell_axes == "hsmd"
+    if by_row:
+        to_cells = _by_row(q, of.cells.k.mT)
+    else:
+        to_cells = torch.einsum(f"bhsd,{of.cell_axes}->bhsm", q, of.cells.k)
+    lengths = [to_backbone.shape[-1], to_tokens.shape[-1], to_cells.shape[-1]]
+    weights = _weigh(to_backbone, torch.cat([to_tokens, to_cells], dim=-1), of.missing)
     to_backbone, to_tokens, to_cells = torch.split(weights, lengths, dim=-1)
-    read = to_backbone @ backbone.v + (to_tokens.unsqueeze(-1) * tokens.v).sum(3)
-    of_cells = (
-        _by_row(to_cells, cells.v)
-        if by_row
-        else torch.einsum(f"bhsm,{axes}->bhsd", to_cells, cells.v)
-    )
-    read = merge_heads(read + of_cells)
+    read = to_backbone @ of.backbone.v + (to_tokens.unsqueeze(-1) * of.tokens.v).sum(3)
+    if by_row:
+        read = read + _by_row(to_cells, of.cells.v)
+    else:
+        read = read + torch.einsum(f"bhsm,{of.cell_axes}->bhsd", to_cells, of.cells.v)
+    read = merge_heads(read)
     if hook is not None:
-        hook(layer, to_backbone, to_tokens, to_cells, backbone.v, read)
+        hook(layer, to_backbone, to_tokens, to_cells, of.backbone.v, read)
     return read
 
 
@@ -350,11 +332,8 @@ def spans(lengths: Sequence[int]) -> list[range]:
 
 
 def _table(
-    reads: Sequence[Sequence[int]],
-    spans: Sequence[range],
-    repeat: Sequence[int],
-    device: torch.device,
-) -> tuple[Tensor, list[list[bool]]]:
+    reads: Sequence[Sequence[int]], spans: Sequence[range], lengths: Sequence[int]
+) -> tuple[list[list[int]], list[list[bool]]]:
     """For every class token, the rows it reads, padded, and where it is padded.
 
     Padding repeats a row that it reads, or points behind all rows if there is none: never at a
@@ -363,11 +342,9 @@ def _table(
     """
     rows = [[row for other in read for row in spans[other]] for read in reads]
     most, blank = max(map(len, rows)), spans[-1].stop
-    index = [row + (row[-1:] or [blank]) * (most - len(row)) for row in rows]
-    missing = [[False] * len(row) + [True] * (most - len(row)) for row in rows]
-    table = to_device(torch.tensor(_repeated(index, repeat), dtype=torch.long), device)
-    return table.view(sum(repeat), most), _repeated(missing, repeat)
-
-
-def _repeated(rows: Sequence[_Row], counts: Sequence[int]) -> list[_Row]:
-    return [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+    table, missing = [], []
+    for row, length in zip(rows, lengths, strict=True):
+        few = most - len(row)
+        table += [row + (row[-1:] or [blank]) * few] * length
+        missing += [[False] * len(row) + [True] * few] * length
+    return table, missing

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
+from engram.util.devices import to_device
 from engram.util.settings import check
 from engram.vit import ViT
 
 if TYPE_CHECKING:
-    from engram.methods.attention_maps import Maps
-    from engram.methods.forward import BesideBackbone, WithBackbone
+    from engram.methods.attention_maps import AttentionMaps
+    from engram.methods.memory import Streams
     from engram.methods.readout import LayerStatistics
     from engram.methods.routing import Route
 
@@ -118,6 +119,11 @@ class Batch:
     device: torch.device
     route: Route | None = None  # None: every task for every image
 
+    def rows(self, name: str) -> Tensor:
+        """The images that the route asks a task for, as an index."""
+        assert self.route is not None
+        return to_device(torch.tensor(self.route.rows[name]), self.device)
+
 
 class Features:
     """What a pass, or a cache, has of the backbone once the last layer is done.
@@ -173,13 +179,12 @@ class Features:
 class Branch(ABC):
     """The tasks of one family in one pass."""
 
-    #: The optional entry of class tokens that go through the layers themselves: beside a backbone
-    #: that runs alone (`beside`), or, outside of training, sharing its matrix products (`fast`).
+    #: The optional entry of class tokens that go through the layers themselves, beside a backbone
+    #: that runs alone or, outside of training and if they are `fast`, sharing its matrix products.
     #: `final` is then set to their last tokens (b, s, D).
-    beside: BesideBackbone | None = None
-    fast: WithBackbone | None = None
+    streams: Streams | None = None
+    fast = True
     final: Tensor | None = None
-    ran_fast = False
     #: Whether autograd records what it computes.
     trains = False
     #: The tasks whose head inputs are wanted; others are there because these extend them.
@@ -229,9 +234,9 @@ class Method(ABC):
     token_per_class: ClassVar[bool] = False
     #: Whether the head can answer for every pixel.
     answers_pixels: ClassVar[bool] = True
-    #: Whether its tasks have class tokens that go through the layers (`Branch.beside`).
+    #: Whether its tasks have class tokens that go through the layers (`Branch.streams`).
     streams: ClassVar[bool] = False
-    #: Whether `join_routed` has something to offer.
+    #: Whether its branches compute for each image only the tasks that `Batch.route` asks for.
     routes: ClassVar[bool] = False
     #: Whether tasks can extend others of the same family.
     extendable: ClassVar[bool] = False
@@ -336,14 +341,6 @@ class Method(ABC):
         batch. `tasks` are of one family, parents before children.
         """
 
-    @classmethod
-    def join_routed(cls, alone: Mapping[str, Joined], batch: Batch) -> Branch | None:
-        """A branch in which every image has its own tasks; `alone` has each task joined by itself.
-
-        None where it pays to compute all tasks for all images and to select rows.
-        """
-        return None
-
     def own_pass(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> HeadInput:
@@ -355,15 +352,36 @@ class Method(ABC):
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
-    ) -> Maps:
+    ) -> AttentionMaps:
         """Attention maps of a task; by default those of the backbone's own class token.
 
         `tasks` are the task and all it extends, parents first.
         """
-        from engram.methods.attention_maps import backbone_maps
+        from engram.methods.attention_maps import first_token_maps
 
-        return backbone_maps(backbone, pixels, task.name)
+        return first_token_maps(backbone, pixels, task.name, {})
 
 
 def parameter_count(shapes: Mapping[str, Initial]) -> int:
     return sum(math.prod(one.shape) for one in shapes.values())
+
+
+# Multiply-accumulates (MACs) of a ViT's parts: matrix products, the patch embedding and attention;
+# norms, softmax and activations are left out, as is usual. A layer costs a token its projections
+# and its MLP (12 D^2 where the MLP is 4 D wide) and 2 D for every key it reads.
+
+
+def token_macs(backbone: BackboneShape) -> int:
+    """One layer, for one token, without attention."""
+    gates = 2 if backbone.activation == "swiglu" else 1
+    return 4 * backbone.width**2 + (gates + 1) * backbone.width * backbone.mlp_width
+
+
+def layers_macs(backbone: BackboneShape, tokens: int) -> int:
+    """All layers, for tokens that all read each other."""
+    return backbone.depth * (tokens * token_macs(backbone) + 2 * tokens**2 * backbone.width)
+
+
+def keys_values_macs(backbone: BackboneShape, cells: int) -> int:
+    """Keys and values of the cells of all layers."""
+    return 2 * cells * backbone.width**2 * backbone.depth

@@ -2,8 +2,8 @@
 
 Of each layer's normed tokens, and of the final ones, there are three *layer statistics*: the class
 token, and the mean and the standard deviation of the patches (D numbers each). They do not say
-where in the picture something is, so some layers are pooled over a 4 x 4 grid besides
-(grid_pooling.py).
+where in the picture something is, so some layers have *grid pooling* besides: means of the patches
+over a 4 x 4 grid. Heads of side networks see such a grid, too.
 
 A `readout` task is a linear head on the statistics of the last k layers, or on all statistics and
 grids. It is solved by L-BFGS, has no parameters but its head, costs one small product and reads
@@ -21,10 +21,10 @@ from functools import partial
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.methods.grid_pooling import GRID_CELLS
 from engram.methods.method import (
     Batch,
     Branch,
@@ -36,11 +36,43 @@ from engram.methods.method import (
     TaskInput,
     TaskShape,
 )
+from engram.util.devices import to_device
 from engram.util.settings import setting
 from engram.vit import ViT
 
+_SIDE = 4  # grid cells along a side of the picture
+GRID_CELLS = _SIDE**2
 #: Which layers are pooled over the grid: one low down, one past the middle, the final tokens.
 _HEIGHTS = (0.25, 0.6, 1.0)
+
+
+def pooling_weights(prefix: int, patches: tuple[int, int]) -> Tensor:
+    """The weight of each of the n tokens in the mean of each grid cell: (16, n).
+
+    The tokens are a prefix, which counts in none, and (rows, columns) of patches. A patch on the
+    border of grid cells counts in each by its area.
+    """
+    along = []
+    for size in patches:
+        edges = torch.arange(_SIDE + 1, dtype=torch.float64) * (size / _SIDE)
+        start = torch.arange(size, dtype=torch.float64)
+        low = torch.maximum(edges[:-1, None], start)
+        high = torch.minimum(edges[1:, None], start + 1)
+        along.append((high - low).clamp(min=0) * (_SIDE / size))  # (4, size)
+    weights = along[0][:, None, :, None] * along[1][None, :, None, :]
+    return F.pad(weights.reshape(GRID_CELLS, -1), (prefix, 0))
+
+
+def grid_weights(backbone: ViT, size: Sequence[int], device: torch.device) -> Tensor:
+    """The pooling weights for the tokens of images of this (height, width), cached."""
+    rows, columns = (side // backbone.config.patch for side in size)
+    exact = torch.promote_types(backbone.dtype, torch.float32)  # not every device has float64
+
+    def make() -> Tensor:
+        weights = pooling_weights(backbone.config.prefix, (rows, columns))
+        return to_device(weights.to(exact), device)
+
+    return backbone.keep(("grid", rows, columns, exact, device), make)
 
 
 def grid_layers(depth: int) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -38,8 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.methods.attention_maps import Maps, pooling_maps
-from engram.methods.grid_pooling import GRID_CELLS, grid_weights
+from engram.methods.attention_maps import AttentionMaps, pooling_maps
 from engram.methods.method import (
     Batch,
     Branch,
@@ -52,7 +52,7 @@ from engram.methods.method import (
     TaskInput,
     TaskShape,
 )
-from engram.methods.readout import Readout
+from engram.methods.readout import GRID_CELLS, Readout, grid_weights
 from engram.methods.routing import Route
 from engram.methods.settings import shared_setting
 from engram.util.devices import to_device
@@ -127,17 +127,9 @@ class Side(Method):
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
         return SideNetworks(tasks)
 
-    @classmethod
-    def join_routed(cls, alone: Mapping[str, Joined], batch: Batch) -> Branch | None:
-        tasks: dict[str, TaskInput] = {}
-        for one in alone.values():
-            assert isinstance(one, SideNetworks)
-            tasks.update((task.name, task) for task in one.tasks)
-        return SideNetworks(list(tasks.values()))(batch)
-
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
-    ) -> Maps:
+    ) -> AttentionMaps:
         """Of the queries that pool the patches; in segmentation, of the backbone's class token."""
         if task.per_pixel:
             return super().attention_maps(tasks, task, backbone, pixels)
@@ -145,8 +137,7 @@ class Side(Method):
         branch = SideNetworks(tasks)(Batch(backbone, size, pixels.device))
         raw = backbone.encode(backbone.embed(pixels), size, branch.layer)
         branch.layer(backbone.config.depth, backbone.norm(raw))
-        weights, vectors = branch.pooling(task.name), branch.vectors(task.name)
-        return pooling_maps(weights, vectors, backbone.config.prefix)
+        return pooling_maps(branch.pooling(task.name), branch.vectors(task.name), backbone, pixels)
 
 
 @dataclass(frozen=True)
@@ -294,22 +285,27 @@ class SideNetworks:
 
     def __init__(self, tasks: Sequence[TaskInput]) -> None:
         self.tasks = tasks
+
+    @cached_property
+    def groups(self) -> list[_SideGroup]:
         shapes: dict[object, list[TaskInput]] = {}
-        for task in tasks:
+        for task in self.tasks:
             shape = (*task.tensors["cells"].shape[1:], "side.queries" in task.tensors)
             shapes.setdefault(shape, []).append(task)
-        groups = [
-            alike[i : i + _GROUP] for alike in shapes.values() for i in range(0, len(alike), _GROUP)
+        return [
+            _SideGroup(alike[i : i + _GROUP])
+            for alike in shapes.values()
+            for i in range(0, len(alike), _GROUP)
         ]
-        self.groups = [_SideGroup(group) for group in groups]
-        self.places = {
-            name: (g, i)
-            for g, group in enumerate(self.groups)
-            for i, name in enumerate(group.names)
-        }
 
     def __call__(self, batch: Batch) -> SideBranch:
-        return SideBranch(self, batch)
+        if batch.route is None:
+            return SideBranch(self, batch)
+        wanted = {name for name, images in batch.route.rows.items() if images}
+        for task in reversed(self.tasks):
+            if task.name in wanted:
+                wanted.update(task.extends)
+        return SideBranch(SideNetworks([t for t in self.tasks if t.name in wanted]), batch)
 
 
 class _RouteIndex:
@@ -353,31 +349,35 @@ class SideBranch(Branch):
     """The vectors of all side tasks in one pass."""
 
     def __init__(self, networks: SideNetworks, batch: Batch) -> None:
-        self.networks = networks
+        self.tasks, self.groups = networks.tasks, networks.groups
         self.grid = grid_weights(batch.backbone, batch.size, batch.device)
         self.index = None if batch.route is None else _RouteIndex(networks, batch.route)
         self.routed = batch.route is not None
         self.h: list[Tensor] = []  # by group: (t, b, n, r)
+        self._places = {
+            name: (g, i)
+            for g, group in enumerate(self.groups)
+            for i, name in enumerate(group.names)
+        }
 
     def layer(self, index: int, tokens: Tensor) -> None:
-        groups, (b, n, _) = self.networks.groups, tokens.shape
-        images = [None] * len(groups) if self.index is None else self.index.images
+        b, n, _ = tokens.shape
+        images = [None] * len(self.groups) if self.index is None else self.index.images
         if not index:
+            counts = [b if own is None else own.shape[1] for own in images]
             self.h = [
-                tokens.new_zeros(
-                    len(group.names), b if own is None else own.shape[1], n, group.rank
-                )
-                for group, own in zip(groups, images, strict=True)
+                tokens.new_zeros(len(group.names), count, n, group.rank)
+                for group, count in zip(self.groups, counts, strict=True)
             ]
-        inherited = [self._inherited(g, index) for g in range(len(groups))]
+        inherited = [self._inherited(g, index) for g in range(len(self.groups))]
         self.h = [
             group.step(index, h, tokens, more, own)
-            for group, h, more, own in zip(groups, self.h, inherited, images, strict=True)
+            for group, h, more, own in zip(self.groups, self.h, inherited, images, strict=True)
         ]
 
     def _inherited(self, g: int, step: int) -> Tensor | None:
         """What the tasks of a group take in of their parents' vectors: (t, b, n, r)."""
-        group = self.networks.groups[g]
+        group = self.groups[g]
         if not group.pairs or not step:  # the first vectors are zero
             return None
         parents = [self.vectors(parent) for _, parent in group.pairs]
@@ -390,50 +390,38 @@ class SideBranch(Branch):
         return torch.zeros_like(own).index_add(0, group.children, read.to(own.dtype))
 
     def vectors(self, name: str) -> Tensor:
-        """Those of one task: (b, n, r)."""
-        group, place = self.networks.places[name]
+        """The vectors of one task: (b, n, r)."""
+        group, place = self._places[name]
         return self.h[group][place]
 
     def pooling(self, name: str) -> Tensor:
         """The weights by which one task pools its vectors at the end: (b, queries, n)."""
-        group, place = self.networks.places[name]
-        return self.networks.groups[group].pooling(self.h[group])[place]
+        group, place = self._places[name]
+        return self.groups[group].pooling(self.h[group])[place]
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
         pooled: dict[str, Tensor] = {}
-        for group, h in zip(self.networks.groups, self.h, strict=True):
+        for group, h in zip(self.groups, self.h, strict=True):
             if group.queries is not None:
                 pooled.update(zip(group.names, group.pool(h, self.grid), strict=True))
-        found = {}
-        for task in self.networks.tasks:
+        inputs = {}
+        for task in self.tasks:
             if self.asked is not None and task.name not in self.asked:
                 continue  # computed for a child alone
-            rows = None if self.index is None else self._rows(features, task.name)
-            found[task.name] = self._head_input(task, features, pooled, rows)
-        return found
-
-    def _rows(self, features: Features, name: str) -> Tensor:
-        route = features.batch.route
-        assert route is not None
-        return to_device(torch.tensor(route.rows[name]), features.batch.device)
-
-    def _head_input(
-        self,
-        task: TaskInput,
-        features: Features,
-        pooled: Mapping[str, Tensor],
-        rows: Tensor | None,
-    ) -> HeadInput:
-        """`rows` are the images that asked for the task; None: all."""
-        asked = slice(None) if self.index is None else self.index.asked[task.name]
-        chosen = slice(None) if rows is None else rows
-        if task.per_pixel:
-            patches = features.patches
-            own = _norm(self.vectors(task.name)[asked])[:, -patches.tokens.shape[1] :]
-            tokens = torch.cat([patches.tokens[chosen], own], dim=-1)
-            return HeadInput(features.pooled[chosen], replace(patches, tokens=tokens))
-        seen = features.pooled
-        if isinstance(task.method, SideReadout):
-            assert features.statistics is not None
-            seen = features.statistics.last(task.method.layers, task.method.grid)
-        return HeadInput(torch.cat([seen[chosen], pooled[task.name][asked]], dim=-1))
+            rows: slice | Tensor = slice(None)  # of the images that asked: in the batch,
+            own: slice | Tensor = slice(None)  # and among those that it was computed for
+            if self.index is not None:
+                rows, own = features.batch.rows(task.name), self.index.asked[task.name]
+            seen = features.pooled
+            if task.per_pixel:
+                patches = features.patches
+                vectors = _norm(self.vectors(task.name)[own])[:, -patches.tokens.shape[1] :]
+                tokens = torch.cat([patches.tokens[rows], vectors], dim=-1)
+                inputs[task.name] = HeadInput(seen[rows], replace(patches, tokens=tokens))
+                continue
+            if isinstance(task.method, SideReadout):
+                assert features.statistics is not None
+                seen = features.statistics.last(task.method.layers, task.method.grid)
+            own_features = torch.cat([seen[rows], pooled[task.name][own]], dim=-1)
+            inputs[task.name] = HeadInput(own_features)
+        return inputs

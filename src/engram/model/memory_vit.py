@@ -20,15 +20,13 @@ from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import Preprocessing
 from engram.methods import create_method
+from engram.methods.attention_maps import AttentionMaps
 from engram.methods.forward import Cached
-from engram.methods.grid_pooling import grid_weights
 from engram.methods.method import HeadInput, Joined
-from engram.methods.readout import LayerStatistics
+from engram.methods.readout import LayerStatistics, grid_weights
 from engram.methods.routing import Entry, Route
-from engram.model.attention import attention
-from engram.model.joined import JoinCache
 from engram.model.passes import (
-    check_route,
+    JoinCache,
     head_inputs,
     head_inputs_from_cache,
     head_inputs_from_pass,
@@ -539,8 +537,21 @@ class MemoryViT(nn.Module):
         """
         if method not in ("contribution", "weights"):
             raise EngramError(f"There is no method {method!r}; choose contribution or weights.")
-        found = attention(self, task, pixels)
-        return found.contribution if method == "contribution" else found.weights
+        maps: Tensor = getattr(self.attention_maps(task, pixels), method)
+        return maps
+
+    @torch.inference_mode()
+    def attention_maps(self, name: str, pixels: Tensor) -> AttentionMaps:
+        """Both maps of `attention`, and the share of the weights that each source has.
+
+        An EngramError where the answer comes from no class token but from an average over patches.
+        """
+        task = self.task(name)
+        backbone = task.backbone or self.backbone
+        tasks = task_inputs(self, [name] if task.method.shares_pass else list(self.tasks))
+        own = next(one for one in tasks if one.name == name)
+        with backbone.autocast():
+            return task.method.attention_maps(tasks, own, backbone, pixels)
 
     def output_names(self, tasks: Sequence[str] | None = None) -> list[str]:
         """What a call with these `tasks` answers; without, "base" (if it has a head) and all."""
@@ -582,7 +593,12 @@ class MemoryViT(nn.Module):
             return head_inputs(self, known(tasks), pixels, exact), None
         asked = Route(route, known(tasks or ()))
         names = known(list(asked.rows))
-        check_route(self, names)
+        for name in names:
+            if not self.task(name).method.shares_pass:
+                raise EngramError(
+                    f"{name!r} has the regime {self.task(name).spec.regime!r}, which changes the "
+                    "backbone's own tokens, so it cannot be in a route; ask for it without one."
+                )
         if not exact:
             return head_inputs(self, names, pixels, route=asked), None
         inputs = head_inputs(self, names, pixels, exact)

@@ -3,23 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engram.errors import EngramError
 from engram.methods.forward import Cached, finish, run, run_cached
-from engram.methods.grid_pooling import grid_weights
-from engram.methods.method import Batch, Branch, Features, HeadInput, Method, Needs, TaskInput
-from engram.methods.readout import LayerStatistics
+from engram.methods.method import (
+    Batch,
+    Branch,
+    Features,
+    HeadInput,
+    Joined,
+    Method,
+    Needs,
+    TaskInput,
+)
+from engram.methods.readout import LayerStatistics, grid_weights
 from engram.methods.routing import Route, is_dense
-from engram.util.devices import to_device
+from engram.util.devices import autocast_dtype
+from engram.util.tensors import VersionedCache
+from engram.vit import ViT
 
 if TYPE_CHECKING:
     from engram.model.memory_vit import MemoryViT
 
 HeadInputs = dict[str, HeadInput]
+_SELECTIONS = 8  # of tasks that are kept, beside one for every task
+
+
+class JoinCache:
+    """Cache of joined tasks across calls: stacked weights, and keys and values of cells.
+
+    By family and names, as long as no parameter changes. torch.compile cannot ask whether one has
+    changed: a compiled pass joins every time. In a copy of a model that is to be traced, `freeze`
+    makes constants of what is joined from then on.
+    """
+
+    def __init__(self) -> None:
+        self._cache: VersionedCache[Joined] = VersionedCache(_SELECTIONS)
+        self._frozen: dict[object, Joined] | None = None
+
+    def clear(self, tasks: int | None = None) -> None:
+        """Forget everything; with a number of tasks, make room for each of them joined alone."""
+        self._cache.clear()
+        if tasks is not None:
+            self._cache.size = _SELECTIONS + tasks
+
+    def freeze(self) -> None:
+        self._frozen = {}
+
+    def join(self, tasks: Sequence[TaskInput], backbone: ViT, trains: bool) -> Joined:
+        """Join tasks of one family with all they extend, parents first."""
+        family = tasks[0].method.family()
+        key = (family, *(task.name for task in tasks))
+        if self._frozen is not None:
+            if key not in self._frozen:
+                self._frozen[key] = family.join(tasks, backbone)
+            return self._frozen[key]
+        if trains:
+            self.clear()  # some optimisers write where `version` does not see it
+        if trains or torch.compiler.is_compiling():
+            return family.join(tasks, backbone)
+        read = [part for block in backbone.layers for part in (block.norm1, block.qkv)]
+        read += [] if backbone.pre_norm is None else [backbone.pre_norm]
+        tensors = [tensor for task in tasks for tensor in task.tensors.values()]
+        tensors += [parameter for part in read for parameter in part.parameters()]
+        tensors += [] if backbone.prefix_position is None else [backbone.prefix_position]
+        return self._cache.get(
+            (autocast_dtype(backbone.device), *key), tensors, lambda: family.join(tasks, backbone)
+        )
+
+
+def task_inputs(model: MemoryViT, names: Sequence[str]) -> list[TaskInput]:
+    """Tasks and all they extend as they join a pass, parents first."""
+    return [model.task(name).input() for name in model.registry.closure(names)]
 
 
 def head_inputs(
@@ -34,98 +93,26 @@ def head_inputs(
     With a `route`, those of the images that ask for a task, in their order.
     """
     backbone = model.backbone
+    shared = [name for name in names if model.task(name).method.shares_pass]
     found: HeadInputs = {}
     with backbone.autocast():
-        for name in names:
-            task = model.task(name)
-            if not task.method.shares_pass:
-                tasks = [one.input() for one in model.tasks.values()]
-                own = next(one for one in tasks if one.name == name)
-                found[name] = task.method.own_pass(tasks, own, task.backbone or backbone, pixels)
-        shared = [name for name in names if name not in found]
+        tasks = [] if len(shared) == len(names) else [one.input() for one in model.tasks.values()]
+        for own in tasks:
+            if own.name in names and own.name not in shared:
+                vit = model.task(own.name).backbone or backbone
+                found[own.name] = own.method.own_pass(tasks, own, vit, pixels)
         if shared:
             x = backbone.embed(pixels)
             if route is not None:
                 route.check(len(x))
-            found.update(_shared_pass(model, shared, x, _batch(model, pixels, route), exact))
+            batch = Batch(backbone, (pixels.shape[-2], pixels.shape[-1]), pixels.device, route)
+            branches, statistics = _start(model, shared, batch, x, exact)
+            reads_layers = statistics is not None or any(one.reads_layers for one in branches)
+            n = x.shape[1]
+            keep = n if exact or reads_layers else max(one.last_tokens(n) for one in branches)
+            features = run(batch, x, branches, statistics, keep=keep, exact=exact)
+            found |= _finish(branches, features)
     return {name: found[name].map(backbone.to_fp32) for name in names}
-
-
-def _batch(model: MemoryViT, pixels: Tensor, route: Route | None) -> Batch:
-    return Batch(model.backbone, (pixels.shape[-2], pixels.shape[-1]), pixels.device, route)
-
-
-def _shared_pass(
-    model: MemoryViT, names: Sequence[str], x: Tensor, batch: Batch, exact: bool
-) -> HeadInputs:
-    """All tasks that leave the backbone unchanged, from its embedded tokens x (b, n, D)."""
-    branches = _branches(model, names, batch, x, exact)
-    statistics = _statistics(model, names, batch)
-    whole = exact or statistics is not None or any(branch.reads_layers for branch in branches)
-    n = x.shape[1]
-    keep = n if whole else max(branch.last_tokens(n) for branch in branches)
-    features = run(batch, x, branches, statistics, keep=keep, exact=exact)
-    return _finished(branches, features)
-
-
-def _branches(
-    model: MemoryViT, names: Sequence[str], batch: Batch, x: Tensor, exact: bool = False
-) -> list[Branch]:
-    """The branches of a pass over tokens x: families together; with `exact`, each task alone."""
-    families: dict[type[Method], list[str]] = {}
-    for name in names:
-        families.setdefault(model.task(name).method.family(), []).append(name)
-    branches = []
-    for family, members in families.items():
-        trains = model.trains(members, x)
-        joined = []
-        if batch.route is not None:
-            routed = _routed(model, family, members, batch, trains)
-            joined += [routed] if routed is not None else []
-        groups = [[name] for name in members] if exact else [members]
-        joined = joined or [model.join(group, trains)(batch) for group in groups]
-        for branch, group in zip(joined, groups, strict=True):
-            branch.trains, branch.asked = trains, group
-        branches += joined
-    return branches
-
-
-def _routed(
-    model: MemoryViT, family: type[Method], names: Sequence[str], batch: Batch, trains: bool
-) -> Branch | None:
-    """A branch of what each image asks for; None if nearly every image asks for nearly all."""
-    assert batch.route is not None
-    if not family.routes:
-        return None
-    own = set(names)
-    if is_dense([model.registry.closure(each) for each in batch.route.only(own.__contains__)]):
-        return None
-    # Each joined by itself, parents first: routes differ from batch to batch.
-    alone = {name: model.join([name], trains) for name in model.registry.closure(names)}
-    return family.join_routed(alone, batch)
-
-
-def _statistics(model: MemoryViT, names: Sequence[str], batch: Batch) -> LayerStatistics | None:
-    needing = [name for name in names if Needs.STATISTICS in model.task(name).method.needs]
-    if not needing:
-        return None
-    grid = any(model.task(name).method.reads_grid for name in needing)
-    weights = grid_weights(batch.backbone, batch.size, batch.device) if grid else None
-    return LayerStatistics(batch.backbone, weights)
-
-
-def _finished(branches: Sequence[Branch], features: Features) -> HeadInputs:
-    """The head inputs that were asked for, of the images that asked."""
-    route = features.batch.route
-    found: HeadInputs = {}
-    for branch in branches:
-        for name, given in branch.head_inputs(features).items():
-            if branch.asked is None or name in branch.asked:
-                if route is not None and not branch.routed:
-                    rows = to_device(torch.tensor(route.rows[name]), given.own.device)
-                    given = given.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-                found[name] = given
-    return found
 
 
 def head_inputs_from_pass(
@@ -138,10 +125,8 @@ def head_inputs_from_pass(
 ) -> HeadInputs:
     """From a pass that another engine ran: tokens before the final norm, and normed layers."""
     batch = Batch(model.backbone, size, raw.device)
-    branches = _branches(model, names, batch, raw)
-    statistics = _statistics(model, names, batch)
-    features = finish(batch, branches, statistics, raw, streams, layers)
-    return _finished(branches, features)
+    branches, statistics = _start(model, names, batch, raw)
+    return _finish(branches, finish(batch, branches, statistics, raw, streams, layers))
 
 
 def head_inputs_from_cache(
@@ -150,23 +135,53 @@ def head_inputs_from_cache(
     """From what a cache keeps of the backbone, of tasks that leave it unchanged."""
     batch = Batch(model.backbone, size or model.preprocessing.size, cached.pooled.device)
     with model.backbone.autocast():
-        branches = _branches(model, names, batch, cached.pooled)
-        statistics = None if cached.statistics is not None else _statistics(model, names, batch)
-        features = run_cached(batch, cached, branches, statistics)
-        found = _finished(branches, features)
+        branches, statistics = _start(model, names, batch, cached.pooled)
+        found = _finish(branches, run_cached(batch, cached, branches, statistics))
     return {name: found[name].map(model.backbone.to_fp32) for name in names}
 
 
-def check_route(model: MemoryViT, names: Sequence[str]) -> None:
-    """Refuse a route with a task that cannot share a pass with others."""
+def _start(
+    model: MemoryViT, names: Sequence[str], batch: Batch, x: Tensor, exact: bool = False
+) -> tuple[list[Branch], LayerStatistics | None]:
+    """The branches of a pass over tokens x, and statistics if one needs them.
+
+    Families are together; with `exact`, each task is alone.
+    """
+    families: dict[type[Method], list[str]] = {}
     for name in names:
-        if not model.task(name).method.shares_pass:
-            raise EngramError(
-                f"{name!r} has the regime {model.task(name).spec.regime!r}, which changes the "
-                "backbone's own tokens, so it cannot be in a route; ask for it without one."
-            )
+        families.setdefault(model.task(name).method.family(), []).append(name)
+    branches = []
+    for family, members in families.items():
+        trains, own = model.trains(members, x), batch
+        groups = joined = [[name] for name in members] if exact else [members]
+        if batch.route is not None:
+            asked = batch.route.only(set(members).__contains__)
+            if not family.routes or is_dense([model.registry.closure(each) for each in asked]):
+                own = replace(batch, route=None)
+            else:  # routes differ from batch to batch: join all that are attached, which is cached
+                every = [n for n, task in model.tasks.items() if task.method.family() is family]
+                joined = [members if model.trains(every, x) else every]
+        for group, together in zip(groups, joined, strict=True):
+            branch = model.join(together, trains)(own)
+            branch.trains, branch.asked = trains, group
+            branches.append(branch)
+    methods = [model.task(name).method for name in names]
+    needing = [method for method in methods if Needs.STATISTICS in method.needs]
+    if not needing:
+        return branches, None
+    grid = any(method.reads_grid for method in needing)
+    weights = grid_weights(batch.backbone, batch.size, batch.device) if grid else None
+    return branches, LayerStatistics(batch.backbone, weights)
 
 
-def task_inputs(model: MemoryViT, names: Sequence[str]) -> list[TaskInput]:
-    """Tasks and all they extend as they join a pass, parents first."""
-    return [model.task(name).input() for name in model.registry.closure(names)]
+def _finish(branches: Sequence[Branch], features: Features) -> HeadInputs:
+    """The head inputs that were asked for, of the images that asked."""
+    found: HeadInputs = {}
+    for branch in branches:
+        for name, inputs in branch.head_inputs(features).items():
+            if branch.asked is None or name in branch.asked:
+                if features.batch.route is not None and not branch.routed:
+                    rows = features.batch.rows(name)
+                    inputs = inputs.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
+                found[name] = inputs
+    return found

@@ -11,8 +11,8 @@ import torch
 from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
+from engram.methods.attention_maps import SOURCES, AttentionMaps
 from engram.model import MemoryViT
-from engram.model.attention import SOURCES, Attention, attention
 from engram.report.contents import (
     AttentionShares,
     ImageRow,
@@ -38,7 +38,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
     views = [backbone_view(model, answers.dataset, int(answers.samples[i])) for i, _ in examples]
     pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
     try:
-        found = attention(model, answers.task, pixels.to(model.backbone.device))
+        found = model.attention_maps(answers.task, pixels.to(model.backbone.device))
     except EngramError as error:
         return [Subsection(f"attention-{answers.task}", _MAPS, [Text(str(error))])]
     shown = _shown_maps(found)
@@ -60,7 +60,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
     return subsections
 
 
-def _shown_maps(found: Attention) -> dict[int, tuple[str, str]]:
+def _shown_maps(found: AttentionMaps) -> dict[int, tuple[str, str]]:
     """Which maps are shown, each with its title and with words that say where it comes from."""
     if found.pooled:
         return {0: ("pooled", "of the queries that pool the side network")}
@@ -69,7 +69,7 @@ def _shown_maps(found: Attention) -> dict[int, tuple[str, str]]:
     return {i: (f"layer {i + 1}", f"at layer {i + 1}") for i in layers}
 
 
-def _pooled_note(found: Attention) -> str:
+def _pooled_note(found: AttentionMaps) -> str:
     share = float(found.shares[0, SOURCES.index("the picture's patches")])
     return (
         "What the head is given of the task's side network: how much each contributes to what the "
@@ -100,7 +100,7 @@ def _first_of_each_class(answers: Answers) -> list[int]:
     return [first[label] for label in sorted(first)] or list(range(len(right)))
 
 
-def _shares(found: Attention) -> AttentionShares:
+def _shares(found: AttentionMaps) -> AttentionShares:
     shown = [p for p in range(len(SOURCES)) if float(found.shares[:, p].max()) > 0]
     cells = SOURCES.index("its cells")
     layers = [

@@ -1,6 +1,6 @@
 """What a task costs: parameters, and multiply-accumulates (MACs) per image on top of the backbone.
 
-Counted from shapes alone (methods/costs.py). So, with 5 cells:
+Counted from shapes alone (methods/method.py). So, with 5 cells:
 
                       B/32                    B/16
     plain backbone       4,408 MMAC              17,563 MMAC
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram.backbones.shape import BackboneShape
-from engram.methods.costs import layers_macs
+from engram.methods.method import layers_macs
 from engram.tasks.spec import TaskSpec
 
 

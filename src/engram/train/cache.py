@@ -38,9 +38,13 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.methods.forward import BackbonePass, Cached
-from engram.methods.grid_pooling import grid_weights
 from engram.methods.memory import BackboneView, KeysValues, Normed
-from engram.methods.readout import LayerStatistics, grid_count, statistics_per_layer
+from engram.methods.readout import (
+    LayerStatistics,
+    grid_count,
+    grid_weights,
+    statistics_per_layer,
+)
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically

@@ -92,11 +92,9 @@ class LayerHook(Protocol):
     def __call__(self, layer: int, normed: Tensor, /) -> None: ...
 
 
-class Adapt(Protocol):
-    """Adapters: add to the stream something computed from a sublayer's normed input."""
-
-    def attention(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
-    def mlp(self, x: Tensor, normed: Tensor, /) -> Tensor: ...
+#: Adapters: add to the stream something computed from the normed input of a sublayer, which is the
+#: attention (0) or the MLP (1).
+Adapt = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -221,12 +219,12 @@ class Block(nn.Module):
             x, normed = (torch.cat([y[:, end] for end in ends], 1) for y in (x, normed))
         x = x + (read if self.scale1 is None else read * self.scale1)
         if adapters is not None:
-            x = adapters.attention(x, normed)
+            x = adapters(x, normed, 0)
         normed = self.norm2(x)
         thought = self.mlp(normed)
         x = x + (thought if self.scale2 is None else thought * self.scale2)
         if adapters is not None:
-            x = adapters.mlp(x, normed)
+            x = adapters(x, normed, 1)
         return x
 
 

@@ -18,7 +18,6 @@ import engram
 from engram import MemoryViT
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.model.attention import attention
 from engram.serve.routes.schemas import NoAnswer, TaskAnswer
 
 
@@ -84,7 +83,7 @@ def test_attention_maps_are_those_of_the_model(client: TestClient, world: World)
     assert preprocessing is not None
     assert (image["width"], image["height"], image["view"]) == (40, 20, [0, 0, 40, 20])
     view = torch.from_numpy(evaluation_view(data, preprocessing))
-    maps = attention(world.model, "second", normalise(view[None], preprocessing))
+    maps = world.model.attention_maps("second", normalise(view[None], preprocessing))
     patches = torch.tensor([layer["patches"] for layer in image["looks"]["layers"]])
     assert torch.allclose(patches, maps.contribution[0], rtol=1e-3, atol=1e-5)
     shares = torch.tensor([layer["shares"] for layer in image["looks"]["layers"]])
@@ -101,7 +100,7 @@ def test_the_map_of_side_patches_is_what_they_pool(client: TestClient, world: Wo
         assert put(client, world, name).status_code == 201
     (image,) = ask(client, data, looks="both")
     view = torch.from_numpy(evaluation_view(data, preprocessing))
-    maps = attention(world.model, "both", normalise(view[None], preprocessing))
+    maps = world.model.attention_maps("both", normalise(view[None], preprocessing))
     (only,) = image["looks"]["layers"]
     assert image["looks"]["pooled"]
     assert torch.allclose(

@@ -13,7 +13,7 @@ from torch import Tensor
 from engram.errors import EngramError
 from engram.images.masks import palette
 from engram.inference import predict
-from engram.model.attention import SOURCES, attention
+from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Snapshot
 from engram.serve.outputs import score_of
 from engram.serve.routes.writing import numbers
@@ -65,7 +65,8 @@ class Look:
     @classmethod
     def of(cls, snapshot: Snapshot, name: str, pixels: Tensor) -> Look:
         """The attention of a task in one image (1, 3, h, w)."""
-        maps = attention(snapshot.model, name, to_device(pixels, snapshot.model.backbone.device))
+        model = snapshot.model
+        maps = model.attention_maps(name, to_device(pixels, model.backbone.device))
         shares, patches = maps.shares.cpu(), maps.contribution[0].cpu()
         if not all(bool(part.isfinite().all()) for part in (shares, patches)):
             raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
