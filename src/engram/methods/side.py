@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -285,14 +284,11 @@ class SideNetworks:
 
     def __init__(self, tasks: Sequence[TaskInput]) -> None:
         self.tasks = tasks
-
-    @cached_property
-    def groups(self) -> list[_SideGroup]:
         shapes: dict[object, list[TaskInput]] = {}
-        for task in self.tasks:
+        for task in tasks:
             shape = (*task.tensors["cells"].shape[1:], "side.queries" in task.tensors)
             shapes.setdefault(shape, []).append(task)
-        return [
+        self.groups = [
             _SideGroup(alike[i : i + _GROUP])
             for alike in shapes.values()
             for i in range(0, len(alike), _GROUP)
@@ -305,7 +301,8 @@ class SideNetworks:
         for task in reversed(self.tasks):
             if task.name in wanted:
                 wanted.update(task.extends)
-        return SideBranch(SideNetworks([t for t in self.tasks if t.name in wanted]), batch)
+        asked = [task for task in self.tasks if task.name in wanted]
+        return SideBranch(self if len(asked) == len(self.tasks) else SideNetworks(asked), batch)
 
 
 class _RouteIndex:
