@@ -21,9 +21,9 @@ from benchmarks.attacks.jobs import Jobs, bulk_jobs, packed, pictures
 from benchmarks.attacks.record import Record
 from engram.errors import EngramError
 from engram.images.decode import MAX_IMAGE_BYTES
-from engram.inference.bulk.job import predict_to
-from engram.inference.bulk.settings import BulkSettings
-from engram.inference.load import load_model
+from engram.inference.bulk.bulk_settings import BulkSettings
+from engram.inference.bulk.predict_to import predict_to
+from engram.inference.engine import load_model
 from engram.model import MemoryViT
 
 SETTINGS = BulkSettings(rows=3, batch=2, decoders=0)

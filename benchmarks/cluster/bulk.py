@@ -34,9 +34,9 @@ from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.bulk import answered_on
 from engram.cluster.connect import ClusterSettings
-from engram.inference.bulk.answers import Answering, answered_here
-from engram.inference.bulk.job import predict_to
-from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.answering import Answering, answered_here
+from engram.inference.bulk.bulk_settings import BulkSettings
+from engram.inference.bulk.predict_to import predict_to
 from engram.model import MemoryViT
 
 FOLDER = BUILD / "cluster" / "bulk"

@@ -19,8 +19,7 @@ from torch import Tensor
 from engram.export.engine import OnnxEngine
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.inference.engine import Engine, TorchEngine
-from engram.inference.load import load_model
+from engram.inference.engine import Engine, TorchEngine, load_model
 
 BATCH = 16
 Logits = dict[str, Tensor]  # by task

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from engram.backbones.random import random_backbone
     from engram.errors import EngramError
     from engram.inference.embed import embed
+    from engram.inference.engine import load_model
     from engram.inference.evaluate import evaluate
-    from engram.inference.load import load_model
     from engram.inference.pipeline import pipeline
     from engram.inference.predict import predict
     from engram.methods import register
@@ -121,7 +121,7 @@ _HOMES = {
     "inspect": "store.format:read_engram",
     # Not in __all__: `import *` must not hide Python's own.
     "list": "store.remote:list_engrams",
-    "load_model": "inference.load:load_model",
+    "load_model": "inference.engine:load_model",
     "load_backbone": "backbones.load:load_backbone",
     "merge": "store.merging:merge",
     "methods": "methods",

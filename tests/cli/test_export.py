@@ -20,7 +20,7 @@ from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.cli import main as cli
 from engram.export import OnnxModel
 from engram.images.preprocessing import Preprocessing
-from engram.inference.load import load_model
+from engram.inference.engine import load_model
 
 Output = pytest.CaptureFixture[str]
 

@@ -22,11 +22,11 @@ from engram import EngramError, MemoryViT
 from engram.cluster.bulk import ModelActor, actors_for, answered_on, decode_batch
 from engram.cluster.connect import ClusterSettings, connected
 from engram.images.preprocessing import Preprocessing
-from engram.inference.bulk.answers import Batch, Questions
+from engram.inference.bulk.answering import ItemBatch, Questions
+from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import DecodedItem
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.job import predict_to
-from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.predict_to import predict_to
 
 SETTINGS = BulkSettings(rows=10, batch=4, decoders=0, logits=True)
 IMAGES = 120
@@ -101,7 +101,7 @@ def test_silence_ends_in_a_sentence(
     settings = ClusterSettings(retries=0)
     object.__setattr__(settings, "timeout", 0.0)  # shorter than a user may ask for
     monkeypatch.setattr("engram.cluster.bulk._POLL", 0.001)
-    batches = iter([Batch(0, 0, (Item("a.png"),))])
+    batches = iter([ItemBatch(0, 0, (Item("a.png"),))])
     answering = answered_on("ray", [], settings)
     with pytest.raises(EngramError, match="no answer in 1 attempt"):
         list(answering(Questions(model, ["colours"], BulkSettings()), batches))

@@ -15,7 +15,7 @@ from engram.backbones.load import load_backbone
 from engram.cli.main import main
 from engram.experiments.demo import Demo, DemoSize, run_demo
 from engram.experiments.demo_output import DEMO
-from engram.inference.load import load_model
+from engram.inference.engine import load_model
 from engram.util.invocation import program
 
 TINY = DemoSize(digits=40, digits_epochs=1, scenes=40, scenes_epochs=1, test=40, rounds=1)

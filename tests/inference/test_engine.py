@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram import EngramError, MemoryViT
 from engram.images.preprocessing import normalise
-from engram.inference.engine import OneByOne, TorchEngine, on_cpu, pixels_of
+from engram.inference.engine import OneByOne, TorchEngine, on_cpu, stack_views
 
 
 @pytest.mark.parametrize("name", ["base", "task0", "task5"])
@@ -74,12 +74,12 @@ def test_half_precision_changes_answers_a_little(family: MemoryViT, pixels: Tens
     assert torch.allclose(answers, whole, atol=0.2, rtol=0.1)
 
 
-def test_views_and_pixels_of_a_client_make_one_batch(family: MemoryViT) -> None:
+def test_views_and_stack_views_a_client_make_one_batch(family: MemoryViT) -> None:
     views = list(torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8))
     pixels = normalise(torch.stack(views), family.preprocessing)
     cpu = torch.device("cpu")
-    assert torch.equal(pixels_of(views, family.preprocessing, cpu), pixels)
-    assert torch.equal(pixels_of([views[0], pixels[1]], family.preprocessing, cpu), pixels)
+    assert torch.equal(stack_views(views, family.preprocessing, cpu), pixels)
+    assert torch.equal(stack_views([views[0], pixels[1]], family.preprocessing, cpu), pixels)
 
 
 def test_scores_come_with_the_outputs_of_the_same_pass(family: MemoryViT, pixels: Tensor) -> None:

@@ -16,7 +16,7 @@ from tests.support.strategies import FAMILY, MIXED, Node, model_of
 from torch import Tensor
 
 from engram import MemoryViT, Recipe
-from engram.inference.engine import TorchEngine, on_cpu, pixels_of
+from engram.inference.engine import TorchEngine, on_cpu, stack_views
 from engram.train.feeds import Share
 from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
@@ -57,7 +57,7 @@ def test_a_forward_pass_leaves_no_tensor_on_the_cpu_and_looks_at_no_value(
 ) -> None:
     model = model_of(nodes, depth=2)
     engine = TorchEngine(model, exact, META)
-    pixels = pixels_of(views(), model.preprocessing, META)
+    pixels = stack_views(views(), model.preprocessing, META)
     for _ in range(2):  # the second pass uses what the first one kept
         outputs = engine.run(pixels, list(model.tasks))
         vectors = engine.embed(pixels)
@@ -91,7 +91,7 @@ def stepped(model: MemoryViT, name: str, recipe: Recipe) -> TaskTrainer:
     share = share_for(learner.task.kind.name, len(learner.task.spec.classes))
     mixup = Mixup.drawn(3, 0.2, [0]) if learner.task.kind.mixes else None
     for inputs, targets in parts(share, 2, mixup, device):
-        pixels = pixels_of(inputs.unbind(), model.preprocessing, device)
+        pixels = stack_views(inputs.unbind(), model.preprocessing, device)
         loss = learner.loss(model(pixels, tasks=[name])[name], targets)
         loss.backward()
     learner.step(0, 10)
@@ -114,7 +114,7 @@ def test_an_accelerator_answers_as_the_cpu_does(nodes: list[Node]) -> None:
     found = {}
     for name in ("cpu", "auto"):
         engine = TorchEngine(model_of(nodes), device=device_for(name))
-        pixels = pixels_of(views(), engine.model.preprocessing, engine.device)
+        pixels = stack_views(views(), engine.model.preprocessing, engine.device)
         found[name] = on_cpu(engine.run(pixels, list(engine.model.tasks)))
     assert close(list(found["cpu"].values()), list(found["auto"].values()), by=1e-3)
 
@@ -125,7 +125,7 @@ def test_an_accelerator_answers_in_half_precision(precision: str) -> None:
     found = {}
     for each in ("fp32", precision):
         engine = TorchEngine(model_of(FAMILY), device=device_for("auto"), precision=each)
-        pixels = pixels_of(views(), engine.model.preprocessing, engine.device)
+        pixels = stack_views(views(), engine.model.preprocessing, engine.device)
         found[each] = on_cpu(engine.run(pixels, list(engine.model.tasks)))
     assert not close(list(found["fp32"].values()), list(found[precision].values()), by=1e-7)
     assert close(list(found["fp32"].values()), list(found[precision].values()), by=0.2)

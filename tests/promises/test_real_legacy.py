@@ -10,7 +10,7 @@ from tests.support.hubs import cached
 
 from engram import EngramError, MemoryViT, load_backbone
 from engram.cli import main as cli
-from engram.inference.load import load_model
+from engram.inference.engine import load_model
 from engram.store.format import read_engram
 from engram.store.legacy import PUBLISHED, PUBLISHED_BASE, PUBLISHED_FILES, convert
 

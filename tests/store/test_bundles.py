@@ -14,7 +14,7 @@ import torch
 from engram import EngramError, MemoryViT, random_backbone, save_backbone
 from engram.backbones.load import load_backbone
 from engram.images.preprocessing import Preprocessing
-from engram.inference.load import load_model
+from engram.inference.engine import load_model
 from engram.store import bundles
 from engram.store.bundles import (
     MANIFEST,

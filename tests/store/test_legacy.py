@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engram import EngramError
-from engram.inference.load import load_model
+from engram.inference.engine import load_model
 from engram.methods import Masked
 from engram.store.format import read_engram
 from engram.store.legacy import convert

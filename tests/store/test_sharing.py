@@ -12,7 +12,7 @@ from tests.support.hubs import HubClient, LocalHub, in_cache
 import engram
 from engram import EngramError, MemoryViT, random_backbone
 from engram.cli import main as cli
-from engram.inference.load import load_model
+from engram.inference.engine import load_model
 from engram.store.bundles import compose, read_bundle
 from engram.store.format import read_engram, serialise_engram
 from engram.store.sharing import pull, push

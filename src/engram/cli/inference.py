@@ -116,7 +116,7 @@ def eval_command(
 ) -> None:
     """Measure tasks on data, all of them attached together."""
     from engram.inference.evaluate import answers
-    from engram.inference.load import load_model
+    from engram.inference.engine import load_model
     from engram.report.run import check_page_path
     from engram.util.processes import ProcessGroup
 
@@ -235,7 +235,7 @@ def embed_command(
     flags: Given,
 ) -> None:
     """Turn images into vectors: the backbone's, and each task's own."""
-    from engram.inference.embed import datasets_of, embed_batches
+    from engram.inference.embed import find_datasets, embed_batches
     from engram.inference.engine import TorchEngine
     from engram.inference.vectors import check_names, check_vector_file, vector_file
     from engram.util.files import check_writable
@@ -246,7 +246,7 @@ def embed_command(
     options = DataOptions(**flags[DataOptions])
     widths, failed, images = dict[str, int](), dict[str, str](), 0
     with bars(as_json) as progress:
-        datasets = datasets_of(data[0] if len(data) == 1 else data, options.load)
+        datasets = find_datasets(data[0] if len(data) == 1 else data, options.load)
         model = _embedding_model(engrams or [], backbone, backbone_dtype, datasets[0], progress)
         names = model.embedding_names(tasks or None)
         check_names(names)
@@ -292,7 +292,7 @@ def _embedding_model(
     from engram.backbones.recommended import AUTO, choose_backbone
     from engram.data.datasets import Splits
     from engram.data.overview import typical_side
-    from engram.inference.load import load_model
+    from engram.inference.engine import load_model
     from engram.model import MemoryViT
 
     if engrams:
@@ -343,7 +343,7 @@ def export_command(
     from engram.export.runtime import OnnxModel, TorchProgram, require_onnx
     from engram.export.write import check_output_path, export_onnx, export_torch
     from engram.inference.evaluate import answers
-    from engram.inference.load import load_model
+    from engram.inference.engine import load_model
 
     kind = _format(out, file_format)
     check_output_path(out, kind, overwrite)

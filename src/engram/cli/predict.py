@@ -16,12 +16,12 @@ from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
-from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.util.description import Description
 from engram.util.settings import Given
 
 if TYPE_CHECKING:
-    from engram.inference.bulk.job import BulkResult
+    from engram.inference.bulk.predict_to import BulkResult
     from engram.model import MemoryViT
 
 
@@ -92,8 +92,8 @@ def predict_command(
         check_address(on)  # a wrong one is refused before the model is loaded
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
-        from engram.inference.bulk.answers import Answering, answered_here
-        from engram.inference.bulk.job import predict_to
+        from engram.inference.bulk.answering import Answering, answered_here
+        from engram.inference.bulk.predict_to import predict_to
         from engram.inference.predict import predict
 
         model, others = _model_and_sources(sources, backbone, backbone_dtype)
@@ -185,7 +185,7 @@ def _model_and_sources(
 ) -> tuple[MemoryViT, list[str]]:
     """Engrams and bundles among the arguments make the model; all the others are images."""
     from engram.backbones.load import load_backbone
-    from engram.inference.load import load_model
+    from engram.inference.engine import load_model
     from engram.model import MemoryViT
     from engram.store.bundles import is_bundle
     from engram.store.format import is_engram

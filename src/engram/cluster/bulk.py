@@ -24,7 +24,7 @@ from engram.cluster.connect import ClusterSettings, connected, room
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.inference.bulk.addresses import is_address
-from engram.inference.bulk.answers import Answerer, Answering, Batch, Questions, Row
+from engram.inference.bulk.answering import Answerer, Answering, ItemBatch, Questions, Row
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.items import Item
 from engram.util.progress import Progress, silent
@@ -34,7 +34,7 @@ _POLL = 2.0  # seconds
 _SPARE = 1.0  # CPUs that actors leave for reading and decoding
 _RETRIES = 2  # of a batch whose decoder crashed
 _DECODE_CALLS = 1000  # batches after which a process that decodes is replaced, and its memory freed
-_Answers = Generator[tuple[Batch, list[Row]] | None, None, None]
+_Answers = Generator[tuple[ItemBatch, list[Row]] | None, None, None]
 
 
 def answered_on(
@@ -46,7 +46,7 @@ def answered_on(
     if the work failed too often.
     """
 
-    def answering(questions: Questions, batches: Iterator[Batch]) -> _Answers:
+    def answering(questions: Questions, batches: Iterator[ItemBatch]) -> _Answers:
         device = questions.settings.device
         if device not in ("auto", "cpu") and not settings.gpus_per_actor:
             raise EngramError(
@@ -94,10 +94,10 @@ class ActorPool:
         # Enough to keep all CPUs busy, and half of Ray's shared memory at most.
         self._window = max(self._size + 1, int(min(2 * (have["CPU"] + self._size), fit / 2)))
         self._actors: list[Any] = []
-        self._pending: dict[Any, tuple[Batch, Any, Any]] = {}  # batch, its images, its actor
+        self._pending: dict[Any, tuple[ItemBatch, Any, Any]] = {}  # batch, its images, its actor
         self._failures = 0  # in a row, without any answer
 
-    def answers(self, batches: Iterator[Batch]) -> _Answers:
+    def answers(self, batches: Iterator[ItemBatch]) -> _Answers:
         """Answer batches in any order; None says that nothing is new for a while."""
         self._adjust()
         latest = time.monotonic()
@@ -139,7 +139,7 @@ class ActorPool:
             new = self._ray.remote(num_cpus=1, num_gpus=gpus, memory=memory or None)(ModelActor)
             self._actors.append(new.remote(self._questions, gpus > 0, memory))
 
-    def _submit(self, batch: Batch, isolated: bool = False) -> None:
+    def _submit(self, batch: ItemBatch, isolated: bool = False) -> None:
         decode = self._ray.remote(max_retries=_RETRIES, max_calls=_DECODE_CALLS)(decode_batch)
         images = decode.remote(batch.items, *self._decoding, isolated)
         busy = [actor for _, _, actor in self._pending.values()]

@@ -33,8 +33,8 @@ from engram.experiments.unmasked import remove_mask
 from engram.images.decode import Pixels
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
+from engram.inference.engine import load_model
 from engram.inference.evaluate import Answers, answers
-from engram.inference.load import load_model
 from engram.methods import Base
 from engram.model import MemoryViT
 from engram.report.contents import Bar, Bars, IllustratedTable, Section, Table, Text

@@ -1,9 +1,9 @@
-"""Images as vectors: the backbone's embedding, and that of every task."""
+"""Embeddings of images: the backbone's, and that of every task."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,9 +13,8 @@ import numpy.typing as npt
 from engram.data.datasets import Dataset, Splits, load
 from engram.data.folders import SUFFIXES, images_below
 from engram.data.loader import Loader
-from engram.data.source import SPLITS, Files
+from engram.data.source import Files
 from engram.errors import EngramError
-from engram.images.heic import HEIC_SUFFIXES
 from engram.images.preprocessing import normalise
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.model import MemoryViT
@@ -25,8 +24,6 @@ from engram.util.processes import ProcessGroup
 
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Splits | Dataset
 Vectors = npt.NDArray[np.float32]
-
-_IMAGES = {*SUFFIXES, *HEIC_SUFFIXES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +86,8 @@ def embed(
         ((16, 192), 'rose')
     """
     engine = TorchEngine(model, exact, ProcessGroup(device).device, precision)
-    datasets = datasets_of(data)
-    parts = list(
-        embed_batches(
-            engine, datasets, tasks=tasks, batch=batch, workers=workers, progress=progress
-        )
-    )
+    datasets = find_datasets(data)
+    parts = list(embed_batches(engine, datasets, tasks, batch, workers, progress))
     failed = {path: reason for part in parts for path, reason in part.failed.items()}
     good = [part for part in parts if part.images]
     if not good:
@@ -111,7 +104,6 @@ def embed(
 def embed_batches(
     engine: TorchEngine,
     datasets: Sequence[Dataset],
-    *,
     tasks: Sequence[str] | None = None,
     batch: int = 64,
     workers: int = DECODERS,
@@ -119,15 +111,10 @@ def embed_batches(
 ) -> Iterator[Embeddings]:
     """The embeddings of one batch after the other; one without a readable image has none."""
     preprocessing, names = engine.model.preprocessing, engine.model.embedding_names(tasks)
-    loaders = [
-        Loader(
-            one, preprocessing, batch, workers=workers, only="images" if one.masks else ""
-        )
-        for one in datasets
-    ]  # fmt: skip
     done, total = 0, sum(map(len, datasets))
-    for loader in loaders:
-        dataset = loader.dataset
+    for dataset in datasets:
+        only = "images" if dataset.masks else ""
+        loader = Loader(dataset, preprocessing, batch, workers=workers, only=only)
         for part in loader:
             vectors: dict[str, Vectors] = {}
             if len(part.indices):
@@ -154,38 +141,31 @@ def _label(dataset: Dataset, i: int) -> str:
     return dataset.classes[int(dataset.labels[i])]
 
 
-def datasets_of(data: Data, read: Callable[[str], Splits] = load) -> list[Dataset]:
-    """What `embed` reads: every split of labelled data, which `read` loads, or images alone.
+def find_datasets(data: Data, read: Callable[[str], Splits] = load) -> list[Dataset]:
+    """Datasets to embed: every split of labelled data, which `read` loads, or images alone.
 
     A folder that holds images itself, next to folders or not, is one of images without labels.
     """
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data)
+        files = [one for one in path.iterdir() if one.is_file()] if path.is_dir() else [path]
+        if any(one.suffix.lower() in SUFFIXES for one in files):
+            return [_unlabelled([data])]
+        data = read(os.fspath(data))
     if isinstance(data, Dataset):
         return [data]
-    if isinstance(data, Splits):
-        return _all_splits(data)
-    if not isinstance(data, (str, os.PathLike)):
-        return [_unlabelled(tuple(p for one in data for p in _paths(os.fspath(one))))]
-    path = Path(data)
-    if path.suffix.lower() in _IMAGES or (path.is_dir() and _holds_images(path)):
-        return [_unlabelled(tuple(_paths(os.fspath(data))))]
-    return _all_splits(read(os.fspath(data)))
+    if not isinstance(data, Splits):
+        return [_unlabelled(data)]
+    found = data.datasets.values()
+    return [replace(one, split="") for one in found] if data.unsplit else list(found)
 
 
-def _all_splits(splits: Splits) -> list[Dataset]:
-    found = [getattr(splits, name) for name in SPLITS if getattr(splits, name) is not None]
-    return [replace(one, split="") for one in found] if splits.unsplit else found
-
-
-def _holds_images(folder: Path) -> bool:
-    return any(p.suffix.lower() in _IMAGES for p in folder.iterdir() if p.is_file())
-
-
-def _paths(path: str) -> list[str]:
-    return images_below(Path(path))[0] if os.path.isdir(path) else [path]
-
-
-def _unlabelled(paths: tuple[str, ...]) -> Dataset:
+def _unlabelled(images: Iterable[str | os.PathLike[str]]) -> Dataset:
+    """The images at these paths, and in these folders."""
+    paths: list[str] = []
+    for image in images:
+        paths += images_below(Path(image))[0] if os.path.isdir(image) else [os.fspath(image)]
     if not paths:
         raise EngramError("No image was given; give the paths of images, or of a folder of them.")
     labels = np.zeros(len(paths), dtype=np.int64)
-    return Dataset("images", "", (), labels, Files(paths), np.arange(len(paths)))
+    return Dataset("images", "", (), labels, Files(tuple(paths)), np.arange(len(paths)))

@@ -1,4 +1,4 @@
-"""What computes outputs: pixels and task names in, outputs out.
+"""Engines: pixels and task names in, outputs out.
 
 Evaluation, prediction, the service and exported files all answer through this one protocol, so
 each of them works with the model itself and with an exported graph.
@@ -6,17 +6,22 @@ each of them works with the model itself and with an exported graph.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, nullcontext
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.model import MemoryViT
+from engram.store.bundles import read_engrams
 from engram.util.devices import to_device
+from engram.util.hub import PathOrHubId
 from engram.util.processes import dtype_for
+
+Route: TypeAlias = Sequence[Sequence[str]] | None  # the tasks of each image
 
 
 class Engine(Protocol):
@@ -49,16 +54,12 @@ class TorchEngine:
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         with self._inference():
-            outputs: dict[str, Tensor] = self.model(
-                to_device(pixels, self.device), list(tasks), self.exact
-            )
+            pixels = to_device(pixels, self.device)
+            outputs: dict[str, Tensor] = self.model(pixels, list(tasks), self.exact)
         return outputs
 
     def scored(
-        self,
-        pixels: Tensor,
-        tasks: Sequence[str],
-        route: Sequence[Sequence[str]] | None = None,
+        self, pixels: Tensor, tasks: Sequence[str], route: Route = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Outputs and scores of `MemoryViT.scored`."""
         known = (self.model.task(name).statistics for name in tasks)
@@ -69,10 +70,7 @@ class TorchEngine:
             return self.model.scored(pixels, list(tasks), self.exact, route)
 
     def embed(
-        self,
-        pixels: Tensor,
-        names: Sequence[str] | None = None,
-        route: Sequence[Sequence[str]] | None = None,
+        self, pixels: Tensor, names: Sequence[str] | None = None, route: Route = None
     ) -> dict[str, Tensor]:
         """The vectors of `MemoryViT.embed`."""
         with self._inference():
@@ -80,15 +78,13 @@ class TorchEngine:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        with torch.inference_mode():
-            if self.dtype == torch.float32:
-                yield
-            else:
-                with torch.autocast(self.device.type, self.dtype):
-                    yield
+        fp32 = self.dtype == torch.float32
+        cast = nullcontext() if fp32 else torch.autocast(self.device.type, self.dtype)
+        with torch.inference_mode(), cast:
+            yield
 
 
-def pixels_of(
+def stack_views(
     views: Sequence[Tensor], preprocessing: Preprocessing, device: torch.device
 ) -> Tensor:
     """One batch of views: uint8 (h, w, 3), which are copied as such, or pixels (3, h, w)."""
@@ -115,3 +111,33 @@ class OneByOne:
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         parts = [self.engine.run(pixels[i : i + 1], tasks) for i in range(len(pixels))]
         return {name: torch.cat([part[name] for part in parts]) for name in tasks}
+
+
+def load_model(
+    sources: PathOrHubId | Sequence[PathOrHubId],
+    backbone: PathOrHubId | None = None,
+    *,
+    backbone_dtype: str = "fp32",
+) -> MemoryViT:
+    """A model from engrams or bundles: the backbone that they name, with all of them attached.
+
+    Images are prepared as they were when the engrams were trained.
+
+    Args:
+        sources: Files of engrams, bundles, or either on the Hub (`hf:owner/name`).
+        backbone: Path or Hub id of the backbone, if it is not where the engrams say.
+        backbone_dtype: `bf16` keeps the weights of the backbone in half precision: half the memory.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        EngramError: The engrams do not fit together, or not the backbone.
+
+    Examples:
+        >>> model = engram.load_model(["flowers.safetensors"])
+        >>> list(model.tasks)
+        ['flowers']
+    """
+    engrams = read_engrams([sources] if isinstance(sources, (str, os.PathLike)) else sources)
+    return MemoryViT.of(engrams, backbone, backbone_dtype=backbone_dtype)

@@ -1,4 +1,4 @@
-"""How good a task is on a split, and its answers for every picture of it."""
+"""Evaluation: the metrics of a task on a split, and its answers for every image of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from engram.images.preprocessing import normalise
 from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS, Kind
-from engram.tasks.spec import TaskSpec
 from engram.util.cpus import DECODERS
 from engram.util.devices import to_device
 from engram.util.processes import ProcessGroup
@@ -93,7 +92,7 @@ class Answers:
     logits: Tensor
     labels: Tensor
     samples: Tensor
-    failed: Sequence[str]  # pictures that could not be read
+    failed: Sequence[str]  # images that could not be read
     fitted: Mapping[str, Tensor] = field(default_factory=dict)  # of the task's head
 
     @property
@@ -120,26 +119,25 @@ def answers(
     team: ProcessGroup | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Answers:
-    """What a task answers for every picture of a split; without a team, in this process alone.
+    """The answers of a task for every image of a split; without a team, in this process alone.
 
     `engine` computes the outputs in the model's place: an exported file, for example.
     """
-    kind = model.task(task).kind
-    dataset = _dataset(data, model.task(task).spec, split)
+    kind, spec = model.task(task).kind, model.task(task).spec
+    if not isinstance(data, (Splits, Dataset)):
+        data = load(data, split=split, like=spec)
+    dataset = data if isinstance(data, Dataset) else data[split]
+    check_fits(spec, dataset)
     device = model.backbone.device if team is None else team.device
     engine = engine or TorchEngine(model, device=device, precision=precision)
     preprocessing = model.preprocessing
+    rank, world = (team.rank, team.world) if team else (0, 1)
     loader = Loader(
-        dataset,
-        preprocessing,
-        batch,
-        transform=transform,
-        workers=workers,
-        rank=team.rank if team else 0,
-        world=team.world if team else 1,
-    )
+        dataset, preprocessing, batch,
+        transform=transform, workers=workers, rank=rank, world=world,
+    )  # fmt: skip
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    failed: list[str] = []  # a picture in two rows of a table is two answers
+    failed: list[str] = []  # an image in two rows of a table is two answers
     done = 0
     progress(done, len(dataset))
     for part in loader:
@@ -147,7 +145,7 @@ def answers(
             outputs = engine.run(normalise(to_device(part.images, device), preprocessing), [task])
             found.append((*kind.keep(outputs[task], part.labels), part.indices))
         failed += [dataset.sample_name(i) for i in part.failed.tolist()]
-        done += (len(part.indices) + len(part.failed)) * (team.world if team else 1)
+        done += (len(part.indices) + len(part.failed)) * world
         progress(min(done, len(dataset)), len(dataset))
     if team is not None:
         found, failed = team.gather(found), team.gather(failed)
@@ -157,11 +155,3 @@ def answers(
     logits, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
     fitted = {name: value.cpu() for name, value in model.task(task).head.fitted.items()}
     return Answers(task, dataset, logits, labels, samples, sorted(failed), fitted)
-
-
-def _dataset(data: Data, spec: TaskSpec, split: str) -> Dataset:
-    if not isinstance(data, (Splits, Dataset)):
-        return load(data, split=split, like=spec)[split]
-    dataset = data if isinstance(data, Dataset) else data[split]
-    check_fits(spec, dataset)
-    return dataset

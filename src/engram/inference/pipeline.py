@@ -20,7 +20,7 @@ from engram.images.decode import BadImage, ImageSource, image_size, read_encoded
 from engram.images.inputs import ImageInput, as_array, decodable, image_name, is_one_image
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
-from engram.inference.engine import TorchEngine, on_cpu, pixels_of
+from engram.inference.engine import TorchEngine, on_cpu, stack_views
 from engram.inference.predict import answered_names
 from engram.model import MemoryViT
 from engram.util.hub import PathOrHubId
@@ -44,8 +44,7 @@ def pipeline(
     Args:
         model: A bundle or an engram, as `MemoryViT.from_pretrained` takes it, or a model.
         task: The task to answer, or several; `"base"` is the backbone's own head. By default all
-        tasks
-            that are attached, or `"base"` if there are none.
+            tasks that are attached, or `"base"` if there are none.
         top_k: Number of classes to return. None returns all.
         batch_size: Images in a batch. The first answer comes when its batch is full.
         device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
@@ -80,16 +79,16 @@ def pipeline(
             "backbone is given together with a model, which has its own; leave it out."
         )
     engine = TorchEngine(model, device=ProcessGroup(device).device)
-    return Pipeline(engine, _Settings(task, top_k, batch_size).checked(model))
+    return Pipeline(engine, _Options(task, top_k, batch_size).checked(model))
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _Options:
     task: str | Sequence[str] | None
     top_k: int | None
     batch_size: int
 
-    def checked(self, model: MemoryViT) -> _Settings:
+    def checked(self, model: MemoryViT) -> _Options:
         for name in ("top_k", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -98,78 +97,63 @@ class _Settings:
         return self
 
     def names(self, model: MemoryViT) -> list[str]:
-        if isinstance(self.task, str):
-            return answered_names(model, [self.task])
-        return answered_names(model, self.task or list(model.tasks) or None)
-
-    def by_name(self, names: Sequence[str]) -> bool:
-        """Whether answers have the names of their tasks: not of one alone."""
-        return len(names) > 1 or not (self.task is None or isinstance(self.task, str))
+        tasks = [self.task] if isinstance(self.task, str) else self.task
+        return answered_names(model, tasks or list(model.tasks) or None)
 
 
 class Pipeline:
-    """What `pipeline` returns; `model` is the model that answers."""
+    """A bundle as a function of images; `model` is the model that answers."""
 
-    def __init__(self, engine: TorchEngine, settings: _Settings) -> None:
-        self.model, self._engine, self._settings = engine.model, engine, settings
+    def __init__(self, engine: TorchEngine, options: _Options) -> None:
+        self.model, self._engine, self._options = engine.model, engine, options
 
-    def __call__(self, images: ImageInput | Iterable[ImageInput], **options: Any) -> Any:
+    def __call__(self, images: ImageInput | Iterable[ImageInput], **changed: Any) -> Any:
         """The answer for an image, a list of answers for a list, an iterator for an iterable."""
-        if wrong := options.keys() - vars(self._settings):
-            known = ", ".join(vars(self._settings))
+        if wrong := changed.keys() - vars(self._options):
+            known = ", ".join(vars(self._options))
             raise EngramError(f"A pipeline does not take {min(wrong)}; it takes {known}.")
-        settings = replace(self._settings, **options).checked(self.model)
+        options = replace(self._options, **changed).checked(self.model)
         if is_one_image(images):
-            return next(self._answers(iter([images]), settings))
-        answers = self._answers(_each(images), settings)
+            return next(self._answers(iter([images]), options))
+        answers = self._answers(_each(images), options)
         is_list = isinstance(images, (list, tuple)) or as_array(images) is not None
         return list(answers) if is_list else answers
 
-    def _answers(self, images: Iterator[ImageInput], settings: _Settings) -> Iterator[Any]:
+    def _answers(self, images: Iterator[ImageInput], options: _Options) -> Iterator[Any]:
+        preprocessing, names = self.model.preprocessing, options.names(self.model)
+        one_alone = len(names) == 1 and (options.task is None or isinstance(options.task, str))
         numbered = enumerate(images)
-        while some := list(islice(numbered, settings.batch_size)):
-            yield from self._answer_batch(some, settings)
-
-    def _answer_batch(
-        self, images: Sequence[tuple[int, ImageInput]], settings: _Settings
-    ) -> Iterator[Any]:
-        model, preprocessing = self.model, self.model.preprocessing
-        names = settings.names(model)
-        sources = [_source(image, i) for i, image in images]
-        views = [
-            torch.from_numpy(evaluation_view(source, preprocessing, name=name))
-            for name, source in sources
-        ]
-        outputs = on_cpu(
-            self._engine.run(pixels_of(views, preprocessing, self._engine.device), names)
-        )
-        for row, (image, source) in enumerate(sources):
-            answers = {}
-            for name in names:
-                output = outputs[name][row]
-                if not output.isfinite().all():
-                    raise EngramError(
-                        f"{image}: the output of {name!r} is not finite; train the task again."
-                    )
-                answers[name] = self._answer(name, output, source, settings.top_k)
-            yield answers if settings.by_name(names) else answers[names[0]]
+        while some := list(islice(numbered, options.batch_size)):
+            sources = [_source(image, i) for i, image in some]
+            views = [
+                torch.from_numpy(evaluation_view(source, preprocessing, name=name))
+                for name, source in sources
+            ]
+            pixels = stack_views(views, preprocessing, self._engine.device)
+            outputs = on_cpu(self._engine.run(pixels, names))
+            for row, (image, source) in enumerate(sources):
+                answers = {}
+                for name in names:
+                    output = outputs[name][row]
+                    if not output.isfinite().all():
+                        raise EngramError(
+                            f"{image}: the output of {name!r} is not finite; train the task again."
+                        )
+                    answers[name] = self._answer(name, output, source, options.top_k)
+                yield answers[names[0]] if one_alone else answers
 
     def _answer(
         self, name: str, output: Tensor, source: ImageSource, top_k: int | None
     ) -> list[dict[str, Any]]:
-        """What a task says about one image, from its row of the outputs."""
+        """The answer of a task about one image, from its row of the outputs."""
         model, kind = self.model, self.model.task(name).kind
         labels = model.task(name).spec.classes
         if kind.per_pixel:
             classes = _on_image(output, image_size(source), model.preprocessing)
-            found = [int(c) for c in np.unique(classes) if c >= 0]
+            masks = {c: np.where(classes == c, 255, 0) for c in np.unique(classes) if c >= 0}
             return [
-                {
-                    "score": None,
-                    "label": labels[c],
-                    "mask": Image.fromarray(np.where(classes == c, 255, 0).astype(np.uint8)),
-                }
-                for c in found
+                {"score": None, "label": labels[c], "mask": Image.fromarray(mask.astype(np.uint8))}
+                for c, mask in masks.items()
             ]
         scores = kind.scores(output)
         order: Sequence[int] = range(len(labels))
@@ -195,17 +179,13 @@ def _each(images: Any) -> Iterator[ImageInput]:
 def _source(image: ImageInput, i: int) -> tuple[str, ImageSource]:
     """The name of an image for errors, and what to decode."""
     name = image_name(image, f"images[{i}]")
-    if isinstance(image, str) and image.startswith(("http://", "https://")):
-        return name, _download(image)
-    return name, decodable(image, name)
-
-
-def _download(url: str) -> bytes:
+    if not isinstance(image, str) or not image.startswith(("http://", "https://")):
+        return name, decodable(image, name)
     try:
-        with urlopen(url, timeout=_SECONDS) as response:
-            return read_encoded(response, url)
+        with urlopen(image, timeout=_SECONDS) as response:
+            return name, read_encoded(response, image)
     except (OSError, ValueError) as error:
-        raise BadImage(f"{url}: it cannot be downloaded ({error})") from error
+        raise BadImage(f"{image}: it cannot be downloaded ({error})") from error
 
 
 def _on_image(
@@ -221,11 +201,10 @@ def _on_image(
     best, classes = None, torch.zeros(bottom - top, right - left, dtype=torch.long)
     for c, logits in enumerate(output):
         resized = F.interpolate(logits[None, None], classes.shape, mode="bilinear")[0, 0]
-        if best is None:
-            best = resized
-            continue
-        classes[resized > best] = c
-        best = torch.maximum(best, resized)
+        if best is not None:
+            classes[resized > best] = c
+            resized = torch.maximum(best, resized)
+        best = resized
     whole = np.full((height, width), -1, dtype=np.int64)
     whole[top:bottom, left:right] = classes.numpy()
     return whole

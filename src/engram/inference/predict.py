@@ -1,4 +1,4 @@
-"""What every task answers about pictures."""
+"""Predictions: the answer of every task about images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.inputs import ImageInput, decodable, image_name, is_one_image, list_images
 from engram.images.views import evaluation_view
-from engram.inference.engine import TorchEngine, on_cpu, pixels_of
+from engram.inference.engine import TorchEngine, on_cpu, stack_views
 from engram.model import MemoryViT
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -43,8 +43,7 @@ def predict(
             (height, width, 3), tensors (height, width) or (3, height, width). Both hold integers
             from 0 to 255, or floats from 0 to 1, and are not normalised.
         tasks: The tasks to answer; `"base"` is the backbone's own head. By default all, and
-        `"base"`
-            if the backbone has classes.
+            `"base"` if the backbone has classes.
         top_k: Number of classes to return per task.
         batch: Images in a batch.
         exact: Make every answer bit for bit what it would be without the other tasks.
@@ -74,6 +73,8 @@ def predict(
         >>> [answer["image"] for answer in answers]
         ['images[0]', 'photos/test/rose/0.png']
     """
+    if top_k < 1:
+        raise EngramError(f"{flag('top_k')} is {top_k}; ask for at least 1 class.")
     if is_one_image(images):
         named = [(image_name(images, "the image"), images)]
     else:
@@ -81,39 +82,22 @@ def predict(
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
     team = team or ProcessGroup(device)
     engine = TorchEngine(model, exact, team.device, precision)
-    answers = _predict(engine, named, tasks, top_k, batch, team, progress)
-    return answers[0] if is_one_image(images) else answers
-
-
-def _predict(
-    engine: TorchEngine,
-    images: Sequence[tuple[str, ImageInput]],
-    tasks: Sequence[str] | None,
-    top_k: int,
-    batch: int,
-    team: ProcessGroup,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """The answers about images, each given with its name."""
-    if top_k < 1:
-        raise EngramError(f"{flag('top_k')} is {top_k}; ask for at least 1 class.")
-    model, preprocessing = engine.model, engine.model.preprocessing
     names = answered_names(model, tasks)
     results: list[dict[str, Any]] = []
-    share = images[team.rank :: team.world]
-    count = counter(progress, "predicting", len(share))
-    for start in range(0, len(share), batch):
+    shard = named[team.rank :: team.world]
+    count = counter(progress, "predicting", len(shard))
+    for start in range(0, len(shard), batch):
         views, good = [], []
-        for name, image in share[start : start + batch]:
+        for name, image in shard[start : start + batch]:
             results.append({"image": name})
             try:
-                view = evaluation_view(decodable(image, name), preprocessing, name=name)
+                view = evaluation_view(decodable(image, name), model.preprocessing, name=name)
                 views.append(torch.from_numpy(view))
                 good.append(results[-1])
             except BadImage as error:
                 results[-1]["error"] = str(error)
         if views:
-            pixels = pixels_of(views, preprocessing, engine.device)
+            pixels = stack_views(views, model.preprocessing, engine.device)
             outputs, scores = map(on_cpu, engine.scored(pixels, names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
@@ -123,8 +107,9 @@ def _predict(
                 if problem:
                     result["error"] = f"{result['image']}: {problem}"
         count(batch)
-    shares = team.gather([results])
-    return [shares[i % team.world][i // team.world] for i in range(len(images))]
+    shards = team.gather([results])
+    answers = [shards[i % team.world][i // team.world] for i in range(len(named))]
+    return answers[0] if is_one_image(images) else answers
 
 
 def answered_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
@@ -153,5 +138,5 @@ def answers_about(
 
 
 def shown_score(score: Tensor) -> float | None:
-    """How familiar an image looks, as JSON has it: nothing, if it is not finite."""
+    """A score as JSON has it: null, if it is not finite."""
     return round(float(score), 4) if bool(score.isfinite()) else None

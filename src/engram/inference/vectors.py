@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -21,17 +21,6 @@ from engram.util.text import utf8
 TEXTS = ("path", "split", "label")  # the columns next to the vectors
 
 
-class VectorFile(Protocol):
-    """A file that takes one batch after the other."""
-
-    def add(self, part: Embeddings) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def discard(self) -> None:
-        """Let go of everything, after work that failed."""
-
-
 def check_vector_file(path: Path) -> None:
     """Refuse, before the work, a file that cannot be written."""
     if path.suffix.lower() not in _FORMATS:
@@ -42,16 +31,15 @@ def check_vector_file(path: Path) -> None:
 
 def check_names(names: Sequence[str]) -> None:
     """Refuse a task that has the name of another column."""
-    for name in names:
-        if name in TEXTS:
-            raise EngramError(
-                f"The task {name!r} has the name of a column of the file; choose other tasks with "
-                "--task."
-            )
+    for name in set(names) & set(TEXTS):
+        raise EngramError(
+            f"The task {name!r} has the name of a column of the file; choose other tasks with "
+            "--task."
+        )
 
 
 @contextmanager
-def vector_file(path: Path) -> Iterator[VectorFile]:
+def vector_file(path: Path) -> Iterator[_Parquet | _Npz]:
     """A file of vectors, by its ending; it appears whole at the end, or not at all."""
     with replaced(path) as file:
         vectors = _FORMATS[path.suffix.lower()](file)
@@ -93,8 +81,7 @@ class _Parquet:
         if self._writer is not None:
             self._writer.close()
 
-    def discard(self) -> None:
-        self.finish()  # it would write to the closed file when it is collected
+    discard = finish  # it would write to the closed file when it is collected
 
 
 class _Npz:
@@ -121,9 +108,7 @@ class _Npz:
         with zipfile.ZipFile(self._file, "w") as archive:
             for name, texts in self._texts.items():
                 with archive.open(f"{name}.npy", "w") as member:
-                    np.lib.format.write_array(
-                        member, np.array(texts, dtype=str), allow_pickle=False
-                    )
+                    np.save(member, np.array(texts, dtype=str), allow_pickle=False)
             for name, (waiting, width) in self._rows.items():
                 header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
                 with waiting, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -136,4 +121,4 @@ class _Npz:
             waiting.close()
 
 
-_FORMATS: dict[str, Any] = {".parquet": _Parquet, ".npz": _Npz}
+_FORMATS: dict[str, type[_Parquet | _Npz]] = {".parquet": _Parquet, ".npz": _Npz}

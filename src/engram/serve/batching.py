@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import pixels_of
+from engram.inference.engine import stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.clients import Shares
 from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_of, task_of
@@ -237,7 +237,7 @@ def forward_views(
     no scores, and no routes.
     """
     own = snapshot.computing
-    pixels = pixels_of(views, snapshot.preprocessing, own.device)
+    pixels = stack_views(views, snapshot.preprocessing, own.device)
     if embeds:
         return own.embed(pixels, names, route)
     if own is not snapshot.engine:

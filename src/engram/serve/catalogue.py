@@ -15,8 +15,7 @@ import torch
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.inference.engine import Engine, TorchEngine, on_cpu
-from engram.inference.load import load_model
+from engram.inference.engine import Engine, TorchEngine, load_model, on_cpu
 from engram.methods import Base
 from engram.model import MemoryViT
 from engram.serve.engines import make_engine

@@ -17,7 +17,7 @@ from tests.support.images import encoded, gradient
 from engram import EngramError
 from engram.images.decode import BadImage
 from engram.inference.bulk.addresses import NOWHERE, Allowed, fetch, is_public
-from engram.inference.bulk.sources import items_of
+from engram.inference.bulk.sources import read_items
 
 PNG = encoded(gradient(), "PNG")
 
@@ -58,7 +58,7 @@ def test_no_address_of_a_list_is_read_unless_it_is_allowed(
     address, asked = web
     lines = [f"{address}/a.png", f"simplecache::{address}/a.png", "reference://x", "s3://b/a.png"]
     (tmp_path / "list.txt").write_text("\n".join([*lines, "file:///dev/zero"]))
-    for item in items_of([str(tmp_path / "list.txt")]):
+    for item in read_items([str(tmp_path / "list.txt")]):
         with pytest.raises(BadImage, match="list or table"):
             item.read()
     assert not asked

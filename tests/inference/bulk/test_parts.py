@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from engram import EngramError
-from engram.inference.bulk.answers import Batch
+from engram.inference.bulk.answering import ItemBatch
 from engram.inference.bulk.items import HELD, Item
 from engram.inference.bulk.parts import Collected, Parts
-from engram.inference.bulk.tables import JsonLines
+from engram.inference.bulk.table_formats import JsonLines
 
 ROWS, IMAGES = 4, 3
 
@@ -62,7 +62,7 @@ def test_a_part_behind_the_end_is_of_other_images(parts: Parts, images: int) -> 
 
 def test_rows_of_a_part_are_collected_in_any_order() -> None:
     collected = Collected(5)
-    first, second, third, other = (Batch(n // 25, n, ()) for n in (20, 22, 24, 25))
+    first, second, third, other = (ItemBatch(n // 25, n, ()) for n in (20, 22, 24, 25))
     assert collected.add(second, rows(22, 23)) == []
     assert collected.add(third, rows(24)) == []
     assert collected.add(third, rows(24)) == []  # twice

@@ -19,7 +19,7 @@ from tests.support.images import encoded, gradient
 from engram import EngramError
 from engram.images.decode import BadImage
 from engram.inference.bulk.items import Item, some_of
-from engram.inference.bulk.sources import count_of, items_of
+from engram.inference.bulk.sources import count_items, read_items
 
 PNG = encoded(gradient(), "PNG")
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(*sources: object, column: str = "") -> list[str]:
-    return [item.name for item in items_of([str(source) for source in sources], column)]
+    return [item.name for item in read_items([str(source) for source in sources], column)]
 
 
 def test_a_folder_is_read_by_name_at_any_depth(folder: Path) -> None:
@@ -48,9 +48,9 @@ def test_images_are_counted_where_that_is_cheap(folder: Path) -> None:
     cells = pyarrow.table({"image": ["a.webp"] * 5})
     pyarrow.parquet.write_table(cells, folder / "t.parquet")
     given = [str(folder / "b"), str(folder / "list.txt"), str(folder / "t.parquet")]
-    assert count_of(given) == 2 + 2 + 5
-    assert count_of([*given, "-"]) == 0
-    assert count_of(["shards/0.tar"]) == 0
+    assert count_items(given) == 2 + 2 + 5
+    assert count_items([*given, "-"]) == 0
+    assert count_items(["shards/0.tar"]) == 0
 
 
 def test_a_link_to_a_folder_above_ends_nowhere(folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_parquet_file_may_hold_the_images(tmp_path: Path, struct: bool) -> Non
     cells = [{"bytes": PNG, "path": None}] * 3 if struct else [PNG] * 3
     table = tmp_path / "images.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"image": cells}), table)
-    found = list(items_of([str(table)]))
+    found = list(read_items([str(table)]))
     assert [item.name for item in found] == [f"{table}#{i}" for i in range(3)]
     assert all(item.read() == PNG for item in found)
 
@@ -95,7 +95,7 @@ def test_an_archive_is_read_from_front_to_back(tmp_path: Path, name: str, mode: 
             info = tarfile.TarInfo(member)
             info.size = len(PNG)
             archive.addfile(info, io.BytesIO(PNG))
-    found = list(items_of([str(tmp_path / name)]))
+    found = list(read_items([str(tmp_path / name)]))
     assert [item.name.rpartition("/")[2] for item in found] == ["0001.jpg", "0000.png"]
     assert found[0].read() == PNG
 
@@ -105,10 +105,10 @@ def test_addresses_are_read_by_fsspec(folder: Path) -> None:
     for name in ("one/b.png", "one/a.jpg", "one/notes.txt"):
         system.pipe(f"/{name}", PNG)
     system.pipe("/list.txt", b"one/a.jpg\n")
-    found = list(items_of(["memory://one"]))
+    found = list(read_items(["memory://one"]))
     assert [item.name for item in found] == ["memory:///one/a.jpg", "memory:///one/b.png"]
     assert found[0].read() == PNG
-    [listed] = items_of(["memory://list.txt"])
+    [listed] = read_items(["memory://list.txt"])
     assert listed.read() == PNG
 
 
@@ -125,7 +125,7 @@ def test_odd_entries_of_a_folder_are_images_that_cannot_be_read(folder: Path) ->
     (folder / "b" / "self.png").symlink_to(folder / "b" / "self.png")
     (folder / "b" / "zero.png").symlink_to("/dev/zero")
     Path(os.fsdecode(os.fsencode(folder) + b"/b/\xff.png")).write_bytes(PNG)
-    found = {os.path.basename(item.name): item for item in items_of([str(folder)])}
+    found = {os.path.basename(item.name): item for item in read_items([str(folder)])}
     assert found.pop("\\udcff.png").read() == PNG
     for name in ("pipe.png", "self.png", "zero.png"):
         with pytest.raises(BadImage, match=name):
@@ -159,7 +159,7 @@ def test_names_that_are_no_utf8_are_read(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff.png\n"), "utf-8"))
     else:
         source.write_bytes((b"image\n" if suffix == ".csv" else b"") + b"\xff.png\n")
-    [item] = items_of(["-" if suffix == "-" else str(source)])
+    [item] = read_items(["-" if suffix == "-" else str(source)])
     assert item.read() == PNG
     assert item.name.encode().endswith(b"\\udcff.png")
 
@@ -169,7 +169,7 @@ def test_a_line_that_is_too_long_is_an_image_that_cannot_be_read(
 ) -> None:
     long = "x" * 3_000_000
     monkeypatch.setattr("sys.stdin", io.StringIO(f"a.png\n{long}\nb.png\n{long}"))
-    found = list(items_of(["-"]))
+    found = list(read_items(["-"]))
     assert [item.problem == "" for item in found] == [True, False, True, False]
     assert all(len(item.name) < 200 for item in found)
 
@@ -177,7 +177,7 @@ def test_a_line_that_is_too_long_is_an_image_that_cannot_be_read(
 @pytest.mark.parametrize("row", ["x" * 5_000_000, '"a\n",' * 1_000_000])
 def test_a_row_of_a_table_has_a_limit(tmp_path: Path, row: str) -> None:
     (tmp_path / "t.csv").write_text(f"image,n\na.png,1\n{row}\n")
-    found = items_of([str(tmp_path / "t.csv")])
+    found = read_items([str(tmp_path / "t.csv")])
     assert next(found).name.endswith("a.png")
     with pytest.raises(EngramError, match=r"t\.csv .* line"):
         next(found)
@@ -190,7 +190,7 @@ def test_a_small_parquet_file_does_not_become_gigabytes(tmp_path: Path) -> None:
     options = {"compression": "zstd", "dictionary_pagesize_limit": 2**30, "store_schema": False}
     pyarrow.parquet.write_table(pyarrow.table({"image": cells}), table, **options)
     before = pyarrow.total_allocated_bytes()
-    items = items_of([str(table)])
+    items = read_items([str(table)])
     assert [len(next(items).read()) for _ in range(3)] == [8_000_000] * 3
     assert pyarrow.total_allocated_bytes() - before < 600_000_000
 
@@ -232,6 +232,6 @@ def test_an_archive_is_forgotten_as_it_is_read(tmp_path: Path) -> None:
             info.size = len(PNG)
             tar.addfile(info, io.BytesIO(PNG))
     del tar, info
-    items = items_of([str(archive)])
+    items = read_items([str(archive)])
     assert [next(items).name for _ in range(49)][-1].endswith("48.png")
     assert sum(type(one) is tarfile.TarInfo for one in gc.get_objects()) < 5

@@ -1,4 +1,4 @@
-"""The parts of a table on disk, which are the record of what is done, and the job they are of.
+"""Parts of a table on disk, which are the record of what is done, and the job they are of.
 
 A part is a file that is there completely or not at all, so the files are the manifest: there is no
 other one that a crash could leave behind them. Parts may be written in any order.
@@ -18,9 +18,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from engram.errors import EngramError
-from engram.inference.bulk.answers import Batch, Row
+from engram.inference.bulk.answering import ItemBatch, Row
 from engram.inference.bulk.items import Item, some_of
-from engram.inference.bulk.tables import Table, part_name
+from engram.inference.bulk.table_formats import TableFormat
 from engram.util.documents import parse_json
 from engram.util.files import make_folder, replaced, write_atomically
 from engram.util.text import counted, first_line, printable
@@ -30,7 +30,7 @@ _UNFINISHED = ".engram-*.tmp"  # what `write_atomically` leaves behind if it is 
 
 
 class Parts:
-    """The parts on disk; a part that is there is not computed again.
+    """Parts on disk; a part that is there is not computed again.
 
     Inside of a `with` they are this job's alone.
 
@@ -45,11 +45,13 @@ class Parts:
             is writing them.
     """
 
-    def __init__(self, out: Path, table: Table, identity: dict[str, Any], overwrite: bool) -> None:
+    def __init__(
+        self, out: Path, table: TableFormat, identity: dict[str, Any], overwrite: bool
+    ) -> None:
         self.out, self.table, self.identity, self.overwrite = out, table, identity, overwrite
         self.folder = out if not out.suffix else out.with_name(f"{out.name}.parts")
         self.resumed = 0  # images whose answers were found on disk
-        self.problem: EngramError | None = None  # what ended the sources before their end
+        self.problem: EngramError | None = None  # the error that ended the sources
         self._images: dict[int, int] = {}  # in each part, as the sources have them
         self._state = self.folder / _STATE
         self._lock = FileLock(self.folder / _LOCK, timeout=0)
@@ -94,9 +96,26 @@ class Parts:
             )
         if self._state.exists() or not self.folder.is_dir():
             return
-        others = (path for path in self.folder.iterdir() if not _is_internal(path.name))
-        if any(others):
+        names = (path.name for path in self.folder.iterdir())
+        if any(name != _LOCK and not fnmatch(name, _UNFINISHED) for name in names):
             raise EngramError(f"The folder {self.folder} is not empty; choose another one.")
+
+    def _clear(self) -> None:
+        """Remove the parts, and at last the record of their job."""
+        for path in (*self.folder.glob("part-*"), *self.folder.glob(_UNFINISHED)):
+            path.unlink(missing_ok=True)
+        self._state.unlink(missing_ok=True)
+
+    def _remove(self) -> None:
+        """Remove all that a job keeps in its folder, and a folder that it has made for itself."""
+        self._clear()
+        with suppress(OSError):  # what is left is in nobody's way
+            (self.folder / _LOCK).unlink(missing_ok=True)
+            if self.folder != self.out:
+                self.folder.rmdir()
+        self._lock.release()  # from here on the folder may be another job's
+
+    # The record of the job
 
     def _record(self, table: list[int] | None = None) -> None:
         """Write down what job the parts are of, and which file is about to be their table."""
@@ -115,6 +134,17 @@ class Parts:
                 f"({first_line(error)}); restore it, or start anew with --overwrite."
             ) from None
 
+    def _check_same(self) -> None:
+        before, now = self._recorded(), json.loads(json.dumps(self.identity))
+        before.pop("table", None)
+        different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        if different:
+            names = printable(", ".join(different))
+            raise EngramError(
+                f"{self.folder} has answers of another job ({names} differ); continue with the "
+                "same command, or start anew with --overwrite."
+            )
+
     def _in_place(self) -> bool:
         """Whether the table is that of the job on disk, which was killed before it tidied up."""
         return self._state.exists() and self._recorded().get("table") == _file_id(self.out)
@@ -127,35 +157,31 @@ class Parts:
         self._remove()
         return rows
 
-    def _check_same(self) -> None:
-        before, now = self._recorded(), json.loads(json.dumps(self.identity))
-        before.pop("table", None)
-        different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        if different:
-            names = printable(", ".join(different))
-            raise EngramError(
-                f"{self.folder} has answers of another job ({names} differ); continue with the "
-                "same command, or start anew with --overwrite."
-            )
+    # Parts that are there, and those that are missing
 
-    def _clear(self) -> None:
-        """Remove the parts, and at last the record of their job."""
-        for path in (*self.folder.glob("part-*"), *self.folder.glob(_UNFINISHED)):
-            path.unlink(missing_ok=True)
-        self._state.unlink(missing_ok=True)
+    def _path(self, part: int) -> Path:
+        return self.folder / f"part-{part:06}{self.table.suffix}"
 
-    def _remove(self) -> None:
-        """Remove all that a job keeps in its folder, and a folder that it has made for itself."""
-        self._clear()
-        with suppress(OSError):  # what is left is in nobody's way
-            (self.folder / _LOCK).unlink(missing_ok=True)
-            if self.folder != self.out:
-                self.folder.rmdir()
-        self._lock.release()  # from here on the folder may be another job's
+    def write(self, part: int, rows: Sequence[Row]) -> None:
+        """Write a part, completely or not at all."""
+        self.table.write(self._path(part), rows)
+
+    def _there(self) -> dict[int, Path]:
+        there = {}
+        for path in self.folder.glob(f"part-*{self.table.suffix}"):
+            digits = path.stem.removeprefix("part-")
+            number = int(digits) if digits.isdecimal() and len(digits) < 20 else -1
+            if path != self._path(number) or not path.is_file():
+                raise EngramError(
+                    f"{printable(str(path), 500)} is no part of these answers; remove it, and run "
+                    "the same command again."
+                )
+            there[number] = path
+        return there
 
     def missing(
         self, items: Iterator[Item], rows: int, images: int, found: Callable[[int], None]
-    ) -> Iterator[Batch]:
+    ) -> Iterator[ItemBatch]:
         """Batches of the images that have no answers yet.
 
         Args:
@@ -172,8 +198,8 @@ class Parts:
         for part in count():
             if part in there:
                 names = self.table.images(there.pop(part))
-                given = [self.table.name_of(item.name) for item in islice(items, len(names))]
-                if names != given:
+                cells = [self.table.image_cell(item.name) for item in islice(items, len(names))]
+                if names != cells:
                     raise self.problem or self._changed(part)
                 self._images[part] = len(names)
                 first += len(names)
@@ -183,7 +209,7 @@ class Parts:
             begin, own = first, islice(items, rows)
             while batch := some_of(own, images):
                 number, first = first, first + len(batch)
-                yield Batch(part, number, batch)
+                yield ItemBatch(part, number, batch)
                 del batch  # its bytes, before more are read
             if first == begin:  # there are no more images
                 if there:
@@ -201,31 +227,13 @@ class Parts:
         except EngramError as error:
             self.problem = error
 
-    def _there(self) -> dict[int, Path]:
-        there = {}
-        for path in self.folder.glob(f"part-*{self.table.suffix}"):
-            digits = path.stem.removeprefix("part-")
-            number = int(digits) if digits.isdecimal() and len(digits) < 20 else -1
-            if path != self._path(number) or not path.is_file():
-                raise EngramError(
-                    f"{printable(str(path), 500)} is no part of these answers; remove it, and run "
-                    "the same command again."
-                )
-            there[number] = path
-        return there
-
     def _changed(self, part: int) -> EngramError:
         return EngramError(
             f"The images are not those of {self._path(part)}, which was written before: some were "
             "added, removed or renamed. Start anew with --overwrite."
         )
 
-    def _path(self, part: int) -> Path:
-        return self.folder / part_name(part, self.table.suffix)
-
-    def write(self, part: int, rows: Sequence[Row]) -> None:
-        """Write a part, completely or not at all."""
-        self.table.write(self._path(part), rows)
+    # The table
 
     def finish(self) -> None:
         """Join the parts if one file is wanted. A crash before the end leaves the parts.
@@ -254,7 +262,7 @@ class Parts:
         self._remove()
 
     def _unfinished(self, problem: EngramError) -> EngramError:
-        """What to say where sources end in an error; answers from doubtful bytes are removed."""
+        """The error of the sources, and what is kept; answers from doubtful bytes are removed."""
         sure = sum(self._images.values()) - getattr(problem, "doubtful", 0)
         end = kept = 0
         for part in sorted(self._images):
@@ -277,11 +285,6 @@ def _file_id(file: Path | int) -> list[int]:
     return [about.st_ino, about.st_size]
 
 
-def _is_internal(name: str) -> bool:
-    """Whether it is the lock of a job, or a file that a killed one was writing."""
-    return name == _LOCK or fnmatch(name, _UNFINISHED)
-
-
 class Collected:
     """Rows of parts that are not complete yet, from batches in any order."""
 
@@ -289,7 +292,7 @@ class Collected:
         self._most = rows  # of a part; only the last one may have fewer
         self._rows: dict[int, dict[int, list[Row]]] = {}
 
-    def add(self, batch: Batch, rows: list[Row]) -> list[Row]:
+    def add(self, batch: ItemBatch, rows: list[Row]) -> list[Row]:
         """Take the rows of a batch; gives all rows of its part if they are complete, else none."""
         own = self._rows.setdefault(batch.part, {})
         own[batch.number] = rows

@@ -19,22 +19,21 @@ from typing import IO, Any
 from engram.data.folders import SUFFIXES
 from engram.data.labels import find_column
 from engram.errors import EngramError
-from engram.images.heic import HEIC_SUFFIXES
 from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address
-from engram.inference.bulk.archives import archive_items
 from engram.inference.bulk.items import Item, opened
+from engram.inference.bulk.tar_files import tar_items
 from engram.util.optional import require
 from engram.util.parquet import batches, open_parquet
 from engram.util.text import first_line
 
-_IMAGES = (*SUFFIXES, *HEIC_SUFFIXES)
 _LINE = 2**16  # characters of a line of a list: a path has 4,096 bytes, an address some thousands
 _ROW = 2**22  # characters of a row of a table, or of its head
 _SHOWN = 80  # characters of a line that is too long
 STDIN = "-"
+_ARCHIVES = (".tar", ".tgz", ".gz")
 
 
-def items_of(
+def read_items(
     sources: Sequence[str], image_column: str = "", allowed: Allowed = NOWHERE
 ) -> Iterator[Item]:
     """The images of all sources in their order, which is the same every time.
@@ -45,12 +44,12 @@ def items_of(
         yield from _items(source, image_column, allowed)
 
 
-def count_of(sources: Sequence[str], image_column: str = "") -> int:
+def count_items(sources: Sequence[str], image_column: str = "") -> int:
     """The number of images; 0 if only reading all of them would tell."""
     total = 0
     for source in sources:
         suffix = os.path.splitext(source)[1].lower()
-        if source == STDIN or is_address(source) or _READERS.get(suffix) is _archive:
+        if source == STDIN or is_address(source) or suffix in _ARCHIVES:
             return 0
         if suffix == ".parquet":
             with _sentence(source), opened(source) as file:
@@ -62,7 +61,7 @@ def count_of(sources: Sequence[str], image_column: str = "") -> int:
 
 @contextmanager
 def _sentence(source: str) -> Iterator[None]:
-    """What goes wrong while a source is read is an EngramError."""
+    """Turn whatever is raised while a source is read into an EngramError."""
     try:
         yield
     except EngramError:
@@ -73,7 +72,6 @@ def _sentence(source: str) -> Iterator[None]:
 
 def _items(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
     suffix = os.path.splitext(source)[1].lower()
-    read = _READERS.get(suffix)
     with _sentence("Standard input" if source == STDIN else source):
         if source == STDIN:
             if isinstance(sys.stdin, io.TextIOWrapper):
@@ -81,9 +79,10 @@ def _items(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
             yield from _listed(sys.stdin, "", allowed)
         elif suffix in _LISTS:
             near = allowed.beside(source) if is_address(source) else allowed
-            yield from _LISTS[suffix](source, image_column, near)
-        elif read is not None:
-            yield from read(source, image_column)
+            with opened(source) as file:
+                yield from _LISTS[suffix](file, source, near, image_column)
+        elif suffix in _ARCHIVES:
+            yield from tar_items(source, _is_image)
         elif is_address(source):
             yield from _below_address(source, suffix)
         elif os.path.isdir(source):
@@ -130,30 +129,29 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 
 def _below_address(source: str, suffix: str) -> Iterator[Item]:
-    if suffix in _IMAGES:
+    if suffix in SUFFIXES:
         yield Item(source)
         return
     system, path = file_systems().core.url_to_fs(source)
-    for found in sorted(system.find(path)):
-        if _is_image(found):
-            yield Item(system.unstrip_protocol(found))
+    yield from (Item(system.unstrip_protocol(p)) for p in sorted(system.find(path)) if _is_image(p))
 
 
 def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in _IMAGES
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 # Files that list images, or hold them
 
 
-def _list_file(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
-    with opened(source) as file:
-        yield from _listed(_text(file), source, allowed)
-
-
 def _text(file: IO[bytes], newline: str | None = None) -> IO[str]:
     """UTF-8; other bytes stay what they are, as names of files may have them."""
     return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def _list_file(
+    file: IO[bytes], source: str, allowed: Allowed, image_column: str = ""
+) -> Iterator[Item]:
+    yield from _listed(_text(file), source, allowed)
 
 
 def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
@@ -190,32 +188,32 @@ class _Lines(Iterator[str]):
         return line
 
 
-def _csv_file(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
-    with opened(source) as file:
-        lines = _Lines(_text(file, newline=""))
-        head = next(lines, "")
-        _refuse_utf16(head)
-        separator = max(",;\t", key=head.count)
-        rows = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
-        column = find_column(source, list(rows.fieldnames or ()), "image", image_column or None)
-        lines.row = 0
-        try:
-            for row in rows:
-                yield _named(source, row[column] or "", allowed)
-                lines.row = 0
-        except csv.Error as error:
-            raise ValueError(f"line {lines.number}: {error}") from error
+def _csv_file(file: IO[bytes], source: str, allowed: Allowed, image_column: str) -> Iterator[Item]:
+    lines = _Lines(_text(file, newline=""))
+    head = next(lines, "")
+    _refuse_utf16(head)
+    separator = max(",;\t", key=head.count)
+    rows = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
+    column = find_column(source, list(rows.fieldnames or ()), "image", image_column or None)
+    lines.row = 0
+    try:
+        for row in rows:
+            yield _named(source, row[column] or "", allowed)
+            lines.row = 0
+    except csv.Error as error:
+        raise ValueError(f"line {lines.number}: {error}") from error
 
 
-def _parquet_file(source: str, image_column: str, allowed: Allowed) -> Iterator[Item]:
-    with opened(source) as file:
-        schema = open_parquet(file).schema_arrow
-        column = find_column(source, schema.names, "image", image_column or None)
-        _check_type(column, schema.field(column).type)
-        number = itertools.count()
-        for batch in batches(file, [column]):
-            for cell in batch.column(0):
-                yield _cell(source, next(number), _value(cell), allowed)
+def _parquet_file(
+    file: IO[bytes], source: str, allowed: Allowed, image_column: str
+) -> Iterator[Item]:
+    schema = open_parquet(file).schema_arrow
+    column = find_column(source, schema.names, "image", image_column or None)
+    _check_type(column, schema.field(column).type)
+    number = itertools.count()
+    for batch in batches(file, [column]):
+        for cell in batch.column(0):
+            yield _cell(source, next(number), _value(cell), allowed)
 
 
 def _check_type(column: str, kind: Any) -> None:
@@ -257,10 +255,6 @@ def _named(source: str, path: str, allowed: Allowed) -> Item:
     return Item(_beside(source, path), allowed=allowed)
 
 
-def _archive(source: str, image_column: str) -> Iterator[Item]:
-    yield from archive_items(source, _is_image)
-
-
 def _beside(source: str, path: str) -> str:
     """A path in a file, which is relative to the file's folder."""
     if is_address(path) or os.path.isabs(path) or not source:
@@ -269,15 +263,10 @@ def _beside(source: str, path: str) -> str:
     return f"{folder}/{path}" if folder else path
 
 
-#: Files that name images, which may be at an address; a table may hold them too.
-_LISTS: dict[str, Callable[[str, str, Allowed], Iterator[Item]]] = {
+#: Readers of files that name images, by suffix; a Parquet file may hold them too.
+_LISTS: dict[str, Callable[[IO[bytes], str, Allowed, str], Iterator[Item]]] = {
     ".txt": _list_file,
     ".csv": _csv_file,
     ".tsv": _csv_file,
     ".parquet": _parquet_file,
-}
-_READERS: dict[str, Callable[[str, str], Iterator[Item]]] = {
-    ".tar": _archive,
-    ".tgz": _archive,
-    ".gz": _archive,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engram import EngramError
-from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.bulk_settings import BulkSettings
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 0}, {"batch": 0}, {"rows": 0}, {"decoders": -1}])

@@ -10,9 +10,9 @@ from PIL import Image
 
 import engram
 from engram import MemoryViT
-from engram.inference.bulk.answers import Batch, Questions, answered_here, column_of, keep_masks
+from engram.inference.bulk.answering import ItemBatch, Questions, answered_here, column, keep_masks
+from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.settings import BulkSettings
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def questions(small_backbone: Path) -> Questions:
 
 
 def test_columns_have_names_of_their_own(questions: Questions) -> None:
-    assert column_of("error") == "error_"
+    assert column("error") == "error_"
     assert questions.kinds == {"error_": "classification", "ground": "segmentation"}
     assert questions.vectors == {"error_.logits": True, "ground.logits": True}
     assert questions.masked == {"ground": "ground"}
@@ -38,7 +38,7 @@ def test_batches_keep_their_images_and_masks_become_files(
         Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(tmp_path / f"{i}.png")
     (tmp_path / "1.png").write_bytes(b"")
     items = [Item(str(tmp_path / f"{i}.png")) for i in range(4)]
-    batches = [Batch(0, 0, tuple(items[:3])), Batch(0, 3, (items[3],))]
+    batches = [ItemBatch(0, 0, tuple(items[:3])), ItemBatch(0, 3, (items[3],))]
     found = list(answered_here(questions, iter(batches)))
     assert [(batch.number, len(some)) for batch, some in found] == [(0, 3), (3, 1)]
     rows = [row for _, some in found for row in some]

@@ -1,4 +1,7 @@
-"""From sources of images to a table of answers, part by part; what is written is not done again."""
+"""Bulk prediction: from sources of images to a table of answers, part by part.
+
+Parts that are written are not done again.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from typing import Any
 
 from engram.errors import EngramError, Interrupted
 from engram.inference.bulk.addresses import Allowed
-from engram.inference.bulk.answers import Answering, Questions, Row, answered_here, keep_masks
+from engram.inference.bulk.answering import Answering, Questions, Row, answered_here, keep_masks
+from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.parts import Collected, Parts
-from engram.inference.bulk.settings import BulkSettings
-from engram.inference.bulk.sources import count_of, items_of
-from engram.inference.bulk.tables import table_for
+from engram.inference.bulk.sources import count_items, read_items
+from engram.inference.bulk.table_formats import table_format
 from engram.inference.predict import answered_names
 from engram.model import MemoryViT
 from engram.util.files import make_folder
@@ -26,7 +29,7 @@ from engram.util.text import counted
 
 @dataclass(frozen=True)
 class BulkResult:
-    """What was written, and how much of it was there before."""
+    """The table that was written, and how much of it was there before."""
 
     path: Path
     images: int
@@ -77,7 +80,7 @@ def predict_to(
     names = answered_names(model, tasks)
     questions = Questions(model, names, settings, masks is not None)
     suffix = out.suffix or ".parquet"
-    table = table_for(suffix, questions.kinds, questions.vectors, questions.scores)
+    table = table_format(suffix, questions.kinds, questions.vectors, questions.scores)
     identity = _identity(questions, sources, masks)
     with Parts(out, table, identity, overwrite) as parts:
         if images := parts.finished():
@@ -85,14 +88,14 @@ def predict_to(
         if masks is not None:
             make_folder(masks)
         began = time.perf_counter()
-        total = count_of(sources, settings.image_column)
+        total = count_items(sources, settings.image_column)
         answered = done = errors = 0  # images with answers, and those whose part is written
         collected = Collected(settings.rows)
 
         def found(images: int) -> None:
             progress("answering", answered + images, total, "there already")
 
-        items = items_of(sources, settings.image_column, Allowed.parse(settings.allow_url))
+        items = read_items(sources, settings.image_column, Allowed.parse(settings.allow_url))
         batches = parts.missing(items, settings.rows, settings.batch, found)
 
         def write(part: int, rows: list[Row]) -> None:
@@ -130,7 +133,7 @@ def predict_to(
 
 
 def _identity(questions: Questions, sources: Sequence[str], masks: Path | None) -> dict[str, Any]:
-    """What has to be the same for parts to belong together."""
+    """The facts that have to be the same for parts to belong together."""
     model, settings = questions.model, questions.settings
     contents = {name: model.engram(name).content for name in questions.names if name in model.tasks}
     cast = {} if settings.precision == "fp32" else {"precision": settings.precision}

@@ -28,9 +28,9 @@ from tests.support.runs import written
 
 import engram
 from engram import EngramError, MemoryViT
+from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.job import predict_to
-from engram.inference.bulk.settings import BulkSettings
+from engram.inference.bulk.predict_to import predict_to
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def test_asking_to_stop_ends_a_job_that_waits_for_its_sources(
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr("engram.inference.bulk.job.items_of", endless)
+    monkeypatch.setattr("engram.inference.bulk.predict_to.read_items", endless)
     settings = BulkSettings(decoders=decoders)
     with pytest.raises(engram.errors.Interrupted):
         predict_to(model, [str(photos)], tmp_path / "a.jsonl", settings)

@@ -1,4 +1,4 @@
-"""What happens to a batch of images: decode, forward, answer. On one machine and on a cluster."""
+"""Answers about a batch of images: decode, forward, answer. On one machine and on a cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from engram.images.preprocessing import normalise
+from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.settings import BulkSettings
 from engram.inference.engine import TorchEngine, on_cpu
 from engram.inference.predict import answers_about, shown_score
 from engram.model import MemoryViT
@@ -26,11 +26,10 @@ from engram.util.processes import ProcessGroup
 
 Row: TypeAlias = dict[str, Any]
 _STEM = 128  # bytes of an image's name in that of its mask: file systems have room for 255
-_RESERVED = ("image", "error")  # columns of every table
 
 
 @dataclass(frozen=True)
-class Batch:
+class ItemBatch:
     """Images that are answered together; all of them belong to one part of the table."""
 
     part: int
@@ -40,54 +39,59 @@ class Batch:
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked about every image."""
+    """The tasks that answer about every image, and the columns of their answers."""
 
     model: MemoryViT
-    names: Sequence[str]  # of the tasks that answer
+    names: Sequence[str]
     settings: BulkSettings
     masks: bool = False  # whether answers of segmentation keep their masks
 
     @property
     def masked(self) -> dict[str, str]:
         """The columns of answers with masks, each with its task."""
-        return {column_of(n): n for n in self.names if self.model.task(n).kind.per_pixel}
+        return {column(n): n for n in self.names if self.model.task(n).kind.per_pixel}
 
     @property
     def kinds(self) -> dict[str, str]:
         """The columns of answers, each with its kind of task."""
-        return {column_of(name): self.model.task(name).kind.name for name in self.names}
+        return {column(name): self.model.task(name).kind.name for name in self.names}
 
     @property
     def scores(self) -> list[str]:
         """The columns of scores, of the tasks with statistics."""
         known = [name for name in self.names if self.model.task(name).statistics is not None]
-        return [f"{column_of(name)}.score" for name in known]
+        return [f"{column(name)}.score" for name in known]
 
     @property
     def vectors(self) -> dict[str, bool]:
         """The columns of numbers, each with whether they are in half precision."""
-        columns = {f"{column_of(n)}.logits": True for n in self.names if self.settings.logits}
+        columns = {f"{column(n)}.logits": True for n in self.names if self.settings.logits}
         if self.settings.embed:
             columns |= {f"{name}.embedding": False for name in self.model.embedding_names(None)}
         return columns
 
 
+def column(name: str) -> str:
+    """The column of a task's answers."""
+    return f"{name}_" if name in ("image", "error") else name  # every table has these
+
+
 #: Answers batches, each once, in any order. None says that nothing is new for a while.
 Answering: TypeAlias = Callable[
-    [Questions, Iterator[Batch]], Generator[tuple[Batch, list[Row]] | None, None, None]
+    [Questions, Iterator[ItemBatch]], Generator[tuple[ItemBatch, list[Row]] | None, None, None]
 ]
 
 
 def answered_here(
-    questions: Questions, batches: Iterator[Batch]
-) -> Generator[tuple[Batch, list[Row]], None, None]:
+    questions: Questions, batches: Iterator[ItemBatch]
+) -> Generator[tuple[ItemBatch, list[Row]], None, None]:
     """Answer batches in this process, in their order; other processes decode ahead.
 
     Batches come back without their images, whose bytes nobody needs any more.
     """
     answerer = Answerer(questions)
     decoders = Decoders(questions.model.preprocessing, questions.settings.decoders)
-    waiting: deque[tuple[Batch, int]] = deque()  # and the number of its images
+    waiting: deque[tuple[ItemBatch, int]] = deque()  # and the number of its images
 
     def items() -> Iterator[Item]:
         for batch in batches:
@@ -124,8 +128,7 @@ class Answerer:
         good = [i for i, one in enumerate(batch) if one.view is not None]
         if not good:
             return rows
-        model, names = self.questions.model, self.questions.names
-        settings = self.questions.settings
+        names, settings = self.questions.names, self.questions.settings
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
         pixels = normalise(to_device(views, self.engine.device), self.preprocessing)
         outputs, scores = map(on_cpu, self.engine.scored(pixels, names))
@@ -133,16 +136,16 @@ class Answerer:
         for place, i in enumerate(good):
             row = rows[i]
             own = {name: output[place] for name, output in outputs.items()}
-            answers, problem = answers_about(model, own, settings.top_k)
-            row |= {column_of(name): answer for name, answer in answers.items()}
-            for column in () if self.questions.masks else self.masked.keys() & row.keys():
-                row[column] = {**row[column], "mask": None}
+            answers, problem = answers_about(self.questions.model, own, settings.top_k)
+            row |= {column(name): answer for name, answer in answers.items()}
+            for masked in () if self.questions.masks else self.masked.keys() & row.keys():
+                row[masked] = {**row[masked], "mask": None}
             for name, score in scores.items():
-                row[f"{column_of(name)}.score"] = shown_score(score[place])
+                row[f"{column(name)}.score"] = shown_score(score[place])
             if problem:
                 row["error"] = f"{row['image']}: {problem}"
             for name in names if settings.logits else ():
-                row[f"{column_of(name)}.logits"] = own[name].flatten().half().numpy()
+                row[f"{column(name)}.logits"] = own[name].flatten().half().numpy()
             for name, vector in vectors.items():
                 row[f"{name}.embedding"] = vector[place].numpy()
         return rows
@@ -154,15 +157,9 @@ def keep_masks(rows: Sequence[Row], number: int, masked: Mapping[str, str], fold
     `number` is that of the first row among all, `masked` are the columns and their tasks.
     """
     for i, row in enumerate(rows, number):
-        for column, name in masked.items():
-            if column in row:
+        for answer, name in masked.items():
+            if answer in row:
                 stem = Path(row["image"]).stem.encode()[:_STEM].decode(errors="ignore")
                 path = folder / f"{i:09}-{stem}.{name}.png"
-                png = base64.b64decode(row[column]["mask"].partition(",")[2])
-                write_atomically(path, png)
-                row[column] = {**row[column], "mask": str(path)}
-
-
-def column_of(name: str) -> str:
-    """The column of a task's answers."""
-    return f"{name}_" if name in _RESERVED else name
+                write_atomically(path, base64.b64decode(row[answer]["mask"].partition(",")[2]))
+                row[answer] = {**row[answer], "mask": str(path)}

@@ -40,7 +40,7 @@ class DamagedArchive(EngramError):
     doubtful = 0
 
 
-def archive_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
+def tar_items(source: str, is_image: Callable[[str], bool]) -> Iterator[Item]:
     """The images in a tar file, in its own order.
 
     Raises:
@@ -75,9 +75,7 @@ class _Archive:
         """
         image, long_name, fields = list[Item](), b"", dict[bytes, bytes]()
         while (header := self._header()) is not None:
-            if image:
-                self.images += 1
-                yield image.pop()
+            yield from self._pop(image)
             block, member = header
             if member.type == tarfile.GNUTYPE_LONGNAME:
                 long_name = self._extension(member.size).partition(b"\0")[0]
@@ -97,6 +95,9 @@ class _Archive:
                 image.append(self._item(name, member.type, size, sparse))
             elif member.type not in _WITHOUT_DATA:
                 self._skip(_padded(size))
+        yield from self._pop(image)
+
+    def _pop(self, image: list[Item]) -> Iterator[Item]:
         if image:
             self.images += 1
             yield image.pop()
@@ -162,7 +163,7 @@ class _Archive:
         return any(name.startswith(b"GNU.sparse.") for name in fields)
 
     def _extension(self, size: int) -> bytes:
-        """What stands in front of a member: its long name, or fields."""
+        """A long name, or fields, in front of a member."""
         if size > _MOST_EXTENSION:
             raise self.damaged(f"{storage(size)} in front of a file are no name")
         data = self._exactly(size)

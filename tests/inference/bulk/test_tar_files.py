@@ -14,9 +14,9 @@ import pytest
 from tests.support.images import encoded, gradient
 
 from engram.images.decode import MAX_IMAGE_BYTES, BadImage
-from engram.inference.bulk.archives import DamagedArchive
 from engram.inference.bulk.items import Item
-from engram.inference.bulk.sources import items_of
+from engram.inference.bulk.sources import read_items
+from engram.inference.bulk.tar_files import DamagedArchive
 
 PNG = encoded(gradient(), "PNG")
 STEP = 512 + len(PNG) + -len(PNG) % 512  # from one header to the next
@@ -41,14 +41,14 @@ def flipped(data: bytes, place: int) -> bytes:
 
 def read(path: Path, data: bytes) -> list[Item]:
     path.write_bytes(data)
-    return list(items_of([str(path)]))
+    return list(read_items([str(path)]))
 
 
 def read_until_damage(path: Path, data: bytes) -> tuple[list[str], DamagedArchive]:
     path.write_bytes(data)
     read: list[Item] = []
     with pytest.raises(DamagedArchive, match=f"{path.name} is damaged at byte") as caught:
-        read.extend(items_of([str(path)]))
+        read.extend(read_items([str(path)]))
     assert all(item.read() == PNG for item in read)
     return [item.name.rpartition("/")[2] for item in read], caught.value
 
@@ -99,7 +99,7 @@ def test_one_wrong_byte_in_gzip_is_noticed_wherever_it_is(tmp_path: Path) -> Non
         path.write_bytes(flipped(stored, place))
         read = []
         with pytest.raises(DamagedArchive, match="damaged at byte") as caught:
-            read.extend(items_of([str(path)]))
+            read.extend(read_items([str(path)]))
         assert caught.value.doubtful in (0, len(read))
         assert caught.value.doubtful or all(item.data == PNG for item in read)
 
@@ -121,7 +121,7 @@ def test_names_are_those_of_tarfile(tmp_path: Path, format: int) -> None:
             info.type = tarfile.DIRTYPE if name == "folder.png" else tarfile.REGTYPE
             info.size = 0 if info.isdir() else len(PNG)
             archive.addfile(info, io.BytesIO(PNG))
-    found = list(items_of([str(path)]))
+    found = list(read_items([str(path)]))
     assert [item.name for item in found] == [f"{path}/{name}" for name in pictures]
     assert all(item.read() == PNG for item in found)
 
@@ -169,7 +169,7 @@ def test_an_image_above_the_limit_is_skipped_and_those_behind_it_are_read(tmp_pa
     rest = gzip.compress(bytes(512) + member("1.png") + END)
     (tmp_path / "a.tar.gz").write_bytes(large + rest)
     tracemalloc.start()
-    odd, last = items_of([str(tmp_path / "a.tar.gz")])
+    odd, last = read_items([str(tmp_path / "a.tar.gz")])
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
     assert last.read() == PNG
@@ -194,6 +194,6 @@ def test_what_is_declared_costs_nothing(tmp_path: Path, hostile: Callable[[], by
     path.write_bytes(hostile())
     tracemalloc.start()
     with pytest.raises(DamagedArchive):
-        list(items_of([str(path)]))
+        list(read_items([str(path)]))
     assert tracemalloc.get_traced_memory()[1] < 40e6
     tracemalloc.stop()

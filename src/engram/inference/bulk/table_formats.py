@@ -1,4 +1,4 @@
-"""Answers as rows of a table, in parts: parquet, JSON lines or CSV."""
+"""Table formats of answers, written in parts: parquet, JSON lines or CSV."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ from engram.util.text import first_line, visible
 
 Row = Mapping[str, Any]
 
+#: The beginning of a spreadsheet's formula; some take the wide forms, too.
+_FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+_RANKED = ("classification", "multilabel")  # kinds whose best answer has a probability
 
-class Table(ABC):
-    """A format. A part is a whole table by itself, and parts can be joined into one."""
+
+class TableFormat(ABC):
+    """A format. A part is a whole table by itself, and parts can be joined into one.
+
+    A part that cannot be read is an EngramError.
+    """
 
     suffix: str
 
@@ -31,17 +38,17 @@ class Table(ABC):
     def write(self, path: Path, rows: Sequence[Row]) -> None:
         """Write a part, completely or not at all."""
 
-    def name_of(self, image: str) -> str:
+    def image_cell(self, image: str) -> str:
         """The name of an image as `images` gives it."""
         return image
 
     @abstractmethod
     def images(self, path: Path) -> list[str]:
-        """The names of the images of a part, in its order; a damaged part is an EngramError."""
+        """The names of the images of a part, in its order."""
 
     @abstractmethod
     def rows(self, path: Path) -> int:
-        """The number of rows of a part; a damaged part is an EngramError."""
+        """The number of rows of a part."""
 
     @abstractmethod
     def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
@@ -60,12 +67,25 @@ def _reading(part: Path) -> Iterator[None]:
         ) from error
 
 
-def _lines(path: Path) -> int:
-    with _reading(path), path.open("rb") as file:
-        return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
+class _Lines(TableFormat):
+    """A format with a line for each row."""
+
+    head = 0  # lines before the first row
+
+    def rows(self, path: Path) -> int:
+        with _reading(path), path.open("rb") as file:
+            pieces = iter(lambda: file.read(1 << 20), b"")
+            return sum(piece.count(b"\n") for piece in pieces) - self.head
+
+    def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
+        for i, part in enumerate(parts):
+            with part.open("rb") as file:
+                for _ in range(self.head if i else 0):
+                    file.readline()
+                shutil.copyfileobj(file, out)
 
 
-class JsonLines(Table):
+class JsonLines(_Lines):
     """One JSON object a line; numbers that JSON does not have are null."""
 
     suffix = ".jsonl"
@@ -78,22 +98,14 @@ class JsonLines(Table):
         with _reading(path), path.open(encoding="utf-8") as file:
             return [json.loads(line)["image"] for line in file]
 
-    def rows(self, path: Path) -> int:
-        return _lines(path)
 
-    def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
-        for part in parts:
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, out)
-
-
-class Csv(Table):
+class Csv(_Lines):
     """A column for each task: its best class, and its probability; lists are JSON in a cell.
 
     A row is a line, and a cell is what a terminal shows and no spreadsheet computes.
     """
 
-    suffix = ".csv"
+    suffix, head = ".csv", 1
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
@@ -102,13 +114,11 @@ class Csv(Table):
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.columns, extrasaction="raise")
         writer.writeheader()
-        for row in rows:
-            flat = _flat(row)
-            writer.writerow({n: _cell(x) if isinstance(x, str) else x for n, x in flat.items()})
+        writer.writerows(map(_flat, rows))
         write_atomically(path, text.getvalue().encode())
 
-    def name_of(self, image: str) -> str:
-        return _cell(image)
+    def image_cell(self, image: str) -> str:
+        return _safe_text(image)
 
     def images(self, path: Path) -> list[str]:
         with _reading(path), path.open(encoding="utf-8", newline="") as file:
@@ -116,63 +126,50 @@ class Csv(Table):
                 raise ValueError("its last line is cut")
             return [row["image"] for row in csv.DictReader(io.StringIO(text, newline=""))]
 
-    def rows(self, path: Path) -> int:
-        return _lines(path) - 1
 
-    def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
-        for i, part in enumerate(parts):
-            with part.open("rb") as file:
-                if i:
-                    file.readline()
-                shutil.copyfileobj(file, out)
-
-
-class Parquet(Table):
+class Parquet(TableFormat):
     """A row group for each part; answers are lists of structs, vectors lists of numbers."""
 
     suffix = ".parquet"
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
+        self._arrow, self._parquet = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
 
     def write(self, path: Path, rows: Sequence[Row]) -> None:
-        arrow, parquet = _arrow()
         columns = {name: [row.get(name) for row in rows] for name in self.schema.names}
         file = io.BytesIO()
-        parquet.write_table(arrow.table(columns, schema=self.schema), file)
+        self._parquet.write_table(self._arrow.table(columns, schema=self.schema), file)
         write_atomically(path, file.getvalue())
 
     def images(self, path: Path) -> list[str]:
-        _, parquet = _arrow()
         with _reading(path):
-            images: list[str] = parquet.read_table(path, columns=["image"]).column(0).to_pylist()
-        return images
+            table = self._parquet.read_table(path, columns=["image"])
+            images: list[str] = table.column(0).to_pylist()
+            return images
 
     def rows(self, path: Path) -> int:
-        _, parquet = _arrow()
         with _reading(path):
-            return int(parquet.read_metadata(path).num_rows)
+            return int(self._parquet.read_metadata(path).num_rows)
 
     def join(self, parts: Sequence[Path], out: IO[bytes]) -> None:
-        _, parquet = _arrow()
-        with parquet.ParquetWriter(out, self.schema) as writer:
+        with self._parquet.ParquetWriter(out, self.schema) as writer:
             for part in parts:
                 with _reading(part):
-                    rows = parquet.read_table(part, schema=self.schema)
+                    rows = self._parquet.read_table(part, schema=self.schema)
                 writer.write_table(rows)
 
 
-def _arrow() -> tuple[Any, Any]:
-    arrow = require("pyarrow", extra="hub-data", purpose="Writing parquet")
-    return arrow, require("pyarrow.parquet", extra="hub-data", purpose="Writing parquet")
+def _pyarrow(module: str) -> Any:
+    return require(module, extra="hub-data", purpose="Writing parquet")
 
 
-def table_for(
+def table_format(
     suffix: str,
     answers: Mapping[str, str],
     vectors: Mapping[str, bool],
     numbers: Sequence[str] = (),
-) -> Table:
+) -> TableFormat:
     """The format of a file name's suffix.
 
     Args:
@@ -181,10 +178,9 @@ def table_for(
         vectors: Columns of lists of numbers, each with whether they are in half precision.
         numbers: Columns of one number.
     """
-    columns = ["image", *answers, *numbers, *vectors, "error"]
     if suffix == Csv.suffix:
-        best = [f"{name}.{_BEST[kind]}" for name, kind in answers.items() if kind in _BEST]
-        return Csv([*columns, *best])
+        best = [f"{name}.probability" for name, kind in answers.items() if kind in _RANKED]
+        return Csv(["image", *answers, *numbers, *vectors, "error", *best])
     if suffix == JsonLines.suffix:
         return JsonLines()
     if suffix == Parquet.suffix:
@@ -194,15 +190,8 @@ def table_for(
     )
 
 
-#: What a formula of a spreadsheet begins with; some take the wide forms, too.
-_FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-
-#: What a kind says of its best answer.
-_BEST = {"classification": "probability", "multilabel": "probability"}
-
-
 def _schema(answers: Mapping[str, str], vectors: Mapping[str, bool], numbers: Sequence[str]) -> Any:
-    arrow, _ = _arrow()
+    arrow = _pyarrow("pyarrow")
     text, number, truth = arrow.string(), arrow.float32(), arrow.bool_()
     rows: dict[str, Any] = {
         "classification": {"class": text, "probability": number},
@@ -240,17 +229,13 @@ def _flat(row: Row) -> dict[str, Any]:
         if isinstance(best, Mapping) and "probability" in best:
             flat[name], flat[f"{name}.probability"] = best["class"], best["probability"]
         elif isinstance(value, (list, Mapping, np.ndarray)):
-            flat[name] = json.dumps(_plain(value) if not isinstance(value, list) else value)
+            flat[name] = json.dumps(_plain(value))
         else:
             flat[name] = value
-    return flat
+    return {n: _safe_text(value) if isinstance(value, str) else value for n, value in flat.items()}
 
 
-def _cell(text: str) -> str:
+def _safe_text(text: str) -> str:
     """Text as a cell: escapes are visible, and a quote keeps a spreadsheet from computing it."""
     text = visible(text)
     return f"'{text}" if text.lstrip().startswith(_FORMULAS) else text
-
-
-def part_name(number: int, suffix: str) -> str:
-    return f"part-{number:06}{suffix}"
