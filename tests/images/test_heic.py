@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 from tests.support.pictures import CORNER, encoded
 
-from engram.images import heic
-from engram.images.decode import BadImage, LargeImage, image_size, read_image
+from engram.images.decode import BadImage, LargeImage, image_size, is_heic, read_image
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 
@@ -73,12 +72,12 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_files_with_hevc_in_their_header_are_heic() -> None:
-    assert heic.is_heic(encoded("HEIF"))
-    assert heic.is_heic(b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic")
-    assert not heic.is_heic(b"\0\0\0\x14ftypmif1\0\0\0\0mif1heic")  # beyond the end of the box
+    assert is_heic(encoded("HEIF"))
+    assert is_heic(b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic")
+    assert not is_heic(b"\0\0\0\x14ftypmif1\0\0\0\0mif1heic")  # beyond the end of the box
     for kind in ("AVIF", "PNG"):
-        assert not heic.is_heic(encoded(kind))
-    assert not heic.is_heic(b"")
+        assert not is_heic(encoded(kind))
+    assert not is_heic(b"")
 
 
 @pytest.mark.system

@@ -16,7 +16,7 @@ from engram.data.source import (
     usual_split,
 )
 from engram.errors import EngramError, Notice
-from engram.images.heic import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
+from engram.images.decode import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
 from engram.util.text import counted
 
 SUFFIXES = (

@@ -1,8 +1,9 @@
 """Decode images safely: any bytes give an image, or a BadImage that says what is wrong.
 
 The size is read from the header before anything is decoded, only formats that start no other
-program are opened, and whatever the decoder raises becomes a BadImage. HEIC is tried last, see
-`heic.py`.
+program are opened, and whatever the decoder raises becomes a BadImage. HEIC, the photographs of
+iPhones, is tried last, with pillow-heif: only a file whose header declares pictures compressed with
+HEVC gets to that library.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from typing import IO, TypeAlias
 
 import numpy as np
@@ -18,7 +21,6 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from engram.errors import EngramError
-from engram.images.heic import HEADER_BYTES, HEIC_NEEDS, can_read_heic, heic_format, is_heic
 from engram.util.files import open_regular
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
@@ -31,9 +33,6 @@ ImageSource: TypeAlias = (
 #: The most pixels an image may have, read from its header before anything is decoded: 537 MB as
 #: RGB, and the size at which Pillow itself refuses. No phone takes larger photographs.
 MAX_PIXELS = 178_956_970
-#: The most bytes of an encoded image, declared or real, where many images are read.
-MAX_IMAGE_BYTES = 256 * 2**20
-
 #: The most bytes an encoded image may have, declared and really read: 256 MiB.
 MAX_IMAGE_BYTES = 2**28
 
@@ -44,6 +43,14 @@ FORMATS: list[str] = [
     for name in ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
     if name in Image.OPEN
 ]
+
+#: Suffixes of HEIC files.
+HEIC_SUFFIXES = (".heic", ".heif", ".hif")
+#: Advice where pillow-heif is missing, for sentences.
+HEIC_NEEDS = "reading HEIC needs pillow-heif: pip install 'engram-vit[heic]'"
+#: Bytes of a file that `is_heic` looks at.
+HEADER_BYTES = 256
+_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
 
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -157,16 +164,36 @@ def _open(stream: IO[bytes], name: str) -> Image.Image:
     try:
         return Image.open(stream, formats=FORMATS)
     except UnidentifiedImageError:
-        if not is_heic(_header(stream)):
+        stream.seek(0)
+        if not is_heic(stream.read(HEADER_BYTES)):
             raise
     if not can_read_heic():
         raise BadImage(f"{name}: {HEIC_NEEDS}")
-    return Image.open(stream, formats=[heic_format()])
+    return Image.open(stream, formats=[_heic_format()])
 
 
-def _header(stream: IO[bytes]) -> bytes:
-    stream.seek(0)
-    return stream.read(HEADER_BYTES)
+def is_heic(data: bytes) -> bool:
+    """Whether these first bytes of a file declare pictures compressed with HEVC."""
+    if data[4:8] != b"ftyp":
+        return False
+    size = min(int.from_bytes(data[:4]), HEADER_BYTES)
+    major, compatible = data[8:12], data[16:size]
+    return not _BRANDS.isdisjoint([major, *(compatible[i : i + 4] for i in range(0, size, 4))])
+
+
+@cache
+def can_read_heic() -> bool:
+    """Whether pillow-heif is installed."""
+    return find_spec("pillow_heif") is not None
+
+
+@cache
+def _heic_format() -> str:
+    """Register pillow-heif's reader with Pillow, and return the name that it has there."""
+    from pillow_heif import HeifImageFile, register_heif_opener
+
+    register_heif_opener()
+    return str(HeifImageFile.format)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import socket
+import ssl
+import string
 import threading
-import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import IO, Any, cast
-from urllib.parse import SplitResult, urlsplit
+from typing import IO, Any
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from engram.errors import EngramError
 from engram.images.decode import BadImage, check_bytes, read_encoded
@@ -35,6 +35,7 @@ _SCHEMES = (*_WEB, *_STORES)
 _FLAG = "--allow-url {} (allow_url in Python)"  # the same in all processes: it is in the table
 _SECONDS = 60.0  # for one image, from the first connection to its last byte
 _WAIT = 20.0  # for the next bytes
+_REDIRECTS = 10
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -49,7 +50,7 @@ def scheme_of(address: str) -> str:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What addresses in lists and tables may be: schemes, and hosts that were named.
+    """Addresses that lists and tables may name: schemes, and hosts.
 
     Args:
         schemes: Schemes of any bucket or any public host.
@@ -63,7 +64,7 @@ class Allowed:
 
     @classmethod
     def parse(cls, text: str) -> Allowed:
-        """Of a flag: schemes and hosts with commas, such as `s3,https,http://10.0.0.7:9000`."""
+        """Parse schemes and hosts with commas, such as `s3,https,http://10.0.0.7:9000`."""
         schemes, hosts = set(), set()
         for word in words(text):
             scheme = scheme_of(word)
@@ -167,100 +168,77 @@ def file_systems() -> Any:
 
 def _download(address: str, allowed: Allowed, name: str) -> bytes:
     """One image over HTTP, without the proxies of the environment: they would connect for us."""
-    connections = _Connections(allowed)
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        connections,
-        _Redirects(allowed),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-    ):
-        opener.add_handler(handler)
-    alarm = threading.Timer(_SECONDS, connections.end)
+    sockets: list[socket.socket] = []
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        for connected in sockets:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)  # whoever reads it is at its end
+
+    alarm = threading.Timer(_SECONDS, end)
     alarm.daemon = True
     alarm.start()
     try:
-        with opener.open(address, timeout=_WAIT) as response:
-            check_bytes(response.length or 0, name)
-            data = read_encoded(response, name)
-        if connections.late:
-            raise OSError(f"it takes longer than {_SECONDS:.0f} seconds")
-        return data
+        for _ in range(_REDIRECTS):
+            with closing(_connection(address, allowed, sockets)) as connection:
+                parts = urlsplit(address)
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                connection.request("GET", path, headers={"User-Agent": "engram"})
+                response = connection.getresponse()
+                place = response.getheader("Location", "")
+                if 300 <= response.status < 400 and place:
+                    address = urljoin(address, quote(place, safe=string.punctuation))
+                    if scheme_of(address) not in _WEB or allowed.refusal(address):
+                        raise OSError(f"it redirects to {address}, which is not allowed")
+                    continue
+                if not 200 <= response.status < 300:
+                    raise OSError(f"{response.status} {response.reason}")
+                check_bytes(response.length or 0, name)
+                data = read_encoded(response, name)
+            if late.is_set():
+                raise OSError(f"it takes longer than {_SECONDS:.0f} seconds")
+            return data
+        raise OSError("it redirects too often")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise BadImage(f"{name}: it cannot be downloaded ({reason})") from error
+        raise BadImage(f"{name}: it cannot be downloaded ({error})") from error
     finally:
         alarm.cancel()
-        connections.close()
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect only to what could have been in the list itself."""
-
-    def __init__(self, allowed: Allowed) -> None:
-        self._allowed = allowed
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if scheme_of(newurl) not in _WEB or self._allowed.refusal(newurl):
-            raise OSError(f"it redirects to {newurl}, which is not allowed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-class _Connections(urllib.request.AbstractHTTPHandler):
-    """Opens http and https with connections that check where they lead, and that can be ended."""
-
-    def __init__(self, allowed: Allowed) -> None:
-        super().__init__()
-        self._allowed, self._open, self.late = allowed, list[socket.socket](), False
-
-    http_request = urllib.request.AbstractHTTPHandler.do_request_
-    https_request = urllib.request.AbstractHTTPHandler.do_request_
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, "http"), request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, "https"), request)
-
-    def _connection(self, scheme: str, host: str, **options: Any) -> http.client.HTTPConnection:
-        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-        connection: Any = kinds[scheme](host, **options)
-        connection._create_connection = partial(self._connect, scheme)
-        return cast("http.client.HTTPConnection", connection)
-
-    def _connect(
-        self, scheme: str, place: tuple[str, int], timeout: float, source: object = None
-    ) -> socket.socket:
-        """Connect to a host that was named, or to one whose addresses are all public."""
-        host, port = place
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(address[0]) for *_, address in found]
-        if not self._allowed.names(scheme, host, port) and not all(map(is_public, addresses)):
-            raise OSError(
-                f"{host} is this machine or in a private network; allow it with "
-                + _FLAG.format(f"{scheme}://{host}")
-            )
-        for address in addresses[:-1]:
-            with suppress(OSError):
-                return self._kept(socket.create_connection((address, port), timeout))
-        return self._kept(socket.create_connection((addresses[-1], port), timeout))
-
-    def _kept(self, connected: socket.socket) -> socket.socket:
-        self._open.append(connected.dup())  # TLS takes the socket itself away
-        return connected
-
-    def end(self) -> None:
-        """End what is under way: whoever reads it is at its end."""
-        self.late = True
-        for connected in self._open:
-            with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        for connected in self._open:
+        for connected in sockets:
             connected.close()
+
+
+def _connection(
+    address: str, allowed: Allowed, sockets: list[socket.socket]
+) -> http.client.HTTPConnection:
+    """Connect to a host that was named, or to one whose addresses are all public.
+
+    A copy of the socket is added to `sockets`: TLS takes the socket itself away.
+    """
+    parts, scheme = urlsplit(address), scheme_of(address)
+    host, port = str(parts.hostname), parts.port or _PORTS[scheme]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(place[0]) for *_, place in found]
+    if not allowed.names(scheme, host, port) and not all(map(is_public, addresses)):
+        raise OSError(
+            f"{host} is this machine or in a private network; allow it with "
+            + _FLAG.format(f"{scheme}://{host}")
+        )
+    for number, ip in enumerate(addresses, start=1):
+        try:
+            connected = socket.create_connection((ip, port), _WAIT)
+            break
+        except OSError:
+            if number == len(addresses):
+                raise
+    sockets.append(connected.dup())
+    connection = http.client.HTTPConnection(host, port)
+    if scheme == "https":
+        connection = http.client.HTTPSConnection(host, port)
+        connected = ssl.create_default_context().wrap_socket(connected, server_hostname=host)
+    connection.sock = connected  # so it does not connect by itself
+    return connection
 
 
 def is_public(address: str) -> bool:

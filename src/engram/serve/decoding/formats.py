@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engram.images.decode import BadImage
-from engram.images.heic import HEADER_BYTES, is_heic
+from engram.images.decode import HEADER_BYTES, BadImage, is_heic
 
 #: For sentences.
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
