@@ -115,8 +115,8 @@ def eval_command(
     flags: Given,
 ) -> None:
     """Measure tasks on data, all of them attached together."""
-    from engram.inference.evaluate import answers
     from engram.inference.engine import load_model
+    from engram.inference.evaluate import answers
     from engram.report.run import check_page_path
     from engram.util.processes import ProcessGroup
 
@@ -235,7 +235,7 @@ def embed_command(
     flags: Given,
 ) -> None:
     """Turn images into vectors: the backbone's, and each task's own."""
-    from engram.inference.embed import find_datasets, embed_batches
+    from engram.inference.embed import embed_batches, find_datasets
     from engram.inference.engine import TorchEngine
     from engram.inference.vectors import check_names, check_vector_file, vector_file
     from engram.util.files import check_writable
@@ -342,8 +342,8 @@ def export_command(
     """Write all tasks as one file that runs without engram, checked against the model."""
     from engram.export.runtime import OnnxModel, TorchProgram, require_onnx
     from engram.export.write import check_output_path, export_onnx, export_torch
-    from engram.inference.evaluate import answers
     from engram.inference.engine import load_model
+    from engram.inference.evaluate import answers
 
     kind = _format(out, file_format)
     check_output_path(out, kind, overwrite)
