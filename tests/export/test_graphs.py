@@ -11,7 +11,7 @@ from tests.support.strategies import scatter
 
 import engram
 from engram import MemoryViT, random_backbone
-from engram.export import OnnxModel, graphs
+from engram.export import OnnxModel, write
 
 
 def test_the_file_says_what_it_is(made: Made) -> None:
@@ -89,7 +89,7 @@ def test_cells_are_constants_and_linear_layers_are_int8(made: Made) -> None:
 def test_no_path_of_this_machine_is_in_a_file(made: Made) -> None:
     for one in (made.float32, made.int8, made.torch):
         data = one.path.read_bytes()
-        assert str(Path(graphs.__file__).parent).encode() not in data
+        assert str(Path(write.__file__).parent).encode() not in data
         assert str(Path(torch.__file__).parent).encode() not in data
 
 
@@ -97,7 +97,7 @@ def test_a_file_names_its_backbone_without_the_folder() -> None:
     model = new_model()
     for source, public in (("/home/ann/private/vit", "vit"), ("owner/vit", "owner/vit")):
         model.backbone.source = source
-        assert graphs.metadata(model, ["base"])["backbone"]["source"] == public
+        assert write.metadata(model, ["base"])["backbone"]["source"] == public
 
 
 def test_side_patches_and_readouts_are_traced_as_one_graph() -> None:

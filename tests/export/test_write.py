@@ -15,7 +15,7 @@ from tests.support.strategies import FAMILY_OPTIONS, ROTARY, scatter, tiny_backb
 
 import engram
 from engram import EngramError, MemoryViT, random_backbone
-from engram.export import OnnxModel, export_onnx, export_torch, graphs, standalone, write
+from engram.export import OnnxModel, export_onnx, export_torch, standalone, write
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
 
@@ -115,14 +115,14 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 ) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(b"what was there")
-    trace = graphs.trace
+    trace = write.trace
 
     def wrong(model: MemoryViT, names: list[str], pixels: torch.Tensor) -> Any:
         other = MemoryViT(model.backbone)
         scatter(other.add_task("one", 2, 1))
         return trace(other, names, pixels)
 
-    monkeypatch.setattr(graphs, "trace", wrong)
+    monkeypatch.setattr(write, "trace", wrong)
     with pytest.raises(EngramError, match="'one' does not answer"):
         export_torch(small(), path)
     assert path.read_bytes() == b"what was there"

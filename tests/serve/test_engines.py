@@ -19,7 +19,7 @@ from tests.support.strategies import scatter
 import engram
 from engram import EngramError
 from engram.backbones.load import save_backbone
-from engram.export import backbone_graph
+from engram.export import engine as onnx_engine
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
@@ -140,7 +140,7 @@ def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
 ) -> None:
     opened.bundle = tiny.bundle
     client = opened(engine="onnx-int8", threads=1)
-    for module, name in ((torch.onnx, "export"), (backbone_graph, "backbone_proto")):
+    for module, name in ((torch.onnx, "export"), (onnx_engine, "backbone_proto")):
         monkeypatch.setattr(module, name, no_export)
     assert client.get("/readyz").json() == {"status": "ready"}
     assert client.get("/v1/tasks").json()["engine"] == "onnx-int8"

@@ -10,7 +10,7 @@ import torch
 from tests.support.strategies import scatter
 
 from engram import MemoryViT, random_backbone
-from engram.export import Export, graphs
+from engram.export import Export, write
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
 from engram.vit.pos_embed import RotaryConfig
@@ -76,7 +76,7 @@ class Made:
 
 def trace_once(patch: pytest.MonkeyPatch) -> None:
     """Let equal models share their trace and their ONNX graph, which take nearly all the time."""
-    trace, convert = graphs.trace, torch.onnx.export
+    trace, convert = write.trace, torch.onnx.export
 
     def traced(model: MemoryViT, names: list[str], pixels: torch.Tensor) -> Any:
         contents = [model.engram(name).content for name in model.tasks]
@@ -90,7 +90,7 @@ def trace_once(patch: pytest.MonkeyPatch) -> None:
             _CONVERTED[id(program)] = convert(program, **options)
         return _CONVERTED[id(program)]
 
-    patch.setattr(graphs, "trace", traced)
+    patch.setattr(write, "trace", traced)
     patch.setattr(torch.onnx, "export", convert_once)
 
 
@@ -98,7 +98,7 @@ def refuse_to_trace(patch: pytest.MonkeyPatch) -> None:
     def untraced(*_: object) -> None:
         raise AssertionError("the model was traced before the mistake was found")
 
-    patch.setattr(graphs, "trace", untraced)
+    patch.setattr(write, "trace", untraced)
 
 
 def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

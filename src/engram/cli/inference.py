@@ -399,7 +399,7 @@ def _describe_export(
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
 ) -> Description:
-    from engram.export.graphs import OPSET
+    from engram.export.write import OPSET
     from engram.export.verify import BATCHES
 
     document: dict[str, Any] = {

@@ -1,10 +1,9 @@
 """A model as one file for other programs: ONNX or torch.export, verified before it is kept.
 
-The service and the command line import it; training does not. Start in `write.py`. `graphs.py`
-traces the model, `quantise.py` converts linear layers to int8, `verify.py` compares the result with
-the model, `runtime.py` runs exported files, and `standalone.py` is the `predict.py` next to them.
-`engine.py` is what the service runs: a graph of the backbone alone (`backbone_graph.py`), to which
-tasks are attached without another export.
+Start in `write.py`. `quantise.py` converts linear layers to int8, `verify.py` compares the result
+with the model, `runtime.py` runs exported files, and `standalone.py` is the `predict.py` next to
+them. `engine.py` is what the service runs: a graph of the backbone alone, to which tasks are
+attached without another export.
 """
 
 from typing import TYPE_CHECKING

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.export.graphs import INPUT, KEY
 from engram.util.optional import require
 from engram.util.text import first_line
+
+INPUT = "pixels"
+KEY = "engram"  # of the metadata in an ONNX file; in a .pt2 it is the file engram.json
 
 
 class OnnxModel:

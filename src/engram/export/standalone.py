@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -72,28 +73,17 @@ def as_rgb(path: Path, array: Any) -> Array:
 
 def read_ppm(path: Path) -> Array:
     """The pixels of a binary PPM or PGM file with 8 bits per value."""
-    data, at = path.read_bytes(), 0
-    words: list[bytes] = []
-    if data[:2] not in (b"P5", b"P6"):
+    data = path.read_bytes()
+    header = re.match(rb"P([56])" + 3 * rb"(?:\s|#[^\n]*\n)+(\d+)" + rb"\s", data)
+    if header is None:
         raise Unusable(f"{path}: neither PPM nor .npy; install Pillow to read other images")
-    while len(words) < 4 and at < len(data):
-        if data[at : at + 1] == b"#":
-            at = data.find(b"\n", at) + 1 or len(data)
-        elif data[at : at + 1].isspace():
-            at += 1
-        else:
-            end = at
-            while end < len(data) and not data[end : end + 1].isspace():
-                end += 1
-            words.append(data[at:end])
-            at = end
-    width, height, most = (int(word) for word in words[1:])
-    channels = 3 if words[0] == b"P6" else 1
-    if most != 255 or len(data) - at - 1 < width * height * channels:
+    channels, (width, height, most) = 3 if header[1] == b"6" else 1, map(int, header.groups()[1:])
+    count = width * height * channels
+    if most != 255 or len(data) - header.end() < count:
         raise Unusable(
             f"{path}: truncated, or not 8 bits per value; install Pillow to read other images"
         )
-    flat = np.frombuffer(data, np.uint8, width * height * channels, at + 1)
+    flat = np.frombuffer(data, np.uint8, count, header.end())
     return np.repeat(flat.reshape(height, width, channels), 3 // channels, 2)
 
 
@@ -132,16 +122,12 @@ def exif_orientation(image: Any) -> int:
 
 
 def upright(pixels: Array, orientation: int) -> Array:
-    turned = {
-        2: pixels[:, ::-1],
-        3: pixels[::-1, ::-1],
-        4: pixels[::-1],
-        5: pixels.swapaxes(0, 1),
-        6: np.rot90(pixels, 3),
-        7: pixels[::-1, ::-1].swapaxes(0, 1),
-        8: np.rot90(pixels),
-    }
-    return turned.get(orientation, pixels)
+    """Turn and mirror pixels as EXIF says."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
 
 
 def gray_in_8_bits(values: Array, white: int) -> Array:

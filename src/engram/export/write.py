@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
 from engram.errors import EngramError
-from engram.export import graphs, standalone
+from engram.export import standalone
 from engram.export.quantise import quantise
-from engram.export.runtime import OnnxModel, require_onnx
+from engram.export.runtime import INPUT, KEY, OnnxModel, require_onnx
 from engram.export.verify import (
     Difference,
     Forward,
@@ -31,7 +35,10 @@ from engram.export.verify import (
 from engram.model import MemoryViT
 from engram.util.files import check_writable, write_atomically
 from engram.util.flag_names import flag
+from engram.util.text import without_folder
 
+FORMAT = 1  # version of the metadata
+OPSET = 20
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 MAX_ONNX_BYTES = 2**31 - 2**24  # an ONNX file is one protobuf message
 
@@ -109,13 +116,13 @@ def onnx_file(
     """
     check_onnx_size(model)
     pixels, expected = expected_logits(model, names)
-    proto = graphs.onnx_graph(model, names, pixels)
+    proto = onnx_graph(model, names, pixels)
     data = proto.SerializeToString()
     differences = compare(OnnxModel(data).run, pixels, expected)
     check_differences(differences, False, consequence)
     if int8:
-        quantise(proto, [{graphs.INPUT: image.numpy()} for image in torch.split(pixels, 1)])
-        graphs.set_metadata(proto, graphs.metadata(model, names, int8=True))
+        quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
+        set_metadata(proto, metadata(model, names, int8=True))
         data = proto.SerializeToString()
         differences = compare(OnnxModel(data).run, pixels, expected)
         check_differences(differences, True, consequence)
@@ -154,10 +161,13 @@ def export_torch(
     check_output_path(path, "torch", overwrite)
     names = check_exportable(model, tasks)
     pixels, expected = expected_logits(model, names)
-    program = graphs.trace(model, names, pixels)
-    data = _saved(program, graphs.metadata(model, names))
-    with graphs.quiet_exporters():
-        loaded = torch.export.load(io.BytesIO(data)).module()
+    about = {f"{KEY}.json": json.dumps(metadata(model, names))}
+    file = io.BytesIO()
+    with quiet_exporters():
+        torch.export.save(trace(model, names, pixels), file, extra_files=about)
+        file.seek(0)
+        loaded = torch.export.load(file).module()
+    data = file.getvalue()
     differences = compare(cast("Forward", loaded), pixels, expected)
     check_differences(differences, False, f"{path} was not written")
     write_atomically(path, data)
@@ -198,14 +208,6 @@ def write_script(path: Path) -> Path | None:
     return script
 
 
-def _saved(program: torch.export.ExportedProgram, metadata: Mapping[str, Any]) -> bytes:
-    """The bytes of a .pt2 file with the metadata in it."""
-    buffer = io.BytesIO()
-    with graphs.quiet_exporters():
-        torch.export.save(program, buffer, extra_files={f"{graphs.KEY}.json": json.dumps(metadata)})
-    return buffer.getvalue()
-
-
 def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> list[str]:
     """The names of the outputs; a model that cannot be exported is an EngramError."""
     names = model.output_names(tasks)
@@ -213,9 +215,9 @@ def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> li
         raise EngramError(
             "There is nothing to export: the backbone has no head, and no task is here."
         )
-    if graphs.INPUT in names:
+    if INPUT in names:
         raise EngramError(
-            f"A task is called {graphs.INPUT!r}, which is the name of the exported file's input; "
+            f"A task is called {INPUT!r}, which is the name of the exported file's input; "
             "save the task under another name (engram.inspect(FILE).renamed(NAME))."
         )
     if model.backbone.stored != "fp32":
@@ -223,11 +225,10 @@ def check_exportable(model: MemoryViT, tasks: Sequence[str] | None = None) -> li
             f"The backbone is in {model.backbone.stored}, and exported files are in fp32; load it "
             "in fp32 to export it."
         )
-    dtype = model.backbone.dtype
-    if dtype != torch.float32:
+    if model.backbone.dtype != torch.float32:
         raise EngramError(
-            f"The model is in {dtype}, and exported files are in torch.float32; cast it with "
-            "model.float() first."
+            f"The model is in {model.backbone.dtype}, and exported files are in "
+            "torch.float32; cast it with model.float() first."
         )
     return names
 
@@ -240,3 +241,121 @@ def check_onnx_size(model: MemoryViT) -> None:
             f"The model has {size / 1e9:.1f} GB of weights, and an ONNX file holds at most 2 GB; "
             "export it as .pt2, or serve it with the engine torch."
         )
+
+
+# The model as a graph, in which everything that does not depend on the image is a constant
+
+
+def metadata(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[str, Any]:
+    """The metadata of an exported file: preprocessing, backbone, and the tasks with classes."""
+    from engram import __version__
+
+    return {
+        "format": FORMAT,
+        "library": f"engram-vit {__version__}",
+        "precision": "int8" if int8 else "float32",
+        "preprocessing": model.preprocessing.to_dict(),
+        "backbone": {
+            "source": without_folder(model.backbone.source),
+            "fingerprint": model.backbone.fingerprint,
+        },
+        "tasks": {name: _task_metadata(model, name) for name in names},
+    }
+
+
+def _task_metadata(model: MemoryViT, name: str) -> dict[str, Any]:
+    spec, head = model.task(name).spec, model.task(name).head
+    if name not in model.tasks:  # the backbone itself
+        kind = spec.kind if spec.classes else "embedding"
+        return {"kind": kind, "classes": list(spec.classes)}
+    return {
+        "kind": spec.kind,
+        "classes": list(spec.classes),
+        **{what: values.tolist() for what, values in head.fitted.items()},
+        **({"values": list(spec.values)} if spec.values else {}),
+        "regime": spec.regime,
+        "extends": list(spec.extends),
+        "content": model.engram(name).content,
+    }
+
+
+class _ExportModule(nn.Module):
+    """The model for certain outputs, with everything folded that depends on no image."""
+
+    def __init__(self, model: MemoryViT, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model.constant(names, model.preprocessing.size), list(names)
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = self.model(pixels, self.names)
+        return outputs
+
+
+def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
+    """An ONNX model with one output for each of `names`, and the metadata."""
+    proto = converted(trace(model, names, pixels))
+    _rename_values(proto, names)
+    set_metadata(proto, metadata(model, names))
+    return proto
+
+
+def converted(program: torch.export.ExportedProgram) -> Any:
+    """A program of torch.export as an ONNX model."""
+    with quiet_exporters():
+        graph = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    assert graph is not None
+    proto = graph.model_proto
+    del proto.graph.metadata_props[:]
+    graphs = proto.graph
+    for item in (*graphs.node, *graphs.input, *graphs.output, *graphs.value_info):
+        del item.metadata_props[:]  # the line of source code that made it, with paths
+        item.doc_string = ""
+    return proto
+
+
+def trace(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> torch.export.ExportedProgram:
+    """The model as a program of torch.export, for any number of images of the pixels' size."""
+    batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
+    with quiet_exporters(), torch.no_grad():
+        program = torch.export.export(
+            _ExportModule(model, names), (pixels[:2],), dynamic_shapes=batch, strict=False
+        )
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has paths of this machine
+    return program
+
+
+@contextmanager
+def quiet_exporters() -> Iterator[None]:
+    """Hide the warnings of torch's exporters, which a user can do nothing about."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _rename_values(proto: Any, names: Sequence[str]) -> None:
+    """Name the input `pixels`, the outputs after their tasks, and their first axis `batch`.
+
+    All other values get a name that no task can have: the exporter uses words such as "linear".
+    """
+    graph = proto.graph
+    new_names = {graph.input[0].name: INPUT}
+    new_names.update({value.name: name for value, name in zip(graph.output, names, strict=True)})
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = new_names.get(value.name, f"/{value.name}")
+    for node in graph.node:
+        node.input[:] = [new_names.get(name, f"/{name}") if name else "" for name in node.input]
+        node.output[:] = [new_names.get(name, f"/{name}") if name else "" for name in node.output]
+    for value in (*graph.input, *graph.output):
+        dimension = value.type.tensor_type.shape.dim[0]
+        if dimension.dim_param:
+            dimension.dim_param = "batch"
+
+
+def set_metadata(proto: Any, document: Mapping[str, Any]) -> None:
+    """Replace the metadata of an ONNX model."""
+    del proto.metadata_props[:]
+    proto.metadata_props.add(key=KEY, value=json.dumps(document))
+    proto.producer_name, proto.producer_version = document["library"].split()
