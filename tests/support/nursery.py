@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 
 _NURSERY = """
 import gc, json, os, pathlib, pickle, resource, sys
-import accelerate, torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
+import torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import rich.progress, rich.table, sklearn.datasets
 import engram.report.run, engram.serve.app, uvicorn
 from engram.cli.main import main

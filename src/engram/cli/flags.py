@@ -11,7 +11,7 @@ import typer
 
 from engram.cli.complete import among
 from engram.errors import EngramError
-from engram.util.settings import settings_fields, type_name
+from engram.util.settings import settings_fields
 
 #: The panels of `--help`, in their order.
 PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
@@ -25,15 +25,6 @@ PANELS = DATA, MODEL, TASK, TRAINING, HUB, RESOURCES, OUTPUT = (
 )
 
 N = TypeVar("N", int, float)
-
-_TYPES: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "int | None": int,
-    "tuple[str, ...]": list[str],
-}
 
 
 def option(panel: str | None, about: str, *names: str, **others: Any) -> Any:
@@ -108,7 +99,7 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
             rich_help_panel=item.metadata["group"] or panel,
         )
-        kind = _TYPES[type_name(item)]
+        kind = list[str] if item.metadata["kind"] is tuple else item.metadata["kind"]
         hint = Annotated[kind, flag] if kind is bool else Annotated[kind | None, flag]
         absent = False if kind is bool else None
         yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)

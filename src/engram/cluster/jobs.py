@@ -28,7 +28,7 @@ class JobOptions:
     data: str = setting("", "the data, as engram fit takes it")
     task: str = setting("", "name of the task, if it is not that of the job")
     bundle: str = setting("", "bundle of the task, if it is not that of the farm")
-    regime: str | None = setting(None, "as --regime of engram fit")
+    regime: str | None = setting(None, "as --regime of engram fit", kind=str)
     seeds: int | None = setting(None, "as --seeds of engram fit", least=1)
 
 

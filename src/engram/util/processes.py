@@ -11,16 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from engram.errors import EngramError, is_lost_worker
 from engram.util.devices import device_for
 from engram.util.flag_names import flag
-
-_T = TypeVar("_T")
 
 
 class ProcessGroup:
@@ -32,18 +30,21 @@ class ProcessGroup:
 
     def __init__(self, device: str = "auto") -> None:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.accelerator: Any = None
-        chosen = device_for(device)
-        if self.world > 1:
-            from accelerate import Accelerator
-
-            self.accelerator = Accelerator(cpu=not _shared(chosen, device))
+        self.rank, self.device = 0, device_for(device)
+        if self.world == 1:
+            return
+        if self.device.index is not None or device == "mps":
+            raise EngramError(
+                f"{flag('device')} is {device!r}, but torchrun started several processes, and "
+                f"each takes a device of its own; use {flag('device')} auto, cuda or cpu."
+            )
+        if self.device.type in ("cuda", "xpu"):
+            self.device = torch.device(self.device.type, int(os.environ["LOCAL_RANK"]))
+            torch.accelerator.set_device_index(self.device.index)
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo" if self.device.type == "cpu" else None)
             atexit.register(_leave_group)
-            self.device: torch.device = self.accelerator.device
-            self.rank = int(self.accelerator.process_index)
-        else:
-            self.device = chosen
-            self.rank = 0
+        self.rank = distributed.get_rank()
 
     @property
     def main(self) -> bool:
@@ -51,26 +52,27 @@ class ProcessGroup:
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
-        if self.accelerator is None:
+        if self.world == 1:
             return values
+        total = values.to(self.device, copy=True)
         with _as_one():
-            total: Tensor = self.accelerator.reduce(values.to(self.device), reduction="sum")
+            distributed.all_reduce(total)
         return total.to(values.device)
 
     def gather(self, items: list[Any]) -> list[Any]:
         """The lists of all processes, joined in the order of ranks."""
-        if self.accelerator is None:
+        if self.world == 1:
             return items
-        from accelerate.utils import gather_object
-
+        lists: list[list[Any]] = [[] for _ in range(self.world)]
         with _as_one():
-            return list(gather_object(items))
+            distributed.all_gather_object(lists, items)
+        return [item for one in lists for item in one]
 
     def wait(self) -> None:
         """Until every process is here."""
-        if self.accelerator is not None:
+        if self.world > 1:
             with _as_one():
-                self.accelerator.wait_for_everyone()
+                distributed.barrier()
 
 
 @contextmanager
@@ -93,18 +95,8 @@ def _leave_group() -> None:
 
     Without this, a process that did all its work now and then dies of SIGABRT as it leaves.
     """
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _shared(device: torch.device, name: str) -> bool:
-    """Whether processes get an accelerator each; one that cannot be had so is an EngramError."""
-    if device.index is not None or name == "mps":
-        raise EngramError(
-            f"{flag('device')} is {name!r}, but torchrun started several processes, and each "
-            f"takes a device of its own; use {flag('device')} auto, cuda or cpu."
-        )
-    return device.type in ("cuda", "xpu")
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 # Precision

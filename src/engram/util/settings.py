@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 Given = Mapping[type, dict[str, Any]]
 
 #: The most that a number without a limit of its own may be: what tensors and counters can hold.
-_MOST = {"int": 2**63 - 1, "float": 3e38}
+_MOST = {int: 2**63 - 1, float: 3e38}
+_NOUNS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    tuple: "a tuple of texts",
+}
 
 #: Settings that several commands have: where to compute, and in which precision to answer.
 ABOUT_DEVICE = (
@@ -50,6 +57,7 @@ def setting(
     metavar: str = "",
     label: str = "",
     shown: str = "",
+    kind: type = int,
     flag: bool = True,
 ) -> Any:
     """A field of a settings dataclass.
@@ -66,10 +74,12 @@ def setting(
         metavar: What `--help` shows in place of the value.
         label: What descriptions of a task call it, if they always show it.
         shown: What help and documentation say in place of a default that depends on the machine.
+        kind: The type of values where the default is None.
         flag: Whether the command line has a flag for it.
     """
     metadata = {
         "about": about,
+        "kind": kind if default is None else type(default),
         "least": least,
         "most": most,
         "below": below,
@@ -90,11 +100,6 @@ def settings_fields(settings_class: type) -> list[Field[Any]]:
     return listed() if listed is not None else list(fields(settings_class))
 
 
-def type_name(item: Field[Any]) -> str:
-    """The annotation of a setting as text, whether or not its module postpones annotations."""
-    return item.type.__name__ if isinstance(item.type, type) else str(item.type)
-
-
 def check(settings: DataclassInstance) -> None:
     """Refuse a wrong type, an unknown choice or a number out of range with an EngramError."""
     for item in (item for item in fields(settings) if item.metadata):
@@ -103,36 +108,26 @@ def check(settings: DataclassInstance) -> None:
 
 def check_value(item: Field[Any], value: Any) -> None:
     """Refuse a value that a setting cannot have with an EngramError."""
-    expected = _mismatch(item, value)
-    if expected:
+    expected = _mismatch(item.metadata, value)
+    if expected and not (value is None and item.default is None):
         shown = brief(value) if isinstance(value, int) else repr(value)
         raise EngramError(f"{flag(item.name)} is {shown}; it {expected}.")
 
 
-def _mismatch(item: Field[Any], value: Any) -> str:
-    """What the value should be instead, or "" if it is allowed."""
-    rules, kind = item.metadata, type_name(item).removesuffix(" | None")
-    if value is None and kind != type_name(item):
-        return ""
-    if rules["choices"]:
-        return "" if value in rules["choices"] else f"can be {', '.join(rules['choices'])}"
-    if kind == "bool":
-        return "" if isinstance(value, bool) else "must be True or False"
-    if kind == "tuple[str, ...]":
-        texts = isinstance(value, tuple) and all(isinstance(one, str) for one in value)
-        return "" if texts else "must be a tuple of texts"
-    if kind == "str":
-        return "" if isinstance(value, str) else "must be text"
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int if kind == "int" else (int, float))
-        or not rules["least"] <= value < math.inf
-    ):
-        noun = "a whole number" if kind == "int" else "a number"
-        return f"must be {noun}, at least {rules['least']:g}"
-    if rules["below"] is not None and value >= rules["below"]:
-        return f"must be below {rules['below']}"
+def _mismatch(rules: Mapping[str, Any], value: Any) -> str:
+    """The sentence's end about what the value should be, or "" if it is allowed."""
+    kind, choices, below = rules["kind"], rules["choices"], rules["below"]
+    if choices:
+        return "" if value in choices else f"can be {', '.join(choices)}"
+    if kind not in _MOST:
+        texts = value if isinstance(value, tuple) else ()
+        right = isinstance(value, kind) and all(isinstance(one, str) for one in texts)
+        return "" if right else f"must be {_NOUNS[kind]}"
+    types = int if kind is int else (int, float)
+    number = isinstance(value, types) and not isinstance(value, bool)
+    if not number or not rules["least"] <= value < math.inf:
+        return f"must be {_NOUNS[kind]}, at least {rules['least']:g}"
+    if below is not None and value >= below:
+        return f"must be below {below}"
     most = _MOST[kind] if rules["most"] is None else rules["most"]
-    if value > most:
-        return f"can be {most} at most"
-    return ""
+    return f"can be {most} at most" if value > most else ""
