@@ -104,7 +104,7 @@ def _start(arguments: Sequence[str], log: str, cache: str) -> None:
 def bulk_jobs() -> Iterator[Jobs]:
     """A folder with a backbone and a task, and jobs that begin at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engram.cli.main", "torch", "engram.report.run"])
+    context.set_forkserver_preload(["engram.cli.main", "torch", "engram.report.run_page"])
     with TemporaryDirectory() as name:
         folder = Path(name)
         engram.save_backbone(make_backbone(), folder / "backbone")

@@ -166,7 +166,7 @@ def clear(folder: Path) -> None:
 def run(count: int) -> Record:
     record, rng = Record(), random.Random(4)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engram.cli.main", "torch", "engram.report.run"])
+    context.set_forkserver_preload(["engram.cli.main", "torch", "engram.report.run_page"])
     names = list(CONFIGURATIONS)[: max(1, -(-count // ROUNDS))]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), context)

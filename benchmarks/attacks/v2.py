@@ -33,7 +33,7 @@ from engram.images.preprocessing import Preprocessing
 from engram.model import MemoryViT
 from engram.serve.outputs import VALUE_BYTES, logits_of
 from engram.serve.routes.infer import JSON_BYTES
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.store.bundles import compose
 
 SIDE, CLASSES, IMAGES = 224, 150, 32

@@ -27,10 +27,10 @@ from benchmarks.cluster.nodes import processes, three_nodes
 from benchmarks.paths import BUILD
 from benchmarks.report import markdown_table, write_report
 from engram.cluster.connect import FarmSettings
-from engram.cluster.farm import FarmResult, Status, held, run_farm
+from engram.cluster.farm import FarmResult, JobStatus, held, run_farm
 from engram.cluster.jobs import read_jobs
 from engram.cluster.plan import make_plan
-from engram.cluster.workers import Workers, local_workers, ray_workers
+from engram.cluster.trainers import Trainers, local_workers, ray_workers
 from engram.data.arrays import DIGITS
 from engram.store.bundles import read_bundle
 
@@ -72,7 +72,7 @@ class Watch:
     def line(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
-    def __call__(self, statuses: Sequence[Status], text: str) -> None:
+    def __call__(self, statuses: Sequence[JobStatus], text: str) -> None:
         if text:
             self.line(text)
         if self._cluster is None or self.lost:
@@ -88,7 +88,7 @@ class Watch:
 
 
 def farm(
-    name: str, workers_in: Callable[[Path], AbstractContextManager[Workers]], watch: Watch
+    name: str, workers_in: Callable[[Path], AbstractContextManager[Trainers]], watch: Watch
 ) -> FarmResult:
     """Run the jobs in a folder of their own, with a cache of their own."""
     folder = FOLDER / f"{name}.farm"
@@ -98,7 +98,7 @@ def farm(
         return run_farm(plan, folder, workers_in(folder), watch, retries=3)
 
 
-def on(address: str, folder: Path) -> AbstractContextManager[Workers]:
+def on(address: str, folder: Path) -> AbstractContextManager[Trainers]:
     return ray_workers(FarmSettings(address, parallel=2), folder)
 
 

@@ -97,7 +97,7 @@ def test_an_npz_that_expands_too_far_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez_compressed(tmp_path / "a.npz", zeros=np.zeros(3_000_000, np.float32))
-    monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
+    monkeypatch.setattr("engram.util.zip_files.MAX_SMALL", 1_000_000)
     with pytest.raises(EngramError, match="expands to 12 MB"):
         load_backbone(tmp_path / "a.npz")
 

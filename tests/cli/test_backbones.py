@@ -16,8 +16,8 @@ from tests.support.hubs import cached
 
 from engram import random_backbone, save_backbone
 from engram.backbones.shape import BackboneShape
-from engram.cli import backbones
-from engram.cli.backbones import estimated_speed
+from engram.cli import backbone_commands as backbones
+from engram.cli.backbone_commands import estimated_speed
 from engram.tasks.costs import backbone_macs
 
 CONFIG = random_backbone(image_size=32, patch=8, width=64, depth=2, heads=4).config

@@ -14,8 +14,8 @@ from tests.support.commands import Output, assert_refused, document, fit, run
 from tests.support.farming import FOLDER, jobs_file, plan_of
 
 import engram
-from engram.cli.farm import JobTable
-from engram.cluster.farm import Status
+from engram.cli.farm_command import JobTable
+from engram.cluster.farm import JobStatus
 
 SLOW = "steps = 100\ncheckpoint_seconds = 0.0\npatience = 0\n"
 
@@ -71,7 +71,7 @@ def test_a_farm_that_was_killed_goes_on_where_it_was(work: Path, capsys: Output)
 
 def test_the_table_shows_what_matters_where_there_is_no_room(work: Path) -> None:
     plan = plan_of("".join(f"[jobs.j{i}]\n" for i in range(9)))
-    statuses = [Status(planned) for planned in plan]
+    statuses = [JobStatus(planned) for planned in plan]
     for status in statuses[:5]:
         status.state, status.began, status.result = "done", 1.0, {"score": "x", "seconds": 2.0}
     statuses[5].state, statuses[5].note = "failed", "It broke."

@@ -23,7 +23,7 @@ from engram.cli.flags import (
     numbers,
 )
 from engram.methods import METHODS
-from engram.methods.settings import REGIMES, MethodFlags
+from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.util.settings import Given, setting
 
 

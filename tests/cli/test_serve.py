@@ -8,7 +8,7 @@ import pytest
 from tests.support.commands import Output, assert_refused, document, run
 
 from engram.serve.run import Service
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.util.description import Description
 
 

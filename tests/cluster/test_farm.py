@@ -15,10 +15,10 @@ from engram import EngramError
 from engram.cluster.farm import held
 from engram.cluster.jobs import FarmJob, JobOptions
 from engram.cluster.plan import PlannedJob
-from engram.cluster.workers import Ended
+from engram.cluster.trainers import Ended
 from engram.errors import Interrupted
 from engram.store.bundles import read_bundle
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 
 DONE = {"seconds": 1.5, "score": "val accuracy 90%", "share": 0.9, "finished_before": False}
 
@@ -82,7 +82,7 @@ def test_two_farms_cannot_have_one_folder(work: Path) -> None:
 
 
 class Script(Inline):
-    """Workers that do as they are told: a job tells it is ready, and ends, at a later look."""
+    """Trainers that do as they are told: a job tells it is ready, and ends, at a later look."""
 
     def __init__(self, slots: int, **ends: list[Ended]) -> None:
         super().__init__()

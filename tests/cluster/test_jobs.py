@@ -6,7 +6,7 @@ import pytest
 from tests.support.farming import FOLDER, jobs_of
 
 from engram import EngramError
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
 

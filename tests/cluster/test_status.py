@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.support.farming import FOLDER, Inline, plan_of
 
-from engram.cluster.farm import FarmResult, Status
+from engram.cluster.farm import FarmResult, JobStatus
 
 
 def test_the_page_has_every_job_and_leads_to_their_own(work: Path) -> None:
-    good, bad = (Status(planned) for planned in plan_of("[jobs.good]\n[jobs.bad]\n"))
+    good, bad = (JobStatus(planned) for planned in plan_of("[jobs.good]\n[jobs.bad]\n"))
     good.result = Inline().train(good.planned.job).result
     good.state, good.attempts = "done", 2
     bad = replace(bad, state="failed", note="It is <broken>.")

@@ -1,4 +1,4 @@
-"""Workers of a farm: as `engram fit`, and what is killed or moved to another node goes on."""
+"""Trainers of a farm: as `engram fit`, and what is killed or moved to another node goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.farming import FOLDER, Inline, Lines, farm, jobs_of, plan_of
 import engram
 from engram import EngramError
 from engram.cluster.connect import FarmSettings
-from engram.cluster.workers import local_workers, ray_workers
+from engram.cluster.trainers import local_workers, ray_workers
 from engram.errors import Interrupted
 from engram.store.bundles import read_bundle
 
@@ -55,7 +55,7 @@ def test_a_mistake_is_the_end_of_a_job_and_after_a_bug_it_is_tried_again(
     ended = Inline().train(job)
     assert ended.state == "failed"
     assert "paper" in ended.why
-    monkeypatch.setattr("engram.cluster.workers.TrainingJob.start", lambda *given: 1 / 0)
+    monkeypatch.setattr("engram.cluster.trainers.TrainingJob.start", lambda *given: 1 / 0)
     ended = Inline().train(job)
     assert (ended.state, "ZeroDivisionError" in ended.why) == ("lost", True)
 
@@ -130,7 +130,7 @@ def test_what_a_killed_process_leaves_is_freed_without_a_word() -> None:
     code = (
         "import multiprocessing, os\n"
         "from engram.cluster.connect import FarmSettings\n"
-        "from engram.cluster.workers import local_workers\n"
+        "from engram.cluster.trainers import local_workers\n"
         "if __name__ == '__main__':\n"
         "    with local_workers(FarmSettings(cpus_per_job=1)):\n"
         "        lock = multiprocessing.get_context('spawn').Lock()\n"
@@ -151,7 +151,7 @@ def test_ray_trains_what_one_process_trains_where_no_disk_is_shared(
     alone = contents()
     FOLDER.rename("alone.farm")
     # The nodes find another token in the folder, as if it were another one: engrams travel.
-    monkeypatch.setattr("engram.cluster.workers._token", lambda folder: work.name)
+    monkeypatch.setattr("engram.cluster.trainers._token", lambda folder: work.name)
     assert farm(plan_of(JOBS), on_ray()).failed == []
     assert contents() == alone
     again = farm(plan_of("[jobs.a]\n"), on_ray())

@@ -112,7 +112,7 @@ def test_arrays_that_expand_too_far_are_refused(
     x = np.zeros((10, 1000, 1000), np.uint8)
     np.savez_compressed(tmp_path / "a.npz", x_train=x, y_train=np.arange(10) % 2)
     assert len(load(tmp_path / "a.npz")["train"]) == 10
-    monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
+    monkeypatch.setattr("engram.util.zip_files.MAX_SMALL", 1_000_000)
     with pytest.raises(EngramError, match="expands to 10 MB"):
         load(tmp_path / "a.npz")
 

@@ -9,7 +9,7 @@ import yaml
 from tests.support.dockerfiles import read_dockerfile
 from tests.support.paths import ROOT
 
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 DEPLOY = ROOT / "deploy"
 IMAGE = read_dockerfile(DEPLOY / "Dockerfile")[-1]

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.waiting import FUSE, wait_until
 
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 BUILD, IMAGE = read_dockerfile(ROOT / "deploy" / "Dockerfile")
 

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 IMAGE = read_dockerfile(ROOT / "deploy" / "Dockerfile")[-1]
 NAMES = ("kubernetes", "kserve")

@@ -28,7 +28,7 @@ from tests.support.ports import free_port
 from tests.support.units import Started, answers, start_unit
 from tests.support.waiting import wait_until
 
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 SITE = "engram.test"
 ASKING, ATTACHING = ({"Authorization": f"Bearer {token}"} for token in ("ask", "attach"))

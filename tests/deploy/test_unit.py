@@ -11,7 +11,7 @@ import pytest
 from tests.support.nursery import Nursery
 from tests.support.units import UNIT, program_and_arguments, settings_of_unit, start_unit
 
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from engram import EngramError, MemoryViT, Recipe
 from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Splits
 from engram.methods import METHODS
-from engram.report.run import write_run_report
+from engram.report.run_page import write_run_report
 from engram.store.bundles import compose
 from engram.tasks.costs import task_costs
 

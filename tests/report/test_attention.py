@@ -12,7 +12,7 @@ import engram
 from engram.inference.evaluate import Answers, answers
 from engram.methods.attention_maps import SOURCES
 from engram.model import MemoryViT
-from engram.report.attention import MAX_EXAMPLES, attention_subsections
+from engram.report.attention_section import MAX_EXAMPLES, attention_subsections
 from engram.report.contents import AttentionShares, ImageTable, Text
 
 

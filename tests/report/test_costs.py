@@ -7,7 +7,7 @@ from engram.backbones.shape import BackboneShape
 from engram.methods import METHODS
 from engram.model import MemoryViT
 from engram.report.contents import Table
-from engram.report.costs import costs_by_task, costs_section
+from engram.report.costs_section import costs_by_task, costs_section
 from engram.tasks.costs import task_costs
 
 

@@ -7,7 +7,7 @@ from tests.support.serving import World
 
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 
 def test_the_engine_runs_while_the_service_is_open(world: World) -> None:

@@ -14,7 +14,7 @@ from engram.inference.engine import OneByOne, TorchEngine
 from engram.serve.batching import Batcher, forward_asked, forward_views
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 
 def test_a_batch_has_images_of_many_requests(world: World) -> None:

@@ -18,7 +18,7 @@ from engram.serve.outputs import (
     logits_of,
     output_shape,
 )
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.store.bundles import compose
 
 NAMES = ("first", "second", "multilabel", "regression", "segmentation", "thin", "layers", "both")

@@ -19,7 +19,7 @@ from tests.support.waiting import FUSE, wait_until
 
 from engram.cli import main as cli
 from engram.serve.run import Service
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.store.bundles import read_bundle
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engram import EngramError
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 
 @pytest.mark.parametrize(

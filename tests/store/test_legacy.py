@@ -281,7 +281,7 @@ def test_a_checkpoint_that_expands_too_far_is_refused(
     torch.save(state, tmp_path / "old.pt")
     with zipfile.ZipFile(tmp_path / "old.pt", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("old/data/zeros", bytes(50_000_000))
-    monkeypatch.setattr("engram.util.archives.MAX_SMALL", 1_000_000)
+    monkeypatch.setattr("engram.util.zip_files.MAX_SMALL", 1_000_000)
     with pytest.raises(EngramError, match="expands to 50 MB"):
         convert(tmp_path / "old.pt", base, tmp_path / "out")
 

@@ -8,7 +8,7 @@ from typing import Any
 from engram.cluster.farm import FarmResult, held, run_farm
 from engram.cluster.jobs import FarmJob, read_jobs
 from engram.cluster.plan import PlannedJob, make_plan
-from engram.cluster.workers import Ended, train_job
+from engram.cluster.trainers import Ended, train_job
 
 FOLDER = Path("jobs.farm")
 DEFAULTS = """

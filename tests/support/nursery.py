@@ -17,7 +17,7 @@ _NURSERY = """
 import gc, json, os, pathlib, pickle, resource, sys
 import torch, torch._dynamo, matplotlib.figure, torch.utils.tensorboard
 import rich.progress, rich.table, sklearn.datasets
-import engram.report.run, engram.serve.app, uvicorn
+import engram.report.run_page, engram.serve.app, uvicorn
 from engram.cli.main import main
 from tests.support.runs import hold_when
 # What is loaded now stays until a child exits: looking through it for garbage takes seconds.

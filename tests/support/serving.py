@@ -22,7 +22,7 @@ from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 TOKEN = "a-secret"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}

@@ -4,7 +4,7 @@ import pytest
 
 from engram.errors import EngramError
 from engram.methods import METHODS
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 
 
 def test_settings_of_the_method_stand_beside_the_others() -> None:

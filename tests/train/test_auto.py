@@ -15,7 +15,7 @@ import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.tasks.kinds import KINDS
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train import auto as module
 from engram.train.auto import AutoResult, Portfolio
 from engram.train.callbacks import nobody

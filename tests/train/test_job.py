@@ -6,7 +6,7 @@ import pytest
 
 from engram import EngramError
 from engram.data.datasets import Splits
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train.backbone import backbone_for
 from engram.train.job import TrainingJob
 from engram.train.options import DataOptions, RunOptions

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 import engram
 from engram import Callback, EngramError, Recipe
 from engram.data.datasets import Splits
-from engram.report.run import read_history
+from engram.report.run_page import read_history
 from engram.train import trackers
 from engram.train.callbacks import RunStart
 from engram.train.trackers import CSVLog, MLflow, TensorBoard, WeightsAndBiases, trackers_named

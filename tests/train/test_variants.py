@@ -11,7 +11,7 @@ from tests.support.training import alone
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.methods import Head
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import nobody
 from engram.train.recipe import learning_rate
 from engram.train.sweep import sweep

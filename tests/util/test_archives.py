@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engram.util import archives
-from engram.util.archives import available_memory, check_archive
+from engram.util import zip_files as archives
+from engram.util.zip_files import available_memory, check_archive
 
 ZEROS = bytes(10_000_000)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engram.util.memory import return_freed_memory
+from engram.util.allocator import return_freed_memory
 
 
 def resident() -> int:

@@ -22,8 +22,8 @@ from engram.util.schema import (
     Integer,
     Invalid,
     Nullable,
-    Number,
     Object,
+    Real,
     String,
 )
 from engram.vit.layers import Activation, Norm, Pooling, Positions
@@ -139,7 +139,7 @@ _TRANSFORMERS = Object(
     optional={
         "hidden_act": String(),
         **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), EPS),
-        "rope_theta": Number(1, 1e9),
+        "rope_theta": Real(1, 1e9),
         "is_native": Boolean(),
         "num_attention_heads": HEADS,
         "image_size": _SIDES,
@@ -152,7 +152,7 @@ _PROCESSOR = Object(
     optional={
         **dict.fromkeys(("size", "crop_size"), _PROCESSOR_SIZE),
         **{f"image_{name}": rule for name, rule in _STATISTICS.items()},
-        "rescale_factor": Number(0, 1e4),
+        "rescale_factor": Real(0, 1e4),
         "resample": Nullable(Integer(0, 100)),
         **dict.fromkeys(("do_rescale", "do_normalize", "do_center_crop"), _FLAG),
     },
@@ -161,7 +161,7 @@ _PROCESSOR = Object(
 _TIMM = Object(
     optional={
         "input_size": Nullable(Array(SIZE.item, 3, 3)),
-        "crop_pct": Nullable(Number(0, 10)),
+        "crop_pct": Nullable(Real(0, 10)),
         **_STATISTICS,
         **dict.fromkeys(
             ("architecture", "tag", "crop_mode", "interpolation", "global_pool"), _TEXT

@@ -50,10 +50,10 @@ from engram.errors import EngramError
 from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
 from engram.util import hub
-from engram.util.archives import check_archive
 from engram.util.documents import MAX_BYTES, parse_json, read_header
 from engram.util.files import write_atomically
 from engram.util.progress import Progress, silent
+from engram.util.zip_files import check_archive
 from engram.vit.layers import Activation
 from engram.vit.pos_embed import RotaryConfig
 from engram.vit.vit import HeadConfig, Stored, ViT, ViTConfig

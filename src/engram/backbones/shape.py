@@ -16,8 +16,8 @@ from engram.util.schema import (
     Integer,
     Invalid,
     Nullable,
-    Number,
     Object,
+    Real,
     Rule,
     String,
 )
@@ -31,7 +31,7 @@ MAX_PATCHES = 8_192
 
 SIZE = Array(Integer(1, MAX_SIDE), 2, 2)  # height and width in pixels
 HEADS = Integer(1, 65_536)
-EPS = Number(1e-15, 1)
+EPS = Real(1e-15, 1)
 #: The numbers that backbones and engrams record of a backbone's shape.
 NUMBERS: dict[str, Rule] = {
     "image_size": SIZE,
@@ -96,9 +96,9 @@ class BackboneShape:
 
 
 _SHAPE = rules(BackboneShape, NUMBERS, others=True)
-_ANGLE = Number(-1e6, 1e6)
+_ANGLE = Real(-1e6, 1e6)
 _ANGLES: dict[str, Rule] = {
-    "base": Number(1, 1e9),
+    "base": Real(1, 1e9),
     "span": _ANGLE,
     "start": _ANGLE,
     "offset": _ANGLE,

@@ -1,4 +1,4 @@
-"""What a shell offers to complete. It has to be quick, so nothing here imports torch."""
+"""Shell completion. It has to be quick, so nothing here imports torch."""
 
 from __future__ import annotations
 

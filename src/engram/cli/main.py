@@ -18,16 +18,16 @@ from typing import Any, cast
 import typer
 
 from engram.cli import (  # noqa: F401
-    backbones,
-    experiments,
-    farm,
-    inference,
-    predict,
-    serve,
-    store,
-    training,
+    backbone_commands,
+    experiment_commands,
+    farm_command,
+    inference_commands,
+    predict_command,
+    serve_command,
+    store_commands,
+    training_commands,
 )
-from engram.cli.app import app
+from engram.cli.application import app
 from engram.cli.terminal import complain, notice_or_warning
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
 from engram.util.flag_names import naming_flags
@@ -48,7 +48,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer has this class, and no 
 
 @cache
 def _commands() -> Callable[..., Any]:
-    """What typer makes of `app`, once a process: many a command takes less time than making it."""
+    """The command that typer makes of `app`, once a process: making it takes longer than most."""
     group: Any = typer.main.get_command(app)
     made, group.commands = group.commands, {}
     for panel, names in _GROUPS.items():
@@ -112,6 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage_sentence(message: str, context: Any) -> str:
-    """What is wrong with the flags or arguments of a command, and where to read about them."""
+    """A sentence about wrong flags or arguments, and where to read about them."""
     path = context.command_path if context else "engram"
     return f"{message.rstrip('.')}; `{path} --help` lists what it takes."

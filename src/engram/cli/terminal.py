@@ -1,4 +1,4 @@
-"""How results and mistakes reach people and machines.
+"""Output of results and errors, for people and machines.
 
 Text may come from a stranger's file. `visible` makes it harmless here, where everything is printed,
 and json escapes it in documents.
@@ -26,7 +26,7 @@ def is_first() -> bool:
 
 
 def show(result: Description, as_json: bool) -> None:
-    """The result: a JSON document for machines, or rows and a table for people."""
+    """Print the result: a JSON document for machines, or rows and a table for people."""
     if not is_first():
         return
     if as_json:
@@ -63,7 +63,7 @@ def _visible_block(text: str) -> str:
 
 
 def complain(sentence: str, as_json: bool) -> None:
-    """A mistake: one line on stderr, and for machines a document on stdout as well."""
+    """Print a mistake: one line on stderr, and for machines a document on stdout as well."""
     lines = [line.strip() for line in sentence.splitlines()]
     sentence = " ".join(line for line in lines if line)  # spaces inside may be those of a path
     if as_json:
@@ -75,7 +75,7 @@ def complain(sentence: str, as_json: bool) -> None:
 
 
 def announce(sentence: str) -> None:
-    """A sentence that the user should see while all goes on."""
+    """Show a sentence to the user while all goes on."""
     warnings.warn(sentence, Notice, stacklevel=2)
 
 

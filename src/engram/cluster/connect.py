@@ -38,7 +38,7 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class FarmSettings:
-    """Where the jobs of a farm are trained: flags of `engram farm`."""
+    """Settings of a farm: flags of `engram farm`."""
 
     on: str = setting(
         "local",
@@ -83,7 +83,7 @@ class FarmSettings:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """How bulk prediction is divided among the nodes of a cluster: flags that need `--on`."""
+    """Settings of bulk prediction on a cluster: flags that need `--on`."""
 
     actors: int = setting(0, "number of actors, each with a copy of the model; 0: as many as fit")
     gpus_per_actor: float = setting(0.0, "GPUs reserved per actor; can be a fraction, such as 0.5")
@@ -149,7 +149,10 @@ def has_token() -> bool:
 
 
 def room(ray: Any, *, cpus: float = 1, gpus: float = 0, spare: float = 0) -> int:
-    """How many workers of so many CPUs and GPUs the living nodes hold, but for `spare` CPUs."""
+    """The number of workers that the living nodes hold, of so many CPUs and GPUs each.
+
+    `spare` CPUs are left free.
+    """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     total = sum(node.get("CPU", 0.0) for node in nodes)
     held = 0

@@ -14,11 +14,11 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from engram.cluster.plan import PlannedJob
-from engram.cluster.workers import Ended, Workers, write_files
+from engram.cluster.trainers import Ended, Trainers, write_files
 from engram.errors import EngramError, Interrupted
 from engram.report.contents import Bar, Bars, Charts, Links, Section, Table, Text
 from engram.report.page import write_sections
-from engram.report.run import read_history
+from engram.report.run_page import read_history
 from engram.store.bundles import add_to_bundle
 from engram.store.remote import single_engram_path
 from engram.train.options import named
@@ -34,8 +34,8 @@ _MOST_CHARTS = 30  # jobs with learning curves on the page
 
 
 @dataclass
-class Status:
-    """Where a job is."""
+class JobStatus:
+    """The state of a job."""
 
     planned: PlannedJob
     state: Literal["waiting", "running", "retried", "done", "failed"] = "waiting"
@@ -52,7 +52,7 @@ class Status:
 
     @property
     def seconds(self) -> float:
-        """How long it has been running, or how long its training took."""
+        """Seconds it has been running, or that its training took."""
         if self.state == "done":
             return float(self.result["seconds"])
         return (self.ended or time.monotonic()) - self.began if self.began else 0.0
@@ -69,19 +69,19 @@ class Status:
 
 
 #: Called with all jobs as they are now, and with what happened, for a log, or "".
-Show = Callable[[Sequence[Status], str], object]
+Show = Callable[[Sequence[JobStatus], str], object]
 
 
 @dataclass(frozen=True)
 class FarmResult:
-    """What became of the jobs."""
+    """The outcome of all jobs."""
 
     folder: Path
-    statuses: Sequence[Status]
+    statuses: Sequence[JobStatus]
     seconds: float
 
     @property
-    def failed(self) -> list[Status]:
+    def failed(self) -> list[JobStatus]:
         return [status for status in self.statuses if status.state == "failed"]
 
     @property
@@ -167,7 +167,7 @@ def held(folder: Path) -> Iterator[None]:
 def run_farm(
     plan: Sequence[PlannedJob],
     folder: Path,
-    workers: AbstractContextManager[Workers],
+    workers: AbstractContextManager[Trainers],
     show: Show,
     retries: int = 2,
 ) -> FarmResult:
@@ -177,7 +177,7 @@ def run_farm(
     farm (`Interrupted`), what runs has written a checkpoint.
     """
     began, jobs = time.monotonic(), counted(len(plan), "job")
-    farm = _Farm([Status(planned) for planned in plan], folder, retries, show)
+    farm = _Farm([JobStatus(planned) for planned in plan], folder, retries, show)
     farm.log(f"{jobs} begin")
     try:
         with workers as working:
@@ -201,13 +201,13 @@ class _Farm:
     If a job fails, those that extend it do too, and the others go on.
     """
 
-    def __init__(self, statuses: list[Status], folder: Path, retries: int, show: Show) -> None:
+    def __init__(self, statuses: list[JobStatus], folder: Path, retries: int, show: Show) -> None:
         self.statuses, self._folder, self._retries, self._show = statuses, folder, retries, show
         self._by_name = {status.name: status for status in statuses}
-        self._running: dict[Future[Ended], Status] = {}
+        self._running: dict[Future[Ended], JobStatus] = {}
 
-    def run(self, workers: Workers) -> None:
-        """Until every job is done or has failed."""
+    def run(self, workers: Trainers) -> None:
+        """Run until every job is done or has failed."""
         while True:
             self._start(workers)
             self._show(self.statuses, "")
@@ -223,7 +223,7 @@ class _Farm:
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {visible(text)}", file=log)
         self._show(self.statuses, text)
 
-    def _start(self, workers: Workers) -> None:
+    def _start(self, workers: Trainers) -> None:
         free = workers.slots() - len(self._running)
         filled = {"", *(one.planned.cache for one in self.statuses if one.node is not None)}
         filling = {one.planned.cache for one in self._running.values()} - filled
@@ -244,7 +244,7 @@ class _Farm:
                 self.log(f"{status.name}: running")
                 self._submit(status, workers)
 
-    def _submit(self, status: Status, workers: Workers) -> None:
+    def _submit(self, status: JobStatus, workers: Trainers) -> None:
         status.attempts += 1
         group = [one for one in self.statuses if one.planned.group == status.planned.group]
         near = next((one.node for one in group if one.node), "")
@@ -262,7 +262,7 @@ class _Farm:
                 else:
                     self._by_name[name].note = text
 
-    def _end(self, status: Status, future: Future[Ended], workers: Workers) -> None:
+    def _end(self, status: JobStatus, future: Future[Ended], workers: Trainers) -> None:
         try:
             ended = future.result()
         except Exception as error:
@@ -281,7 +281,7 @@ class _Farm:
             times = counted(status.attempts, "time")
             self._fail(status, f"It crashed {times}: {ended.why}{see}.")
 
-    def _finish(self, status: Status, ended: Ended) -> None:
+    def _finish(self, status: JobStatus, ended: Ended) -> None:
         job, result = status.planned.job, ended.result | {"path": str(status.planned.job.out)}
         kept = run_folder(job.out) / "attempts.txt"
         try:
@@ -300,6 +300,6 @@ class _Farm:
         earlier = ", trained by an earlier run" if result["finished_before"] else ""
         self.log(f"{status.name}: done, {result['score']}, {status.seconds:.0f} s{earlier}")
 
-    def _fail(self, status: Status, why: str) -> None:
+    def _fail(self, status: JobStatus, why: str) -> None:
         status.state, status.note, status.ended = "failed", why, time.monotonic()
         self.log(f"{status.name}: failed, {why}")

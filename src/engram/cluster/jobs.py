@@ -9,8 +9,8 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.methods import method_class
-from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import NAME
+from engram.tasks.task_settings import TaskSettings
 from engram.train.given import names_file, with_recipe_file
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
@@ -23,7 +23,7 @@ from engram.util.toml import read_toml
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a job says besides the settings of a training."""
+    """Options of a job besides the settings of a training."""
 
     data: str = setting("", "the data, as engram fit takes it")
     task: str = setting("", "name of the task, if it is not that of the job")
@@ -64,7 +64,7 @@ class FarmJob:
         return tuple(here.get(text, text) for text in listed)
 
     def settings(self, **task: Any) -> Given:
-        """What `engram fit --resume` would be given, and other settings of the task."""
+        """The settings of `engram fit --resume`, with other settings of the task."""
         run = {**self.given[RunOptions], "resume": has_state(self.out)}
         task = {**self.given[TaskSettings], "extends": self.extends, **task}
         return {**self.given, RunOptions: run, TaskSettings: task}

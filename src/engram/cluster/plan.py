@@ -45,7 +45,7 @@ class PlannedJob:
 
     @property
     def group(self) -> str:
-        """The same for jobs on the same data and backbone."""
+        """A key that jobs on the same data and backbone share."""
         return f"{self.data} {self.backbone_key}"
 
     def to_dict(self) -> dict[str, Any]:

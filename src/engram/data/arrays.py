@@ -13,7 +13,7 @@ from engram.data.source import SPLITS, Arrays, DataRequest, FoundData, FoundSpli
 from engram.errors import EngramError
 from engram.images.inputs import to_uint8
 from engram.images.masks import MASK_VALUES
-from engram.util.archives import check_archive
+from engram.util.zip_files import check_archive
 
 Array: TypeAlias = npt.NDArray[Any]
 

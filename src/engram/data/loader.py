@@ -28,8 +28,8 @@ from engram.images.masks import mask_view
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import AUGMENTATIONS, Augmentation, training_view
 from engram.util.flag_names import flag
+from engram.util.parent_process import end_with_parent
 from engram.util.quiet import ignore_pillow_warnings
-from engram.util.workers import end_with_parent
 
 #: A user's own view: an RGB image in, a float tensor (3, H, W) or a uint8 array (H, W, 3) out.
 Transform: TypeAlias = Callable[[Image.Image], "torch.Tensor | npt.NDArray[Any]"]

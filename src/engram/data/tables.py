@@ -12,11 +12,11 @@ from engram.data.labels import LABELS, find_column
 from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
 from engram.data.split_columns import divide_rows
 from engram.errors import EngramError
-from engram.util.archives import MAX_EXPANSION, MAX_SMALL
 from engram.util.documents import parse_json
 from engram.util.files import open_regular
 from engram.util.parquet import batches
 from engram.util.text import counted, first_line
+from engram.util.zip_files import MAX_EXPANSION, MAX_SMALL
 
 
 def read_table(path: Path, request: DataRequest) -> FoundData:

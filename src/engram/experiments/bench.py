@@ -161,7 +161,7 @@ def describe_machine(about: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured, and for how long."""
+    """A backbone and its tasks to measure, and for how long."""
 
     backbone: ViT
     cells: int = Masked().cells
@@ -442,7 +442,7 @@ def make_step(
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What `engram bench` measures, about `seconds` for each batch size of either table."""
+    """Settings of `engram bench`; it takes about `seconds` for each batch size of either table."""
 
     backbone: str | None = None  # pico
     shape: str | None = None  # with random weights, in place of a backbone

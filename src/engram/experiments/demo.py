@@ -38,7 +38,7 @@ from engram.inference.evaluate import Answers, answers
 from engram.methods import Base
 from engram.model import MemoryViT
 from engram.report.contents import Bar, Bars, IllustratedTable, Section, Table, Text
-from engram.report.costs import costs_by_task
+from engram.report.costs_section import costs_by_task
 from engram.report.images import thumbnail
 from engram.report.page import write_report
 from engram.report.task_section import TaskPart
@@ -62,7 +62,7 @@ _TIMES = (
 
 @dataclass(frozen=True)
 class DemoSize:
-    """How much is trained: as much as two cores can in about a minute."""
+    """Amounts of data and training: as much as two cores can in about a minute."""
 
     digits: int = 1400  # training images
     digits_epochs: int = 12

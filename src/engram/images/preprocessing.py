@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from engram.errors import EngramError
-from engram.util.schema import Array, Integer, Invalid, Nullable, Number, Object, String
+from engram.util.schema import Array, Integer, Invalid, Nullable, Object, Real, String
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,8 @@ SCHEMA = Object(
         "size": Array(Integer(1, MAX_SIDE), 2, 2),
         "resize": Nullable(Integer(1, 4 * MAX_SIDE)),
         "interpolation": String(choices=tuple(INTERPOLATIONS)),
-        "mean": Array(Number(-1e4, 1e4), 3, 3),
-        "std": Array(Number(1e-4, 1e4), 3, 3),
+        "mean": Array(Real(-1e4, 1e4), 3, 3),
+        "std": Array(Real(1e-4, 1e4), 3, 3),
     }
 )
 

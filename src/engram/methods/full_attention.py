@@ -34,7 +34,7 @@ from engram.methods.method import (
     layers_macs,
     parameter_count,
 )
-from engram.methods.settings import shared_setting
+from engram.methods.method_flags import shared_setting
 from engram.vit import ViT
 
 

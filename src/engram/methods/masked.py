@@ -33,8 +33,8 @@ from engram.methods.method import (
     parameter_count,
     token_macs,
 )
+from engram.methods.method_flags import shared_setting
 from engram.methods.routing import RoutedStreams
-from engram.methods.settings import shared_setting
 from engram.util.settings import setting
 from engram.vit import ViT
 

@@ -51,9 +51,9 @@ from engram.methods.method import (
     TaskInput,
     TaskShape,
 )
+from engram.methods.method_flags import shared_setting
 from engram.methods.readout import GRID_CELLS, Readout, grid_weights
 from engram.methods.routing import Route
-from engram.methods.settings import shared_setting
 from engram.util.devices import to_device
 from engram.vit import ViT
 

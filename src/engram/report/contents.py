@@ -1,4 +1,4 @@
-"""What a page consists of, as plain data; `templates/contents.html.j2` has a macro for each type.
+"""Parts of a page, as plain data; `templates/contents.html.j2` has a macro for each type.
 
 Texts are plain text: the templates escape them.
 """
@@ -155,7 +155,7 @@ class LayerShares:
 
 @dataclass(frozen=True)
 class AttentionShares(Content):
-    """How the attention of a class token is divided, layer by layer."""
+    """Shares of a class token's attention, layer by layer."""
 
     parts: Sequence[str]  # names by number
     layers: Sequence[LayerShares]

@@ -256,7 +256,7 @@ def _errors(answers: Answers) -> Table:
 
 
 def _largest_errors(model: MemoryViT, answers: Answers) -> list[Mistake]:
-    """Of each image the worst of its numbers, measured in standard deviations."""
+    """The images with the worst numbers, measured in standard deviations; one number of each."""
     error = ((answers.logits - answers.labels) / answers.fitted["std"]).abs()
     worst = error.max(1).values.argsort(descending=True)[:MAX_MISTAKES].tolist()
     shown = []

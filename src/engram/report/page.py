@@ -16,7 +16,7 @@ from engram.data.datasets import Dataset
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.report.contents import Section
-from engram.report.costs import costs_section
+from engram.report.costs_section import costs_section
 from engram.report.task_section import TaskPart, task_section
 from engram.util.charts import STYLE
 from engram.util.files import write_atomically

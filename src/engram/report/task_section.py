@@ -8,7 +8,7 @@ from typing import Any
 
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
-from engram.report.attention import attention_subsections
+from engram.report.attention_section import attention_subsections
 from engram.report.contents import (
     MAX_CLASSES,
     Charts,
@@ -38,7 +38,7 @@ _TOGETHER = (
 
 @dataclass(frozen=True)
 class TaskPart:
-    """What is known about one task: its answers on a split, and how it was trained."""
+    """One task on a page: its answers on a split, and how it was trained."""
 
     answers: Answers
     history: Sequence[Mapping[str, float]] = ()

@@ -19,7 +19,7 @@ import uvicorn
 from engram.errors import EngramError
 from engram.serve.hosts import THIS_MACHINE, in_networks
 from engram.serve.problems import Problem, error_response
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.util.flag_names import flag
 
 _AT_ONCE = 32  # connections that are accepted in one go, before any of them is counted

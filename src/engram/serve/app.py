@@ -28,7 +28,7 @@ from engram.serve.routes.pages import pages_router
 from engram.serve.routes.pipeline import Pipeline
 from engram.serve.routes.predict import predict_router
 from engram.serve.routes.tasks import tasks_router
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.serve.stages import Stages
 from engram.serve.tokens import Tokens
 from engram.serve.tracing import Tracing

@@ -18,9 +18,9 @@ from engram.serve.catalogue import Snapshot
 from engram.serve.clients import Shares
 from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_of, task_of
 from engram.serve.problems import Problem
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.serve.stages import PASS, QUEUE
-from engram.util.memory import return_freed_memory
+from engram.util.allocator import return_freed_memory
 
 Result = TypeVar("Result")
 

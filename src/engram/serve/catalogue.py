@@ -20,7 +20,7 @@ from engram.methods import Base
 from engram.model import MemoryViT
 from engram.serve.engines import make_engine
 from engram.serve.problems import Problem
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.store.bundles import (
     LOCK,
     Bundle,

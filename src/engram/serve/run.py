@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engram.errors import EngramError
 from engram.serve.hosts import THIS_MACHINE, is_loopback
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.store.bundles import compose, is_bundle, unlisted_files
 from engram.util import hub
 from engram.util.description import Description

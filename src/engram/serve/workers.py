@@ -24,10 +24,10 @@ from types import FrameType
 from typing import Any
 
 from engram.errors import EngramError
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.util.cpus import available_cpus
 from engram.util.description import Description
-from engram.util.workers import end_with_parent
+from engram.util.parent_process import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
 _PAUSE = (0.5, 30.0)  # seconds before a worker that died is replaced, at first and at most

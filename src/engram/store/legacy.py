@@ -28,10 +28,10 @@ from engram.store.engram import Engram, new_engram
 from engram.store.format import read_engram, write_engram
 from engram.tasks.spec import TaskSpec, class_names
 from engram.util import hub
-from engram.util.archives import check_archive
 from engram.util.files import make_folder
 from engram.util.flag_names import flag
 from engram.util.text import printable
+from engram.util.zip_files import check_archive
 from engram.vit import ViT
 
 #: The repository of the published checkpoints, the ViT of all four, and a task name for each.

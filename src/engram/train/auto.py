@@ -32,8 +32,8 @@ from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, 
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS, Kind
-from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
+from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, smallest_of

@@ -16,7 +16,7 @@ from engram.data.objects import PythonData
 from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.store.format import read_engram
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit

@@ -10,8 +10,8 @@ from engram.data.datasets import Splits
 from engram.errors import EngramError
 from engram.methods import method_class
 from engram.model import MemoryViT
-from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
+from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import AutoResult, Portfolio, auto, shorter_recipe, trained_regimes
 from engram.train.backbone import backbone_for
 from engram.train.callbacks import Callback

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import EngramError
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.util.cpus import DECODERS, DECODERS_SHOWN
 from engram.util.files import write_atomically
 from engram.util.flag_names import flag

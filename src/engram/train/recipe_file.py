@@ -8,7 +8,7 @@ from typing import Any
 
 from engram.data.datasets import Splits
 from engram.model import MemoryViT
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, RunStart
 from engram.train.recipe import Recipe
 from engram.util.files import write_atomically

@@ -18,7 +18,7 @@ from engram.errors import EngramError
 from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
-from engram.tasks.settings import TaskSettings
+from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.fit import ending_of, training_record

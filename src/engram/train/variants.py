@@ -23,8 +23,8 @@ from engram.methods import Masked, method_class
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.store.format import read_engram
-from engram.tasks.settings import TaskSettings
 from engram.tasks.spec import TaskSpec
+from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import Callback, Callbacks, Part
 from engram.train.fit import fit
 from engram.train.identity import identity_of

@@ -1,4 +1,4 @@
-"""What a command has to say: a document for machines, rows and a table for people."""
+"""The result of a command: a document for machines, rows and a table for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tensors are computed: the device that a name means, and copies that wait for nothing."""
+"""Devices by name, autocast, and copies to a GPU without synchronisation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def device_for(name: str = "auto") -> torch.device:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what was asked of it: for clocks."""
+    """Wait until the device is idle, so that a clock can be read."""
     if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""How a user writes a setting: a flag at the command line, an argument in Python."""
+"""Names of settings in messages: a flag at the command line, an argument in Python."""
 
 from __future__ import annotations
 

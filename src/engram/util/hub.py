@@ -97,7 +97,7 @@ def parse_hub_address(source: PathOrHubId, revision: str | None = None) -> HubAd
 
 @dataclass(frozen=True)
 class Access:
-    """How the Hub is asked, in the words of huggingface_hub and with their meaning there."""
+    """Options of requests to the Hub, with the names and meaning of huggingface_hub."""
 
     token: str | bool | None = None  # by default that of `hf auth login` or HF_TOKEN
     cache_dir: PathOrHubId | None = None  # by default HF_HUB_CACHE
@@ -186,7 +186,7 @@ def _reporting_bar(progress: Progress, repo: str) -> type[tqdm]:
 
     one_at_a_time = Lock()  # files are downloaded by several threads
 
-    class Bar(tqdm):
+    class _ReportingBar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             options |= {"file": io.StringIO(), "disable": False}
             options.pop("name", None)
@@ -210,7 +210,7 @@ def _reporting_bar(progress: Progress, repo: str) -> type[tqdm]:
                 with one_at_a_time:
                     progress(f"downloading {repo}", done, total, note)
 
-    return Bar
+    return _ReportingBar
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def _no_revision(repo: str, revision: str | None) -> EngramError:
 
 
 class Uploaded(NamedTuple):
-    """Where the files of an upload are."""
+    """The address and the commit of uploaded files."""
 
     url: str
     commit: str
@@ -334,7 +334,7 @@ def _explain_upload_errors(repo: str, revision: str | None) -> Iterator[None]:
 
 
 def _explain_status(repo: str, status: int, error: Exception) -> EngramError:
-    """What an HTTP status of the Hub means for an upload."""
+    """An HTTP status of the Hub, explained for an upload."""
     if status in (401, 403):
         return EngramError(
             f"{constants.ENDPOINT} refused to let you write to {repo} ({status}): the token is "

@@ -1,4 +1,4 @@
-"""How a user calls this program, for commands that are printed to be run."""
+"""The name of this program in commands that are printed to be run."""
 
 from __future__ import annotations
 

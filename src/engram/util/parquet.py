@@ -44,7 +44,7 @@ def open_parquet(file: IO[bytes]) -> Any:
 
 
 def _chunks(table: Any, group: int, columns: Sequence[str] | None) -> Iterator[tuple[int, int]]:
-    """Where the pages of the columns are in the file: begin and length."""
+    """Positions of the columns' pages in the file: begin and length."""
     about = table.metadata.row_group(group)
     for i in range(about.num_columns):
         chunk = about.column(i)

@@ -69,7 +69,7 @@ class ProcessGroup:
         return [item for one in lists for item in one]
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.world > 1:
             with _as_one():
                 distributed.barrier()

@@ -1,4 +1,4 @@
-"""How long work reports how far it is, without knowing who watches."""
+"""Progress reports of long work, which does not know who watches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told how far a piece of work is; a total of 0 means that its length is not known."""
+    """Receives how far a piece of work is; a total of 0 means that its length is not known."""
 
     def __call__(self, what: str, done: int, total: int, note: str = "") -> object: ...
 

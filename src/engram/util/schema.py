@@ -1,4 +1,4 @@
-"""Schemas: what the values of a file must be, declared once and checked where the file is read.
+"""Schemas for the values of a file, declared once and checked where the file is read.
 
 A rule is one of the classes below, which are named as in JSON Schema. `rule.check(value, name)`
 raises `Invalid`, which says what the value is and what it must be. A tuple counts as a list.
@@ -38,7 +38,7 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class Number:
+class Real:
     """A number in a range, which is never NaN or infinite."""
 
     least: float
@@ -100,7 +100,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Nullable:
-    """Null, or what a rule says."""
+    """Null, or a value that keeps a rule."""
 
     rule: Rule
 
@@ -135,7 +135,7 @@ class Object:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """What one of several rules says."""
+    """A value that keeps one of several rules."""
 
     rules: tuple[Rule, ...]
     about: str

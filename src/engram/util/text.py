@@ -30,7 +30,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says first, or else its type, for a sentence of one's own."""
+    """The first line of an exception's message, or else its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

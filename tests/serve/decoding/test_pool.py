@@ -17,7 +17,7 @@ from engram.images.decode import BadImage, LargeImage
 from engram.images.preprocessing import Preprocessing
 from engram.serve.decoding.pool import Decoder, Pool
 from engram.serve.routes.schemas import PredictOptions
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 PREPROCESSING = Preprocessing((16, 16), None)
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"

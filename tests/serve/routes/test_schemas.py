@@ -16,7 +16,7 @@ from tests.support.serving import AUTH, TOKEN, picture
 
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 PICTURES = [picture(seed) for seed in range(3)]
 CODED = [base64.b64encode(data).decode() for data in PICTURES]

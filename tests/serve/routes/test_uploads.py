@@ -18,7 +18,7 @@ from tests.support.serving import Launch, Opened, Server, World, picture
 from benchmarks.serve.malformed import Malformed, good_picture, malformed
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 # Two of every kind, but those that wait and are the same each time only once.
 CASES = list({case.pieces: case for case in malformed(70, seed=1)}.values())

@@ -24,8 +24,8 @@ from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
 from engram.inference.bulk.items import HELD, Item, held, some_of
+from engram.util.parent_process import end_with_parent
 from engram.util.text import first_line, utf8
-from engram.util.workers import end_with_parent
 
 View: TypeAlias = npt.NDArray[np.uint8]  # (h, w, 3)
 _AT_ONCE = 8  # images that a process is given: a message for each would cost half of a decode

@@ -20,7 +20,7 @@ from engram.serve.decoding.launcher import Child, launcher
 from engram.serve.decoding.messages import HEAD_BYTES, Document, pack, sizes, unpack
 from engram.serve.problems import Problem
 from engram.serve.routes.infer_schemas import InferOptions
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 
 Options = TypeVar("Options", bound=BaseModel)
 

@@ -23,9 +23,9 @@ from engram.serve.routes import schemas
 from engram.serve.routes.openapi import request_body
 from engram.serve.routes.uploads import Budget, read_whole_body
 from engram.serve.routes.writing import Answer, Client
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.serve.stages import BODY, DECODE, WRITE, Stages
-from engram.util.memory import return_freed_memory
+from engram.util.allocator import return_freed_memory
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")

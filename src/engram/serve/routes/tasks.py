@@ -18,7 +18,7 @@ from engram.serve.middleware import client_of
 from engram.serve.routes.openapi import error_responses, request_body
 from engram.serve.routes.schemas import TaskDetail, TaskInfo, TaskList
 from engram.serve.routes.uploads import read_whole_body
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.serve.tokens import Tokens
 from engram.util.text import without_folder
 

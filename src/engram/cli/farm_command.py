@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Json, Threads, app
+from engram.cli.application import Json, Threads, app
+from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
-from engram.cli.progress import bars
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.settings import Given
 from engram.util.text import duration, visible
 
 if TYPE_CHECKING:
-    from engram.cluster.farm import Show, Status
+    from engram.cluster.farm import JobStatus, Show
 
 _JOBS = "A .toml file: a table jobs.NAME for each job, and one, defaults, of shared options."
 _STYLES = {"running": "cyan", "retried": "yellow", "done": "green", "failed": "red"}
@@ -56,7 +56,7 @@ def farm_command(
         from engram.cluster.farm import held, run_farm
         from engram.cluster.jobs import read_jobs
         from engram.cluster.plan import describe_plan, make_plan
-        from engram.cluster.workers import local_workers, ray_workers
+        from engram.cluster.trainers import local_workers, ray_workers
 
         folder = jobs.with_suffix(".farm")
         found = read_jobs(jobs, folder, out or folder / "bundle", settings.overwrite)
@@ -90,7 +90,7 @@ def _shown(as_json: bool) -> Iterator[Show]:
         yield _print_line
 
 
-def _print_line(statuses: Sequence[Status], text: str) -> None:
+def _print_line(statuses: Sequence[JobStatus], text: str) -> None:
     if text:
         print(f"{time.strftime('%H:%M:%S')}  {visible(text)}", file=sys.stderr, flush=True)
 
@@ -101,7 +101,7 @@ class JobTable:
     def __init__(self, console: Any) -> None:
         self._console, self._statuses, self._began = console, list[Any](), time.monotonic()
 
-    def show(self, statuses: Sequence[Status], text: str = "") -> None:
+    def show(self, statuses: Sequence[JobStatus], text: str = "") -> None:
         self._statuses = list(statuses)
 
     def __rich__(self) -> Any:
@@ -126,7 +126,7 @@ class JobTable:
         spent = duration(time.monotonic() - self._began)
         return Group(table, Text(f"{states}{more}; {spent}"))
 
-    def _chosen(self, most: int) -> list[Status]:
+    def _chosen(self, most: int) -> list[JobStatus]:
         """The jobs for which there is room, in their order: first those that run."""
         rank = {"running": 0, "retried": 0, "failed": 1, "waiting": 2, "done": 3}
         kept = sorted(self._statuses, key=lambda one: (rank[one.state], -one.ended))[:most]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.app import Backbone, Json, OutEngram, OutFolder, Overwrite, app
+from engram.cli.application import Backbone, Json, OutEngram, OutFolder, Overwrite, app
+from engram.cli.bars import bars
 from engram.cli.complete import task_names
 from engram.cli.flags import HUB, MODEL, OUTPUT, TASK, numbers, option
-from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.util.text import words
 

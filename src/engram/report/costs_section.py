@@ -1,4 +1,4 @@
-"""What tasks cost on a page: parameters and multiply-accumulates, in every regime."""
+"""Costs of tasks on a page: parameters and multiply-accumulates, in every regime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
 
 
 def costs_by_task(model: MemoryViT) -> dict[str, Costs]:
-    """What every attached task costs, with all that it reads."""
+    """Costs of every attached task, with all that it reads."""
     shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
     ancestors: dict[str, dict[str, TaskSpec]] = {}
     costs = {}

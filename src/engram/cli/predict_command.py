@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Backbone, BackboneDtype, Device, Json, Precision, Tasks, Threads, app
+from engram.cli.application import (
+    Backbone,
+    BackboneDtype,
+    Device,
+    Json,
+    Precision,
+    Tasks,
+    Threads,
+    app,
+)
+from engram.cli.bars import bars
 from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
-from engram.cli.progress import bars
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError

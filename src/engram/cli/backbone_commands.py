@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import Json, app
-from engram.cli.progress import bars
+from engram.cli.application import Json, app
+from engram.cli.bars import bars
 from engram.cli.terminal import announce, show
 from engram.util.description import Description
 from engram.util.invocation import program

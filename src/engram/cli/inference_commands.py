@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import (
+from engram.cli.application import (
     Backbone,
     BackboneDtype,
     Batch,
@@ -27,9 +27,9 @@ from engram.cli.app import (
     Workers,
     app,
 )
+from engram.cli.bars import bars
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, flags_of, option
-from engram.cli.progress import bars
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError, Notice
 from engram.train.options import ColumnOptions, DataOptions, named, split_data
@@ -117,7 +117,7 @@ def eval_command(
     """Measure tasks on data, all of them attached together."""
     from engram.inference.engine import load_model
     from engram.inference.evaluate import answers
-    from engram.report.run import check_page_path
+    from engram.report.run_page import check_page_path
     from engram.util.processes import ProcessGroup
 
     if not data:

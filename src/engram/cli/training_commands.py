@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.app import DataArgument, Json, OutEngram, Threads, app
+from engram.cli.application import DataArgument, Json, OutEngram, Threads, app
+from engram.cli.bars import Watch, bars
 from engram.cli.complete import among
 from engram.cli.flags import DATA, TASK, TRAINING, flags_of, numbers, option
-from engram.cli.progress import Watch, bars
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
-from engram.methods.settings import REGIMES, MethodFlags
-from engram.tasks.settings import TaskSettings
+from engram.methods.method_flags import REGIMES, MethodFlags
+from engram.tasks.task_settings import TaskSettings
 from engram.train.given import with_recipe_file
 from engram.train.options import DataOptions, RunOptions
 from engram.train.recipe import Recipe
@@ -108,7 +108,7 @@ def fit_command(
     """Train a task on images and write it as an engram."""
     with bars(as_json) as progress:
         progress("starting", 0, 0)
-        from engram.report.run import write_run_report
+        from engram.report.run_page import write_run_report
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
 
@@ -229,7 +229,7 @@ def sweep_command(
     }
     with bars(as_json) as progress:
         progress("starting", 0, 0)
-        from engram.report.run import write_run_report
+        from engram.report.run_page import write_run_report
         from engram.train.job import TrainingJob
 
         job = TrainingJob.start(data, out, given, progress, announce)

@@ -42,11 +42,11 @@ def bars(as_json: bool) -> Iterator[Watch]:
         yield Watch()
     elif sys.stderr.isatty():
         with _live_bars() as shown:
-            live = Bars(shown)
+            live = TerminalBars(shown)
             yield live
             live.end()
     else:
-        lines = Lines()
+        lines = LogLines()
         try:
             yield lines
             lines.end_all_but(None)
@@ -79,7 +79,7 @@ def _live_bars() -> Any:
     )
 
 
-class Bars(Watch):
+class TerminalBars(Watch):
     """A bar for each piece of work; one of unknown length vanishes when the next begins."""
 
     def __init__(self, shown: Any) -> None:
@@ -146,7 +146,7 @@ class _Stage:
         return f"{what}: {', '.join(filter(None, parts))}"
 
 
-class Lines(Watch):
+class LogLines(Watch):
     """Plain lines for a log file: at the end of each piece of work, and every ten seconds.
 
     The first seconds are silent, unless a command has said what it will do: most mistakes are found

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.app import Backbone, Json, app
+from engram.cli.application import Backbone, Json, app
+from engram.cli.bars import bars
 from engram.cli.flags import flags_of, option
-from engram.cli.progress import bars
 from engram.cli.terminal import show
-from engram.serve.settings import Settings
+from engram.serve.service_settings import Settings
 from engram.util.description import Description
 from engram.util.settings import Given
 

@@ -1,4 +1,4 @@
-"""What a task attends to: maps over some images, and for a class token shares layer by layer."""
+"""Attention of a task: maps over some images, and for a class token shares layer by layer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
 
 
 def _shown_maps(found: AttentionMaps) -> dict[int, tuple[str, str]]:
-    """Which maps are shown, each with its title and with words that say where it comes from."""
+    """The maps to show, each with its title and with words that say where it comes from."""
     if found.pooled:
         return {0: ("pooled", "of the queries that pool the side network")}
     depth = found.shares.shape[0]

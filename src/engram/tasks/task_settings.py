@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from engram.methods.settings import REGIMES, MethodFlags
+from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.util.settings import setting
 
 if TYPE_CHECKING:

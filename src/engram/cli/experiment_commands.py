@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from engram.cli.app import Device, ImageSize, Json, Threads, app
+from engram.cli.application import Device, ImageSize, Json, Threads, app
+from engram.cli.bars import bars
 from engram.cli.complete import among
 from engram.cli.flags import (
     DATA,
@@ -19,7 +20,6 @@ from engram.cli.flags import (
     numbers,
     option,
 )
-from engram.cli.progress import bars
 from engram.cli.terminal import show, show_document
 from engram.train.options import ColumnOptions, recipe_from
 from engram.train.recipe import RECIPES, Recipe

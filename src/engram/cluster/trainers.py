@@ -1,4 +1,4 @@
-"""Who trains the jobs of a farm: processes of this machine, or tasks of Ray.
+"""Trainers of the jobs of a farm: processes of this machine, or tasks of Ray.
 
 Both run `train_job` and give a future of its `Ended`. Meanwhile jobs put messages into a queue:
 (NAME, "note", what it is doing), (NAME, "said", a sentence for the user), or (NAME, "ready", its
@@ -30,15 +30,15 @@ import torch
 from engram.cluster.connect import FarmSettings, connected, room
 from engram.cluster.jobs import FarmJob
 from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
-from engram.report.run import write_run_report
+from engram.report.run_page import write_run_report
 from engram.tasks.kinds import KINDS
 from engram.train.callbacks import Callback, RunStart
 from engram.train.job import TrainingJob
 from engram.train.run import run_folder
 from engram.util.files import make_private_folder, private, write_atomically
 from engram.util.flag_names import naming_flags
+from engram.util.parent_process import end_with_parent
 from engram.util.quiet import ignore_pillow_warnings
-from engram.util.workers import end_with_parent
 
 PATIENCE = 60.0  # seconds for trainings to write their checkpoints when the farm is stopped
 _EVERY = 0.5  # seconds between two notes of a job
@@ -49,7 +49,7 @@ Put = Callable[[tuple[str, str, str]], object]
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: `done`, `failed` by the user's mistake, or `lost`: try it again."""
+    """The end of a job: `done`, `failed` by the user's mistake, or `lost`: try it again."""
 
     state: str
     why: str = ""
@@ -58,8 +58,8 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Workers:
-    """Who trains jobs, `slots()` at once; `submit` takes one, and the node with its cache or ""."""
+class Trainers:
+    """Trains jobs, `slots()` at once; `submit` takes one, and the node with its cache or ""."""
 
     slots: Callable[[], int]
     submit: Callable[[FarmJob, str], Future[Ended]]
@@ -67,7 +67,7 @@ class Workers:
 
 
 @contextlib.contextmanager
-def local_workers(settings: FarmSettings) -> Iterator[Workers]:
+def local_workers(settings: FarmSettings) -> Iterator[Trainers]:
     """Processes of this machine, one for each job: forks of one that has imported everything.
 
     What a job prints is in NAME.log of the farm's folder.
@@ -99,7 +99,7 @@ def local_workers(settings: FarmSettings) -> Iterator[Workers]:
 
     pool = ThreadPoolExecutor(slots)
     try:
-        yield Workers(lambda: slots, lambda job, near: pool.submit(train, job), queue)
+        yield Trainers(lambda: slots, lambda job, near: pool.submit(train, job), queue)
     finally:
         until = time.monotonic() + PATIENCE
         try:
@@ -114,7 +114,7 @@ def local_workers(settings: FarmSettings) -> Iterator[Workers]:
 
 
 @contextlib.contextmanager
-def ray_workers(settings: FarmSettings, folder: Path) -> Iterator[Workers]:
+def ray_workers(settings: FarmSettings, folder: Path) -> Iterator[Trainers]:
     """Tasks of Ray (see `connected`); if their number is not set, as many as the cluster holds.
 
     Nodes that do not see the farm's folder work in one of their own, and send what they made.
@@ -150,7 +150,7 @@ def ray_workers(settings: FarmSettings, folder: Path) -> Iterator[Workers]:
         here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
         queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         try:
-            yield Workers(fitting, submit, queue)
+            yield Trainers(fitting, submit, queue)
         finally:
             for task in tasks:
                 ray.cancel(task, force=False)  # as Ctrl-C: one that trains writes a checkpoint
