@@ -19,7 +19,7 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
-    flags_of,
+    flags_from,
     numbers,
 )
 from engram.methods import METHODS
@@ -51,7 +51,7 @@ def app_of(seen: list[Given], defaults: Any = None) -> typer.Typer:
     app = typer.Typer(rich_markup_mode="rich")
 
     @app.command()
-    @flags_of({Oven: TRAINING, Kitchen: DATA}, defaults)
+    @flags_from({Oven: TRAINING, Kitchen: DATA}, defaults)
     def bake(
         recipe: Annotated[str, typer.Argument()],
         task: Annotated[str, typer.Option("--task", rich_help_panel=TASK)] = "cake",

@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 
 
-def _one_of(choices: tuple[str, ...], about: str) -> Any:
+def _choice(choices: tuple[str, ...], about: str) -> Any:
     line = help_line(about, ", ".join(choices))
     return option(RESOURCES, line, autocompletion=among(choices))
 
@@ -78,8 +78,8 @@ Threads = Annotated[  # for every command that computes; the callback does it
     ),
 ]
 Device = Annotated[str, option(RESOURCES, help_line(ABOUT_DEVICE), metavar="NAME")]
-Precision = Annotated[str, _one_of(PRECISIONS, ABOUT_PRECISION)]
-BackboneDtype = Annotated[str, _one_of(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
+Precision = Annotated[str, _choice(PRECISIONS, ABOUT_PRECISION)]
+BackboneDtype = Annotated[str, _choice(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
 Tasks = Annotated[
     list[str] | None,
     option(MODEL, "Only these tasks; repeatable.", "--task", autocompletion=task_names),

@@ -16,7 +16,7 @@ from engram.cli.flags import (
     RESOURCES,
     TASK,
     TRAINING,
-    flags_of,
+    flags_from,
     numbers,
     option,
 )
@@ -77,7 +77,7 @@ def bench_command(
 
 
 @app.command(name="reproduce")
-@flags_of({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
+@flags_from({ColumnOptions: DATA, Recipe: TRAINING}, RECIPES["paper"])
 def reproduce_command(
     dataset: Annotated[str, option(DATA, "A preset such as cifar100, or data.", metavar="DATA")],
     backbone: Annotated[

@@ -14,7 +14,7 @@ import typer
 
 from engram.cli.application import Json, Threads, app
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
+from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
 from engram.cli.terminal import announce, complain, is_first, show
 from engram.cluster.connect import FarmSettings, check_address
 from engram.util.settings import Given
@@ -29,7 +29,7 @@ _STATES = ("waiting", "running", "retried", "done", "failed")
 
 
 @app.command(name="farm")
-@flags_of({FarmSettings: RESOURCES})
+@flags_from({FarmSettings: RESOURCES})
 def farm_command(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help=_JOBS)],
     out: Annotated[

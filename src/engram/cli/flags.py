@@ -32,7 +32,7 @@ def option(panel: str | None, about: str, *names: str, **others: Any) -> Any:
     return typer.Option(*names, help=about, rich_help_panel=panel, **others)
 
 
-def flags_of(
+def flags_from(
     panels: Mapping[type, str], defaults: Any = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for every setting of these dataclasses that it has not itself.

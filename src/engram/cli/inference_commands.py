@@ -29,7 +29,7 @@ from engram.cli.application import (
 )
 from engram.cli.bars import bars
 from engram.cli.complete import among
-from engram.cli.flags import DATA, OUTPUT, flags_of, option
+from engram.cli.flags import DATA, OUTPUT, flags_from, option
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError, Notice
 from engram.train.options import ColumnOptions, DataOptions, named, split_data
@@ -92,7 +92,7 @@ def _task_data(
 
 
 @app.command(name="eval")
-@flags_of({ColumnOptions: DATA})
+@flags_from({ColumnOptions: DATA})
 def eval_command(
     sources: Engrams,
     data: TaskData = None,
@@ -192,7 +192,7 @@ def _describe_metrics(
 
 
 @app.command(name="embed")
-@flags_of({DataOptions: DATA})
+@flags_from({DataOptions: DATA})
 def embed_command(
     data: Annotated[
         list[str],
@@ -308,7 +308,7 @@ def _embedding_model(
 
 
 @app.command(name="export")
-@flags_of({ColumnOptions: DATA})
+@flags_from({ColumnOptions: DATA})
 def export_command(
     sources: Annotated[
         list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")

@@ -21,7 +21,7 @@ from engram.cli.application import (
     app,
 )
 from engram.cli.bars import bars
-from engram.cli.flags import OUTPUT, RESOURCES, flags_of, option
+from engram.cli.flags import OUTPUT, RESOURCES, flags_from, option
 from engram.cli.terminal import show
 from engram.cluster.connect import ClusterSettings
 from engram.errors import EngramError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @app.command(name="predict")
-@flags_of({BulkSettings: "With --out", ClusterSettings: "With --on"})
+@flags_from({BulkSettings: "With --out", ClusterSettings: "With --on"})
 def predict_command(
     sources: Annotated[
         list[str],

@@ -12,7 +12,7 @@ import typer
 
 from engram.cli.application import Backbone, Json, app
 from engram.cli.bars import bars
-from engram.cli.flags import flags_of, option
+from engram.cli.flags import flags_from, option
 from engram.cli.terminal import show
 from engram.serve.service_settings import Settings
 from engram.util.description import Description
@@ -20,7 +20,7 @@ from engram.util.settings import Given
 
 
 @app.command(name="serve")
-@flags_of({Settings: "Service"})
+@flags_from({Settings: "Service"})
 def serve_command(
     sources: Annotated[
         list[Path],

@@ -12,7 +12,7 @@ import typer
 from engram.cli.application import DataArgument, Json, OutEngram, Threads, app
 from engram.cli.bars import Watch, bars
 from engram.cli.complete import among
-from engram.cli.flags import DATA, TASK, TRAINING, flags_of, numbers, option
+from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
 from engram.cli.terminal import announce, show
 from engram.errors import EngramError
 from engram.methods.method_flags import REGIMES, MethodFlags
@@ -42,7 +42,7 @@ _PANELS = {DataOptions: DATA, TaskSettings: TASK, Recipe: TRAINING, RunOptions: 
 
 
 @app.command(name="data")
-@flags_of({DataOptions: DATA})
+@flags_from({DataOptions: DATA})
 def data_command(
     data: DataArgument,
     check: Annotated[
@@ -67,7 +67,7 @@ def data_command(
 
 
 @app.command(name="fit")
-@flags_of(_PANELS)
+@flags_from(_PANELS)
 def fit_command(
     data: DataArgument,
     task: TaskName,
@@ -185,7 +185,7 @@ def _add_classes(
 
 
 @app.command(name="sweep")
-@flags_of(_PANELS)
+@flags_from(_PANELS)
 def sweep_command(
     data: DataArgument,
     task: TaskName,
