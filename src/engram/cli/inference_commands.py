@@ -399,8 +399,8 @@ def _describe_export(
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
 ) -> Description:
-    from engram.export.write import OPSET
     from engram.export.verify import BATCHES
+    from engram.export.write import OPSET
 
     document: dict[str, Any] = {
         "file": str(made.path),
