@@ -1,10 +1,10 @@
 """Measure everything in one run, then write speed.md, its plots and the tables of docs/scale.md.
 
-    python -m benchmarks.speed                      everything: about 35 minutes on two idle cores
-    python -m benchmarks.speed --quick              a small backbone and few rounds: no valid
-    figures python -m benchmarks.speed --resume             continue an interrupted run python -m
-    benchmarks.speed --only side          measure one section (again) python -m benchmarks.speed
-    --write              only write the pages, from the last measurements
+    python -m benchmarks.speed                 everything: about 45 minutes on two idle cores
+    python -m benchmarks.speed --quick         a small backbone and few rounds: no valid figures
+    python -m benchmarks.speed --resume        continue an interrupted run
+    python -m benchmarks.speed --only busy     measure one section (again)
+    python -m benchmarks.speed --write         only write the pages, from the last measurements
 
 The results are in benchmarks/results: speed.md, its plots and the measured numbers of each section
 in speed/. A section is written as soon as it is done.

@@ -42,7 +42,7 @@ def measure_command(plan: Plan, say: Say) -> dict[str, Any]:
     backbone = str(BACKBONE) if plan.real else "pico"
     with tempfile.TemporaryDirectory() as temporary:
         photographs = Path(temporary) / "photographs"
-        count = (_copied if plan.real else _drawn)(photographs, plan.photographs)
+        count = (copied_photographs if plan.real else drawn_images)(photographs, plan.photographs)
         say(f"a plain pass over {count} photographs")
         plain = _plain_pass(backbone, photographs)
         rows = [_row(PLAIN, count, plain, plain)]
@@ -65,7 +65,7 @@ def _row(what: str, count: int, seconds: float, plain: float) -> dict[str, Any]:
     return Measurement(what, 1, count, Timing(seconds, ratio, ratio, ratio, 1)).to_dict()
 
 
-def _copied(folder: Path, count: int) -> int:
+def copied_photographs(folder: Path, count: int) -> int:
     """Photographs of the assets folder, as a folder of classes."""
     folders = [ASSETS / "data" / name for name in ("pets", "flowers")]
     found = [path for each in folders for path in sorted(each.glob("*/*/*.jpg"))][:count]
@@ -76,7 +76,7 @@ def _copied(folder: Path, count: int) -> int:
     return len(found)
 
 
-def _drawn(folder: Path, count: int) -> int:
+def drawn_images(folder: Path, count: int) -> int:
     """Noise in two classes."""
     noise = np.random.default_rng(0)
     for i in range(count):

@@ -27,9 +27,11 @@ from benchmarks.peers import (
     installed,
     training_steps,
 )
+from benchmarks.speed.busy import measure_busy
 from benchmarks.speed.command import measure_command
 from benchmarks.speed.growth import growth
 from benchmarks.speed.plan import Plan, backbone_of
+from benchmarks.speed.processes import measure_memory, measure_start
 from engram.backbones.shape import BackboneShape
 from engram.experiments.bench import (
     PLAIN,
@@ -283,4 +285,7 @@ SECTIONS: dict[str, Callable[[Plan, Say], Document]] = {
     "growth": growth,
     "decoding": measure_decoding,
     "command": measure_command,
+    "busy": measure_busy,
+    "memory": measure_memory,
+    "start": measure_start,
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import markdown_table
+from benchmarks.speed.busy import SERVICE, SOLVING, STEP
 from benchmarks.speed.measure import ROUTED, SIDE_STEP
 from engram.experiments.bench import PLAIN, describe_machine
 
@@ -107,7 +108,7 @@ _HEADER = (
 
 
 #: Sections that need quiet minutes of their own, or the assets: the page is written without them.
-LATER = {"side", "route", "command"}
+LATER = {"side", "route", "command", "busy", "memory", "start"}
 
 
 def page(found: Found) -> str:
@@ -145,6 +146,18 @@ def page(found: Found) -> str:
             "## The whole command",
             "",
             *_command(found.get("command", {"rows": []})),
+            "",
+            "## Beside other work",
+            "",
+            *_busy(found.get("busy", {"rows": []})),
+            "",
+            "## Memory of whole commands",
+            "",
+            *_memory(found.get("memory", {"rows": []})),
+            "",
+            "## Start",
+            "",
+            *_start(found.get("start", {"rows": []})),
             "",
             "## What is stored for a task",
             "",
@@ -396,6 +409,66 @@ def _command(section: Mapping[str, Any]) -> list[str]:
     ]
     table = [[row["what"], f"{row['ratio']:.2f}", f"{row['seconds']:,.0f}"] for row in rows]
     return [*lines, *markdown_table(("", "ratio", "seconds"), table)]
+
+
+#: How many times as long a row may take beside one and two busy threads.
+BUSY_TARGETS = {STEP: (1.8, 2.5), SOLVING: (1.5, 2.0), SERVICE: (2.0, None)}
+#: Passes of many tasks beside one busy thread: relative to the plain pass, and to their own ratio.
+SIDE_BUSY, MASKED_BUSY = 1.6, 1.15
+
+
+def _busy(section: Mapping[str, Any]) -> list[str]:
+    if not section["rows"]:
+        return ["Not measured yet (`--only busy`)."]
+    lines = [
+        f"{section['backbone']} (heads are solved on a ViT-Ti/16, the service answers with pico): "
+        "time alone, and how many times that it takes while other programs keep one or two "
+        f"threads busy. Medians of {section['rounds']} rounds, with quartiles.",
+        "",
+    ]
+    table = []
+    for row in section["rows"]:
+        cells = [f"{one['ratio']:.2f} ({_range(one)})" for one in row["loads"][1:]]
+        targets = BUSY_TARGETS.get(row["what"], ())
+        shown = " / ".join(f"{target:g}" for target in targets if target)
+        table.append([row["what"], f"{1e3 * row['seconds']:,.1f}", *cells, shown])
+    lines += markdown_table(("", "alone, ms", "one busy", "two busy", "target"), table)
+    table = []
+    for name, ratios in section["plain"].items():
+        target = SIDE_BUSY if "side" in name else MASKED_BUSY * ratios[0]
+        table.append([name, *(f"{ratio:.2f}" for ratio in ratios), f"{target:.2f}"])
+    head = ("relative to the plain pass", "alone", "one busy", "two busy", "target with one")
+    return [*lines, "", *markdown_table(head, table)]
+
+
+def _memory(section: Mapping[str, Any]) -> list[str]:
+    if not section["rows"]:
+        return ["Not measured yet (`--only memory`)."]
+    rows = [[row["what"], f"{row['peak'] / 1e6:,.0f}", f"{row['own'] / 1e6:,.0f}"]
+            for row in section["rows"]]  # fmt: skip
+    return [
+        f"{section['backbone']}, {section['tasks']} tasks, {section['images']} images. The peak of "
+        "all processes of a command together, memory that they share counted once; that of its "
+        "first process alone. Sampled ten times a second.",
+        "",
+        *markdown_table(("", "all processes, MB", "the first, MB"), rows),
+    ]
+
+
+START_TARGETS = {"`engram --help`": 0.3, '`engram.load_backbone("pico")`': 1.3}
+
+
+def _start(section: Mapping[str, Any]) -> list[str]:
+    if not section["rows"]:
+        return ["Not measured yet (`--only start`)."]
+    rows = [
+        [row["what"], f"{row['seconds']:.2f}", f"{row['ratio']:.2f} ({_range(row)})",
+         f"{START_TARGETS[row['what']]:g}" if row["what"] in START_TARGETS else ""]
+        for row in section["rows"]
+    ]  # fmt: skip
+    about = 'A new process, in turns, relative to `python -c "import torch"`.'
+    head = ("", "seconds", "ratio", "target")
+    return [about, "", *markdown_table(head, rows)]
 
 
 def _storage(section: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from engram.vit import ViT
 
 @dataclass(frozen=True)
 class Plan:
-    """The defaults are what `make bench` runs: about 35 minutes on two cores."""
+    """The defaults are what `make bench` runs: about 45 minutes on two cores."""
 
     name: str = "full"
     big: str = "ViT-B/32"
@@ -36,9 +36,19 @@ class Plan:
     growth_images: tuple[int, ...] = (1, 4, 16, 64, 256)
     growth_cells: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 50)
     growth_backbones: tuple[str, ...] = ("ViT-Ti/16", "ViT-S/16", "ViT-B/16")
+    busy_rounds: int = 7
+    busy_runs: int = 2  # of each row in a round
+    busy_images: int = 200  # from which heads are solved
+    busy_seconds: float = 4.0  # that clients ask the service
+    memory_tasks: int = 100
+    memory_images: int = 400
+    starts: int = 15  # of each command
     haste: float = 1.0  # divides the seconds that every table may take
     least: int = 5  # minimum number of rounds
     peaks: tuple[str, ...] = field(default=())  # steps whose memory is measured; empty: all
+
+    def rounds(self, count: int) -> int:
+        return max(1, round(count / self.haste))
 
     def workload(self, backbone: ViT, seconds: float, least: int | None = None) -> Workload:
         rounds = min(least or self.least, self.least)
@@ -60,6 +70,10 @@ QUICK = replace(
     sweep_batch=16,
     growth_batch=2,
     growth_images=(1, 4, 16, 64),
+    busy_runs=1,
+    busy_images=40,
+    busy_seconds=1.0,
+    memory_images=40,
     haste=1000,
     least=2,
 )
@@ -85,6 +99,11 @@ TINY = Plan(
     growth_images=(1, 2, 4),
     growth_cells=(0, 1, 2),
     growth_backbones=("random-16", "random-32", "random-64"),
+    busy_runs=1,
+    busy_images=20,
+    busy_seconds=0.1,
+    memory_tasks=3,
+    memory_images=20,
     haste=1000,
     least=1,
     peaks=("engram", "engram, gradients through the backbone"),

@@ -15,12 +15,14 @@ pytest.importorskip("matplotlib")
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.speed import page, plots, scale
 from benchmarks.speed.__main__ import main, measurements, read
+from benchmarks.speed.busy import SERVICE, SOLVING, STEP
 from benchmarks.speed.growth import exponent
 from benchmarks.speed.measure import SECTIONS, SIDE_STEP
 from engram.experiments.bench import PLAIN
 
 SECTION_TITLES = ("Targets", "Forward", "One training step", "Many variants",
-                  "Side network and readouts", "The whole command", "Growth")  # fmt: skip
+                  "Side network and readouts", "The whole command", "Beside other work",
+                  "Memory of whole commands", "Start", "Growth")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +126,11 @@ def test_side_and_the_command_can_be_measured_later(found: dict[str, Any]) -> No
     assert [row["what"] for row in found["command"]["rows"]] == [
         PLAIN, "engram fit, masked", "engram fit, auto",
     ]  # fmt: skip
-    del found["command"], found["side"], found["route"]
+    later = ("busy", "memory", "start")
+    for section in ("command", "side", "route", *later):
+        del found[section]
     text = page.page(found)
+    assert all(f"Not measured yet (`--only {section}`)." in text for section in later)
     assert "Not measured yet: it needs the assets folder (`--only command`)." in text
     assert "Not measured yet (`--only side`)." in text
     assert "Not measured yet (`--only route`)." in text
@@ -140,6 +145,25 @@ def test_a_task_per_image_is_measured_beside_all_tasks(found: dict[str, Any]) ->
     assert "| 100 tasks, one asked of each image, batch 16 | 1.1 | not measured |" in page.page(
         found
     )
+
+
+def test_rows_beside_other_work_have_their_time_alone_and_their_targets(
+    found: dict[str, Any],
+) -> None:
+    rows = {row["what"]: row for row in found["busy"]["rows"]}
+    assert rows.keys() >= {PLAIN, "3 side tasks", "3 masked tasks", STEP, SOLVING, SERVICE}
+    assert all([one["busy"] for one in row["loads"]] == [0, 1, 2] for row in rows.values())
+    lines = page.page(found).splitlines()
+    assert any(line.startswith(f"| {STEP} |") and line.endswith("| 1.8 / 2.5 |") for line in lines)
+    assert any(line.startswith("| 3 side tasks |") and line.endswith("| 1.60 |") for line in lines)
+
+
+def test_memory_and_start_are_of_whole_processes(found: dict[str, Any]) -> None:
+    peaks = {row["what"]: row for row in found["memory"]["rows"]}
+    assert peaks.keys() == {"engram fit", "engram predict --out", "engram serve"}
+    assert all(row["peak"] >= row["own"] > 50e6 for row in peaks.values())
+    assert found["start"]["rows"][0]["ratio"] == 1
+    assert "| `engram --help` |" in page.page(found)
 
 
 def test_a_lost_row_is_told_with_its_reason(found: dict[str, Any]) -> None:
