@@ -51,7 +51,7 @@ def test_a_photograph_is_read_from_a_path_bytes_and_an_open_file(tmp_path: Path)
 
 def test_the_limit_of_pixels_holds_before_anything_is_decoded() -> None:
     with pytest.raises(LargeImage, match="64x48 pixels"):
-        read_image(encoded("HEIF"), max_pixels=1000)
+        image_size(encoded("HEIF"), max_pixels=1000)
 
 
 def test_damaged_photographs_raise_nothing_but_bad_image() -> None:

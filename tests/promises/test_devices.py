@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engram import MemoryViT, Recipe
 from engram.inference.engine import TorchEngine, on_cpu, stack_views
-from engram.train.feeds import Share
+from engram.train.feeds import BatchShard
 from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.trainable import train_only
@@ -39,7 +39,7 @@ def views(images: int = 3) -> list[Tensor]:
     return list(torch.randint(0, 256, size, generator=generator).to(torch.uint8))
 
 
-def share_for(kind: str, classes: int, images: int = 3) -> Share:
+def share_for(kind: str, classes: int, images: int = 3) -> BatchShard:
     """A batch as the loader gives it, on the CPU."""
     labels = {
         "classification": torch.arange(images) % classes,
@@ -47,7 +47,7 @@ def share_for(kind: str, classes: int, images: int = 3) -> Share:
         "regression": torch.ones(images, classes),
         "segmentation": torch.zeros(images, 8, 8, dtype=torch.uint8),
     }
-    return Share(torch.stack(views(images)), labels[kind], 0)
+    return BatchShard(torch.stack(views(images)), labels[kind], 0)
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["together", "exact"])

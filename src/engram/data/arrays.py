@@ -122,7 +122,7 @@ def _squeeze(labels: Array, request: DataRequest) -> Array:
 def label_columns(
     labels: Array, classes: Sequence[str] | None, request: DataRequest
 ) -> Sequence[str]:
-    """What the columns of labels are called: by the classes, or by their numbers."""
+    """Names of the columns of labels: the classes, or their numbers."""
     labels = _squeeze(labels, request)
     if labels.ndim != 2:
         return ("label",)

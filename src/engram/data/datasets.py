@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class Dataset:
         return self.rows.read(int(self.order[i]))
 
     def sample_name(self, i: int) -> str:
-        """What messages call sample i: its path, or its row."""
+        """The name of sample i in messages: its path, or its row."""
         return self.rows.row_name(int(self.order[i]))
 
     def mask(self, i: int) -> Image.Image:
@@ -99,15 +99,6 @@ def _shown(data: Dataset | Splits) -> str:
     one, several = KINDS[data.kind].nouns
     names = ", ".join(data.classes[:3]) + (", …" if len(data.classes) > 3 else "")
     return f"{len(data.classes)} {one if len(data.classes) == 1 else several}: {names}"
-
-
-class TaskArguments(TypedDict):
-    """Arguments of `MemoryViT.add_task` that follow from the data."""
-
-    classes: tuple[str, ...]
-    kind: str
-    values: NotRequired[tuple[int, ...]]
-    ignore: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -160,16 +151,10 @@ class Splits:
         return f"{self.ignored:,}: {', '.join(kinds[:6])}{', …' if len(kinds) > 6 else ''}"
 
     @property
-    def task(self) -> TaskArguments:
+    def task(self) -> dict[str, Any]:
         """Arguments of a task for this data: `model.add_task("name", **splits.task)`."""
-        if self.legend is None:
-            return {"classes": self.classes, "kind": self.kind}
-        return {
-            "classes": self.classes,
-            "kind": self.kind,
-            "values": self.legend.values,
-            "ignore": self.legend.ignore,
-        }
+        masks = {} if self.legend is None else vars(self.legend)
+        return {"classes": self.classes, "kind": self.kind, **masks}
 
     def task_spec(self, name: str, method: Method, extends: Sequence[str] = ()) -> TaskSpec:
         """The spec of a task that learns from this data."""
@@ -403,7 +388,7 @@ def _by_class(dataset: Dataset) -> list[Integers]:
 
 
 def _held_out(groups: Sequence[Integers], share: float, seed: int) -> Integers:
-    """How many samples of every group to hold out, so that all of them add up to the share."""
+    """Samples to hold out of every group, which add up to the share."""
     sizes: Integers = np.array([len(group) for group in groups])
     wanted, spare = share * sizes, np.maximum(sizes - 1, 0)
     take: Integers = np.minimum(np.floor(wanted).astype(np.int64), spare)
@@ -428,17 +413,16 @@ def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = Fa
     if data.kind != spec.kind:
         difference = f"has the kind {spec.kind}, but {data.name} has the kind {data.kind}"
     elif data.classes != spec.classes:
-        noun, order = spec.kind_object.nouns[1], ""
-        if sorted(data.classes) == sorted(spec.classes):
-            order = " in another order"
+        noun, same = spec.kind_object.nouns[1], sorted(data.classes) == sorted(spec.classes)
+        order = " in another order" if same else ""
         difference = (
-            f"has {len(spec.classes)} {noun} ({shortened(spec.classes)}), but {data.name} has "
-            f"{len(data.classes)}{order} ({shortened(data.classes)})"
+            f"has {len(spec.classes)} {noun} ({_shortened(spec.classes)}), but {data.name} has "
+            f"{len(data.classes)}{order} ({_shortened(data.classes)})"
         )
     elif legend.values != spec.values or (same_ignore and legend.ignore != spec.ignore):
         difference = (
-            f"has the mask values {shortened(spec.values)} and ignores {spec.ignore}, but "
-            f"{data.name} has {shortened(legend.values)} and ignores {legend.ignore}"
+            f"has the mask values {_shortened(spec.values)} and ignores {spec.ignore}, but "
+            f"{data.name} has {_shortened(legend.values)} and ignores {legend.ignore}"
         )
     else:
         return
@@ -448,5 +432,5 @@ def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = Fa
     )
 
 
-def shortened(names: Sequence[object]) -> str:
+def _shortened(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:4])) + (", …" if len(names) > 4 else "")

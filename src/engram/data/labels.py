@@ -77,7 +77,7 @@ def read_labels(
 
 
 class LabelReader(ABC):
-    """How the labels of one kind of task are read and numbered."""
+    """Reads and numbers the labels of one kind of task."""
 
     dimensions: tuple[int, ...]  # that an array of labels may have
     exclusive = False  # whether each image, or pixel, has one class: then a task needs several

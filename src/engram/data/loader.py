@@ -58,7 +58,7 @@ def balanced(labels: Integers, seed: int, epoch: int) -> Integers:
 
 
 def _occurrences(order: Integers) -> Integers:
-    """How often each sample came before in this order: 0 where none is repeated."""
+    """Number of times that each sample came before in this order."""
     by_sample = np.argsort(order, kind="stable")
     found = order[by_sample]
     first = np.flatnonzero(np.diff(found, prepend=-1))  # of each sample, in sorted order

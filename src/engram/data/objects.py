@@ -63,7 +63,7 @@ def read_objects(data: PythonData, request: DataRequest) -> FoundData:
     tables = _tables(data)
     if tables is not None:
         by = "" if list(tables) == [UNSPLIT] else f"the keys of the {object_name(data)}"
-        return read_tables(sys.modules["datasets"], tables, object_name(data), request, by)
+        return read_tables(tables, object_name(data), request, by)
     if request.split_column is not None:
         raise EngramError(
             f"A {object_name(data)} has no column of splits; give a dict of train, val and test."

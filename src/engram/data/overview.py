@@ -24,7 +24,7 @@ from engram.tasks.kinds import KINDS
 from engram.util.description import Description
 from engram.util.files import open_regular
 from engram.util.progress import Progress, silent
-from engram.util.text import counted
+from engram.util.text import counted, join_names
 
 #: Images that are looked at unless every one is checked.
 SAMPLE = 5_000
@@ -130,7 +130,7 @@ class Duplicates:
         """A pair of each group whose samples differ in their labels."""
         pairs = []
         for first, *others in self.groups:
-            pairs += [(first, one) for one in others if _label(*one) != _label(*first)][:1]
+            pairs += [(first, one) for one in others if _labels(one) != _labels(first)][:1]
         return pairs
 
 
@@ -154,6 +154,10 @@ def find_duplicates(
                 found[group, key].append(sample)
         groups = [own for own in found.values() if len(own) > 1]
     return Duplicates(groups)
+
+
+def _labels(sample: Sample) -> Any:
+    return sample[0].labels[sample[1]].tolist()
 
 
 def _size(sample: Sample) -> Hashable:
@@ -200,13 +204,13 @@ def class_counts(splits: Splits) -> dict[str, npt.NDArray[np.int64]]:
 
 def _hints(splits: Splits, counts: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[str]:
     """Warnings about the classes before training."""
-    if splits.train is None or "train" not in counts:
+    if "train" not in counts:
         return
     train, names = counts["train"], splits.classes
     most, least = int(train.argmax()), int(train.argmin())
     if train[least] == 0:
         empty = [name for name, count in zip(names, train, strict=True) if count == 0]
-        yield f"{_some(empty)} {'has' if len(empty) == 1 else 'have'} no training images"
+        yield f"{join_names(empty, 5)} {'has' if len(empty) == 1 else 'have'} no training images"
     elif train[most] >= _UNEQUAL * train[least]:
         yield (
             f"{names[most]} has {train[most] / train[least]:.0f} times as many training images as "
@@ -215,12 +219,7 @@ def _hints(splits: Splits, counts: Mapping[str, npt.NDArray[np.int64]]) -> Itera
         )
     few = [name for name, count in zip(names, train, strict=True) if 0 < count < _FEW]
     if few:
-        yield f"fewer than {_FEW} training images: {_some(few)}"
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    others = len(names) - most
-    return ", ".join(names[:most]) + (f" and {others:,} more" if others > 0 else "")
+        yield f"fewer than {_FEW} training images: {join_names(few, 5)}"
 
 
 def _examples(splits: Splits, most: int = 5) -> Iterator[dict[str, str]]:

@@ -62,24 +62,20 @@ def read_hub(source: str, request: DataRequest) -> FoundData:
         raise
     except Exception as error:  # the network, the Hub and the files can fail in any way
         raise EngramError(f"hf:{source} cannot be loaded: {first_line(error)}.") from error
-    return read_tables(datasets, tables, f"hf:{source}", request, "the Hub")
+    return read_tables(tables, f"hf:{source}", request, "the Hub")
 
 
-def read_tables(
-    datasets: Any, tables: Mapping[str, Any], title: str, request: DataRequest, by: str
-) -> FoundData:
+def read_tables(tables: Mapping[str, Any], title: str, request: DataRequest, by: str) -> FoundData:
     """Read tables of the package `datasets` by the names of their splits, which `by` gives."""
     unsplit = list(tables) == [UNSPLIT]
-    divided = _divide(datasets, tables, title, request)
+    divided = _divide(tables, title, request)
     if divided:
         tables, by = divided
         unsplit, request = False, replace(request, split_names={})
     splits, classes = {}, None
     columns: list[str] = []
     for split, name in match_splits(tables, request.split_names, title).items():
-        splits[split], listed, columns = _read_split(
-            datasets, tables[name], f"{title}/{name}", request
-        )
+        splits[split], listed, columns = _read_split(tables[name], f"{title}/{name}", request)
         classes = classes or listed
     return FoundData(
         splits, classes, label_columns=columns, unsplit=unsplit, split_by="" if unsplit else by
@@ -87,7 +83,7 @@ def read_tables(
 
 
 def _divide(
-    datasets: Any, tables: Mapping[str, Any], source: str, request: DataRequest
+    tables: Mapping[str, Any], source: str, request: DataRequest
 ) -> tuple[dict[str, Any], str] | None:
     """Divide a single table by a column that says the split of every row, if there is one."""
     if request.split_names and set(request.split_names.values()) <= tables.keys():
@@ -100,7 +96,7 @@ def _divide(
             )
         return None
     (table,) = tables.values()
-    image, labels, _ = _columns(datasets, table, source, request)
+    image, labels, _ = _columns(table, source, request)
 
     def cells(column: str, rows: slice = slice(None)) -> list[Any]:
         found: list[Any] = table.select_columns([column])[rows][column]
@@ -111,9 +107,8 @@ def _divide(
 
     columns = table.column_names
     if request.split_column is None:  # a look at some rows spares reading all of every column
-        kinds, first = (datasets.Value, datasets.ClassLabel), slice(100)
-        plain = [name for name, kind in table.features.items() if isinstance(kind, kinds)]
-        columns = [name for name in plain if could_divide(name, cells(name, first))]
+        plain = [c for c, f in table.features.items() if _type(f) in ("Value", "ClassLabel")]
+        columns = [name for name in plain if could_divide(name, cells(name, slice(100)))]
     division = divide_rows(source, columns, cells, request, taken={image, *labels})
     if division is None:
         return None
@@ -168,15 +163,15 @@ def _refuse_addresses(folder: Path) -> None:
 
 
 def _read_split(
-    datasets: Any, table: Any, title: str, request: DataRequest
+    table: Any, title: str, request: DataRequest
 ) -> tuple[FoundSplit, list[str] | None, list[str]]:
     """One split, the classes that its label column lists, and the label columns."""
-    image, columns, images = _columns(datasets, table, title, request)
+    image, columns, images = _columns(table, title, request)
 
     def encoded(column: str) -> HubRows:
         rows = table.select_columns([column])
         if column in images:
-            rows = rows.cast_column(column, datasets.Image(decode=False))
+            rows = rows.cast_column(column, type(table.features[column])(decode=False))
         return HubRows(rows, column, title)
 
     if request.has_masks:
@@ -190,16 +185,19 @@ def _read_split(
     return FoundSplit(encoded(image), labels), listed, columns
 
 
-def _columns(
-    datasets: Any, table: Any, title: str, request: DataRequest
-) -> tuple[str, list[str], list[str]]:
+def _columns(table: Any, title: str, request: DataRequest) -> tuple[str, list[str], list[str]]:
     """The column of images, those of labels, and all that hold images."""
     available = table.column_names
-    images = [c for c, feature in table.features.items() if isinstance(feature, datasets.Image)]
+    images = [c for c, feature in table.features.items() if _type(feature) == "Image"]
     only = images[0] if len(images) == 1 else None
     image = find_column(title, available, "image", request.image_column or only)
     labels = LABELS[request.kind].columns(title, available, request)
     return image, labels, images
+
+
+def _type(feature: Any) -> str:
+    """The name of a feature's type: `datasets` need not be imported for it."""
+    return type(feature).__name__
 
 
 # Datasets known by name

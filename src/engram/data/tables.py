@@ -2,11 +2,13 @@
 
 import codecs
 import csv
+import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from engram.data.labels import LABELS, find_column
 from engram.data.source import SPLITS, DataRequest, Files, FoundData, FoundSplit
@@ -17,6 +19,8 @@ from engram.util.files import open_regular
 from engram.util.parquet import batches
 from engram.util.text import counted, first_line
 from engram.util.zip_files import MAX_EXPANSION, MAX_SMALL
+
+_ROW = 2**22  # characters of a row of a table, or of its head
 
 
 def read_table(path: Path, request: DataRequest) -> FoundData:
@@ -92,25 +96,53 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as start:  # with or without a byte order mark
-        utf16 = start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    with path.open(newline="", encoding="utf-16" if utf16 else "utf-8-sig") as file:
-        separator = _separator(file.readline())
-        file.seek(0)
-        reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
-        records: list[dict[str, Any]] = []
-        try:
-            for record in reader:
-                if None in record:
-                    raise csv.Error(
-                        f"more fields than the first line has columns ({len(record) - 1}, with "
-                        f"{separator!r} between them); put quotes around text that has this "
-                        "character in it"
-                    )
-                records.append(record)
-        except csv.Error as error:
-            raise ValueError(f"line {reader.reader.line_num}: {error}") from error
-        return records
+    with open_regular(path) as file:
+        return list(csv_rows(open_text(file)))
+
+
+def open_text(file: IO[bytes], errors: str = "strict") -> IO[str]:
+    """UTF-8 with or without a byte order mark, or UTF-16 with one."""
+    utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    file.seek(0)
+    return io.TextIOWrapper(file, "utf-16" if utf16 else "utf-8-sig", errors=errors, newline="")
+
+
+def csv_rows(text: IO[str]) -> Iterator[dict[str, str]]:
+    """The rows of a table, one after the other; what is wrong is a ValueError with its line."""
+    lines = _Lines(text)
+    head = next(lines, "")
+    separator = _separator(head)
+    rows = csv.DictReader(
+        chain([head], lines), delimiter=separator, skipinitialspace=True, strict=True
+    )
+    try:
+        for row in rows:
+            if None in row:
+                raise csv.Error(
+                    f"more fields than the first line has columns ({len(row) - 1}, with "
+                    f"{separator!r} between them); put quotes around text that has this "
+                    "character in it"
+                )
+            lines.size = 0
+            yield row
+    except csv.Error as error:
+        raise ValueError(f"line {lines.number}: {error}") from error
+
+
+class _Lines(Iterator[str]):
+    """The lines of a table, as long as a row of it does not get too long."""
+
+    def __init__(self, text: IO[str]) -> None:
+        self._text, self.size, self.number = text, 0, 0
+
+    def __next__(self) -> str:
+        line = self._text.readline(_ROW + 1 - self.size)
+        self.size, self.number = self.size + len(line), self.number + bool(line)
+        if self.size > _ROW:
+            raise ValueError(f"line {self.number}: a row has more than {_ROW:,} characters")
+        if not line:
+            raise StopIteration
+        return line
 
 
 def _separator(first_line: str) -> str:
@@ -155,7 +187,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-#: What reads a table, by the suffix of its file.
+#: Readers of tables by the suffix of a file.
 TABLES = {
     ".csv": _read_csv,
     ".tsv": _read_csv,

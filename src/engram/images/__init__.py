@@ -5,22 +5,8 @@ wrong with a file) and `views.py` (what the ViT sees of an image). Users import 
 from here; this package imports them from the modules that define them.
 """
 
-from typing import TYPE_CHECKING
-
-from engram.util.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from engram.images.decode import BadImage
-    from engram.images.preprocessing import Preprocessing, normalise
-    from engram.images.views import evaluation_view
+from engram.images.decode import BadImage
+from engram.images.preprocessing import Preprocessing, normalise
+from engram.images.views import evaluation_view
 
 __all__ = ["BadImage", "Preprocessing", "evaluation_view", "normalise"]
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "BadImage": "decode:BadImage",
-        "Preprocessing": "preprocessing:Preprocessing",
-        "evaluation_view": "views:evaluation_view",
-        "normalise": "preprocessing:normalise",
-    },
-)

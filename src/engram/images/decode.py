@@ -75,20 +75,20 @@ class LargeImage(BadImage):
     """An image with more pixels or bytes than are allowed."""
 
 
-def read_image(
-    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
-) -> Image.Image:
+def read_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
     """Decode an image as RGB, upright. Whatever is wrong with it is a BadImage.
 
     Transparency is laid over white, 16-bit gray is scaled to 8 bits, an animation gives its first
     frame, the EXIF orientation is applied. `name` is what the error calls the image.
     """
-    with opened(source, name, max_pixels) as image:
+    with opened(source, name) as image:
         return upright(to_rgb(image), orientation(image))
 
 
 @contextmanager
-def opened(source: ImageSource, name: str | None, max_pixels: int) -> Iterator[Image.Image]:
+def opened(
+    source: ImageSource, name: str | None, max_pixels: int = MAX_PIXELS
+) -> Iterator[Image.Image]:
     """An image with only its header read; anything Pillow raises inside becomes a BadImage."""
     if name is None:
         name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the given image"

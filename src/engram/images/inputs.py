@@ -55,7 +55,7 @@ def list_images(images: Any) -> list[ImageInput]:
 
 
 def image_name(image: ImageInput, otherwise: str) -> str:
-    """What messages and answers call an image: its path, if it has one."""
+    """The name of an image in messages and answers: its path, if it has one."""
     if isinstance(image, (str, os.PathLike)):
         return os.fspath(image)
     return getattr(image, "filename", "") or otherwise

@@ -10,19 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from engram.images.decode import (
-    MAX_PIXELS,
-    BadImage,
-    ImageSource,
-    Pixels,
-    opened,
-    orientation,
-    upright,
-)
+from engram.images.decode import BadImage, ImageSource, Pixels, opened, orientation, upright
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import Augmentation, training_view
 
-#: How many different values a mask can have: those of 16 bits.
+#: The values that a mask can have: those of 16 bits.
 MASK_VALUES = 2**16
 
 
@@ -44,15 +36,13 @@ def mask_png(mask: npt.NDArray[np.uint8], classes: int) -> bytes:
     return stream.getvalue()
 
 
-def read_mask(
-    source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS
-) -> npt.NDArray[np.int64]:
+def read_mask(source: ImageSource, *, name: str | None = None) -> npt.NDArray[np.int64]:
     """The value of every pixel of a mask: (height, width). Whatever is wrong is a BadImage.
 
     A mask has one integer per pixel, at most 65,535: gray of 8 or 16 bits, black and white (0 and
     1), or a palette, of which the indices count and not the colours.
     """
-    with opened(source, name, max_pixels) as image:
+    with opened(source, name) as image:
         if image.format == "JPEG":
             raise ValueError("a mask cannot be a JPEG, which changes values; use PNG")
         if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
@@ -69,7 +59,7 @@ def read_mask(
 
 @dataclass(frozen=True)
 class Legend:
-    """What the values in masks mean: `values[c]` is class c, `ignore` marks ignored pixels."""
+    """Meaning of the values in masks: `values[c]` is class c, `ignore` marks ignored pixels."""
 
     values: tuple[int, ...]
     ignore: int

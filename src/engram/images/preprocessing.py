@@ -1,4 +1,4 @@
-"""How images become the input of a backbone: size, interpolation, normalisation."""
+"""Preprocessing of images for a backbone: size, interpolation, normalisation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCHEMA = Object(
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a backbone expects its images. The defaults are those of AugReg ViTs at 224 pixels.
+    """Settings of a backbone's input. The defaults are those of AugReg ViTs at 224 pixels.
 
     A setting that is out of range is an EngramError.
 
@@ -91,7 +91,7 @@ class Preprocessing:
         return cls(**settings)
 
     def with_size(self, size: tuple[int, int]) -> Preprocessing:
-        """The same preprocessing at another size; the margin around the crop scales with it."""
+        """Preprocessing at another size; the margin around the crop scales with it."""
         if self.resize is None:
             return replace(self, size=size)
         resize = max(round(self.resize * max(size) / max(self.size)), *size)

@@ -16,15 +16,7 @@ import numpy as np
 from PIL import Image
 
 from engram.errors import EngramError
-from engram.images.decode import (
-    MAX_PIXELS,
-    ImageSource,
-    Pixels,
-    opened,
-    orientation,
-    to_rgb,
-    upright,
-)
+from engram.images.decode import ImageSource, Pixels, opened, orientation, to_rgb, upright
 from engram.images.preprocessing import INTERPOLATIONS, Preprocessing
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
@@ -34,7 +26,7 @@ AUGMENTATIONS = ("none", "inception", "pad-crop")
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training views are drawn at random.
+    """Random crops of training views.
 
     "inception" crops a random `min_area`..1 of the image at an aspect ratio of 3/4..4/3;
     "pad-crop" shifts the whole image by up to an eighth of its size over black, for small images;
@@ -145,7 +137,7 @@ def _view(
 ) -> Pixels:
     """Resize the box that `choose_box` gives to the target size, decoding no more than needed."""
     view_height, view_width = preprocessing.size
-    with opened(source, name, MAX_PIXELS) as image:
+    with opened(source, name) as image:
         turn = orientation(image)
         width, height = image.size[::-1] if turn >= 5 else image.size
         left, top, right, bottom = choose_box(width, height)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from engram import EngramError
-from engram.inference.bulk.answering import ItemBatch
 from engram.inference.bulk.items import HELD, Item
-from engram.inference.bulk.parts import Collected, Parts
+from engram.inference.bulk.parts import Parts
 from engram.inference.bulk.table_formats import JsonLines
 
 ROWS, IMAGES = 4, 3
@@ -18,6 +17,10 @@ ROWS, IMAGES = 4, 3
 
 def rows(*numbers: int) -> list[dict[str, str]]:
     return [{"image": f"{number}.png"} for number in numbers]
+
+
+def write(parts: Parts, part: int, some: list[dict[str, str]]) -> None:
+    parts.table.write(parts.folder / f"part-{part:06}.jsonl", some)
 
 
 def missing(parts: Parts, images: int) -> list[tuple[int, int, list[str]]]:
@@ -43,11 +46,11 @@ def test_batches_stay_within_their_part(parts: Parts) -> None:
 
 
 def test_a_part_that_is_there_is_left_out_wherever_it_is(parts: Parts) -> None:
-    parts.write(1, rows(4, 5, 6, 7))
+    write(parts, 1, rows(4, 5, 6, 7))
     assert [batch[:2] for batch in missing(parts, 10)] == [(0, 0), (0, 3), (2, 8)]
     assert parts.resumed == 4
-    parts.write(2, rows(8, 9))
-    parts.write(0, rows(0, 1, 2, 3))
+    write(parts, 2, rows(8, 9))
+    write(parts, 0, rows(0, 1, 2, 3))
     assert missing(parts, 10) == []
     parts.finish()
     assert JsonLines().images(parts.out) == [f"{i}.png" for i in range(10)]
@@ -55,20 +58,22 @@ def test_a_part_that_is_there_is_left_out_wherever_it_is(parts: Parts) -> None:
 
 @pytest.mark.parametrize("images", [3, 4, 5])
 def test_a_part_behind_the_end_is_of_other_images(parts: Parts, images: int) -> None:
-    parts.write(2, rows(8))
+    write(parts, 2, rows(8))
     with pytest.raises(EngramError, match="part-000002"):
         missing(parts, images)
 
 
-def test_rows_of_a_part_are_collected_in_any_order() -> None:
-    collected = Collected(5)
-    first, second, third, other = (ItemBatch(n // 25, n, ()) for n in (20, 22, 24, 25))
-    assert collected.add(second, rows(22, 23)) == []
-    assert collected.add(third, rows(24)) == []
-    assert collected.add(third, rows(24)) == []  # twice
-    assert collected.add(other, rows(25)) == []
-    assert collected.add(first, rows(20, 21)) == rows(20, 21, 22, 23, 24)
-    assert collected.rest() == {1: rows(25)}
+def test_batches_become_parts_in_any_order(parts: Parts) -> None:
+    items = iter([Item(f"{i}.png") for i in range(9)])
+    batches = list(parts.missing(items, ROWS, IMAGES, lambda found: None))
+    for batch in (batches[1], batches[1], batches[2], batches[4], batches[0]):  # one of them twice
+        parts.add(batch, rows(*range(batch.number, batch.number + len(batch.items))))
+    assert [path.name for path in parts.folder.glob("part-*")] == ["part-000000.jsonl"]
+    parts.add(batches[3], rows(7))
+    parts.add_last()
+    assert parts.done == 9
+    parts.finish()
+    assert JsonLines().images(parts.out) == [f"{i}.png" for i in range(9)]
 
 
 # One job at a time, and nothing lost
@@ -80,7 +85,7 @@ def other(parts: Parts, overwrite: bool = False) -> Parts:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_second_job_on_the_same_output_is_refused(parts: Parts, overwrite: bool) -> None:
-    parts.write(0, rows(0, 1, 2, 3))
+    write(parts, 0, rows(0, 1, 2, 3))
     with pytest.raises(EngramError, match="Another process"), other(parts, overwrite):
         pass
     assert missing(parts, 4) == []
@@ -109,7 +114,7 @@ def test_what_a_killed_job_left_is_no_obstacle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_no_table_is_made_of_fewer_rows_than_images(parts: Parts, lost: int) -> None:
     for part, numbers in enumerate(((0, 1, 2, 3), (4, 5, 6, 7), (8,))):
-        parts.write(part, rows(*numbers))
+        write(parts, part, rows(*numbers))
     assert missing(parts, 9) == []
     path = parts.folder / f"part-00000{lost}.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
@@ -127,7 +132,7 @@ def test_a_damaged_record_of_the_job_is_a_sentence(tmp_path: Path, state: bytes)
         return Parts(tmp_path / "a.jsonl", JsonLines(), {"job": 1}, overwrite)
 
     with job(False) as parts:
-        parts.write(0, rows(0))
+        write(parts, 0, rows(0))
     (parts.folder / "_job.json").write_bytes(state)
     with pytest.raises(EngramError, match=r"_job\.json.*--overwrite"), job(False):
         pass
@@ -149,7 +154,7 @@ def test_images_before_an_error_of_the_sources_are_answered(parts: Parts) -> Non
 
     batches = parts.missing(items(), ROWS, IMAGES, lambda found: None)
     assert [len(batch.items) for batch in batches] == [2]
-    parts.write(0, rows(0, 1))
+    write(parts, 0, rows(0, 1))
     with pytest.raises(EngramError, match=r"Damaged\. .*2 images are kept"):
         parts.finish()
     assert [batch[:2] for batch in missing(parts, 5)] == [(1, 2)]

@@ -208,11 +208,17 @@ def test_images_that_are_held_together_have_a_limit() -> None:
     assert len(some_of((Item(str(i)) for i in range(20)), 8)) == 8
 
 
+@pytest.mark.parametrize(("name", "head"), [("t.txt", ""), ("t.csv", "image\r\n")])
+def test_text_in_utf16_is_read(tmp_path: Path, name: str, head: str) -> None:
+    (tmp_path / name).write_bytes(f"{head}ä.png\r\nb.png".encode("utf-16"))
+    found = [item.name for item in read_items([str(tmp_path / name)])]
+    assert found == [f"{tmp_path}/ä.png", f"{tmp_path}/b.png"]
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
         ("t.csv", b"nothing,of\nuse,here\n"),
-        ("t.txt", "a.png".encode("utf-16")),
         ("a.tar", b"no archive"),
         ("p.parquet", b"PAR1"),
     ],

@@ -1,4 +1,4 @@
-"""What a table of answers has, and how the work is divided: the flags of `engram predict --out`."""
+"""Settings of bulk prediction: the flags of `engram predict --out`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS, chec
 
 @dataclass(frozen=True)
 class BulkSettings:
-    """What is written about each image, and how the work is divided."""
+    """Columns of the table, and how the work is divided."""
 
     top_k: int = setting(5, "number of classes to return per task", least=1)
     logits: bool = setting(False, "add the raw outputs of every task, in half precision")

@@ -40,7 +40,7 @@ class Item:
 
     @property
     def name(self) -> str:
-        r"""What answers call the image: its place, with bytes that are no UTF-8 as `\udcff`."""
+        r"""The name in answers: the place, with bytes that are no UTF-8 as `\udcff`."""
         return utf8(self.place).decode()
 
     def read(self) -> bytes:

@@ -52,7 +52,10 @@ class Parts:
         self.folder = out if not out.suffix else out.with_name(f"{out.name}.parts")
         self.resumed = 0  # images whose answers were found on disk
         self.problem: EngramError | None = None  # the error that ended the sources
+        self.done = self.errors = 0  # rows that were written now, and those with an error
         self._images: dict[int, int] = {}  # in each part, as the sources have them
+        self._rows: dict[int, dict[int, Sequence[Row]]] = {}  # of unfinished parts, by batch
+        self._most = 0  # rows of a part; only the last one may have fewer
         self._state = self.folder / _STATE
         self._lock = FileLock(self.folder / _LOCK, timeout=0)
 
@@ -162,9 +165,24 @@ class Parts:
     def _path(self, part: int) -> Path:
         return self.folder / f"part-{part:06}{self.table.suffix}"
 
-    def write(self, part: int, rows: Sequence[Row]) -> None:
-        """Write a part, completely or not at all."""
+    def add(self, batch: ItemBatch, rows: Sequence[Row]) -> None:
+        """Take the rows of a batch, in any order, and write its part once that is complete."""
+        own = self._rows.setdefault(batch.part, {})
+        own[batch.number] = rows
+        if sum(map(len, own.values())) == self._most:
+            self._write(batch.part)
+
+    def add_last(self) -> None:
+        """Write the last part, once there are no more batches."""
+        for part in list(self._rows):
+            self._write(part)
+
+    def _write(self, part: int) -> None:
+        own = self._rows.pop(part)
+        rows = [row for number in sorted(own) for row in own[number]]
         self.table.write(self._path(part), rows)
+        self.done += len(rows)
+        self.errors += sum(row.get("error") is not None for row in rows)
 
     def _there(self) -> dict[int, Path]:
         there = {}
@@ -193,7 +211,7 @@ class Parts:
         Raises:
             EngramError: The images of a part on disk are not those of the sources.
         """
-        there, first = self._there(), 0
+        there, first, self._most = self._there(), 0, rows
         items = self._readable(items)
         for part in count():
             if part in there:
@@ -283,25 +301,3 @@ def _file_id(file: Path | int) -> list[int]:
     """What a file keeps when it is renamed, and another file does not have."""
     about = os.stat(file)
     return [about.st_ino, about.st_size]
-
-
-class Collected:
-    """Rows of parts that are not complete yet, from batches in any order."""
-
-    def __init__(self, rows: int) -> None:
-        self._most = rows  # of a part; only the last one may have fewer
-        self._rows: dict[int, dict[int, list[Row]]] = {}
-
-    def add(self, batch: ItemBatch, rows: list[Row]) -> list[Row]:
-        """Take the rows of a batch; gives all rows of its part if they are complete, else none."""
-        own = self._rows.setdefault(batch.part, {})
-        own[batch.number] = rows
-        return self._pop(batch.part) if sum(map(len, own.values())) == self._most else []
-
-    def rest(self) -> dict[int, list[Row]]:
-        """The rows of the last part, once there are no more batches."""
-        return {part: self._pop(part) for part in list(self._rows)}
-
-    def _pop(self, part: int) -> list[Row]:
-        own = self._rows.pop(part)
-        return [row for number in sorted(own) for row in own[number]]

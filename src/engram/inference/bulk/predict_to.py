@@ -14,9 +14,9 @@ from typing import Any
 
 from engram.errors import EngramError, Interrupted
 from engram.inference.bulk.addresses import Allowed
-from engram.inference.bulk.answering import Answering, Questions, Row, answered_here, keep_masks
+from engram.inference.bulk.answering import Answering, Questions, answered_here, keep_masks
 from engram.inference.bulk.bulk_settings import BulkSettings
-from engram.inference.bulk.parts import Collected, Parts
+from engram.inference.bulk.parts import Parts
 from engram.inference.bulk.sources import count_items, read_items
 from engram.inference.bulk.table_formats import table_format
 from engram.inference.predict import answered_names
@@ -89,21 +89,13 @@ def predict_to(
             make_folder(masks)
         began = time.perf_counter()
         total = count_items(sources, settings.image_column)
-        answered = done = errors = 0  # images with answers, and those whose part is written
-        collected = Collected(settings.rows)
+        answered = 0
 
         def found(images: int) -> None:
             progress("answering", answered + images, total, "there already")
 
         items = read_items(sources, settings.image_column, Allowed.parse(settings.allow_url))
         batches = parts.missing(items, settings.rows, settings.batch, found)
-
-        def write(part: int, rows: list[Row]) -> None:
-            nonlocal done, errors
-            parts.write(part, rows)
-            done += len(rows)
-            errors += sum(row.get("error") is not None for row in rows)
-
         try:
             with stoppable(at_once=True), closing(answering(questions, batches)) as stream:
                 for new in stream:
@@ -113,37 +105,34 @@ def predict_to(
                     if masks is not None:
                         keep_masks(rows, batch.number, questions.masked, masks)
                     answered += len(rows)
-                    if whole := collected.add(batch, rows):
-                        write(batch.part, whole)
+                    parts.add(batch, rows)
                     rate = answered / (time.perf_counter() - began)
                     note = "" if total else f"{parts.resumed + answered:,} images, {rate:,.1f}/s"
                     progress("answering", parts.resumed + answered, total, note)
-                for part, rows in collected.rest().items():
-                    write(part, rows)
+                parts.add_last()
         except KeyboardInterrupt:  # wherever it was: a part is there completely or not at all
+            kept = counted(parts.resumed + parts.done, "image")
             raise Interrupted(
-                f"Stopped; the answers about {counted(parts.resumed + done, 'image')} are kept. "
-                "Run the same command again to continue."
+                f"Stopped; the answers about {kept} are kept. Run the same command again to "
+                "continue."
             ) from None
-        if not parts.resumed + done and parts.problem is None:
+        images = parts.resumed + parts.done
+        if not images and parts.problem is None:
             raise EngramError(f"There are no images in {', '.join(sources)}.")
         parts.finish()
         seconds = time.perf_counter() - began
-        return BulkResult(out, parts.resumed + done, errors, parts.resumed, seconds)
+        return BulkResult(out, images, parts.errors, parts.resumed, seconds)
 
 
 def _identity(questions: Questions, sources: Sequence[str], masks: Path | None) -> dict[str, Any]:
     """The facts that have to be the same for parts to belong together."""
     model, settings = questions.model, questions.settings
     contents = {name: model.engram(name).content for name in questions.names if name in model.tasks}
-    cast = {} if settings.precision == "fp32" else {"precision": settings.precision}
-    if model.backbone.stored != "fp32":
-        cast["backbone_dtype"] = model.backbone.stored
-    if settings.allow_url:
-        cast["allow_url"] = settings.allow_url
     return {
-        **cast,
         "backbone": model.backbone.fingerprint,
+        "backbone_dtype": model.backbone.stored,
+        "precision": settings.precision,
+        "allow_url": settings.allow_url,
         "tasks": {name: contents.get(name, "") for name in questions.names},
         "sources": list(sources),
         "top_k": settings.top_k,

@@ -7,7 +7,6 @@ A source is a folder, an image, a list of paths (`.txt`), a table with a column 
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import os
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from engram.data.folders import SUFFIXES
 from engram.data.labels import find_column
+from engram.data.tables import csv_rows, open_text
 from engram.errors import EngramError
 from engram.inference.bulk.addresses import NOWHERE, Allowed, file_systems, is_address
 from engram.inference.bulk.items import Item, opened
@@ -27,7 +27,6 @@ from engram.util.parquet import batches, open_parquet
 from engram.util.text import first_line
 
 _LINE = 2**16  # characters of a line of a list: a path has 4,096 bytes, an address some thousands
-_ROW = 2**22  # characters of a row of a table, or of its head
 _SHOWN = 80  # characters of a line that is too long
 STDIN = "-"
 _ARCHIVES = (".tar", ".tgz", ".gz")
@@ -143,21 +142,17 @@ def _is_image(name: str) -> bool:
 # Files that list images, or hold them
 
 
-def _text(file: IO[bytes], newline: str | None = None) -> IO[str]:
-    """UTF-8; other bytes stay what they are, as names of files may have them."""
-    return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline)
-
-
 def _list_file(
     file: IO[bytes], source: str, allowed: Allowed, image_column: str = ""
 ) -> Iterator[Item]:
-    yield from _listed(_text(file), source, allowed)
+    yield from _listed(open_text(file, "surrogateescape"), source, allowed)
 
 
 def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
     """The paths of a list; a line that is too long for one is an image that cannot be read."""
     while line := text.readline(_LINE + 1):
-        _refuse_utf16(line)
+        if line.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+            raise ValueError("it is text in UTF-16; save it as UTF-8")
         if len(line) > _LINE:
             shown = line[:_SHOWN]
             while line and not line.endswith("\n"):
@@ -167,41 +162,11 @@ def _listed(text: IO[str], source: str, allowed: Allowed) -> Iterator[Item]:
             yield _named(source, line.strip("\r\n"), allowed)
 
 
-def _refuse_utf16(line: str) -> None:
-    if line.startswith(("\udcff\udcfe", "\udcfe\udcff")):
-        raise ValueError("it is text in UTF-16; save it as UTF-8")
-
-
-class _Lines(Iterator[str]):
-    """The lines of a table, as long as a row of it does not get too long."""
-
-    def __init__(self, text: IO[str]) -> None:
-        self._text, self.row, self.number = text, 0, 0
-
-    def __next__(self) -> str:
-        line = self._text.readline(_ROW + 1 - self.row)
-        self.row, self.number = self.row + len(line), self.number + 1
-        if self.row > _ROW:
-            raise ValueError(f"line {self.number}: a row has more than {_ROW:,} characters")
-        if not line:
-            raise StopIteration
-        return line
-
-
 def _csv_file(file: IO[bytes], source: str, allowed: Allowed, image_column: str) -> Iterator[Item]:
-    lines = _Lines(_text(file, newline=""))
-    head = next(lines, "")
-    _refuse_utf16(head)
-    separator = max(",;\t", key=head.count)
-    rows = csv.DictReader(itertools.chain([head], lines), delimiter=separator, strict=True)
-    column = find_column(source, list(rows.fieldnames or ()), "image", image_column or None)
-    lines.row = 0
-    try:
-        for row in rows:
-            yield _named(source, row[column] or "", allowed)
-            lines.row = 0
-    except csv.Error as error:
-        raise ValueError(f"line {lines.number}: {error}") from error
+    column = ""
+    for row in csv_rows(open_text(file, "surrogateescape")):  # as names of files may have any bytes
+        column = column or find_column(source, list(row), "image", image_column or None)
+        yield _named(source, row[column] or "", allowed)
 
 
 def _parquet_file(
