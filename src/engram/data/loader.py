@@ -114,7 +114,6 @@ class Loader:
         min_area: The smallest part of an image that "inception" crops.
         transform: A function that replaces the views; see `Transform`.
         seed: Random seed for the order and the augmentation.
-        shuffle: Whether to shuffle, if not as the mode says.
         drop_last: Whether to leave out a last batch that is not full.
         workers: Processes that read; with 0 this process reads.
         rank: The number of this process among `world` processes.
@@ -141,7 +140,6 @@ class Loader:
         min_area: float = 0.08,
         transform: Transform | None = None,
         seed: int = 0,
-        shuffle: bool | None = None,
         drop_last: bool = False,
         workers: int = 0,
         rank: int = 0,
@@ -149,14 +147,18 @@ class Loader:
         start_method: str | None = None,
         only: str = "",
     ) -> None:
-        _check_choice("mode", mode, ("train", "eval"))
-        _check_choice("augment", augment, AUGMENTATIONS)
-        _check_choice("only", only, ("", "images", "masks"))
-        _check_at_least("batch", batch_size, 1)
-        _check_at_least("workers", workers, 0)
-        _check_at_least("seed", seed, 0)
-        _check_at_least("rank", rank, 0)
-        _check_at_least("world", world, rank + 1)
+        for name, choice, choices in (
+            ("mode", mode, ("train", "eval")),
+            ("augment", augment, AUGMENTATIONS),
+            ("only", only, ("", "images", "masks")),
+        ):
+            if choice not in choices:
+                known = ", ".join(filter(None, choices))
+                raise EngramError(f"{flag(name)} is {choice!r}; it can be {known}.")
+        least = {"batch": (batch_size, 1), "workers": (workers, 0), "seed": (seed, 0)}
+        for name, (value, low) in (least | {"rank": (rank, 0), "world": (world, rank + 1)}).items():
+            if value < low:
+                raise EngramError(f"{flag(name)} is {value}; it must be at least {low}.")
         if transform is not None and dataset.masks is not None:
             raise EngramError(
                 "A transform changes images but not their masks, so segmentation cannot use one."
@@ -165,7 +167,7 @@ class Loader:
         self.batch_size = batch_size
         self.bad: dict[str, str] = {}
         self._seed = seed
-        self._shuffle = mode == "train" if shuffle is None else shuffle
+        self._shuffle = mode == "train"
         self._drop_last = drop_last
         self._rank, self._world = rank, world
         self._epoch = _Epoch()
@@ -235,18 +237,6 @@ class Loader:
             if not is_lost_worker(error):
                 raise
             raise EngramError(LOST_WORKER) from error
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise EngramError(
-            f"{flag(name)} is {value!r}; it can be {', '.join(filter(None, choices))}."
-        )
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise EngramError(f"{flag(name)} is {value}; it must be at least {least}.")
 
 
 # In worker processes

@@ -9,7 +9,7 @@ import hashlib
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -143,12 +143,17 @@ def find_duplicates(
     if that is the same too.
     """
     groups: Sequence[Sequence[Sample]] = [samples]
-    for digest in (_size, _piece, _whole):
+    dataset, first = samples[0]
+    files = isinstance(dataset.read(first), str)  # others are in memory, or on the Hub
+    for digest in (_size, _piece, _whole) if files else (_whole,):
         candidates = [(group, sample) for group, own in enumerate(groups) for sample in own]
-        if digest is not _size and most is not None and len(candidates) > most:
-            return None
+        chosen = [sample for _, sample in candidates]
+        keys: Iterable[Hashable] = map(_size, chosen)  # too quick for threads
+        if digest is not _size:
+            if most is not None and len(chosen) > most:
+                return None
+            keys = _in_threads(digest, chosen, "duplicates", progress)
         found: dict[Hashable, list[Sample]] = defaultdict(list)
-        keys = _in_threads(digest, [sample for _, sample in candidates], "duplicates", progress)
         for (group, sample), key in zip(candidates, keys, strict=True):
             if key is not None:
                 found[group, key].append(sample)
@@ -161,21 +166,16 @@ def _labels(sample: Sample) -> Any:
 
 
 def _size(sample: Sample) -> Hashable:
-    """The bytes of a file; the same for all that is in memory, or on the Hub."""
-    path = sample[0].read(sample[1])
     try:
-        return os.path.getsize(path) if isinstance(path, str) else ""
+        return os.path.getsize(str(sample[0].read(sample[1])))
     except OSError:
         return None
 
 
 def _piece(sample: Sample) -> Hashable:
-    path = sample[0].read(sample[1])
-    if not isinstance(path, str):  # quick to hash as a whole
-        return ""
     try:
-        with open_regular(path) as file:
-            file.seek(max(0, (os.path.getsize(path) - _PIECE) // 2))
+        with open_regular(str(sample[0].read(sample[1]))) as file:
+            file.seek(max(0, (os.fstat(file.fileno()).st_size - _PIECE) // 2))
             return hashlib.blake2b(file.read(_PIECE)).digest()
     except OSError:
         return None
