@@ -11,10 +11,10 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -240,7 +240,7 @@ class Peer(Protocol):
     """Another way to do the same work, of which a pass answers one task: each in turn."""
 
     def one_pass(self, pixels: Tensor) -> Tensor: ...
-    def trained(self) -> Iterator[nn.Parameter]:
+    def trained(self) -> Iterable[nn.Parameter]:
         """The parameters that a training step of the first task updates."""
 
 
@@ -261,9 +261,9 @@ class Separate:
         logits: Tensor = head(vit.pool(vit.tokens(pixels)))
         return logits
 
-    def trained(self) -> Iterator[nn.Parameter]:
-        for part in self.models[0]:
-            yield from part.parameters()
+    def trained(self) -> Iterable[nn.Parameter]:
+        vit, head = self.models[0]
+        return chain(vit.parameters(), head.parameters())
 
 
 # Forward

@@ -31,12 +31,19 @@ def demo_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
     of training is in this folder, and is removed with it.
     """
     target = Path(os.path.realpath(out))
-    check_replaceable(target)
+    _check_replaceable(target)
     folder = target.with_name(f".engram-{secrets.token_hex(8)}.tmp")
+    cache = os.environ.get("ENGRAM_CACHE")
+    os.environ["ENGRAM_CACHE"] = str(folder / "cache")
     try:
-        _create(folder, out)
-        with _cache_in(folder / "cache"):
-            yield folder
+        folder.mkdir(parents=True)
+        free = shutil.disk_usage(folder).free
+        if free < _NEEDED:
+            raise EngramError(
+                f"The demo needs 1 GB for a minute, and the disk of {out} has {free / 1e9:.1f} GB "
+                "free; make room, or choose another disk with --out."
+            )
+        yield folder
         replace_folder(folder, target)
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
@@ -49,6 +56,8 @@ def demo_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
             raise _cannot_write(out, OSError(errno.ENOSPC, "")) from None
         raise
     finally:
+        del os.environ["ENGRAM_CACHE"]
+        os.environ |= {} if cache is None else {"ENGRAM_CACHE": cache}
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -60,7 +69,7 @@ def write_results(folder: Path, results: dict[str, Any]) -> None:
     write_atomically(folder / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
 
 
-def check_replaceable(folder: Path) -> None:
+def _check_replaceable(folder: Path) -> None:
     """Refuse a folder that holds anything but an earlier demo: it would be deleted."""
     check_renamable(folder)
     if not folder.exists():
@@ -88,17 +97,6 @@ def _files_of_demo(folder: Path) -> set[str]:
     return known
 
 
-def _create(folder: Path, out: str | os.PathLike[str]) -> None:
-    """Create the temporary folder, on a disk with enough free space."""
-    folder.mkdir(parents=True)
-    free = shutil.disk_usage(folder).free
-    if free < _NEEDED:
-        raise EngramError(
-            f"The demo needs 1 GB for a minute, and the disk of {out} has {free / 1e9:.1f} GB "
-            "free; make room, or choose another disk with --out."
-        )
-
-
 def _cannot_write(out: str | os.PathLike[str], error: OSError) -> EngramError:
     if error.errno == errno.ENOSPC:
         return EngramError(
@@ -109,17 +107,3 @@ def _cannot_write(out: str | os.PathLike[str], error: OSError) -> EngramError:
         f"The demo cannot be written to {out} ({reason}); choose a folder with --out that you "
         "may write to."
     )
-
-
-@contextmanager
-def _cache_in(folder: Path) -> Iterator[None]:
-    """Keep the cache of training in this folder."""
-    before = os.environ.get("ENGRAM_CACHE")
-    os.environ["ENGRAM_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["ENGRAM_CACHE"]
-        else:
-            os.environ["ENGRAM_CACHE"] = before

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 #: Colours are the page's variables, or those of a white page where there are none.
 STYLE = """
@@ -56,45 +56,37 @@ class _Scale(NamedTuple):
 
 def line_chart(lines: Sequence[Line], title: str, from_zero: bool = False) -> str:
     """Lines over common axes; points that are not finite are left out."""
-    lines = [_finite(*line) for line in lines]
-    xs = [x for line in lines for x in line.xs]
-    ys = [y for line in lines for y in line.ys]
+    drawn = [
+        (label, [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)])
+        for label, xs, ys in lines
+    ]
+    xs, ys = ([point[axis] for _, points in drawn for point in points] for axis in (0, 1))
     if not ys:
         return ""
     marks = ticks(0 if from_zero else min(ys), max(ys))
     across = _Scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT)
     up = _Scale(marks[0], marks[-1], _HEIGHT - _BOTTOM, _TOP)
-    svg = _drawing(_WIDTH, _HEIGHT, title)
+    parts = []
     for mark in marks:
-        _add(svg, "path", class_="axis", d=f"M{_LEFT} {up(mark):.1f}H{_WIDTH - _RIGHT}")
-        _text(svg, f"{mark:g}", _LEFT - 6, up(mark) + 4, "end")
+        parts.append(f'<path class="axis" d="M{_LEFT} {up(mark):.1f}H{_WIDTH - _RIGHT}"/>')
+        parts.append(_text(f"{mark:g}", _LEFT - 6, up(mark) + 4, "end"))
     for x, anchor in ((min(xs), "start"), (max(xs), "end")):
-        _text(svg, f"{x:,g}", across(x), _HEIGHT - 10, anchor)
-    for i, line in enumerate(lines):
-        if line.ys:
-            points = [(across(x), up(y)) for x, y in zip(line.xs, line.ys, strict=True)]
-            _draw_line(svg, i, line, points)
-    return _markup(svg)
-
-
-def _finite(label: str, xs: Sequence[float], ys: Sequence[float]) -> Line:
-    kept = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
-    return Line(label, [x for x, _ in kept], [y for _, y in kept])
-
-
-def _draw_line(
-    svg: ElementTree.Element, i: int, line: Line, points: Sequence[tuple[float, float]]
-) -> None:
-    style = "ab"[i % 2]
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    _add(svg, "path", class_=f"line {style}", d=f"M{path}")
-    if line.label:
-        _text(svg, line.label, _WIDTH - _RIGHT, _TOP + 14 + 16 * i, "end", style)
-        return
-    x, y = points[-1]
-    _add(svg, "circle", class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r="3.5")
-    below = y <= 40  # above it, the value would leave the drawing
-    _text(svg, f"{line.ys[-1]:.1f}", x - 6, y + 20 if below else y - 9, "end", style)
+        parts.append(_text(f"{x:,g}", across(x), _HEIGHT - 10, anchor))
+    for i, (label, points) in enumerate(drawn):
+        if not points:
+            continue
+        style, places = "ab"[i % 2], [(across(x), up(y)) for x, y in points]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        parts.append(f'<path class="line {style}" d="M{path}"/>')
+        if label:
+            parts.append(_text(label, _WIDTH - _RIGHT, _TOP + 14 + 16 * i, "end", style))
+            continue
+        x, y = places[-1]
+        parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
+        below = y <= 40  # above it, the value would leave the drawing
+        at = y + 20 if below else y - 9
+        parts.append(_text(f"{points[-1][1]:.1f}", x - 6, at, "end", style))
+    return _drawing(_WIDTH, _HEIGHT, title, parts)
 
 
 def scatter(xs: Sequence[float], ys: Sequence[float], title: str) -> str:
@@ -102,41 +94,37 @@ def scatter(xs: Sequence[float], ys: Sequence[float], title: str) -> str:
     marks = ticks(min(*xs, *ys), max(*xs, *ys))
     across = _Scale(marks[0], marks[-1], _EDGE, _SIDE - _MARGIN)
     up = _Scale(marks[0], marks[-1], _SIDE - _EDGE, _MARGIN)
-    svg = _drawing(_SIDE, _SIDE, title)
+    parts = []
     for mark in marks:
         x, y = across(mark), up(mark)
         grid = f"M{_EDGE} {y:.1f}H{_SIDE - _MARGIN}M{x:.1f} {_MARGIN}V{_SIDE - _EDGE}"
-        _add(svg, "path", class_="axis", d=grid)
-        _text(svg, f"{mark:g}", _EDGE - 6, y + 4, "end")
-        _text(svg, f"{mark:g}", x, _SIDE - _EDGE + 16, "middle")
+        parts.append(f'<path class="axis" d="{grid}"/>')
+        parts.append(_text(f"{mark:g}", _EDGE - 6, y + 4, "end"))
+        parts.append(_text(f"{mark:g}", x, _SIDE - _EDGE + 16, "middle"))
     diagonal = f"M{_EDGE} {_SIDE - _EDGE}L{_SIDE - _MARGIN} {_MARGIN}"
-    _add(svg, "path", class_="line b", d=diagonal)
+    parts.append(f'<path class="line b" d="{diagonal}"/>')
     for x, y in zip(xs, ys, strict=True):
-        at = {"cx": f"{across(x):.1f}", "cy": f"{up(y):.1f}"}
-        _add(svg, "circle", class_="dot", **at, r="2.2", opacity=".6")
-    _text(svg, "true", (_SIDE + _EDGE) / 2, _SIDE - 10, "middle")
-    name = _text(svg, "predicted", 12, _SIDE / 2, "middle")
-    name.set("transform", f"rotate(-90 12 {_SIDE / 2:.0f})")
-    return _markup(svg)
+        at = f'cx="{across(x):.1f}" cy="{up(y):.1f}"'
+        parts.append(f'<circle class="dot" {at} r="2.2" opacity=".6"/>')
+    parts.append(_text("true", (_SIDE + _EDGE) / 2, _SIDE - 10, "middle"))
+    name = _text("predicted", 12, _SIDE / 2, "middle")
+    parts.append(f'<g transform="rotate(-90 12 {_SIDE // 2})">{name}</g>')
+    return _drawing(_SIDE, _SIDE, title, parts)
 
 
 def side_by_side(charts: Sequence[Chart]) -> str:
     """One SVG file with line charts in a row, each below its title, on white."""
     drawn = [chart for chart in charts if chart.svg]
     width, height = (_WIDTH + 20) * len(drawn), _HEIGHT + 30
-    svg = _drawing(width, height, ", ".join(chart.title for chart in drawn))
-    svg.set("xmlns", "http://www.w3.org/2000/svg")
-    svg.set("font-family", "system-ui, sans-serif")
-    _add(svg, "style").text = STYLE
-    _add(svg, "rect", width=str(width), height=str(height), fill="white")
+    parts = [f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" fill="white"/>']
     for i, chart in enumerate(drawn):
         left = 10 + (_WIDTH + 20) * i
-        _text(svg, chart.title, left + 4, 20, "start")
-        inner = ElementTree.fromstring(chart.svg)
-        place = {"x": left, "y": 28, "width": _WIDTH, "height": _HEIGHT}
-        inner.attrib.update({key: str(value) for key, value in place.items()})
-        svg.append(inner)
-    return _markup(svg) + "\n"
+        parts.append(_text(chart.title, left + 4, 20, "start"))
+        place = f'<svg x="{left}" y="28" width="{_WIDTH}" height="{_HEIGHT}" '
+        parts.append(chart.svg.replace("<svg ", place, 1))
+    titles = ", ".join(chart.title for chart in drawn)
+    file = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif"'
+    return _drawing(width, height, titles, parts, file) + "\n"
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -153,30 +141,11 @@ def ticks(low: float, high: float) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-# SVG elements
+def _drawing(width: int, height: int, title: str, parts: Sequence[str], more: str = "") -> str:
+    attributes = f'class="chart" viewBox="0 0 {width} {height}" role="img" {more}'
+    return f'<svg {attributes.rstrip()} aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
-def _drawing(width: int, height: int, title: str) -> ElementTree.Element:
-    attributes = {"class": "chart", "viewBox": f"0 0 {width} {height}"}
-    return ElementTree.Element("svg", {**attributes, "role": "img", "aria-label": title})
-
-
-def _add(
-    parent: ElementTree.Element, tag: str, class_: str = "", **attributes: str
-) -> ElementTree.Element:
-    if class_:
-        attributes["class"] = class_
-    return ElementTree.SubElement(parent, tag, attributes)
-
-
-def _text(
-    parent: ElementTree.Element, text: str, x: float, y: float, anchor: str, class_: str = ""
-) -> ElementTree.Element:
-    element = _add(parent, "text", class_, x=f"{x:.1f}", y=f"{y:.1f}")
-    element.set("text-anchor", anchor)
-    element.text = text
-    return element
-
-
-def _markup(svg: ElementTree.Element) -> str:
-    return ElementTree.tostring(svg, encoding="unicode")
+def _text(text: str, x: float, y: float, anchor: str, style: str = "") -> str:
+    style = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
