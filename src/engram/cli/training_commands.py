@@ -304,7 +304,7 @@ def _result_rows(
 # The cache
 
 cache_app = typer.Typer(
-    help="The cache of the backbone's tokens, which masked tasks train from.", no_args_is_help=True
+    help="The cache of the backbone's tokens, which tasks train from.", no_args_is_help=True
 )
 app.add_typer(cache_app, name="cache")
 

@@ -291,12 +291,12 @@ def _read(name: str, request: DataRequest) -> FoundData:
 
 
 def _refuse_columns(name: str, request: DataRequest) -> None:
-    given = {"--image-column": request.image_column, "--split-column": request.split_column}
-    for flag, column in given.items():
+    given = {"image": request.image_column, "split": request.split_column}
+    for what, column in given.items():
         if column is not None:
             raise EngramError(
-                f"{name} has no columns, so {flag} {column} has no meaning here; only tables and "
-                "Hub datasets have columns to choose from."
+                f"{name} has no columns, so the {what} column {column} has no meaning here; only "
+                "tables and Hub datasets have columns to choose from."
             )
 
 

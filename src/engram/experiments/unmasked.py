@@ -34,12 +34,12 @@ def remove_mask(
     steps = [
         {
             "beside": added,
-            "with_mask": accuracy(f"masked {len(added)}"),
-            "without_mask": accuracy(f"unmasked {len(added)}"),
+            "with_mask": accuracy(f"with mask {len(added)}"),
+            "without_mask": accuracy(f"without mask {len(added)}"),
         }
         for added in neighbours
     ]
-    changed = (answers["backbone"] != answers["backbone unmasked"]).float().mean()
+    changed = (answers["backbone"] != answers["backbone without mask"]).float().mean()
     return {"task": task, "steps": steps, "base_answers_changed": round(float(changed), 4)}
 
 
@@ -59,13 +59,13 @@ def _logits(
     logits = {"backbone": _own_logits(backbone, alone.tokens)}
     for names in neighbours:
         streams = [_stream(model, name) for name in names]
-        for what, reads in (("masked", ()), ("unmasked", tuple(range(len(names))))):
+        for what, reads in (("with mask", ()), ("without mask", tuple(range(len(names))))):
             memory = Memory(backbone, [*streams, _stream(model, first, reads)])
             tokens = forward_tasks(backbone, views, memory, len(x))
             logits[f"{what} {len(names)}"] = task.head(backbone.norm(tokens[:, -1]))
     cells = [task.input().tensors["cells"].detach() for task in model.tasks.values()]
     tokens = full_attention(backbone, pixels, {"cells": torch.cat(cells, dim=1)})
-    logits["backbone unmasked"] = _own_logits(backbone, tokens)
+    logits["backbone without mask"] = _own_logits(backbone, tokens)
     return logits
 
 

@@ -63,7 +63,7 @@ def attention_subsections(model: MemoryViT, answers: Answers) -> list[Subsection
 def _shown_maps(found: AttentionMaps) -> dict[int, tuple[str, str]]:
     """The maps to show, each with its title and with words that say where it comes from."""
     if found.pooled:
-        return {0: ("pooled", "of the queries that pool the side network")}
+        return {0: ("pooled", "of the queries that pool the tokens")}
     depth = found.shares.shape[0]
     layers = sorted({max(0, math.ceil(depth * share) - 1) for share in (0.25, 0.5, 0.75, 1)})
     return {i: (f"layer {i + 1}", f"at layer {i + 1}") for i in layers}
@@ -72,8 +72,8 @@ def _shown_maps(found: AttentionMaps) -> dict[int, tuple[str, str]]:
 def _pooled_note(found: AttentionMaps) -> str:
     share = float(found.shares[0, SOURCES.index("the picture's patches")])
     return (
-        "What the head is given of the task's side network: how much each contributes to what the "
-        "task's queries pool after the last layer. The brighter, the more. On average "
+        "How much each patch contributes to what the task's queries pool after the last layer. The "
+        "brighter, the more. On average "
         f"{share:.0%} of the queries' weight is on patches and {1 - share:.0%} on the ViT's other "
         "tokens."
     )

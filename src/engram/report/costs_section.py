@@ -11,6 +11,7 @@ from engram.model import MemoryViT
 from engram.report.contents import Section, Table
 from engram.tasks.costs import Costs, backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec
+from engram.tasks.task_settings import TaskSettings
 
 _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
 
@@ -38,11 +39,12 @@ def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
 
 def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
-    rows = []
+    known, rows = TaskSettings.of(spec).method_settings, []
     for name, method in METHODS.items():
-        known = spec.method.settings().items()
-        settings = {k: v for k, v in known if k in method.setting_names() and k != "tokens"}
-        task = replace(spec, extends=(), method=method(**settings))
+        shared = {k: v for k, v in known.items() if k in method.setting_names()}
+        task = replace(
+            spec, extends=(), method=spec.method if name == spec.regime else method(**shared)
+        )
         if spec.kind_object.per_pixel and not method.answers_pixels:
             continue  # averages over the patches answer for no pixel
         costs = task_costs(shape, task, (), size)

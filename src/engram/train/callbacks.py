@@ -10,6 +10,7 @@ from typing import Any
 
 from engram.errors import EngramError, Notice
 from engram.train.result import RunResult
+from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 
 
@@ -157,7 +158,8 @@ class Callbacks:
         elif self._start.folder is None:
             then = "Correct it and train again; without out, there is no checkpoint."
         else:
-            then = f"The run is kept as of step {self._step}: correct it and use --resume."
+            then = f"The run is kept as of step {self._step}: correct it and use "
+            then += f"{flag('resume', True)}."
         explained = EngramError(f"{what} ({why}). {then}")
         explained.__cause__ = error
         return explained
