@@ -11,21 +11,9 @@ from typing import Any
 
 from engram.backbones.families import BACKBONE_FAMILIES
 from engram.backbones.layouts import FAMILIES, Layout, Translated
-from engram.backbones.shape import EPS, HEADS, SIZE
 from engram.errors import EngramError
-from engram.images.preprocessing import MAX_SIDE, Preprocessing
-from engram.images.preprocessing import SCHEMA as PREPROCESSING
-from engram.util.schema import (
-    AnyOf,
-    Array,
-    Boolean,
-    Integer,
-    Invalid,
-    Nullable,
-    Object,
-    Real,
-    String,
-)
+from engram.images.preprocessing import Preprocessing
+from engram.util.schema import Invalid
 from engram.vit.layers import Activation, Norm, Pooling, Positions
 from engram.vit.pos_embed import RotaryConfig
 
@@ -80,11 +68,21 @@ class ModelSettings:
 
 @contextmanager
 def explain_bad_settings(name: str) -> Iterator[None]:
-    """Turn errors while settings are read into an EngramError: the file is wrong."""
+    """Turn errors while settings are read into an EngramError that names the file."""
     try:
         yield
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-        reason = str(error) if isinstance(error, Invalid) else repr(error)
+    except (
+        EngramError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
+        if isinstance(error, EngramError) and name in str(error):
+            raise
+        sentence = isinstance(error, (EngramError, Invalid))
+        reason = str(error).rstrip(".") if sentence else repr(error)
         raise EngramError(f"The settings of {name} cannot be understood: {reason}.") from error
 
 
@@ -122,62 +120,6 @@ def check_architecture(config: Mapping[str, Any], name: str) -> None:
         )
 
 
-# Schemas of what is read; the other settings may be anything.
-
-_FLAG, _TEXT = Nullable(Boolean()), Nullable(String())
-_COUNT = Integer(1, 1_000_000)
-_COUNTS = AnyOf((_COUNT, Array(_COUNT, 2, 2)), "one or two whole numbers")
-_SIDES = AnyOf((SIZE.item, SIZE), f"one or two whole numbers from 1 to {MAX_SIDE:,}")
-_EDGES = Object({}, dict.fromkeys(("height", "width", "shortest_edge"), Nullable(SIZE.item)), True)
-_PROCESSOR_SIZE = AnyOf(
-    (Nullable(_SIDES), _EDGES),
-    f"a size in pixels, from 1 to {MAX_SIDE:,}, or an object with such sizes",
-)
-_STATISTICS = {name: Nullable(PREPROCESSING.optional[name]) for name in ("mean", "std")}
-
-_TRANSFORMERS = Object(
-    optional={
-        "hidden_act": String(),
-        **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), EPS),
-        "rope_theta": Real(1, 1e9),
-        "is_native": Boolean(),
-        "num_attention_heads": HEADS,
-        "image_size": _SIDES,
-        "patch_size": _COUNTS,
-        **dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size"), _COUNT),
-    },
-    others=True,
-)
-_PROCESSOR = Object(
-    optional={
-        **dict.fromkeys(("size", "crop_size"), _PROCESSOR_SIZE),
-        **{f"image_{name}": rule for name, rule in _STATISTICS.items()},
-        "rescale_factor": Real(0, 1e4),
-        "resample": Nullable(Integer(0, 100)),
-        **dict.fromkeys(("do_rescale", "do_normalize", "do_center_crop"), _FLAG),
-    },
-    others=True,
-)
-_TIMM = Object(
-    optional={
-        "input_size": Nullable(Array(SIZE.item, 3, 3)),
-        "crop_pct": Nullable(Real(0, 10)),
-        **_STATISTICS,
-        **dict.fromkeys(
-            ("architecture", "tag", "crop_mode", "interpolation", "global_pool"), _TEXT
-        ),
-    },
-    others=True,
-)
-_TIMM_ARGUMENTS = Object(
-    optional={
-        **dict.fromkeys(("num_heads", "attn_pool_num_heads"), Nullable(HEADS)),
-        "ref_feat_shape": Nullable(_COUNTS),
-        **dict.fromkeys(("act_layer", "global_pool"), _TEXT),
-    },
-    others=True,
-)
-
 # transformers
 
 # It leaves out of config.json what equals its defaults: epsilon and activation of each family.
@@ -214,7 +156,6 @@ def transformers_settings(
     two_towers = model_type == "aimv2" and "vision_config" in config
     if two_towers or model_type in ("clip", "siglip"):
         vision = (config.get("vision_config") or {}) | (config.get("vision_config_dict") or {})
-    _TRANSFORMERS.check(vision, "config")
     eps, activation = _DEFAULTS[family]
     activation = vision.get("hidden_act", activation)
     gated = isinstance(layout.names["blocks.{i}.mlp.fc1"], tuple) and family != "dinov2"
@@ -241,7 +182,7 @@ def transformers_settings(
         # transformers antialiases resized position embeddings of the first of these. It has none
         # to resize in the others, which are as in timm then.
         antialias=model_type == "dinov2_with_registers" or family in ("dinov3", "aimv2"),
-        heads=vision.get("num_attention_heads", 12),
+        heads=_pair(vision.get("num_attention_heads", 12), name)[0],
         activation=_ACTIVATIONS[activation],
         pooling=_transformers_pooling(family, layout, classifier),
         raw=family == "clip" and classifier,
@@ -291,7 +232,6 @@ def _adjust_to_processor(
     default: Preprocessing, cfg: Mapping[str, Any], name: str
 ) -> Preprocessing:
     """The preprocessing of preprocessor_config.json; what it leaves out is the default."""
-    _PROCESSOR.check(cfg, "preprocessor_config")
     if not cfg.get("do_rescale", True) or abs(cfg.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-6:
         raise EngramError(
             f"{name} does not scale pixels to the range from 0 to 1, which is not supported; give "
@@ -347,8 +287,6 @@ def timm_settings(config: Mapping[str, Any], found: Translated, name: str) -> Mo
     """
     cfg = {**config, **(config.get("pretrained_cfg") or {})}
     arguments = config.get("model_args") or {}
-    _TIMM.check(cfg, "pretrained_cfg")
-    _TIMM_ARGUMENTS.check(arguments, "model_args")
     family = _timm_family(found)
     defaults, eps, head_width = _TIMM_FAMILIES[family]
     heads = arguments.get("num_heads")

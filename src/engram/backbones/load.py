@@ -47,7 +47,6 @@ from engram.backbones.layouts import (
 from engram.backbones.recommended import HUB_FILES, PICO, RECOMMENDED, recommended
 from engram.backbones.shape import CONFIG
 from engram.errors import EngramError
-from engram.images.preprocessing import SCHEMA as PREPROCESSING
 from engram.images.preprocessing import Preprocessing
 from engram.util import hub
 from engram.util.documents import MAX_BYTES, parse_json, read_header
@@ -358,7 +357,6 @@ def _parse_own(folder: Path, config: dict[str, Any], name: str) -> ParsedModel:
 
     def preprocessing() -> Preprocessing:
         if saved:
-            PREPROCESSING.check(saved, "preprocessing")
             return Preprocessing.from_dict(saved)
         return default_preprocessing("timm", vit.image_size)
 
