@@ -134,22 +134,6 @@ class Object:
 
 
 @dataclass(frozen=True)
-class AnyOf:
-    """A value that keeps one of several rules."""
-
-    rules: tuple[Rule, ...]
-    about: str
-
-    def check(self, value: Any, name: str) -> None:
-        for rule in self.rules:
-            try:
-                return rule.check(value, name)
-            except Invalid:
-                continue
-        _refuse(value, name, self.about)
-
-
-@dataclass(frozen=True)
 class FreeObject:
     """An object with anything in it: so many values at most, and numbers that programs can hold."""
 
