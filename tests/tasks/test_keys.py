@@ -13,7 +13,7 @@ from tests.support.strategies import scatter, some_pixels, tiny_backbone
 from torch import Tensor, nn
 
 from engram import MemoryViT
-from engram.tasks.keys import module_name, task_name
+from engram.tasks.task import module_name, task_name
 
 BACKBONE = tiny_backbone(torch.float32)
 PIXELS = some_pixels(2, dtype=torch.float32)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engram import EngramError, MemoryViT
 from engram.methods import METHODS
-from engram.tasks.registry import TaskRegistry
 from engram.tasks.spec import TaskSpec
+from engram.tasks.task import TaskRegistry
 
 ALONE = [name for name, regime in METHODS.items() if not regime.shares_pass]
 

@@ -228,7 +228,7 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, Tensor]:
         token, read, missing, keys, values, *adapters = memory
         bank = PaddedAdapters(*adapters) if adapters else None
-        streams = Memory.of_tensors(MemoryTensors(token, read, missing, keys, values, bank))
+        streams = Memory.from_tensors(MemoryTensors(token, read, missing, keys, values, bank))
         seen: dict[int, Tensor] = {}
         together = FastPass(streams, self.n, self.rotation, seen.__setitem__)
         return together.layer(0, self.block, x, self.n), seen[0]

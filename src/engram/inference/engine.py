@@ -140,4 +140,4 @@ def load_model(
         ['flowers']
     """
     engrams = read_engrams([sources] if isinstance(sources, (str, os.PathLike)) else sources)
-    return MemoryViT.of(engrams, backbone, backbone_dtype=backbone_dtype)
+    return MemoryViT.from_engrams(engrams, backbone, backbone_dtype=backbone_dtype)

@@ -8,53 +8,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engram.methods.method_flags import REGIMES
 from engram.util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from engram.methods.full_attention import (
-        ClassToken,
-        FullAdapter,
-        FullMemory,
-        FullMemoryAdapter,
-        FullTuning,
-    )
-    from engram.methods.head import Base, Head, MlpHead
-    from engram.methods.masked import Masked, MaskedAdapter
-    from engram.methods.method import Method
-    from engram.methods.readout import Readout
-    from engram.methods.registry import METHODS, create_method, method_class, register
-    from engram.methods.side import Side, SideReadout
+    from engram.methods.full_attention import FullAdapter as FullAdapter
+    from engram.methods.full_attention import FullMemory as FullMemory
+    from engram.methods.head import Base as Base
+    from engram.methods.head import Head as Head
+    from engram.methods.masked import Masked as Masked
+    from engram.methods.masked import MaskedAdapter as MaskedAdapter
+    from engram.methods.method import Method as Method
+    from engram.methods.readout import Readout as Readout
+    from engram.methods.registry import METHODS as METHODS
+    from engram.methods.registry import create_method as create_method
+    from engram.methods.registry import method_class as method_class
+    from engram.methods.registry import register as register
+    from engram.methods.side import Side as Side
+    from engram.methods.side import SideReadout as SideReadout
 
-__all__ = [
-    "METHODS",
-    "Base",
-    "ClassToken",
-    "FullAdapter",
-    "FullMemory",
-    "FullMemoryAdapter",
-    "FullTuning",
-    "Head",
-    "Masked",
-    "MaskedAdapter",
-    "Method",
-    "MlpHead",
-    "Readout",
-    "Side",
-    "SideReadout",
-    "create_method",
-    "method_class",
-    "register",
-]
-
-_HOMES = {
-    "full_attention": "ClassToken FullAdapter FullMemory FullMemoryAdapter FullTuning",
-    "head": "Base Head MlpHead",
-    "masked": "Masked MaskedAdapter",
-    "method": "Method",
-    "readout": "Readout",
-    "registry": "METHODS create_method method_class register",
-    "side": "Side SideReadout",
-}
-__getattr__ = lazy_names(
-    __name__, {name: f"{home}:{name}" for home, names in _HOMES.items() for name in names.split()}
-)
+_HOMES = {path.partition(":")[2]: path for path in REGIMES.values()}
+_HOMES |= {"Base": "head:Base", "Method": "method:Method"}
+for _name in ("METHODS", "create_method", "method_class", "register"):
+    _HOMES[_name] = f"registry:{_name}"
+__getattr__ = lazy_names(__name__, _HOMES)

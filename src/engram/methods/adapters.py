@@ -109,7 +109,7 @@ class AdapterBank:
         return x.view(shape)
 
     def padded(self, depth: int, like: Tensor) -> PaddedAdapters:
-        """The same with an adapter for each token that has one: narrow ones are padded.
+        """Give each token that has an adapter one of its own, padded to one width.
 
         Where there are none, one of zeros is at the first token, which changes nothing.
         """

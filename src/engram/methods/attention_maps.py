@@ -142,7 +142,7 @@ def pooling_maps(weights: Tensor, rows: Tensor, backbone: ViT, pixels: Tensor) -
 
 
 def _contribution(block: Block, weights: Tensor, values: Tensor, read: Tensor) -> Tensor:
-    """What each of the values (b, h, n, d) contributes to the `read` (b, s, D): (b, n).
+    """Contribution of each of the values (b, h, n, d) to the `read` (b, s, D): (b, n).
 
     By the weights (b, h, s, n); averaged over the class tokens.
     """

@@ -35,7 +35,7 @@ FirstTokenHook = Callable[[Block, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Cached:
-    """What a cache keeps of the backbone for a batch; what no task needs is absent."""
+    """Cached features of the backbone for a batch; what no task needs is absent."""
 
     pooled: Tensor  # (b, D)
     layers: CachedLayers = ()
@@ -54,13 +54,8 @@ def run(
 ) -> Features:
     """Run the backbone once from its embedded tokens x (b, n, D), with all branches beside it.
 
-    Args:
-        batch: The images.
-        x: The embedded tokens.
-        branches: What reads the backbone.
-        statistics: Collects layer statistics, where a branch needs them.
-        keep: How many of the last tokens are wanted: the last layer computes no others.
-        exact: Run the backbone alone, so that no bit depends on the branches.
+    Of the last tokens, `keep` are wanted: the last layer computes no others. `exact` runs the
+    backbone alone, so that no bit depends on the branches.
     """
     backbone, hook, n = batch.backbone, _layer_hook(branches, statistics), x.shape[1]
     rotation = backbone.rotation(batch.size, n)

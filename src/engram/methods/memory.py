@@ -90,10 +90,10 @@ class Streams(Protocol):
         """The class tokens at the first layer: (b, s, D)."""
 
     def attend(self, layer: int, block: Block, normed: Tensor, backbone: BackboneView) -> Tensor:
-        """What the class tokens, normed (b, s, D), read beside a backbone that runs by itself."""
+        """Attention of class tokens, normed (b, s, D), beside a backbone that runs by itself."""
 
     def attend_keys(self, layer: int, block: Block, own: QKV, backbone: KeysValues) -> Tensor:
-        """The same (b, s, D) by keys and values; `own` are those of the class tokens."""
+        """`attend` by keys and values; `own` are those of the class tokens."""
 
 
 class MemoryTensors(NamedTuple):
@@ -145,7 +145,7 @@ class Memory:
         return to_device(index, self.token.device)
 
     @classmethod
-    def of_tensors(cls, tensors: MemoryTensors) -> Memory:
+    def from_tensors(cls, tensors: MemoryTensors) -> Memory:
         """The memory that gave these tensors, for the passes only: no stream has a name in it."""
         memory = cls.__new__(cls)
         memory.token, memory.tokens_read = tensors.token, tensors.tokens_read
@@ -247,7 +247,7 @@ class Memory:
         return torch.cat(cells)
 
     def _read(self, x: Tensor, dim: int) -> Tensor:
-        """What each class token reads of the class tokens at `dim`: (…, s, …) -> (…, s, a, …)."""
+        """Gather the class tokens that each one reads: (…, s, …) -> (…, s, a, …) at `dim`."""
         if self.reads_only_itself:
             return x.unsqueeze(dim + 1)
         return x[(slice(None),) * dim + (self.tokens_read,)]

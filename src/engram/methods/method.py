@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Needs(Flag):
-    """What a method reads of the backbone beside its pooled token; decides the feature cache."""
+    """Features of the backbone that a method reads beside its pooled token, which caches keep."""
 
     POOLED = 0
     STATISTICS = auto()  # layer statistics (readout.py)
@@ -126,10 +126,7 @@ class Batch:
 
 
 class Features:
-    """What a pass, or a cache, has of the backbone once the last layer is done.
-
-    Each is computed when it is first asked for, from what is there.
-    """
+    """Features of the backbone once the last layer is done, each computed when first asked for."""
 
     def __init__(
         self,
@@ -201,7 +198,7 @@ class Branch(ABC):
         """Take the last class tokens (b, k, D) of tasks by name, from a pass of another engine."""
 
     def last_tokens(self, n: int) -> int:
-        """How many of the last layer's n tokens the head inputs need, from the first on."""
+        """Number of the last layer's n tokens that the head inputs need, from the first on."""
         return n
 
     def layer(self, index: int, tokens: Tensor) -> None:  # noqa: B027
@@ -256,12 +253,6 @@ class Method(ABC):
     def setting_names(cls) -> tuple[str, ...]:
         return tuple(item.name for item in fields(cls))
 
-    @classmethod
-    def setting(cls, name: str) -> Any:
-        """A setting of this method, to be one of another method's, too."""
-        found = next(item for item in fields(cls) if item.name == name)
-        return field(default=found.default, metadata=found.metadata)
-
     @property
     def reads_grid(self) -> bool:
         """Whether the layer statistics that it needs include the grids."""
@@ -310,7 +301,7 @@ class Method(ABC):
         return None
 
     def backbone_parameters(self, backbone: BackboneShape) -> int:
-        """How many parameters of a backbone of its own train."""
+        """Number of trained parameters in a backbone of the task's own."""
         return 0
 
     def features(self, task: TaskShape) -> int:

@@ -1,4 +1,4 @@
-"""What the command line knows of the methods without torch: regimes, and settings with a flag."""
+"""Regimes, and settings of methods that are flags: for the command line, without torch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import Any
 
 from engram.util.settings import setting
 
-#: The regimes of this package, in the order of tables; `METHODS` has their classes.
-REGIMES = (
-    "masked",
-    "masked+adapter",
-    "side",
-    "readout",
-    "side+readout",
-    "memory",
-    "class",
-    "head",
-    "mlp-head",
-    "full",
-    "adapter",
-    "memory+adapter",
-)
+#: Where the method of each regime is, in the order of tables.
+REGIMES = {
+    "masked": "masked:Masked",
+    "masked+adapter": "masked:MaskedAdapter",
+    "side": "side:Side",
+    "readout": "readout:Readout",
+    "side+readout": "side:SideReadout",
+    "memory": "full_attention:FullMemory",
+    "class": "full_attention:ClassToken",
+    "head": "head:Head",
+    "mlp-head": "head:MlpHead",
+    "full": "full_attention:FullTuning",
+    "adapter": "full_attention:FullAdapter",
+    "memory+adapter": "full_attention:FullMemoryAdapter",
+}
+DEFAULT_REGIME = "masked"
 UPDATES = ("fresh", "propagate", "add")
+#: Where class tokens start: as a copy of the backbone's own, or at random.
+CLASS_INITS = ("backbone", "random")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class MethodFlags:
     )
 
 
-def shared_setting(name: str) -> Any:
-    """The field of a method that has this setting."""
-    found = next(item for item in fields(MethodFlags) if item.name == name)
+def shared_setting(name: str, settings: type = MethodFlags) -> Any:
+    """The field of a method that has this setting, of the flags or of another method."""
+    found = next(item for item in fields(settings) if item.name == name)
     return field(default=found.default, metadata=found.metadata)

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from engram.errors import EngramError
-from engram.methods.full_attention import (
-    ClassToken,
-    FullAdapter,
-    FullMemory,
-    FullMemoryAdapter,
-    FullTuning,
-)
-from engram.methods.head import Base, Head, MlpHead
-from engram.methods.masked import Masked, MaskedAdapter
+from engram.methods.head import Base
 from engram.methods.method import Method
-from engram.methods.readout import Readout
-from engram.methods.side import Side, SideReadout
+from engram.methods.method_flags import REGIMES
 
 #: The methods by regime, in the order of tables. `Base` is the backbone itself, and no regime.
 METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        Masked,
-        MaskedAdapter,
-        Side,
-        Readout,
-        SideReadout,
-        FullMemory,
-        ClassToken,
-        Head,
-        MlpHead,
-        FullTuning,
-        FullAdapter,
-        FullMemoryAdapter,
-    )
+    regime: getattr(import_module(f"engram.methods.{module}"), name)
+    for regime, (module, name) in ((key, path.split(":")) for key, path in REGIMES.items())
 }
 #: Where packages announce methods: an entry point is named after the regime.
 ENTRY_POINTS = "engram.methods"

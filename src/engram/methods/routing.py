@@ -213,7 +213,7 @@ class _RoutedGroup:
         return read_by_keys(layer, q, Readable(backbone, tokens, cells, "bshmd", self._missing))
 
     def _read(self, x: Tensor) -> Tensor:
-        """What each slot reads of the slots of its image: (b, h, s, d) -> (b, h, s, a, d)."""
+        """Gather the slots that each slot of an image reads: (b, h, s, d) -> (b, h, s, a, d)."""
         if self._reads is None:
             return x.unsqueeze(3)
         at = self._reads.flatten(1)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])

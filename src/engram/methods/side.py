@@ -149,8 +149,8 @@ class SideReadout(Side):
     answers_pixels: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs.LAYERS | Needs.FINAL | Needs.STATISTICS
 
-    layers: int = Readout.setting("layers")
-    grid: bool = Readout.setting("grid")
+    layers: int = shared_setting("layers", Readout)
+    grid: bool = shared_setting("grid", Readout)
 
     @property
     def reads_grid(self) -> bool:
@@ -250,7 +250,7 @@ class _SideGroup:
         return torch.baddbmm(h.flatten(1, 2), hidden, weights(self.down)).view_as(h)
 
     def _attend(self, y: Tensor, qk: Tensor, vo: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """What normed vectors y (t, b, n, r) read of their mean and of the cells: (t, b, n, r).
+        """Attention of normed vectors y (t, b, n, r) over their mean and the cells: (t, b, n, r).
 
         Scores have the n vectors last, not the few that are read: a softmax over six neighbours is
         slow.
@@ -373,7 +373,7 @@ class SideBranch(Branch):
         ]
 
     def _inherited(self, g: int, step: int) -> Tensor | None:
-        """What the tasks of a group take in of their parents' vectors: (t, b, n, r)."""
+        """Parents' vectors, mapped for the tasks of a group: (t, b, n, r)."""
         group = self.groups[g]
         if not group.pairs or not step:  # the first vectors are zero
             return None

@@ -1,7 +1,6 @@
 """`MemoryViT`: a frozen backbone and the tasks attached to it, which answer in one pass.
 
-Start in `memory_vit.py`. `head_inputs.py` chooses and runs the pass, `attention.py` makes maps of
-what a task reads.
+Start in `memory_vit.py`. `passes.py` joins tasks, runs a pass and gives the head inputs.
 """
 
 from engram.model.memory_vit import MemoryViT as MemoryViT

@@ -6,6 +6,7 @@ Files, the Hub and cards are functions of `store/`, imported when they are calle
 from __future__ import annotations
 
 import copy
+import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from engram.methods import create_method
 from engram.methods.attention_maps import AttentionMaps
 from engram.methods.forward import Cached
 from engram.methods.method import HeadInput, Joined
+from engram.methods.method_flags import DEFAULT_REGIME
 from engram.methods.readout import LayerStatistics, grid_weights
 from engram.methods.routing import Entry, Route
 from engram.model.passes import (
@@ -32,11 +34,9 @@ from engram.model.passes import (
     head_inputs_from_pass,
     task_inputs,
 )
-from engram.tasks.keys import check_tasks, module_name, task_name
 from engram.tasks.kinds import IGNORED
-from engram.tasks.registry import TaskRegistry
 from engram.tasks.spec import TaskSpec
-from engram.tasks.task import BaseTask, Task
+from engram.tasks.task import BaseTask, Task, TaskRegistry, check_keys, module_name, task_name
 from engram.vit import ViT
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class MemoryViT(nn.Module):
 
     Args:
         backbone: The ViT. Its parameters are frozen.
-        unmasked: Only for the experiment of the paper's section 4.4: tasks of the regime `memory`
-            may then be attached side by side, and every token reads the cells of all of them.
+        unmasked: Only for the experiment of the paper's section 4.4: tasks whose cells every token
+            reads may then be attached together, and every token reads the cells of all of them.
 
     Attributes:
         backbone: The ViT.
@@ -124,7 +124,7 @@ class MemoryViT(nn.Module):
         classes: int | Sequence[str],
         cells: int | None = None,
         *,
-        regime: str = "masked",
+        regime: str = DEFAULT_REGIME,
         extends: Sequence[str] = (),
         class_init: str = "backbone",
         kind: str = "classification",
@@ -148,8 +148,7 @@ class MemoryViT(nn.Module):
             values: In segmentation, the pixel value of each class in masks. By default 0, 1, ….
             ignore: In segmentation, the value of pixels that count nowhere.
             seed: Random seed for initialisation. Without one, torch's global generator is used.
-            **settings: Other settings of the method, such as `rank` of `side`, `adapter_width` of
-                the regimes with adapters, `update` of `memory`, or `tokens` of `masked`.
+            **settings: Other settings of the method, as `engram.methods` has them.
 
         Returns:
             The task, attached.
@@ -178,10 +177,9 @@ class MemoryViT(nn.Module):
     def add(self, spec: TaskSpec, *, class_init: str = "backbone", seed: int | None = None) -> Task:
         """Add an untrained task of this spec; `add_task` makes the spec for you."""
         self.check(spec)
-        if seed is None:
-            return self._put(Task(spec, self.backbone, class_init))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             return self._put(Task(spec, self.backbone, class_init))
 
     def check(self, spec: TaskSpec) -> None:
@@ -361,7 +359,7 @@ class MemoryViT(nn.Module):
             >>> keys = other.load_state_dict(model.state_dict())
         """
         if strict:
-            check_tasks(state_dict, self.registry)
+            check_keys(state_dict, self.registry)
         return super().load_state_dict(state_dict, strict, assign)
 
     # The forward pass
@@ -380,11 +378,9 @@ class MemoryViT(nn.Module):
         Args:
             pixels: Normalised pixels (images, 3, height, width).
             tasks: The tasks to answer; `"base"` is the backbone's own head. Tasks that they extend
-            are
-                computed too. By default all tasks, and `"base"` if the backbone has a head.
+                are computed too. By default all tasks, and `"base"` if the backbone has a head.
             exact: Run the backbone alone and each task separately, so that every answer is bit for
-            bit
-                what it would be without the other tasks. Slower.
+                bit what it would be without the other tasks. Slower.
             route: What each image is asked for: a task, a list of tasks, or None for the backbone's
                 own answer (`"base"`). Only that is computed, so a batch of images with a task each
                 costs about as much as one task. `tasks` are then asked for every image besides; by
@@ -408,8 +404,7 @@ class MemoryViT(nn.Module):
             (torch.Size([2, 2]), torch.Size([1, 10]))
         """
         inputs, rows = self._inputs(self.output_names, pixels, tasks, exact, route)
-        outputs = {name: self.task(name).head.read(given) for name, given in inputs.items()}
-        return _select(outputs, rows)
+        return _select(self._outputs(inputs), rows)
 
     def rows(self, route: Sequence[Entry]) -> dict[str, list[int]]:
         """The images that ask for each task of a route: the rows of its answers.
@@ -436,21 +431,11 @@ class MemoryViT(nn.Module):
         exact: bool = False,
         route: Sequence[Entry] | None = None,
     ) -> Vectors:
-        """One vector per image of the backbone and of every task: what a head is given of the
-        image.
+        """One vector per image of the backbone and of every task: the input of its head.
 
         `"base"` is the backbone's pooled token after the final norm: its class token, or the mean
-        of the patches where it has none. What a task adds depends on its regime:
-
-        - `head`, `mlp-head`: the backbone's pooled token, the same as `"base"`.
-        - `masked`, `masked+adapter`: the task's own class token (the mean, if it has several).
-        - `readout`: the layer statistics that its head reads, and the grid if it does.
-        - `side`, `side+readout`: the pooled token or the layer statistics, then what its side
-          network pooled.
-        - all others: the pooled token of the pass that the task changed.
-
-        A segmentation has the mean over patches of what its head is given of each patch, or its
-        own class tokens' mean where it has some.
+        of the patches where it has none. That of a task depends on its regime, as the guide to
+        embeddings lists. A segmentation has the mean over patches, or over its own class tokens.
 
         Args:
             pixels: Normalised pixels (images, 3, height, width).
@@ -471,8 +456,7 @@ class MemoryViT(nn.Module):
             (torch.Size([4, 192]), torch.Size([4, 192]))
         """
         inputs, rows = self._inputs(self.embedding_names, pixels, tasks, exact, route)
-        vectors = {name: self.task(name).head.embed(given) for name, given in inputs.items()}
-        return _select(vectors, rows)
+        return _select(self._vectors(inputs), rows)
 
     def scored(
         self,
@@ -512,7 +496,7 @@ class MemoryViT(nn.Module):
         return _select(outputs, rows), _select(scores, rows)
 
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
-        """What a task reads of every patch of images, layer by layer.
+        """Maps of what a task reads of every patch, layer by layer.
 
         Args:
             pixels: Normalised pixels (images, 3, height, width).
@@ -524,8 +508,8 @@ class MemoryViT(nn.Module):
 
         Returns:
             One number for each patch, 0 or more: (images, layers, rows, columns). The sum over the
-            last third of the layers makes the clearest picture. A task with a side network has one
-            map in place of layers: how it pools them after the last layer.
+            last third of the layers makes the clearest picture. Where something else than a class
+            token reads the patches, there is one map in place of layers.
 
         Raises:
             EngramError: The task is not attached or has no class token, or there is no such method.
@@ -554,7 +538,7 @@ class MemoryViT(nn.Module):
             return task.method.attention_maps(tasks, own, backbone, pixels)
 
     def output_names(self, tasks: Sequence[str] | None = None) -> list[str]:
-        """What a call with these `tasks` answers; without, "base" (if it has a head) and all."""
+        """Names that a call with these `tasks` answers: by default all, and "base" with a head."""
         base = self._base[0].spec.name
         if tasks is None:
             return ([base] if self.backbone.head is not None else []) + list(self.registry)
@@ -566,7 +550,7 @@ class MemoryViT(nn.Module):
         return self.embedding_names(tasks)
 
     def embedding_names(self, tasks: Sequence[str] | None = None) -> list[str]:
-        """What `embed` gives for these `tasks`; without, "base" and all."""
+        """Names that `embed` gives for these `tasks`; without, "base" and all."""
         if tasks is None:
             return [self._base[0].spec.name, *self.registry]
         if isinstance(tasks, str):
@@ -612,15 +596,13 @@ class MemoryViT(nn.Module):
 
         `size` is the (height, width) of the images, if not that of the preprocessing.
         """
-        inputs = head_inputs_from_cache(self, tasks, cached, size)
-        return {name: self.task(name).head.read(given) for name, given in inputs.items()}
+        return self._outputs(head_inputs_from_cache(self, tasks, cached, size))
 
     def embed_from_cache(
         self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
     ) -> Vectors:
         """`embed` from what a cache kept of the backbone."""
-        inputs = head_inputs_from_cache(self, tasks, cached, size)
-        return {name: self.task(name).head.embed(given) for name, given in inputs.items()}
+        return self._vectors(head_inputs_from_cache(self, tasks, cached, size))
 
     def from_pass(
         self,
@@ -636,10 +618,16 @@ class MemoryViT(nn.Module):
         `layers` the backbone's normed tokens of every layer; `size` is that of the images.
         """
         inputs = head_inputs_from_pass(self, tasks, size, raw, streams, layers)
-        return {name: self.task(name).head.read(inputs[name]) for name in tasks}
+        return self._outputs({name: inputs[name] for name in tasks})
+
+    def _outputs(self, inputs: Mapping[str, HeadInput]) -> dict[str, Tensor]:
+        return {name: self.task(name).head.read(own) for name, own in inputs.items()}
+
+    def _vectors(self, inputs: Mapping[str, HeadInput]) -> Vectors:
+        return {name: self.task(name).head.embed(own) for name, own in inputs.items()}
 
     def layer_statistics(self, pixels: Tensor) -> Tensor:
-        """All that a readout can see of these images: (b, features)."""
+        """Every layer statistic of these images, and their grids: (b, features)."""
         size = (pixels.shape[-2], pixels.shape[-1])
         grid = grid_weights(self.backbone, size, pixels.device)
         statistics = LayerStatistics(self.backbone, grid)
@@ -682,8 +670,7 @@ class MemoryViT(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the model is, as JSON can hold it: backbone, preprocessing, and the spec of every
-        task.
+        """The backbone, the preprocessing and the spec of every task, as JSON can hold it.
 
         Examples:
             >>> model.config["tasks"]["flowers"]["classes"]
@@ -691,16 +678,17 @@ class MemoryViT(nn.Module):
         """
         from engram.store.engram import BackboneInfo
 
-        specs = {name: task.spec.recorded() for name, task in self.tasks.items()}
-        return {
+        config = {
             "model_type": "engram",
-            "backbone": _listed(asdict(BackboneInfo.from_backbone(self.backbone))),
+            "backbone": asdict(BackboneInfo.from_backbone(self.backbone)),
             "preprocessing": self.preprocessing.to_dict(),
-            "tasks": {name: _listed(spec) for name, spec in specs.items()},
+            "tasks": {name: task.spec.recorded() for name, task in self.tasks.items()},
         }
+        plain: dict[str, Any] = json.loads(json.dumps(config))
+        return plain
 
     @classmethod
-    def of(
+    def from_engrams(
         cls,
         engrams: Sequence[Engram],
         backbone: ViT | PathOrHubId | None = None,
@@ -764,7 +752,7 @@ class MemoryViT(nn.Module):
         sharing.refuse_options("from_pretrained", others, sharing.LOADING)
         with hub.access(hub.Access(token, cache_dir, local_files_only, force_download)):
             engrams = sharing.read_pretrained(pretrained_model_name_or_path, revision)
-            return cls.of(engrams, backbone)
+            return cls.from_engrams(engrams, backbone)
 
     def save_pretrained(
         self,
@@ -868,7 +856,3 @@ def _select(
     outputs: dict[str, Tensor], rows: Mapping[str, Sequence[int]] | None
 ) -> dict[str, Tensor]:
     return outputs if rows is None else {n: output[rows[n]] for n, output in outputs.items()}
-
-
-def _listed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}

@@ -1,4 +1,4 @@
-"""What a task is: its spec, its regime, its kind, its head, its metrics and its costs.
+"""Tasks: spec, kind, head, metrics and costs.
 
 Everything from `data` upwards may import it; it knows the backbone's shape and no files. Start in
 `spec.py`.

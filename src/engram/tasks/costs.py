@@ -1,17 +1,8 @@
-"""What a task costs: parameters, and multiply-accumulates (MACs) per image on top of the backbone.
+"""Costs of a task: parameters, and multiply-accumulates (MACs) per image on top of the backbone.
 
-Counted from shapes alone (methods/method.py). So, with 5 cells:
-
-                      B/32                    B/16
-    plain backbone       4,408 MMAC              17,563 MMAC
-    masked task          86.0 (2.0 %)             88.7 (0.5 %)    one more token
-    side task, r 16       8.8 (0.2 %)             34.7 (0.2 %)    16 numbers for every token
-    memory                4.6                     18.2            every token reads 5 more keys
-
-A `readout` costs no more than its head: 30,000 MACs a class for all layers of a B/32.
-The paper's Table 5 has "about 25M FLOPs" for memory with 5 cells and does not say what it counted;
-twice the MACs above would be 9.2 or 36.3. Where a pass needs less than all of the backbone's last
-tokens, the code skips the rest; that saving is not counted.
+Counted from shapes alone (methods/method.py); docs/explanation.md has the numbers of two backbones.
+Where a pass needs less than all of the backbone's last tokens, the code skips the rest; that saving
+is not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +18,7 @@ from engram.tasks.spec import TaskSpec
 
 @dataclass(frozen=True)
 class Costs:
-    """What a task adds to a backbone. MACs are those of one image, beyond one plain pass."""
+    """Costs that a task adds to a backbone. MACs are those of one image, beyond one plain pass."""
 
     parameters: int  # without the head
     head_parameters: int
@@ -39,7 +30,7 @@ class Costs:
 
     @property
     def share(self) -> float:
-        """What the task adds, as a part of the plain pass."""
+        """The task's MACs as a share of the plain pass."""
         return (self.macs + self.head_macs) / self.backbone_macs
 
 
@@ -56,7 +47,7 @@ def task_costs(
     ancestors: Sequence[TaskSpec] = (),
     image_size: tuple[int, int] | None = None,
 ) -> Costs:
-    """What a task costs on top of the plain backbone, counted from shapes alone.
+    """Count the costs of a task on top of the plain backbone, from shapes alone.
 
     Args:
         backbone: The shape of the backbone, such as the `backbone` of an engram.

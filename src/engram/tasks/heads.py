@@ -48,7 +48,7 @@ class TaskHead(nn.Linear):
         return self.finish(super().forward(self.hide(x)))
 
     def hide(self, x: Tensor) -> Tensor:
-        """What the last layer is given: the features, or those of the hidden layer."""
+        """Input of the last layer: the features, or those of the hidden layer."""
         return x if self.hidden is None else F.gelu(self.hidden(x))
 
     def finish(self, linear: Tensor) -> Tensor:
@@ -61,14 +61,14 @@ class TaskHead(nn.Linear):
             self.weight.div_(temperature)
             self.bias.div_(temperature)
 
-    def read(self, given: HeadInput) -> Tensor:
+    def read(self, inputs: HeadInput) -> Tensor:
         """The output for the images of a head input."""
-        output: Tensor = self(self.embed(given))
+        output: Tensor = self(self.embed(inputs))
         return output
 
-    def embed(self, given: HeadInput) -> Tensor:
+    def embed(self, inputs: HeadInput) -> Tensor:
         """One vector per image (b, features): what the output is computed from."""
-        return given.own.mean(1) if given.own.ndim == 3 else given.own
+        return inputs.own.mean(1) if inputs.own.ndim == 3 else inputs.own
 
 
 FIRST = {"thresholds": 0.5, "mean": 0.0, "std": 1.0}
@@ -99,17 +99,17 @@ class MaskHead(TaskHead):
         if self.project is not None:
             nn.init.zeros_(self.project.weight)
 
-    def embed(self, given: HeadInput) -> Tensor:
+    def embed(self, inputs: HeadInput) -> Tensor:
         """The mean of the task's own class tokens, or of the patches if it has none."""
-        assert given.patches is not None
-        return (given.patches.tokens if self.project is None else given.own).mean(1)
+        assert inputs.patches is not None
+        return (inputs.patches.tokens if self.project is None else inputs.own).mean(1)
 
-    def read(self, given: HeadInput) -> Tensor:
-        patches = given.patches
+    def read(self, inputs: HeadInput) -> Tensor:
+        patches = inputs.patches
         assert patches is not None
         scores = self(patches.tokens)  # (b, patches, classes)
         if self.project is not None:
-            scores = scores + patches.tokens @ self.project(given.own).mT
+            scores = scores + patches.tokens @ self.project(inputs.own).mT
         field = scores.mT.unflatten(2, patches.grid)
         return F.interpolate(field, patches.size, mode="bilinear", align_corners=False)
 
@@ -122,12 +122,12 @@ class BackboneHead(nn.Module):
         self.fitted: Fitted = {}
         self._backbone = (backbone,)  # in a tuple: its parameters are the model's, not a task's
 
-    def read(self, given: HeadInput) -> Tensor:
+    def read(self, inputs: HeadInput) -> Tensor:
         head = self._backbone[0].head
         assert head is not None
-        output: Tensor = head(given.raw, given.own)
+        output: Tensor = head(inputs.raw, inputs.own)
         return output
 
-    def embed(self, given: HeadInput) -> Tensor:
+    def embed(self, inputs: HeadInput) -> Tensor:
         """The pooled token (b, D)."""
-        return self._backbone[0].pool(given.own)
+        return self._backbone[0].pool(inputs.own)

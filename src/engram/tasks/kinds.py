@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.images.masks import mask_png
 from engram.tasks import metrics
 from engram.tasks.calibration import as_pairs, best_temperature
 from engram.tasks.heads import Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
@@ -72,7 +71,7 @@ class Kind(ABC):
         return sizes.features * (sizes.classes + (sizes.features if sizes.mlp else 0))
 
     def groups(self, classes: int) -> int:
-        """How many means of images a task keeps: one, unless each image has one class."""
+        """Number of means in the class statistics: one, unless each image has one class."""
         return 1
 
     def group(self, labels: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ class Kind(ABC):
         return self.score
 
     def title_of(self, metric: str) -> str:
-        """What a metric is called in a sentence."""
+        """The name of a metric in a sentence."""
         return self.title if metric == self.score else metric.replace("_", " ")
 
     def shown(self, score: float) -> str:
@@ -108,10 +107,7 @@ class Kind(ABC):
         """The loss of each image."""
 
     def class_weights(self, labels: npt.NDArray[Any], classes: int) -> Tensor:
-        """What each class counts for in the loss, so that all count the same in the end.
-
-        1 in kinds without `balances`.
-        """
+        """Weights of the classes in the loss that balance them; 1 in kinds without `balances`."""
         return torch.ones(classes)
 
     def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
@@ -124,12 +120,12 @@ class Kind(ABC):
     # Judging
 
     def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """What metrics need of a batch, one row a picture, on the CPU."""
+        """The inputs of `metrics` from a batch, one row a picture, on the CPU."""
         return outputs.float().cpu(), labels
 
     @abstractmethod
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
-        """How good the answers are, from what `keep` kept.
+        """Metrics of the answers, from what `keep` kept.
 
         `unreadable` pictures count as wrong answers in classification; where there is no such
         thing as a wrong answer, they are left out.
@@ -361,6 +357,8 @@ class Segmentation(Kind):
         task's classes. It covers what the backbone saw of the picture: the evaluation view.
         `top_k` classes are listed, those with most pixels first. `output` may be a mask already.
         """
+        from engram.images.masks import mask_png
+
         classes = self.condensed(output[None])[0] if output.ndim == 3 else output
         counts = torch.bincount(classes.flatten(), minlength=len(names))
         best = counts.argsort(descending=True, stable=True)[:top_k].tolist()

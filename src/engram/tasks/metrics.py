@@ -78,7 +78,7 @@ def classification_metrics(answers: Pairs, unreadable: int = 0) -> dict[str, Any
 
 
 def calibration_error(probability: Tensor, right: Tensor) -> float:
-    """How far probabilities are from how often they come true, over 15 bins of equal width."""
+    """Expected calibration error of probabilities, over 15 bins of equal width."""
     bins = (probability * 15).long().clamp(max=14)
     gap = torch.zeros(15).index_add(0, bins, right.float() - probability)
     return (gap.abs().sum() / len(probability)).item()

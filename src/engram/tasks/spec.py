@@ -1,4 +1,4 @@
-"""What a task is, without its values: `TaskSpec`, checked when it is made."""
+"""`TaskSpec`: a task without its values, checked when it is made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
-from engram.methods import Base, Masked, Method
+from engram.methods import Base, Method, create_method
 from engram.methods.method import TaskShape
+from engram.methods.method_flags import DEFAULT_REGIME
 from engram.tasks.class_statistics import PREFIX, statistics_shapes
 from engram.tasks.heads import HeadSizes
 from engram.tasks.kinds import IGNORED, KINDS, Kind
@@ -26,12 +27,12 @@ MAX_CLASS_BYTES = 8_000_000
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task is, without its values. A setting that makes no sense is an EngramError."""
+    """A task without its values. A setting that makes no sense is an EngramError."""
 
     name: str
     classes: tuple[str, ...]
     kind: str = "classification"
-    method: Method = field(default_factory=Masked)
+    method: Method = field(default_factory=lambda: create_method(DEFAULT_REGIME, {}))
     extends: tuple[str, ...] = ()
     # Of segmentation: the value that each class has in a mask, and the one of ignored pixels.
     values: tuple[int, ...] = ()
@@ -136,15 +137,11 @@ class TaskSpec:
         return fields
 
     def shape(self, backbone: BackboneShape, class_init: str = "backbone") -> TaskShape:
-        """What the shapes of its parameters depend on."""
         per_pixel = self.kind_object.per_pixel
         return TaskShape(backbone, len(self.classes), len(self.extends), per_pixel, class_init)
 
     def shapes(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
-        """What the task learns on such a backbone: the shape of every tensor, by its name.
-
-        A backbone of the task's own, and what its head finds in the data, are left out.
-        """
+        """The shape of every trained tensor by name, without a backbone of the task's own."""
         head = self.kind_object.head_shapes(self.head_config(backbone))
         shape = self.shape(backbone)
         parameters = self.method.fitted(shape).parameters(shape)
@@ -161,7 +158,7 @@ class TaskSpec:
         )
 
     def statistics(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
-        """What a file may hold of the training images: the shape of every tensor, by its name."""
+        """The shape of every tensor of class statistics, by name."""
         groups = self.kind_object.groups(len(self.classes))
         shapes = statistics_shapes(groups, self.features(backbone))
         return {PREFIX + name: shape for name, shape in shapes.items()}
@@ -177,7 +174,6 @@ class TaskSpec:
 
     @property
     def kind_object(self) -> Kind:
-        """What it learns from and answers; `kind` is the word for it."""
         return KINDS[self.kind]
 
 

@@ -1,7 +1,8 @@
-"""One task of a model: its spec, the parameters that its method trains, and its head."""
+"""The tasks of a model: `Task`, its parameters and its head, and `TaskRegistry`, all by name."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.methods import Base
 from engram.methods.method import Method, TaskInput
+from engram.methods.method_flags import CLASS_INITS
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kinds import KINDS, Kind
@@ -49,12 +51,10 @@ class Task(nn.Module):
 
     @property
     def method(self) -> Method:
-        """How it learns: the class that knows what differs between regimes."""
         return self.spec.method
 
     @property
     def kind(self) -> Kind:
-        """What it learns from and answers; `kind.name` is the word for it."""
         return KINDS[self.spec.kind]
 
     def input(self) -> TaskInput:
@@ -76,14 +76,14 @@ class Task(nn.Module):
         """
         fitted: Fitted = self.head.fitted
         if output.is_cpu and fitted:  # copied once: a copy for every image synchronises a GPU
-            buffers = self.head.fitted
+            own = fitted
             fitted = self._on_cpu.get(
-                "", buffers.values(), lambda: {name: value.cpu() for name, value in buffers.items()}
+                "", own.values(), lambda: {n: v.cpu() for n, v in own.items()}
             )
         return self.kind.answer(output, self.spec.classes, fitted, top_k)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the task's file holds: all that was trained, and what was found in the data."""
+        """The tensors of the task's file: trained ones, fitted buffers and class statistics."""
         found = {f"head.{name}": value for name, value in self.head.fitted.items()}
         found |= {} if self.statistics is None else self.statistics.tensors()
         return {name: t.detach() for name, t in (*self.named_parameters(), *found.items())}
@@ -109,3 +109,117 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
             module.add_module(part, nn.Module())
         module = module.get_submodule(part)
     module.register_parameter(last, parameter)
+
+
+class TaskRegistry(Mapping[str, Task]):
+    """The tasks that share one backbone by name, parents before children: who may join them.
+
+    `unmasked` lets tasks share a pass whose cells every token reads: the experiment of the paper's
+    section 4.4.
+    """
+
+    def __init__(self, unmasked: bool = False) -> None:
+        self.unmasked = unmasked
+        self._tasks: dict[str, Task] = {}
+        self._depths: dict[str, int] = {}  # 1 for a task that extends none
+
+    def __getitem__(self, name: str) -> Task:
+        return self._tasks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def put(self, task: Task) -> None:
+        self._tasks[task.spec.name] = task
+        for name, one in self.items():  # all: it may have taken the place of another
+            parents = (self._depths[parent] for parent in one.spec.extends)
+            self._depths[name] = 1 + max(parents, default=0)
+
+    def remove(self, name: str) -> None:
+        """Remove a task; one that others extend is refused."""
+        self.check_removable(name)
+        del self._tasks[name], self._depths[name]
+
+    def check_removable(self, name: str) -> None:
+        """Refuse to remove a task that others extend."""
+        children = [child for child, task in self.items() if name in task.spec.extends]
+        if children:
+            raise EngramError(f"{name!r} is extended by {', '.join(children)}; detach those first.")
+
+    def check(self, spec: TaskSpec) -> None:
+        """Refuse a task that cannot join: its name, its parents or its regime."""
+        if spec.name in self:
+            raise EngramError(
+                f"A task {spec.name!r} is attached already; detach it first, or give one of the "
+                "two another name."
+            )
+        for parent in spec.extends:
+            if parent not in self:
+                raise EngramError(
+                    f"{spec.name!r} extends {parent!r}, which is not attached; attach it first."
+                )
+            try:
+                spec.method.check_parent(self[parent].method)
+            except EngramError as error:
+                raise EngramError(f"{spec.name!r} cannot extend {parent!r}: {error}.") from None
+        for other in (task.spec for task in self.values()):
+            alone = next((s for s in (spec, other) if not s.method.shares_pass), None)
+            together = self.unmasked and spec.method.concatenates(other.method)
+            if alone is not None and not together:
+                raise EngramError(
+                    f"{alone.name!r} has the regime {alone.regime!r}, which changes the backbone's "
+                    f"own tokens, so {spec.name!r} and {other.name!r} cannot share a pass; use one "
+                    "MemoryViT for each, or train with the regime masked."
+                )
+
+    def closure(self, names: Sequence[str]) -> list[str]:
+        """These tasks and all they extend, parents first, in an order that attaching leaves alone.
+
+        Sums in another order differ in their last bits, so `exact` needs an order of its own.
+        """
+        wanted = set(names)
+        for name in reversed(self._tasks):
+            if name in wanted:
+                wanted.update(self[name].spec.extends)
+        return sorted(wanted, key=lambda name: (self._depths.get(name, 0), name))
+
+
+# The keys of tasks in a model's state dict, by name, so that no order can swap two tasks. The task
+# `flowers` is the submodule `task:flowers`: no attribute of a module has a colon in its name, so
+# none can be hidden by a task. A dot in its name is written as `%2E`: dots separate modules.
+
+_PREFIX = "task:"
+
+
+def module_name(task: str) -> str:
+    """The name of the submodule that a task is."""
+    return _PREFIX + task.replace("%", "%25").replace(".", "%2E")
+
+
+def task_name(module: str) -> str | None:
+    """The task that a submodule is, by its name; None if it is no task."""
+    if not module.startswith(_PREFIX):
+        return None
+    return module.removeprefix(_PREFIX).replace("%2E", ".").replace("%25", "%")
+
+
+def check_keys(state: Iterable[str], tasks: Collection[str]) -> None:
+    """Refuse the keys of a state dict with other tasks than these."""
+    found = {name for key in state if (name := task_name(key.split(".")[0])) is not None}
+    problems = []
+    if missing := [name for name in tasks if name not in found]:
+        problems.append(f"does not have {_quoted(missing)}, which the model has")
+    if unknown := sorted(found - set(tasks)):
+        problems.append(f"has {_quoted(unknown)}, which the model does not have")
+    if problems:
+        raise EngramError(
+            f"The state dict {', and '.join(problems)}, so nothing was loaded; add or detach "
+            "tasks until both have the same, or pass strict=False to load those that both have."
+        )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return f"the task{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from engram.methods.method_flags import REGIMES, MethodFlags
+from engram.methods.method_flags import CLASS_INITS, DEFAULT_REGIME, REGIMES, MethodFlags
 from engram.util.settings import setting
 
 if TYPE_CHECKING:
     from engram.methods.method import Method
     from engram.tasks.spec import TaskSpec
 
-CLASS_INITS = ("backbone", "random")
-
 
 @dataclass(frozen=True)
 class TaskSettings:
     """A new task: its regime, what it extends, and settings of its method."""
 
-    regime: str = setting("masked", "the method, which says what trains", offers=REGIMES)
+    regime: str = setting(
+        DEFAULT_REGIME, "the method, which says what trains", offers=tuple(REGIMES)
+    )
     extends: tuple[str, ...] = setting(
         (), "an engram that the task reads; repeatable", metavar="T=FILE"
     )
@@ -32,15 +32,15 @@ class TaskSettings:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, given: Mapping[str, Any]) -> TaskSettings:
+    def create(cls, settings: Mapping[str, Any]) -> TaskSettings:
         """From names and values in which settings of the method stand beside the others."""
         own = {item.name for item in fields(cls)}
-        more = {name: value for name, value in given.items() if name not in own}
-        return cls(**{k: v for k, v in given.items() if k in own}, method_settings=more)
+        more = {name: value for name, value in settings.items() if name not in own}
+        return cls(**{k: v for k, v in settings.items() if k in own}, method_settings=more)
 
     @classmethod
-    def of(cls, spec: TaskSpec) -> TaskSettings:
-        """Those that repeat a task: what has a flag, but for `class_init`, which is forgotten."""
+    def from_spec(cls, spec: TaskSpec) -> TaskSettings:
+        """Settings that repeat a task, but for `class_init`, which no spec has."""
         flags = [item.name for item in fields(spec.method) if item.metadata.get("flag")]
         known = {name: getattr(spec.method, name) for name in flags}
         return cls(spec.regime, spec.extends, method_settings=known)
@@ -62,11 +62,11 @@ class TaskSettings:
         return create_method(regime, settings)
 
     def but(self, **changes: Any) -> TaskSettings:
-        """The same with other settings of the method."""
+        """A copy with other settings of the method."""
         return replace(self, method_settings={**self.method_settings, **changes})
 
     def with_parents(self, names: Sequence[str]) -> TaskSettings:
-        """The same, for a task that extends the attached tasks of these names."""
+        """A copy for a task that extends the attached tasks of these names."""
         return replace(self, extends=tuple(names))
 
     def to_dict(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def fit(
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
     learner = TaskTrainer(model, name, recipe)
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
-    settings = settings_of(model, splits, TaskSettings.of(task.spec), recipe, lr=learner.lr)
+    settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=learner.lr)
     told = run_callbacks(callbacks, name, splits, settings, run, team)
     began = time.perf_counter()
     with run or contextlib.nullcontext(), told:

@@ -1,18 +1,18 @@
-"""What a ViT is made of: its configuration, the layer, and the head of the original model.
+"""The parts of a ViT: its configuration, the layer, and the head of the original model.
 
 Axes, everywhere in the package:
 
     b images   n tokens of the backbone   D width   h heads   d width of a head   l layers
 
-A block takes *how to attend* as an argument. The plain model gives it `self_attention`; passes.py
-gives it functions that also hand out or bring in keys and values. So the layer is written once.
+A block takes *how to attend* as an argument. The plain model gives it `self_attention`; the methods
+give it functions that also hand out or bring in keys and values. So the layer is written once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ Norm = Literal["layer", "rms"]
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """How the original model turns its tokens into an answer."""
+    """The pooling and the classifier of the original model."""
 
     classes: int  # 0: the answer is the pooled vector itself (an embedding)
     pooling: Pooling = "class"
@@ -80,18 +80,10 @@ class ViTConfig:
         return int(self.class_token) + self.registers
 
 
-class Attend(Protocol):
-    """From a block and its normed input (b, n, D) to what each token read (b, n, D)."""
-
-    def __call__(self, block: Block, normed: Tensor, /) -> Tensor: ...
-
-
-class LayerHook(Protocol):
-    """Called with a layer's number and its normed tokens (b, n, D), for those who read them."""
-
-    def __call__(self, layer: int, normed: Tensor, /) -> None: ...
-
-
+#: From a block and its normed input (b, n, D) to what each token read (b, n, D).
+Attend = Callable[["Block", Tensor], Tensor]
+#: Called with a layer's number and its normed tokens (b, n, D), for those who read them.
+LayerHook = Callable[[int, Tensor], None]
 #: Adapters: add to the stream something computed from the normed input of a sublayer, which is the
 #: attention (0) or the MLP (1).
 Adapt = Callable[[Tensor, Tensor, int], Tensor]
@@ -200,7 +192,7 @@ class Block(nn.Module):
         return k if rotation is None else rotation(k), v
 
     def add_up(self, read: Tensor) -> Tensor:
-        """What was read (b, n, D), as it is added to the tokens but for LayerScale."""
+        """Project what was read (b, n, D), to be added to the tokens but for LayerScale."""
         out: Tensor = self.proj(read if self.read_norm is None else self.read_norm(read))
         return out
 
@@ -214,15 +206,15 @@ class Block(nn.Module):
         """Tokens of `dropped` can be read and go no further (`attend` gives only the others)."""
         normed = self.norm1(x)
         read = self.add_up(attend(self, normed))
-        if dropped is not None:  # no list as an index: a GPU would be waited for
+        if dropped is not None:  # no list as an index, which would synchronise a GPU
             ends = slice(None, dropped.start), slice(dropped.stop, None)
             x, normed = (torch.cat([y[:, end] for end in ends], 1) for y in (x, normed))
         x = x + (read if self.scale1 is None else read * self.scale1)
         if adapters is not None:
             x = adapters(x, normed, 0)
         normed = self.norm2(x)
-        thought = self.mlp(normed)
-        x = x + (thought if self.scale2 is None else thought * self.scale2)
+        out = self.mlp(normed)
+        x = x + (out if self.scale2 is None else out * self.scale2)
         if adapters is not None:
             x = adapters(x, normed, 1)
         return x

@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """How far a patch is turned: along each axis, by an angle for each quarter of a head's numbers.
+    """Angles by which a patch is turned: along each axis, one for each quarter of a head's numbers.
 
     The patch of row y, of `rows`, is at ((y + offset) / rows) * span + start, likewise along the
     columns. Pair i of an axis, of d / 4, turns by base ** (-4 i / d) times that.
@@ -42,7 +42,7 @@ class Rotation:
     halves: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The same (b, h, tokens, d), turned; tokens behind the n of the backbone stay."""
+        """Turn x (b, h, tokens, d); tokens behind the n of the backbone stay."""
         n = len(self.cos)
         if x.shape[2] > n:
             return torch.cat([self(x[:, :, :n]), x[:, :, n:]], dim=2)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from engram.errors import EngramError
 from engram.util.devices import autocast_dtype
-from engram.util.processes import dtype_for
 from engram.util.tensors import tensors_hash, version
 from engram.vit.layers import (
     Block,
@@ -84,13 +83,9 @@ class ViT(nn.Module):
         width = config.width
 
         def tokens(count: int) -> nn.Parameter | None:
-            return nn.Parameter(drawn(count)) if count else None
-
-        def drawn(count: int) -> Tensor:
-            empty = torch.empty(count, width)
-            if empty.is_meta:  # to draw there would load torch's compiler, which takes seconds
-                return empty
-            return torch.randn(count, width) * 0.02
+            empty = torch.empty(count, width)  # to draw on meta would load torch's compiler
+            drawn = empty if empty.is_meta else torch.randn(count, width) * 0.02
+            return nn.Parameter(drawn) if count else None
 
         self.patch = nn.Conv2d(3, width, config.patch, config.patch, bias=config.patch_bias)
         self.class_token = tokens(int(config.class_token))  # (1, D)
@@ -113,7 +108,6 @@ class ViT(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.patch.weight.device
 
     @property
@@ -193,10 +187,9 @@ class ViT(nn.Module):
         return x
 
     def rotation(self, size: Sequence[int], n: int) -> Rotation | None:
-        """What turns the queries and keys of n tokens of images of this height and width.
+        """The rotation of queries and keys of n tokens of images of this height and width.
 
-        None if the backbone has no rotary positions. All tokens but the patches, which are the
-        last, stay as they are.
+        None without rotary positions. All tokens but the patches, which are the last, stay.
         """
         config, like = self.config, self._like
         if config.rotary is None:
@@ -209,7 +202,7 @@ class ViT(nn.Module):
         """Pixels (b, 3, height, width) to the first layer's input (b, n, D).
 
         A `class_token` (1, D) takes the place of the backbone's own, or is put before the patches
-        where the backbone has none. The height and width may be any multiples of the patch size.
+        where the backbone has none.
         """
         self._check(pixels)
         x: Tensor = self.patch(pixels)  # (b, D, rows, columns)
@@ -236,7 +229,7 @@ class ViT(nn.Module):
         return x
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """What a new head sees of tokens (b, n, D): the class token, or the mean of the patches."""
+        """The pooled token of tokens (b, n, D): the class token, or the mean of the patches."""
         if self.config.class_token:
             return tokens[:, 0]
         return tokens[:, self.config.prefix :].mean(1)
@@ -270,7 +263,7 @@ class ViT(nn.Module):
         return self.keep(("position", grid, version(position)), make)
 
     def keep(self, key: object, make: Callable[[], _Made]) -> _Made:
-        """What `make` makes, kept for a few sizes of images; a graph that is traced keeps none."""
+        """Cache what `make` makes, for a few sizes of images; a traced graph caches nothing."""
         kept: _Made | None = self._kept.get(key)
         if kept is not None:
             return kept
@@ -356,9 +349,10 @@ class ViT(nn.Module):
 
     def autocast(self) -> AbstractContextManager[object]:
         """Where products with the weights are computed: autocast, if they are rounded."""
-        half = self.patch.weight.dtype
-        if half == self.dtype or autocast_dtype(self.device) is not None:
+        if self.patch.weight.dtype == self.dtype or autocast_dtype(self.device) is not None:
             return nullcontext()
+        from engram.util.processes import dtype_for
+
         return torch.autocast(self.device.type, dtype_for(self.stored, self.device))
 
     def to_fp32(self, tokens: Tensor) -> Tensor:
