@@ -16,7 +16,6 @@ from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
-from engram.tasks.task_settings import CLASS_INITS
 from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache
 from engram.vit import ViT
