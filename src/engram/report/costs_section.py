@@ -39,7 +39,7 @@ def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
 
 def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
-    known, rows = TaskSettings.of(spec).method_settings, []
+    known, rows = TaskSettings.from_spec(spec).method_settings, []
     for name, method in METHODS.items():
         shared = {k: v for k, v in known.items() if k in method.setting_names()}
         task = replace(
