@@ -41,13 +41,13 @@ def read_npz(path: Path, request: DataRequest) -> FoundData:
                 "(x_test, …), train_images and train_labels, or images and labels."
             )
         keys = {"train": pairs[0]}
-    splits = {
+    found = {
         split: read_arrays(f"{path}:{x}", arrays[x], arrays[y], classes, request)
         for split, (x, y) in keys.items()
     }
-    labels = arrays[next(iter(keys.values()))[1]]
-    columns = label_columns(labels, classes, request)
+    columns = next(iter(found.values()))[1]
     by = "" if unsplit else "the names of the arrays"
+    splits = {name: split for name, (split, _) in found.items()}
     return FoundData(splits, classes, label_columns=columns, unsplit=unsplit, split_by=by)
 
 
@@ -72,14 +72,11 @@ def read_digits(request: DataRequest) -> FoundData:
     for digit in range(10):
         test[np.flatnonzero(labels == digit)[::5]] = True
     splits = {
-        split: read_arrays(f"digits/{split}", images[chosen], labels[chosen], None, request)
+        split: read_arrays(f"digits/{split}", images[chosen], labels[chosen], None, request)[0]
         for split, chosen in (("train", ~test), ("test", test))
     }
     by = "every fifth image of a class, which is test data"
     return FoundData(splits, augment="pad-crop", flip=False, split_by=by)
-
-
-# One split
 
 
 def read_arrays(
@@ -88,9 +85,11 @@ def read_arrays(
     labels: Array,
     classes: Sequence[str] | None,
     request: DataRequest,
-) -> FoundSplit:
-    labels = _squeeze(labels, request)
+) -> tuple[FoundSplit, Sequence[str]]:
+    """One split, and the names of its columns of labels."""
     dimensions = LABELS[request.kind].dimensions
+    if 1 in dimensions and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     if labels.ndim not in dimensions or len(labels) != len(images):
         each = {1: "one per image", 2: "a row per image", 3: "a mask per image"}
         raise EngramError(
@@ -100,33 +99,17 @@ def read_arrays(
     rows = Arrays(_to_pixels(name, images), name)
     if request.has_masks:
         masks = Arrays(to_mask_values(name, labels), f"{name}, mask")
-        return FoundSplit(rows, [None] * len(labels), masks)
+        return FoundSplit(rows, [None] * len(labels), masks), ["label"]
+    columns: Sequence[str] = ["label"]
+    listed = classes if labels.dtype.kind in "iu" else None
     if labels.ndim == 2:
-        columns = label_columns(labels, classes, request)
+        columns, listed = classes or [str(i) for i in range(labels.shape[1])], None
         if len(columns) != labels.shape[1]:
             raise EngramError(
                 f"{name}: {labels.shape[1]} columns of labels, but {len(columns)} class names."
             )
-        cells: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in labels]
-        return FoundSplit(rows, read_labels(name, cells, None, request))
-    listed = classes if labels.dtype.kind in "iu" else None
-    return FoundSplit(rows, read_labels(name, [{"label": y} for y in labels], listed, request))
-
-
-def _squeeze(labels: Array, request: DataRequest) -> Array:
-    """Labels of shape (N, 1) as (N,), where the kind of task has one label per image."""
-    one_each = 1 in LABELS[request.kind].dimensions
-    return labels[:, 0] if one_each and labels.ndim == 2 and labels.shape[1] == 1 else labels
-
-
-def label_columns(
-    labels: Array, classes: Sequence[str] | None, request: DataRequest
-) -> Sequence[str]:
-    """Names of the columns of labels: the classes, or their numbers."""
-    labels = _squeeze(labels, request)
-    if labels.ndim != 2:
-        return ("label",)
-    return classes or [str(column) for column in range(labels.shape[1])]
+    cells = (dict(zip(columns, np.atleast_1d(row), strict=True)) for row in labels)
+    return FoundSplit(rows, read_labels(name, cells, listed, request)), columns
 
 
 def _to_pixels(name: str, images: Array) -> torch.Tensor:

@@ -211,11 +211,11 @@ class Loader:
             starts = starts[: len(order) // self.batch_size]
         occurrences = _occurrences(order)
 
-        def share(of: Integers, start: int) -> Integers:
-            return of[start : start + self.batch_size][self._rank :: self._world]
+        def shard(values: Integers, start: int) -> Integers:
+            return values[start : start + self.batch_size][self._rank :: self._world]
 
         return self._read(
-            [(epoch, share(order, start), share(occurrences, start)) for start in starts[skip:]]
+            [(epoch, shard(order, start), shard(occurrences, start)) for start in starts[skip:]]
         )
 
     def _read(self, jobs: list[_Job]) -> Iterator[LabelledBatch]:

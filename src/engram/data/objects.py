@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch.utils import data as torch_data
 
-from engram.data.arrays import label_columns, read_arrays, to_mask_values
+from engram.data.arrays import read_arrays, to_mask_values
 from engram.data.labels import LABELS, find_column, read_labels
 from engram.data.presets import UNSPLIT, read_tables
 from engram.data.source import (
@@ -181,8 +181,7 @@ def _read_pair(title: str, images: Any, labels: Any, request: DataRequest) -> Fo
         classes = names_for(values, None, request)
         if array.ndim == 2:
             classes = list(request.classes) or None
-        split = read_arrays(title, pixels, array, classes, request)
-        columns = label_columns(array, classes, request)
+        split, columns = read_arrays(title, pixels, array, classes, request)
         return FoundData({"train": split}, classes, columns, unsplit=True)
     rows: Rows = Items(images, None, title)
     if all(isinstance(image, (str, os.PathLike)) for image in images):

@@ -56,13 +56,9 @@ class Overview:
 
 
 def look_at(splits: Splits, *, check: bool = False, progress: Progress = silent) -> Overview:
-    """Look at the images of a dataset.
+    """Look at the headers of at most 5,000 images, spread over the dataset.
 
-    Args:
-        splits: The dataset.
-        check: Decode every image and look for all duplicates, which takes as long as it takes. By
-            default the headers of at most 5,000 images are read, spread over the dataset.
-        progress: Told how far it is.
+    With `check`, decode every image and look for all duplicates, however long that takes.
     """
 
     def size(sample: Sample) -> tuple[int, int] | BadImage:
@@ -267,7 +263,7 @@ def describe(overview: Overview) -> Description:
         "sizes": _sizes(overview.sizes),
         "unreadable": list(overview.unreadable),
         "ignored": dict(splits.left_out),
-        "duplicates": _duplicates(overview.duplicates),
+        "duplicates": _duplicates(overview.duplicates)[0],
         "hints": hints,
         "examples": examples,
     }
@@ -308,7 +304,7 @@ def _image_rows(overview: Overview) -> Iterator[tuple[str, str]]:
         yield "unreadable", "none; every image was decoded"
     else:
         yield "unreadable", f"none, by the headers{seen}; --check decodes every image"
-    yield "duplicates", _duplicate_words(overview.duplicates)
+    yield "duplicates", _duplicates(overview.duplicates)[1]
 
 
 def _sizes(sizes: npt.NDArray[np.int64]) -> dict[str, list[int]] | None:
@@ -323,34 +319,22 @@ def _sizes(sizes: npt.NDArray[np.int64]) -> dict[str, list[int]] | None:
     }
 
 
-def _duplicates(found: Duplicates | None) -> dict[str, Any] | None:
+def _duplicates(found: Duplicates | None) -> tuple[dict[str, Any] | None, str]:
+    """Duplicates as a document, and in words."""
     if found is None:
-        return None
-
-    def named(pairs: Sequence[tuple[Sample, Sample]]) -> list[list[str]]:
-        return [[one[0].sample_name(one[1]) for one in pair] for pair in pairs]
-
-    return {
-        "groups": len(found.groups),
-        "across_splits": named(found.across()),
-        "with_two_labels": named(found.contradictions()),
+        return None, "not looked for among so many; --check does"
+    kinds = {"across_splits": found.across(), "with_two_labels": found.contradictions()}
+    document = {
+        name: [[one[0].sample_name(one[1]) for one in pair] for pair in pairs]
+        for name, pairs in kinds.items()
     }
-
-
-def _duplicate_words(found: Duplicates | None) -> str:
-    if found is None:
-        return "not looked for among so many; --check does"
-    if not found.groups:
-        return "none, byte for byte"
     said = [f"{counted(len(found.groups), 'image')} more than once"]
-    for pairs, what in (
-        (found.across(), "of one split in another too"),
-        (found.contradictions(), "with two labels"),
-    ):
+    what = {"across_splits": "of one split in another too", "with_two_labels": "with two labels"}
+    for name, pairs in document.items():
         if pairs:
-            one, other = (dataset.sample_name(i) for dataset, i in pairs[0])
-            said.append(f"{counted(len(pairs), 'image')} {what} ({one} and {other})")
-    return "; ".join(said)
+            said.append(f"{counted(len(pairs), 'image')} {what[name]} ({' and '.join(pairs[0])})")
+    words = "; ".join(said) if found.groups else "none, byte for byte"
+    return {"groups": len(found.groups), **document}, words
 
 
 def _class_table(
@@ -366,8 +350,7 @@ def _class_table(
         for c, name in enumerate(splits.classes)
     ]
     if len(rows) > most:
-        first = next(iter(counts.values()))
-        order = np.argsort(-first, kind="stable").tolist()
+        order = np.argsort(-next(iter(counts.values())), kind="stable").tolist()
         half = most // 2
         between = (f"… {len(rows) - 2 * half:,} others", *("" for _ in counts))
         rows = [*(rows[c] for c in order[:half]), between, *(rows[c] for c in order[-half:])]

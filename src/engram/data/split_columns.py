@@ -16,7 +16,7 @@ from engram.data.labels import find_column, truth
 from engram.data.source import DataRequest, match_splits, usual_split
 from engram.errors import EngramError
 
-#: What `--split-column` says for a table without splits, whatever its columns look like.
+#: The value of `--split-column` for a table without splits, whatever its columns look like.
 NO_COLUMN = "none"
 
 _FLAG = re.compile(r"is[ _-]?([a-z]+)", re.IGNORECASE)

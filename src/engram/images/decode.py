@@ -25,7 +25,7 @@ from engram.util.files import open_regular
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]  # (height, width, 3)
 
-#: What can be decoded: a path, encoded bytes, an open file, an image of Pillow, or pixels.
+#: An image to decode: a path, encoded bytes, an open file, an image of Pillow, or pixels.
 ImageSource: TypeAlias = (
     str | os.PathLike[str] | bytes | IO[bytes] | Image.Image | npt.NDArray[np.uint8]
 )

@@ -55,7 +55,7 @@ def evaluation_view(
     Args:
         source: A path, encoded bytes, an open file, an image of Pillow, or pixels.
         preprocessing: The size, the resize before the crop, and the interpolation.
-        name: What the error calls the image.
+        name: The name of the image in errors.
 
     Returns:
         uint8 pixels (height, width, 3); `normalise` takes a batch of them.

@@ -29,7 +29,7 @@ from engram.util.text import words
 
 _PORTS = {"http": 80, "https": 443}
 _WEB = tuple(_PORTS)
-#: Schemes whose address names a bucket, and no machine that a list could choose.
+# Schemes whose address names a bucket, and no machine that a list could choose.
 _STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf")
 _SCHEMES = (*_WEB, *_STORES)
 _FLAG = "--allow-url {} (allow_url in Python)"  # the same in all processes: it is in the table
@@ -44,30 +44,24 @@ def is_address(source: str) -> bool:
     return "://" in source
 
 
-def scheme_of(address: str) -> str:
+def scheme_in(address: str) -> str:
     return address.partition("://")[0].lower()
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Addresses that lists and tables may name: schemes, and hosts.
+    """Addresses that lists and tables may name: schemes, hosts of any network, and buckets."""
 
-    Args:
-        schemes: Schemes of any bucket or any public host.
-        hosts: A scheme, a host and a port (None: any), which may be in a private network.
-        stores: Beginnings of addresses of other kinds that the command line itself named.
-    """
-
-    schemes: frozenset[str] = frozenset()
-    hosts: frozenset[tuple[str, str, int | None]] = frozenset()
-    stores: tuple[str, ...] = ()
+    schemes: frozenset[str] = frozenset()  # of any bucket or any public host
+    hosts: frozenset[tuple[str, str, int | None]] = frozenset()  # scheme, host, port (None: any)
+    stores: tuple[str, ...] = ()  # beginnings of addresses that the command line itself named
 
     @classmethod
     def parse(cls, text: str) -> Allowed:
         """Parse schemes and hosts with commas, such as `s3,https,http://10.0.0.7:9000`."""
         schemes, hosts = set(), set()
         for word in words(text):
-            scheme = scheme_of(word)
+            scheme = scheme_in(word)
             if scheme not in _SCHEMES:
                 known = ", ".join(_SCHEMES)
                 raise EngramError(
@@ -88,7 +82,7 @@ class Allowed:
 
     def beside(self, source: str) -> Allowed:
         """This, and what is beside a list that the command line gave by its address."""
-        parts = _parts(source) if scheme_of(source) in _WEB else None
+        parts = _parts(source) if scheme_in(source) in _WEB else None
         if parts is not None:
             host = (parts.scheme, str(parts.hostname), parts.port)
             return replace(self, hosts=self.hosts | {host})
@@ -101,7 +95,7 @@ class Allowed:
 
     def refusal(self, address: str) -> str:
         """Why an address is not read, as the end of a sentence; "" if it may be."""
-        scheme = scheme_of(address)
+        scheme = scheme_in(address)
         beginnings = [store for store in self.stores if address.startswith(store)]
         if beginnings and "::" not in address.removeprefix(max(beginnings)):
             return ""
@@ -134,17 +128,15 @@ def _parts(address: str) -> SplitResult | None:
     return parts._replace(scheme=parts.scheme.lower()) if whole else None
 
 
-def fetch(address: str, allowed: Allowed, name: str) -> bytes:
-    """The image at an address in a list, within the limits; a BadImage if it may not be read."""
-    if reason := allowed.refusal(address):
+def fetch(address: str, allowed: Allowed | None, name: str) -> bytes:
+    """The image at an address, within the limits; a BadImage if it may not be read.
+
+    `allowed` is None for an address that the command line names.
+    """
+    if allowed is not None and (reason := allowed.refusal(address)):
         raise BadImage(f"{name}: {reason}")
-    if scheme_of(address) in _WEB:
+    if allowed is not None and scheme_in(address) in _WEB:
         return _download(address, allowed, name)
-    return read_address(address, name)
-
-
-def read_address(address: str, name: str) -> bytes:
-    """The image at an address that may be read, within the limit of bytes."""
     with open_address(address) as file:
         check_bytes(int(getattr(file, "size", None) or 0), name)
         return read_encoded(file, name)
@@ -152,7 +144,7 @@ def read_address(address: str, name: str) -> bytes:
 
 def open_address(address: str) -> IO[Any]:
     """Open an address with the package that knows its scheme."""
-    if scheme_of(address) in ("file", "local"):
+    if scheme_in(address) in ("file", "local"):
         return open_regular(address.partition("://")[2])
     file: IO[Any] = file_systems().open(address, "rb").open()
     return file
@@ -190,7 +182,7 @@ def _download(address: str, allowed: Allowed, name: str) -> bytes:
                 place = response.getheader("Location", "")
                 if 300 <= response.status < 400 and place:
                     address = urljoin(address, quote(place, safe=string.punctuation))
-                    if scheme_of(address) not in _WEB or allowed.refusal(address):
+                    if scheme_in(address) not in _WEB or allowed.refusal(address):
                         raise OSError(f"it redirects to {address}, which is not allowed")
                     continue
                 if not 200 <= response.status < 300:
@@ -216,7 +208,7 @@ def _connection(
 
     A copy of the socket is added to `sockets`: TLS takes the socket itself away.
     """
-    parts, scheme = urlsplit(address), scheme_of(address)
+    parts, scheme = urlsplit(address), scheme_in(address)
     host, port = str(parts.hostname), parts.port or _PORTS[scheme]
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(place[0]) for *_, place in found]

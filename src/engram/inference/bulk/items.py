@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from engram.images.decode import MAX_IMAGE_BYTES, BadImage, check_bytes, read_image_file
-from engram.inference.bulk.addresses import (
-    Allowed,
-    fetch,
-    is_address,
-    open_address,
-    read_address,
-)
+from engram.inference.bulk.addresses import Allowed, fetch, is_address, open_address
 from engram.util.files import open_regular
 from engram.util.text import utf8
 
@@ -23,20 +17,12 @@ HELD = MAX_IMAGE_BYTES // 4
 
 @dataclass(frozen=True)
 class Item:
-    """One image: where it is, or its bytes and what stands for its place.
+    """One image: its place, and its bytes if they are not there but in an archive or table."""
 
-    Args:
-        place: A path or an address; of an image that is part of a file, its place in there.
-        data: Its bytes, or None if they are at its place.
-        allowed: Which addresses may be read, if a list or table names the place. None: the command
-            line does.
-        problem: Why there is no image, as the end of a sentence.
-    """
-
-    place: str
+    place: str  # a path or an address; of an image that is part of a file, its place in there
     data: bytes | None = None
-    allowed: Allowed | None = None
-    problem: str = ""
+    allowed: Allowed | None = None  # where a list or table names the place; None: the command line
+    problem: str = ""  # why there is no image, as the end of a sentence
 
     @property
     def name(self) -> str:
@@ -52,9 +38,7 @@ class Item:
             return self.data
         if not is_address(self.place):
             return read_image_file(self.place, self.name)
-        if self.allowed is not None:
-            return fetch(self.place, self.allowed, self.name)
-        return read_address(self.place, self.name)
+        return fetch(self.place, self.allowed, self.name)
 
 
 def opened(source: str) -> IO[Any]:

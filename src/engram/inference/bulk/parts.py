@@ -30,19 +30,10 @@ _UNFINISHED = ".engram-*.tmp"  # what `write_atomically` leaves behind if it is 
 
 
 class Parts:
-    """Parts on disk; a part that is there is not computed again.
+    """Parts of the table `out`, or in the folder `out`; one that is there is not computed again.
 
-    Inside of a `with` they are this job's alone.
-
-    Args:
-        out: The file that they become in the end, or the folder that keeps them.
-        table: Their format.
-        identity: What has to be the same for parts to belong together.
-        overwrite: Remove the parts of an earlier job.
-
-    Raises:
-        EngramError: Something else is there, the parts are those of another job, or another process
-            is writing them.
+    Inside of a `with` they are this job's alone. Parts of a job with another `identity`, and parts
+    that another process is writing, are an EngramError; `overwrite` removes the former.
     """
 
     def __init__(
@@ -200,16 +191,10 @@ class Parts:
     def missing(
         self, items: Iterator[Item], rows: int, images: int, found: Callable[[int], None]
     ) -> Iterator[ItemBatch]:
-        """Batches of the images that have no answers yet.
+        """Batches of at most so many `images` that have no answers yet, with `rows` in a part.
 
-        Args:
-            items: All images, in the order that they always have.
-            rows: Images in a part.
-            images: Images in a batch.
-            found: Called with the number of images that have been found on disk so far.
-
-        Raises:
-            EngramError: The images of a part on disk are not those of the sources.
+        `found` is told how many images of all `items` were found on disk so far. A part on disk
+        whose images are not those of the sources is an EngramError.
         """
         there, first, self._most = self._there(), 0, rows
         items = self._readable(items)
@@ -236,10 +221,7 @@ class Parts:
             self._images[part] = first - begin
 
     def _readable(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The images until the sources end, or cannot be read any further.
-
-        Then those before are still answered and written, and `finish` says what is wrong.
-        """
+        """The images until the sources end, or fail: `finish` says it, when these are answered."""
         try:
             yield from items
         except EngramError as error:
@@ -256,9 +238,7 @@ class Parts:
     def finish(self) -> None:
         """Join the parts if one file is wanted. A crash before the end leaves the parts.
 
-        Raises:
-            EngramError: The sources could not be read to their end, or the parts are not those of
-                all images.
+        Sources that could not be read to their end, and missing rows, are an EngramError.
         """
         if self.problem is not None:
             raise self._unfinished(self.problem)
@@ -298,6 +278,6 @@ class Parts:
 
 
 def _file_id(file: Path | int) -> list[int]:
-    """What a file keeps when it is renamed, and another file does not have."""
+    """Inode and size of a file, which stay the same when it is renamed."""
     about = os.stat(file)
     return [about.st_ino, about.st_size]

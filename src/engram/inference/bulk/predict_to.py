@@ -65,11 +65,11 @@ def predict_to(
         model: The model.
         sources: Folders, tables, archives, lists of paths or images; see `sources.py`.
         out: A file (`.parquet`, `.jsonl` or `.csv`), or a folder that keeps the parts as parquet.
-        settings: What is written and how.
+        settings: The columns of the table, and how the work is divided.
         tasks: The tasks to answer; by default all.
         masks: A folder for the masks of segmentation; without it only the areas are written.
         overwrite: Replace what is there instead of continuing it.
-        answering: What answers batches: this process, or a cluster.
+        answering: Answers batches: in this process, or on a cluster.
         progress: Told how many images are done.
 
     Raises:

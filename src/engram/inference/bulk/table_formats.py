@@ -172,11 +172,8 @@ def table_format(
 ) -> TableFormat:
     """The format of a file name's suffix.
 
-    Args:
-        suffix: `.parquet`, `.jsonl` or `.csv`.
-        answers: The tasks that answer, each with the name of its kind.
-        vectors: Columns of lists of numbers, each with whether they are in half precision.
-        numbers: Columns of one number.
+    `answers` are columns with their kind of task, `vectors` columns of lists of numbers with
+    whether they are in half precision, `numbers` columns of one number.
     """
     if suffix == Csv.suffix:
         best = [f"{name}.probability" for name, kind in answers.items() if kind in _RANKED]

@@ -104,20 +104,18 @@ class _Archive:
 
     def _item(self, name: str, kind: bytes, size: int, sparse: bool) -> Item:
         """An image, or an entry with such a name that is none."""
-        problem, data = "", None
+        place, limit = f"{self.source}/{utf8(name).decode()}", storage(MAX_IMAGE_BYTES)
         if sparse:
             problem = "it is packed as a sparse file; pack the archive without --sparse"
         elif kind not in _REGULAR:
             problem = "the archive has a link or a device there, and no file"
         elif size > MAX_IMAGE_BYTES:
-            limit = storage(MAX_IMAGE_BYTES)
             problem = f"it has {storage(size)}, which is more than the limit of {limit}"
         else:
-            data = self._exactly(size)
-            size = -size % _BLOCK  # its padding
+            return Item(place, self._file(size))
         if kind not in _WITHOUT_DATA:
-            self._skip(size if data is not None else _padded(size))
-        return Item(f"{self.source}/{utf8(name).decode()}", data, problem=problem)
+            self._skip(_padded(size))
+        return Item(place, problem=problem)
 
     # Headers
 
@@ -127,16 +125,18 @@ class _Archive:
         if block == bytes(_BLOCK):
             self._check_end(place)
             return None
+        if not block:
+            add = f" (if that is all, add it: head -c {2 * _BLOCK} /dev/zero >> {self.source})"
+            what = "its end is missing" + ("" if self.compressed or not place else add)
+            raise self.damaged(what, place)
+        if len(block) < _BLOCK:
+            raise self.damaged("it ends inside of a header", place)
         try:
-            if not block:
-                raise self._without_end(place)
-            if len(block) < _BLOCK:
-                raise self.damaged("it ends inside of a header", place)
             member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            self._size(None, member.size)
-            return block, member
         except tarfile.HeaderError as error:
             raise self.damaged(f"the header there is not valid ({error})", place) from None
+        self._size(None, member.size)
+        return block, member
 
     def _check_end(self, place: int) -> None:
         """Nothing but some zeros may follow the end; a header that became zeros is none."""
@@ -146,12 +146,6 @@ class _Archive:
                 raise self.damaged(what, place)
             if self.place - place > _MOST_PADDING:  # a file that was never written to its end
                 raise self.damaged("from there on it has nothing but zeros", place)
-
-    def _without_end(self, place: int) -> DamagedArchive:
-        if self.compressed or not place:
-            return self.damaged("its end is missing", place)
-        add = f"head -c {2 * _BLOCK} /dev/zero >> {self.source}"
-        return self.damaged(f"its end is missing (if that is all, add it: {add})", place)
 
     def _is_sparse(self, block: bytes, kind: bytes, fields: dict[bytes, bytes]) -> bool:
         """Whether the member has holes; the blocks that list more of them are read."""
@@ -166,9 +160,7 @@ class _Archive:
         """A long name, or fields, in front of a member."""
         if size > _MOST_EXTENSION:
             raise self.damaged(f"{storage(size)} in front of a file are no name")
-        data = self._exactly(size)
-        self._skip(-size % _BLOCK)
-        return data
+        return self._file(size)
 
     def _fields(self, data: bytes) -> dict[bytes, bytes]:
         """The fields of pax, such as `18 path=photo.png` with a line break."""
@@ -199,6 +191,12 @@ class _Archive:
             size -= data.write(piece)
         self.place += data.tell()
         return data.getvalue()
+
+    def _file(self, size: int) -> bytes:
+        """The bytes of a member; its padding is skipped."""
+        data = self._exactly(size)
+        self._skip(-size % _BLOCK)
+        return data
 
     def _exactly(self, size: int) -> bytes:
         if len(data := self._read(size)) < size:
