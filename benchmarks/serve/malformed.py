@@ -146,7 +146,7 @@ OPTIONS = (
     b'"top_k": NaN', b'"top_k": Infinity', b'"top_k": 0', b'"top_k": -1', b'"top_k": "5"',
     b'"top_k": 1.5', b'"top_k": true', b'"top_k": 99999999999999999999', b'"tasks": []',
     b'"tasks": "first"', b'"tasks": [1]', b'"tasks": ["../../etc"]', b'"tasks": ["\\u0000"]',
-    b'"looks": 1', b'"looks": "nobody"', b'"more": 1',
+    b'"attention": 1', b'"attention": "nobody"', b'"more": 1',
 )  # fmt: skip
 CODES = (b"####", b"a", b"====", b"data:image/png;base64,", b"\\ud800", b"aGVsbG8")
 TYPES = ("", "image/png", "text/plain", "a/b;;=;")

@@ -1,13 +1,14 @@
 """`engram serve`: its settings are flags, and what cannot be served is a sentence."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.commands import Output, assert_refused, document, run
 
-from engram.serve.run import Service
+from engram.serve import run as serving
+from engram.serve.run import Job
 from engram.serve.service_settings import Settings
 from engram.util.description import Description
 
@@ -24,32 +25,20 @@ def test_every_setting_is_a_flag(capsys: Output, monkeypatch: pytest.MonkeyPatch
 def test_flags_and_the_token_of_the_environment_reach_the_service(
     capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {}
+    asked: list[Job] = []
 
-    class Opened:
-        description = Description({"url": "http://x"}, [])
+    def serve(job: Job, show: Callable[[Description], None]) -> None:
+        asked.append(job)
+        show(Description({"url": "http://x"}, []))
 
-        def run(self) -> None:
-            asked["ran"] = True
-
-    def opened(bundle: Path, settings: Settings, **options: Any) -> Opened:
-        asked.update(options, bundle=bundle, settings=settings)
-        return Opened()
-
-    monkeypatch.setattr(Service, "open", opened)
+    monkeypatch.setattr(serving, "serve", serve)
     monkeypatch.setenv("ENGRAM_TOKEN", "secret")
     monkeypatch.setenv("ENGRAM_ASK_TOKEN", "another")
     names = ("--allow-host", "a", "--allow-host", "b", "--log", "json")
     assert run("serve", "garden", "--port", 1234, "--backbone", "vit", "--json", *names) == 0
     assert document(capsys) == {"url": "http://x"}
-    assert asked == {
-        "bundle": Path("garden"),
-        "settings": Settings(port=1234, allow_host=("a", "b"), log="json"),
-        "token": "secret",
-        "ask_token": "another",
-        "backbone": "vit",
-        "ran": True,
-    }
+    settings = Settings(port=1234, allow_host=("a", "b"), log="json")
+    assert asked == [Job(Path("garden"), settings, "secret", "another", "vit")]
 
 
 def test_a_bundle_that_is_missing_is_a_sentence(

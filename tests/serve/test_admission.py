@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,8 +23,7 @@ from tests.support.nursery import Nursery
 from tests.support.serving import Launch, Server
 from uvicorn.server import ServerState
 
-from engram.serve.admission import Admission, limited
-from engram.serve.connections import ServiceProtocol
+from engram.serve.connections import ConnectionLimits, ServiceProtocol
 
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 PROXY, CLIENT, OTHER = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -44,8 +44,12 @@ def connecting(talk: Callable[[Connect, asyncio.Event], Awaitable[None]], *limit
             await answering.wait()
             await PlainTextResponse("yes")(scope, receive, send)
 
-        protocol = limited(ServiceProtocol, Admission(*limits))
-        config = uvicorn.Config(app, http=protocol, log_level="error")
+        protocol = partial(ServiceProtocol, ConnectionLimits(*limits))
+        config = uvicorn.Config(
+            app,
+            http=protocol,  # type: ignore[arg-type]
+            log_level="error",
+        )
         config.load()
         server = await asyncio.get_running_loop().create_server(
             lambda: protocol(config, server_state=state, app_state={}), "127.0.0.1", 0

@@ -15,6 +15,14 @@ from engram.serve.batching import Batcher, forward_asked, forward_views
 from engram.serve.catalogue import Catalogue
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
+from engram.serve.telemetry import Telemetry
+
+
+def counting(sizes: list[int]) -> Telemetry:
+    """Measurements of which the sizes of batches are kept."""
+    telemetry = Telemetry()
+    telemetry.batch_images.observe = sizes.append  # type: ignore[method-assign,assignment]
+    return telemetry
 
 
 def test_a_batch_has_images_of_many_requests(world: World) -> None:
@@ -23,7 +31,7 @@ def test_a_batch_has_images_of_many_requests(world: World) -> None:
     sizes: list[int] = []
 
     async def run() -> list[dict[str, torch.Tensor]]:
-        batcher = Batcher(settings, sizes.append)
+        batcher = Batcher(settings, counting(sizes))
         batcher.start()
         views = [torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8) for _ in range(6)]
         names = [["first"], ["second", "base"], ["first"], ["base"], ["second"], ["first"]]
@@ -56,7 +64,7 @@ def test_a_pass_runs_where_the_model_is(world: World, embeds: bool) -> None:
 
 def test_images_beyond_the_queue_are_refused() -> None:
     async def run() -> None:
-        batcher = Batcher(Settings(queue=3, max_images=3))
+        batcher = Batcher(Settings(queue=3, max_images=3), Telemetry())
         with batcher.reserve(2), pytest.raises(Problem) as refused:
             batcher.check_capacity(2)
         assert refused.value.status == 503
@@ -79,7 +87,7 @@ def test_requests_for_different_tasks_share_a_pass_that_computes_no_others(world
     names = [["first"], ["second", "base"], ["first", "second"], ["base"]]
 
     async def run() -> list[dict[str, torch.Tensor]]:
-        batcher = Batcher(settings, sizes.append)
+        batcher = Batcher(settings, counting(sizes))
         batcher.start()
         pairs = zip(views, names, strict=True)
         outputs = await asyncio.gather(*(batcher.run(snapshot, [v], tasks) for v, tasks in pairs))
@@ -119,7 +127,7 @@ def test_a_pass_has_half_the_values_that_an_answer_may_have(world: World, embeds
     sizes: list[int] = []
 
     async def run() -> None:
-        batcher = Batcher(settings, sizes.append)
+        batcher = Batcher(settings, counting(sizes))
         batcher.start()
         views = [torch.zeros(16, 16, 3, dtype=torch.uint8)] * 5
         assert len(await batcher.run(snapshot, views, ["base"], embeds)) == 5

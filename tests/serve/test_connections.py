@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import uvicorn
@@ -13,8 +14,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from engram.serve.connections import ServiceProtocol
+from engram.serve.connections import ConnectionLimits, ServiceProtocol
 
+LIMITS = ConnectionLimits(9, 9)
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -36,9 +38,8 @@ def talk(words: Talk, seconds: float) -> None:
         config.timeout_keep_alive = seconds  # type: ignore[assignment]
         config.load()
         loop, state = asyncio.get_running_loop(), ServerState()
-        server = await loop.create_server(
-            lambda: ServiceProtocol(config, server_state=state, app_state={}), "127.0.0.1", 0
-        )
+        protocol = partial(ServiceProtocol, LIMITS, config, server_state=state, app_state={})
+        server = await loop.create_server(protocol, "127.0.0.1", 0)
         async with server, asyncio.timeout(30):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             await words(reader, writer)

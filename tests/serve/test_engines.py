@@ -23,7 +23,8 @@ from engram.export import engine as onnx_engine
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
-from engram.serve.engines import make_engine
+from engram.serve.catalogue import make_engine
+from engram.serve.service_settings import Settings
 from engram.store.bundles import compose
 
 
@@ -31,7 +32,7 @@ from engram.store.bundles import compose
 def test_an_exported_graph_has_no_device_and_no_precision_to_choose(name: str, value: str) -> None:
     model = MemoryViT(engram.random_backbone())
     with pytest.raises(EngramError, match=f"'onnx', which has no {name} {value}"):
-        make_engine(model, "onnx", **{name: value})
+        make_engine(model, Settings(engine="onnx", **{name: value}))
 
 
 @pytest.mark.parametrize("kind", ["onnx", "onnx-int8"])
@@ -43,7 +44,7 @@ def test_a_task_that_changes_the_backbone_is_one_graph_with_it(
     model = MemoryViT(backbone).eval()
     scatter(model.add_task("own", 3, 2, regime="memory", seed=0), by=0.3)
     pixels = torch.rand(4, 3, 8, 8)
-    engine = make_engine(model, kind, threads=1)
+    engine = make_engine(model, Settings(engine=kind, threads=1))
     found = engine.run(pixels, ["own", "base"])
     with torch.inference_mode():
         expected = model(pixels, ["own", "base"])
@@ -105,9 +106,9 @@ def check(tiny: Tiny, images: Sequence[dict[str, Any]], tolerance: float, name: 
 def test_onnx_answers_as_the_model_does(opened: Opened, tiny: Tiny) -> None:
     opened.bundle = tiny.bundle
     client = opened(engine="onnx", threads=1)
-    images = answers(client, looks="first")
+    images = answers(client, attention="first")
     assert [list(image["tasks"]) for image in images] == [["base", "first"]] * 3
-    assert images[0]["looks"]["task"] == "first"
+    assert images[0]["attention"]["task"] == "first"
     check(tiny, images, 1e-4, "first")
     files = {"image": ("0", picture(0))}
     (embedded,) = client.post("/v1/embed", files=files, data={"tasks": "first"}).json()["images"]
@@ -125,8 +126,8 @@ def test_onnx_takes_side_patches_and_a_readout_while_it_runs(
     client = opened(engine="onnx", threads=1)
     response = client.put("/v1/tasks/thin", content=tiny.thin.read_bytes(), headers=AUTH)
     assert response.status_code == 201, response.text
-    images = answers(client, looks="thin")
-    assert images[0]["looks"]["pooled"]
+    images = answers(client, attention="thin")
+    assert images[0]["attention"]["pooled"]
     for name in ("first", "thin"):
         check(tiny, images, 1e-4, name)
 
@@ -153,9 +154,9 @@ def test_int8_answers_nearly_the_same_while_a_task_is_attached_and_removed(
     data = tiny.later.read_bytes()
     response = client.put("/v1/tasks/later", content=data, headers=AUTH)
     assert response.status_code == 201, response.text
-    with_later = answers(client, looks="later")
+    with_later = answers(client, attention="later")
     assert [list(image["tasks"]) for image in with_later] == [["base", "first", "later"]] * 3
-    assert with_later[0]["looks"]["task"] == "later"
+    assert with_later[0]["attention"]["task"] == "later"
     check(tiny, with_later, 0.05, "first")
     assert [image["tasks"]["base"] for image in with_later] == [
         image["tasks"]["base"] for image in before

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engram.serve.metrics import Metrics
+from engram.serve.telemetry import Telemetry
 
 
 def test_two_services_in_one_process_share_no_metrics() -> None:
-    one, other = Metrics(), Metrics()
+    one, other = Telemetry(), Telemetry()
     one.answers.labels("flowers").inc(3)
     one.batch_images.observe(2)
     assert b'engram_answers_total{task="flowers"} 3.0' in one.text()

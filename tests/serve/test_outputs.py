@@ -15,7 +15,7 @@ from engram.serve.outputs import (
     copied,
     fetch,
     kept_values,
-    logits_of,
+    logits_name,
     output_shape,
 )
 from engram.serve.service_settings import Settings
@@ -46,7 +46,7 @@ def test_values_are_known_before_the_pass(snapshot: Snapshot, embeds: bool) -> N
 
 
 def test_a_mask_is_kept_in_place_of_logits(snapshot: Snapshot) -> None:
-    names = ["segmentation", logits_of("segmentation"), "first"]
+    names = ["segmentation", logits_name("segmentation"), "first"]
     for asked in ([names] * 2, [names, ["first"]]):
         found = forward_asked(snapshot, views(2), asked, embeds=False)
         assert [list(one) for one in found] == asked
@@ -57,7 +57,7 @@ def test_a_mask_is_kept_in_place_of_logits(snapshot: Snapshot) -> None:
 
 
 def test_an_image_does_not_keep_the_outputs_of_others(snapshot: Snapshot) -> None:
-    asked = [["first", "segmentation", logits_of("segmentation")]] * 4
+    asked = [["first", "segmentation", logits_name("segmentation")]] * 4
     for one in copied(forward_asked(snapshot, views(4), asked, embeds=False)):
         for output in one.values():
             assert output.untyped_storage().nbytes() == output.numel() * output.element_size()

@@ -7,14 +7,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from engram.errors import EngramError
-from engram.images.decode import BadImage, LargeImage
 from engram.serve.problems import Problem, add_handlers
 
 RAISED = {
     "problem": (Problem(503, "Busy\nnow.", retry=2), 503, "Busy now."),
     "unauthorised": (Problem(401, "No."), 401, "No."),
-    "image": (BadImage("a.png: damaged"), 422, "a.png: damaged"),
-    "large": (LargeImage("a.png: too large."), 422, "a.png: too large"),
     "engram": (EngramError("It does not fit."), 422, "It does not fit."),
     "bug": (ZeroDivisionError("secret"), 500, "internal error"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.html import Checker
 
-from engram.serve.reference import reference_page
+from engram.serve.routes.operations import reference_page
 
 REF = {"$ref": "#/components/schemas/Answer"}
 

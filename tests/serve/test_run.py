@@ -18,7 +18,8 @@ from tests.support.serving import AUTH, TOKEN, Launch, Server, World, picture
 from tests.support.waiting import FUSE, wait_until
 
 from engram.cli import main as cli
-from engram.serve.run import Service
+from engram.serve.run import Job
+from engram.serve.service import Service
 from engram.serve.service_settings import Settings
 from engram.store.bundles import read_bundle
 
@@ -75,10 +76,13 @@ def test_only_a_trusted_proxy_says_who_the_client_is(bundle: Path, launch: Launc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_decoders_end_with_the_service(bundle: Path, launch: Launch, number: int) -> None:
     server = launch(bundle)
+    count = 2 + Settings().decoders  # the fork server and its resource tracker, too
+    wait_until(lambda: len(children(server.running.pid)) == count)
     started = children(server.running.pid)
-    assert len(started) == 1 + Settings().decoders  # the process that forks them, too
-    os.kill(started[-1], signal.SIGSTOP)  # as one that decodes for ever
+    os.kill(started[-1], signal.SIGSTOP)  # as one that decodes for long
     server.stop(number)
+    if number == signal.SIGKILL:  # nobody is left to kill it
+        os.kill(started[-1], signal.SIGCONT)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
@@ -122,7 +126,8 @@ def test_kill_9_while_attaching_leaves_a_bundle_that_serves(
 
 
 def test_a_token_from_a_file_ends_in_a_newline(bundle: Path) -> None:
-    service = Service.open(bundle, Settings(port=0), token=f"{TOKEN}\n")
+    job = Job(bundle, Settings(port=0), token=f"{TOKEN}\n")
+    service = Service(job, job.open())
     with service.listener, TestClient(service.app, "http://localhost") as client:
         assert client.delete("/v1/tasks/second", headers=AUTH).status_code == 204
 
@@ -172,7 +177,8 @@ def test_mistakes_are_sentences(
 @pytest.mark.parametrize("way", ["open", "token"])
 def test_beyond_this_machine_with_a_token_or_openly(bundle: Path, way: str) -> None:
     settings = Settings(host="0.0.0.0", port=0, open=way == "open")
-    service = Service.open(bundle, settings, ask_token=None if way == "open" else "x")
+    job = Job(bundle, settings, ask_token=None if way == "open" else "x")
+    service = Service(job, job.open())
     with service.listener:
         description = service.description
     rows = dict(description.rows)
@@ -181,4 +187,4 @@ def test_beyond_this_machine_with_a_token_or_openly(bundle: Path, way: str) -> N
     else:
         assert rows["asking"] == "needs the token of ENGRAM_ASK_TOKEN"
     assert description.document["asking"] == way
-    assert "'x'" not in repr(service)
+    assert "'x'" not in repr(job)

@@ -22,7 +22,7 @@ from engram.serve.service_settings import Settings
         ({"log": "xml"}, "log is 'xml'; it can be text, json."),
         ({"max_images": 300}, "max_images is 300, but only 256 images may wait"),
         ({"connections": 50}, "client_connections is 100, but only 50 connections may be open"),
-        ({"max_bodies": 1000}, "max_body is 64000000, but all requests in progress may have only"),
+        ({"max_bodies": 1000}, "max_body is 64000000, but only 1000 bytes"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], expected: str) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from engram.serve.metrics import Metrics
-from engram.serve.stages import DECODE, PASS, Stages
-from engram.serve.tracing import Tracing
+from engram.serve.telemetry import DECODE, PASS, Telemetry
 
 
 def test_a_stage_that_fails_is_counted_and_time_never_runs_back() -> None:
-    metrics = Metrics()
-    stages = Stages(metrics, Tracing())
-    with pytest.raises(RuntimeError), stages.stage(DECODE):
+    telemetry = Telemetry()
+    with pytest.raises(RuntimeError), telemetry.stage(DECODE):
         raise RuntimeError
-    stages.record(PASS, 5, 1)
-    text = metrics.text().decode()
+    telemetry.record_stage(PASS, 5, 1)
+    text = telemetry.text().decode()
     assert 'engram_stage_seconds_count{stage="decode"} 1.0' in text
     assert 'engram_stage_seconds_sum{stage="pass"} 0.0' in text

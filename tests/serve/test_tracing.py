@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.support.serving import Opened, ask, picture
 
-from engram.serve.tracing import Tracing
+from engram.serve.telemetry import Telemetry
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -98,4 +98,4 @@ def test_tracing_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     with pytest.raises(EngramError, match=r"engram-vit\[tracing\]"):
-        Tracing()
+        Telemetry()

@@ -50,10 +50,10 @@ def serve_command(
     flags: Given,
 ) -> None:
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
-    from engram.serve.run import bundle_of, serve
+    from engram.serve.run import Job, bundle_to_serve, serve
 
-    settings = Settings(**flags[Settings])
-    with ExitStack() as until_ready, bundle_of(sources) as folder:
+    settings = Settings(**(flags or {})[Settings])
+    with ExitStack() as until_ready, bundle_to_serve(sources) as folder:
         quiet = as_json or not sys.stderr.isatty()  # in a file, stderr is the log alone
         until_ready.enter_context(bars(quiet))("loading the tasks", 0, 0)
 
@@ -63,4 +63,4 @@ def serve_command(
             rows = lost if token and folder not in sources else []
             show(replace(description, rows=[*description.rows, *rows]), as_json)
 
-        serve(folder, settings, ready, token=token, ask_token=ask_token, backbone=backbone)
+        serve(Job(folder, settings, token, ask_token, backbone), ready)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 from fastapi import FastAPI, Request
 
@@ -13,25 +12,21 @@ from engram import __version__
 from engram.errors import EngramError
 from engram.serve.batching import Batcher
 from engram.serve.catalogue import Catalogue
-from engram.serve.clients import Shares
 from engram.serve.decoding.pool import Pool
 from engram.serve.hosts import AllowedHosts
+from engram.serve.limits import Shares
 from engram.serve.log import Log
-from engram.serve.metrics import Metrics
-from engram.serve.middleware import RequestMiddleware, client_of
+from engram.serve.middleware import RequestMiddleware, client_address
 from engram.serve.problems import add_handlers
-from engram.serve.routes.embed import embed_router
 from engram.serve.routes.infer import infer_router
-from engram.serve.routes.openapi import error_responses
 from engram.serve.routes.operations import operations_router
-from engram.serve.routes.pages import pages_router
 from engram.serve.routes.pipeline import Pipeline
 from engram.serve.routes.predict import predict_router
+from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.service_settings import Settings
-from engram.serve.stages import Stages
+from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
-from engram.serve.tracing import Tracing
 
 
 def create_app(
@@ -41,14 +36,19 @@ def create_app(
 
     With an `ask_token`, only clients that send it may ask.
     """
-    metrics, log, tracing = Metrics(), Log(settings.log), Tracing()
-    stages = Stages(metrics, tracing)
-    tokens = Tokens(token, ask_token, partial(_log_refused_token, log))
-    batcher = Batcher(
-        settings, metrics.batch_images.observe, metrics.queued_images.set, stages.record
-    )
-    decoders = Pool(settings, partial(_count_killed_decoder, metrics, log))
-    catalogue.on_change = lambda snapshot: metrics.tasks.set(len(snapshot.model.tasks))
+    telemetry, log = Telemetry(), Log(settings.log)
+
+    def log_refused_token(request: Request) -> None:
+        client, path = client_address(request.scope), request.url.path
+        log.event("refused token", client=client, method=request.method, path=path)
+
+    def count_killed_decoder(reason: str) -> None:
+        telemetry.killed_decoders.inc()
+        log.event("killed decoder", reason=reason)
+
+    tokens = Tokens(token, ask_token, log_refused_token)
+    batcher, decoders = Batcher(settings, telemetry), Pool(settings, count_killed_decoder)
+    catalogue.on_change = lambda snapshot: telemetry.tasks.set(len(snapshot.model.tasks))
     catalogue.on_change(catalogue.now)
 
     @asynccontextmanager
@@ -59,8 +59,8 @@ def create_app(
         yield
         following.cancel()
         await batcher.stop()
-        await decoders.stop()
-        tracing.stop()
+        decoders.stop()
+        telemetry.stop()
         log.stop()
 
     app = FastAPI(
@@ -72,26 +72,26 @@ def create_app(
         responses=error_responses(400, 421),
         lifespan=lifespan,
     )
-    app.state.catalogue, app.state.batcher = catalogue, batcher
-    app.state.log = log
+    app.state.catalogue, app.state.batcher, app.state.log = catalogue, batcher, log
     hosts = AllowedHosts(settings.host, settings.allow_host)
     clients = Shares(settings.client_requests, "requests in progress")
     app.add_middleware(
-        RequestMiddleware, metrics=metrics, log=log, tracing=tracing, hosts=hosts, clients=clients
+        RequestMiddleware, telemetry=telemetry, log=log, hosts=hosts, clients=clients
     )
     add_handlers(app)
-    pipeline = Pipeline(settings, batcher, decoders, metrics, stages)
-    app.include_router(predict_router(catalogue, pipeline, tokens))
-    app.include_router(embed_router(catalogue, pipeline, tokens))
-    app.include_router(infer_router(catalogue, pipeline, tokens))
-    app.include_router(tasks_router(catalogue, settings, tokens, log))
-    app.include_router(operations_router(batcher, metrics, tokens))
-    app.include_router(pages_router())
+    pipeline = Pipeline(settings, batcher, decoders, telemetry)
+    for router in (
+        predict_router(catalogue, pipeline, tokens),
+        infer_router(catalogue, pipeline, tokens),
+        tasks_router(catalogue, settings, tokens, log),
+        operations_router(batcher, telemetry, tokens),
+    ):
+        app.include_router(router)
     return app
 
 
 async def _follow(catalogue: Catalogue, seconds: float, log: Log) -> None:
-    """Take over what other services on the same folder attach and remove."""
+    """Take over tasks that other services on the same folder attach and remove."""
     while seconds:
         await asyncio.sleep(seconds)
         try:
@@ -99,17 +99,3 @@ async def _follow(catalogue: Catalogue, seconds: float, log: Log) -> None:
                 log.event("followed", tasks=", ".join(catalogue.now.model.tasks))
         except EngramError as error:
             log.event("not followed", reason=str(error))
-
-
-def _log_refused_token(log: Log, request: Request) -> None:
-    log.event(
-        "refused token",
-        client=client_of(request.scope),
-        method=request.method,
-        path=request.url.path,
-    )
-
-
-def _count_killed_decoder(metrics: Metrics, log: Log, reason: str) -> None:
-    metrics.killed_decoders.inc()
-    log.event("killed decoder", reason=reason)

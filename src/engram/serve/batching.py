@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
 
 from engram.inference.engine import stack_views
 from engram.serve.catalogue import Snapshot
-from engram.serve.clients import Shares
-from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_of, task_of
+from engram.serve.limits import Shares
+from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_name, task_name
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
-from engram.serve.stages import PASS, QUEUE
+from engram.serve.telemetry import PASS, QUEUE, Telemetry
 from engram.util.allocator import return_freed_memory
 
 Result = TypeVar("Result")
@@ -42,21 +43,12 @@ class Batcher:
 
     All images of a batch belong to one snapshot, and either all or none are to be vectors; each
     gets the outputs of the tasks it asked for, and the model itself computes no others for it.
-    `on_batch` is called with the size of every batch, `on_pending` with the images in the queue,
-    and `on_stage` with the name of what a request has gone through and its times.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        on_batch: Callable[[int], None] = lambda images: None,
-        on_pending: Callable[[int], None] = lambda images: None,
-        on_stage: Callable[[str, int, int], None] = lambda name, began, ended: None,
-    ) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self.settings, self._telemetry = settings, telemetry
         self.pending = 0  # images accepted and not yet answered
         self._shares = Shares(max(settings.max_images, settings.queue // 2), "images waiting")
-        self._on_batch, self._on_pending, self._on_stage = on_batch, on_pending, on_stage
         self._jobs: deque[_Job] = deque()
         self._some, self._enough = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engram-engine")
@@ -111,7 +103,7 @@ class Batcher:
 
     def _count(self, images: int) -> None:
         self.pending += images
-        self._on_pending(self.pending)
+        self._telemetry.queued_images.set(self.pending)
 
     async def run(
         self,
@@ -133,8 +125,8 @@ class Batcher:
         waiting = time.time_ns()
         outputs = await asyncio.gather(*(job.outputs for job in jobs))
         began = max(job.began for job in jobs)
-        self._on_stage(QUEUE, waiting, began)
-        self._on_stage(PASS, began, time.time_ns())
+        self._telemetry.record_stage(QUEUE, waiting, began)
+        self._telemetry.record_stage(PASS, began, time.time_ns())
         return outputs
 
     async def in_engine_thread(self, work: Callable[[], Result]) -> Result:
@@ -150,7 +142,7 @@ class Batcher:
                     await asyncio.wait_for(self._enough.wait(), self.settings.wait_ms / 1000)
             jobs = self._next_batch()
             if jobs:
-                self._on_batch(len(jobs))
+                self._telemetry.batch_images.observe(len(jobs))
                 await self._run_batch(jobs)
             if not self._jobs:
                 self._some.clear()
@@ -167,7 +159,7 @@ class Batcher:
                 self._jobs.popleft()
                 continue
             job = self._jobs[0]
-            if jobs and not _share_a_pass(job, jobs[0]):
+            if jobs and (job.snapshot, job.embeds) != (jobs[0].snapshot, jobs[0].embeds):
                 break
             if not names.issuperset(job.names):  # some engines compute for each what any asks for
                 names |= set(job.names)
@@ -182,10 +174,8 @@ class Batcher:
         for job in jobs:
             job.began = began
 
-        def forward() -> list[Outputs]:
-            views, asked = [job.view for job in jobs], [job.names for job in jobs]
-            return forward_asked(snapshot, views, asked, embeds)
-
+        views, asked = [job.view for job in jobs], [job.names for job in jobs]
+        forward = partial(forward_asked, snapshot, views, asked, embeds)
         try:
             rows = await self.in_engine_thread(forward)
             loop = asyncio.get_running_loop()
@@ -212,7 +202,7 @@ def forward_asked(
     One pass. Where views are asked for different tasks, the model computes only those; an exported
     graph computes for all what any of them is asked for.
     """
-    tasks = [list(dict.fromkeys(task_of(name) for name in own)) for own in asked]
+    tasks = [list(dict.fromkeys(task_name(name) for name in own)) for own in asked]
     wanted = {name for own in tasks for name in own}
     names = [name for name in snapshot.embedding_names if name in wanted]
     if len({frozenset(own) for own in tasks}) == 1 or not snapshot.routes(names, embeds):
@@ -243,8 +233,4 @@ def forward_views(
     if own is not snapshot.engine:
         return snapshot.engine.run(pixels, names)
     outputs, scores = own.scored(pixels, names, route)
-    return outputs | {score_of(name): score for name, score in scores.items()}
-
-
-def _share_a_pass(one: _Job, other: _Job) -> bool:
-    return one.snapshot is other.snapshot and one.embeds == other.embeds
+    return outputs | {score_name(name): score for name, score in scores.items()}

@@ -15,10 +15,9 @@ import torch
 
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.inference.engine import Engine, TorchEngine, load_model, on_cpu
+from engram.inference.engine import Engine, OneByOne, TorchEngine, load_model, on_cpu
 from engram.methods import Base
 from engram.model import MemoryViT
-from engram.serve.engines import make_engine
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.store.bundles import (
@@ -35,6 +34,8 @@ from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths
 from engram.store.remote import MANIFEST
 from engram.tasks.spec import NAME
+from engram.util.devices import device_for
+from engram.util.flag_names import flag
 from engram.util.text import without_paths
 
 State = tuple[int, ...] | None  # of a manifest on disk
@@ -54,7 +55,7 @@ class Snapshot:
 
     @cached_property
     def computing(self) -> TorchEngine:
-        """What computes vectors, which exported graphs do not have."""
+        """The engine for vectors, which exported graphs do not have."""
         return self.engine if isinstance(self.engine, TorchEngine) else TorchEngine(self.model)
 
     def routes(self, names: Sequence[str], embeds: bool) -> bool:
@@ -65,12 +66,12 @@ class Snapshot:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What can be run: base, if the backbone has classes, and the tasks, parents first."""
+        """Tasks that can be run, parents first, and base, if the backbone has classes."""
         return tuple(self.shapes)
 
     @cached_property
     def embedding_names(self) -> tuple[str, ...]:
-        """What has vectors: base, with or without classes, and the tasks."""
+        """Tasks that have vectors, and base, with or without classes."""
         return tuple(self.model.embedding_names())
 
     @cached_property
@@ -195,7 +196,7 @@ class Catalogue:
         )
 
     def _sentence(self, error: EngramError) -> str:
-        """What a client may know of an error: no path of this machine."""
+        """The sentence of an error for a client: without paths of this machine."""
         sentence, folder = str(error), self.now.bundle.folder
         paths = {os.path.realpath(folder), os.path.abspath(folder), str(folder)}
         for path in sorted(paths, key=len, reverse=True):
@@ -217,7 +218,7 @@ class Catalogue:
 
 
 def _state(folder: Path) -> State:
-    """What tells whether the manifest was written again; None if it cannot be seen."""
+    """Changes when the manifest is written again; None if it cannot be seen."""
     with contextlib.suppress(OSError):
         return manifest_state(folder)
     return None
@@ -260,9 +261,7 @@ def _snapshot(
     bundle: Bundle, model: MemoryViT, settings: Settings, before: Engine | None = None
 ) -> Snapshot:
     """A snapshot whose engine has run once, so that errors occur before any request uses it."""
-    engine = make_engine(
-        model.eval(), settings.engine, settings.threads, settings.device, settings.precision, before
-    )
+    engine = make_engine(model.eval(), settings, before)
     contents = {engram.spec.name: engram.content for engram in bundle.engrams}
     names = [name for name in model.output_names() if model.task(name).spec.classes]
     grey = torch.zeros(1, 3, *model.preprocessing.size)
@@ -272,3 +271,40 @@ def _snapshot(
             raise EngramError(f"The output of {name!r} is not finite.")
     shapes = {name: tuple(outputs[name].shape[1:]) for name in names}
     return Snapshot(bundle, model, engine, contents, shapes)
+
+
+def make_engine(model: MemoryViT, settings: Settings, before: Engine | None = None) -> Engine:
+    """The engine that the settings name, for a model, which moves to its device.
+
+    The ONNX engines export the backbone first, unless that of the engine `before` is the same; they
+    run on the CPU, in the precision of their kind.
+    """
+    kind, threads = settings.engine, settings.threads or None
+    if threads:
+        torch.set_num_threads(threads)
+    if kind == "torch":
+        device = device_for(settings.device)
+        return TorchEngine(model, device=device, precision=settings.precision)
+    for name, value, own in (
+        ("device", settings.device, ("auto", "cpu")),
+        ("precision", settings.precision, ("fp32",)),
+        ("backbone_dtype", model.backbone.stored, ("fp32",)),
+    ):
+        if value not in own:
+            raise EngramError(
+                f"{flag('engine')} is {kind!r}, which has no {flag(name)} {value}; leave that "
+                f"out, or use {flag('engine')} torch."
+            )
+    int8 = kind == "onnx-int8"
+    if all(task.method.shares_pass for task in model.tasks.values()):
+        from engram.export.engine import OnnxEngine
+
+        return OnnxEngine(model, int8=int8, threads=threads, before=before)
+    from engram.export import OnnxModel
+    from engram.export.runtime import require_onnx
+    from engram.export.write import check_exportable, onnx_file
+
+    require_onnx()  # one graph: a task that changes the backbone's tokens has no other beside it
+    data, _ = onnx_file(model, check_exportable(model), int8, "it is not used")
+    engine = OnnxModel(data, threads)
+    return OneByOne(engine) if int8 else engine

@@ -1,27 +1,81 @@
-"""HTTP connections: a time limit for the head of a request, and answers to half-closed ones."""
+"""HTTP connections: how many may be open, and for how long without a request.
+
+A connection that nothing is asked on costs a client nothing and the service a descriptor. When
+there are as many as may be, in all or of one address, the one that has been open longest without a
+request in progress is closed for the new one, so that clients who only hold connections keep nobody
+out.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from engram.errors import EngramError
+from engram.serve.hosts import THIS_MACHINE, in_networks
+from engram.serve.problems import Problem
+from engram.serve.service_settings import Settings
+from engram.util.flag_names import flag
+
+_AT_ONCE = 32  # connections that are accepted in one go, before any of them is counted
+_WAITING = 2048  # connections that the system keeps until they are accepted
+_OWN = 128  # descriptors for everything else: files, libraries, threads
+_FEWEST = 16  # connections that a service is worth starting for
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits on the open connections of a process.
+
+    Args:
+        most: How many there may be.
+        most_of_one: How many of them one address may have. A trusted proxy speaks for many clients,
+            and may have all.
+        trust_proxy: Addresses and networks of proxies, besides those on this machine.
+        on_refused: Called with the address and the status when a connection is refused, because all
+            that it could replace have a request in progress.
+    """
+
+    most: int
+    most_of_one: int
+    trust_proxy: tuple[str, ...] = ()
+    on_refused: Callable[[str, int], None] = lambda address, status: None
 
 
 class ServiceProtocol(H11Protocol):
-    """Closes a connection when the head of a request is not complete in time.
+    """A connection, closed when it is idle and another needs its place.
 
-    The server itself closes only connections that are idle after a response: one that sends
-    nothing at first, or one header now and then, would stay open for ever.
+    It is also closed when the head of a request is not complete in time. The server itself closes
+    only connections that are idle after a response: one that sends nothing at first, or one header
+    now and then, would stay open for ever.
 
     A client that has sent all of its request may close its side of the connection, and is answered.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _half_closed = False
+    _opened = 0.0
+    _address = "unknown"
+
+    def __init__(self, limits: ConnectionLimits, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limits = limits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._opened = self.loop.time()
+        self._address = self.client[0] if self.client else self._address
+        self._admit()
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -38,13 +92,13 @@ class ServiceProtocol(H11Protocol):
         if self._half_closed and not self._answering() and not self.transport.is_closing():
             self.transport.close()
 
-    def _answering(self) -> bool:
-        received = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
-        return received and self.cycle is not None and not self.cycle.response_complete
-
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+
+    def _answering(self) -> bool:
+        received = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
+        return received and self.cycle is not None and not self.cycle.response_complete
 
     def _update_timer(self) -> None:
         if self.conn.their_state is not h11.IDLE:
@@ -56,3 +110,79 @@ class ServiceProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _admit(self) -> None:
+        """Close an idle connection for this one, or refuse it, where there are too many."""
+        limits, proxies = self._limits, (*THIS_MACHINE, *self._limits.trust_proxy)
+        everyone: list[Any] = [
+            one for one in self.connections if one is not self and not one.transport.is_closing()
+        ]
+        of = Counter(one._address for one in everyone)
+        if of[self._address] >= limits.most_of_one and not in_networks(self._address, proxies):
+            address, status = self._address, HTTPStatus.TOO_MANY_REQUESTS
+            everyone = [one for one in everyone if one._address == address]
+        elif len(everyone) >= limits.most:
+            address, status = of.most_common(1)[0][0], HTTPStatus.SERVICE_UNAVAILABLE
+        else:
+            return
+        idle = (one for one in everyone if one._is_idle())
+        oldest = min(idle, key=lambda one: (one._address != address, one._opened), default=None)
+        if oldest is not None:
+            oldest.transport.close()
+        else:
+            self._refuse(status)
+            limits.on_refused(self._address, status)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is asked, and nothing of an answer is still being sent."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.get_write_buffer_size()
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        whose, most = ("The service has", self._limits.most)
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            whose, most = ("This address has", self._limits.most_of_one)
+        sentence = (
+            f"{whose} {most:,} connections with requests in progress, which is the limit; try "
+            "again in a second."
+        )
+        response = Problem(status, sentence, retry=1, close=True).response
+        head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
+        line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+        self.transport.write(line + head + b"\r\n" + response.body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Accepts a few connections at a time, and lets the others wait in the system's queue.
+
+    asyncio has one number for both, and with a large one it would accept more than there are
+    descriptors for, or close a connection for others before its request is read.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.backlog = _AT_ONCE
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_WAITING)
+
+
+def connections_allowed(settings: Settings) -> int:
+    """Connections that fit below the limit of descriptors, whose soft limit is raised for them.
+
+    An EngramError if there is hardly room for any.
+    """
+    others = _OWN + 4 * settings.decoders + 4 * _AT_ONCE  # being opened and closed
+    wanted = settings.connections + others
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if soft < min(wanted, hard):
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    if soft < others + min(_FEWEST, settings.connections):
+        raise EngramError(
+            f"This process may have {soft} open files, and the service needs {others} besides its "
+            f"connections; raise the limit (`ulimit -n`) to {wanted} for {flag('connections')} "
+            f"{settings.connections}."
+        )
+    return min(settings.connections, soft - others)

@@ -1,4 +1,4 @@
-"""Which names a service answers to.
+"""Names and addresses: which names a service answers to, and who is a proxy.
 
 A page of another site can let its own name resolve to this machine, and then the browser lets it
 read every answer (DNS rebinding). Such a request names that site in its Host header.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
-ALL_INTERFACES = ("0.0.0.0", "::")
 THIS_MACHINE = ("127.0.0.1", "::1")  # where a proxy on this machine connects from
 
 
@@ -29,17 +28,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_network(text: str) -> bool:
-    """Whether a text is an address or a network, such as 10.0.0.0/24."""
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return True
-
-
 def in_networks(address: str, networks: Iterable[str]) -> bool:
-    """Whether an address is one of these, or in one of these networks."""
+    """Whether an address is one of these, or in one of these networks, such as 10.0.0.0/24."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:  # of a socket without addresses
@@ -51,16 +41,14 @@ class AllowedHosts:
     """The names of this machine for itself, the address that is listened on, and more names."""
 
     def __init__(self, listened: str, more: Iterable[str] = ()) -> None:
-        self._all_interfaces = listened in ALL_INTERFACES
+        self._all_interfaces = listened in ("0.0.0.0", "::")
         self._names = {listened.lower(), *(name.strip("[]").lower() for name in more)}
 
     def allows(self, header: str, reached: str = "") -> bool:
         """Whether a Host header is one of them.
 
-        Args:
-            header: The Host header, perhaps with a port.
-            reached: The address of this machine at which the connection arrived. Where all
-                addresses of the machine are listened on, it may be named, too.
+        `reached` is the address of this machine at which the connection arrived. Where all
+        addresses of the machine are listened on, it may be named, too.
         """
         name = host_name(header)
         reachable = self._all_interfaces and name == reached

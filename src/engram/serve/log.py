@@ -1,4 +1,4 @@
-"""What happened, one line each on stderr: requests, attached and removed tasks, refusals."""
+"""The log, one line each on stderr: requests, attached and removed tasks, refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Hashable
 from datetime import UTC, datetime
-from typing import Any
 
 from engram.util.text import printable
 
@@ -30,9 +29,9 @@ class Log:
     def __init__(self, form: str) -> None:
         self._json = form == "json"
         self._lines: queue.Queue[str | None] = queue.Queue(_LINES)
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
         self._seldom = Seldom()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
 
     def request(self, client: str, method: str, path: str, status: int, seconds: float) -> None:
         """A request that was answered; the path is without its query."""
@@ -43,32 +42,27 @@ class Log:
         """Anything that happened; facts from clients are shown safely."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         shown = {k: printable(v, 200) if isinstance(v, str) else v for k, v in facts.items()}
-        document = {"time": now, "event": event, **shown}
-        line = json.dumps(document) if self._json else f"{now} {_sentence(event, shown)}"
+        if self._json:
+            line = json.dumps({"time": now, "event": event, **shown})
+        elif event == "request":
+            words = (v if isinstance(v, str) else f"{v:g}" for v in shown.values())
+            line = " ".join([now, *words, "ms"])
+        else:
+            line = " ".join([now, event, *(f"{name}={value}" for name, value in shown.items())])
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(line)
-        self._start()
 
     def event_seldom(self, event: str, **facts: str | float) -> None:
-        """What may happen often: a line a minute, which says how many there were since the last."""
+        """A line a minute about what may happen often, with the count since the last one."""
         held_back = self._seldom.passes(event)
         if held_back is not None:
             self.event(event, **facts, **({"before": held_back} if held_back else {}))
 
     def stop(self) -> None:
         """Write what waits, unless nobody reads it."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            with contextlib.suppress(queue.Full):
-                self._lines.put(None, timeout=1)
-                thread.join(1)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, daemon=True)
-                self._thread.start()
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=1)
+            self._thread.join(1)
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -81,14 +75,12 @@ class Seldom:
     """Lets one of each kind through in an interval, and counts the others."""
 
     def __init__(self, seconds: float = _INTERVAL) -> None:
-        self._seconds = seconds
-        self._last: dict[
-            Hashable, tuple[float, int]
-        ] = {}  # when one passed, how many did not since
-        self._lock = threading.Lock()
+        self._seconds, self._lock = seconds, threading.Lock()
+        # By kind: when one passed, and how many did not since.
+        self._last: dict[Hashable, tuple[float, int]] = {}
 
     def passes(self, kind: Hashable) -> int | None:
-        """How many of its kind were held back before it; None if it is held back, too."""
+        """The number of its kind that were held back before it; None if it is held back, too."""
         now = time.monotonic()
         with self._lock:
             when, held_back = self._last.get(kind, (-self._seconds, 0))
@@ -109,8 +101,12 @@ class SeldomErrors(logging.Filter):
         self._seldom = Seldom(seconds)
 
     def filter(self, record: logging.LogRecord) -> bool:
+        kind, _, traceback = record.exc_info or (None, None, None)
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        line = () if traceback is None else (traceback.tb_frame.f_code, traceback.tb_lineno)
         what = str(record.msg).partition("\n")[0][:100]
-        held_back = self._seldom.passes((record.name, what, *_where(record)))
+        held_back = self._seldom.passes((record.name, what, kind, *line))
         if held_back:
             record.msg, record.args = f"{record.getMessage()} ({held_back} more before it)", ()
         return held_back is not None
@@ -122,18 +118,3 @@ def hold_back_errors() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(one, SeldomErrors) for one in logger.filters):
             logger.addFilter(SeldomErrors())
-
-
-def _where(record: logging.LogRecord) -> tuple[Hashable, ...]:
-    """The type of an exception, and the line that raised it."""
-    kind, _, traceback = record.exc_info or (None, None, None)
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    line = () if traceback is None else (traceback.tb_frame.f_code, traceback.tb_lineno)
-    return (kind, *line)
-
-
-def _sentence(event: str, facts: dict[str, Any]) -> str:
-    if event == "request":
-        return "{client} {method} {path} {status} {ms:g} ms".format(**facts)
-    return " ".join([event, *(f"{name}={value}" for name, value in facts.items())])

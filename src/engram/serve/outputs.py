@@ -1,8 +1,8 @@
-"""What a pass gives about one image: tensors by name, and how many values they have.
+"""Outputs of a pass about one image: tensors by name, and how many values they have.
 
 A task's output has the name of the task. A segmentation's is a mask, because its logits are larger
-by the number of its classes; those are `logits_of(task)`. Where a task tells how familiar the image
-looks, that is `score_of(task)`. No task can have such a name.
+by the number of its classes; those are `logits_name(task)`. Where a task tells how familiar the
+image looks, that is `score_name(task)`. No task can have such a name.
 """
 
 from __future__ import annotations
@@ -15,42 +15,37 @@ from torch import Tensor
 
 from engram.inference.engine import on_cpu
 from engram.serve.catalogue import Snapshot
-from engram.serve.routes.infer_schemas import LOGITS
+from engram.serve.routes.schemas import LOGITS
 
-#: Of one image, by name.
-Outputs = dict[str, Tensor]
+Outputs = dict[str, Tensor]  # of one image, by name
 
 VALUE_BYTES = 4  # of a value in memory, at most
 
 
-def score_of(task: str) -> str:
-    """The name of the score of a task."""
+def score_name(task: str) -> str:
     return f"{task}:score"
 
 
-def logits_of(task: str) -> str:
-    """The name of the logits of a segmentation."""
+def logits_name(task: str) -> str:
     return task + LOGITS
 
 
-def task_of(name: str) -> str:
-    """The task of an output."""
-    return name.removesuffix(LOGITS)
+def task_name(output: str) -> str:
+    return output.removesuffix(LOGITS)
 
 
 def output_shape(snapshot: Snapshot, name: str) -> tuple[int, ...]:
     """The shape of an output for one image."""
-    shape = snapshot.shapes[task_of(name)]
+    shape = snapshot.shapes[task_name(name)]
     return shape[1:] if is_mask(snapshot, name) else shape
 
 
 def is_mask(snapshot: Snapshot, name: str) -> bool:
-    """Whether an output is a mask."""
-    return task_of(name) == name and snapshot.model.task(name).kind.per_pixel
+    return task_name(name) == name and snapshot.model.task(name).kind.per_pixel
 
 
 def vector_size(snapshot: Snapshot, name: str) -> int:
-    """How many numbers the vector of a task has, or that of base."""
+    """Numbers in the vector of a task, or of base."""
     model = snapshot.model
     if name == "base":
         return int(model.backbone.config.width)
@@ -58,7 +53,7 @@ def vector_size(snapshot: Snapshot, name: str) -> int:
 
 
 def kept_values(snapshot: Snapshot, names: Iterable[str], embeds: bool = False) -> int:
-    """How many values are kept of one image until it is answered."""
+    """Values that are kept of one image until it is answered."""
     if embeds:
         return sum(vector_size(snapshot, name) for name in names)
     return sum(math.prod(output_shape(snapshot, name)) for name in names)
@@ -66,7 +61,7 @@ def kept_values(snapshot: Snapshot, names: Iterable[str], embeds: bool = False) 
 
 def computed_values(snapshot: Snapshot, names: Iterable[str]) -> int:
     """Values that a pass computes per image: a mask is made of logits, and so costs its vector."""
-    tasks = {task_of(name) for name in names}
+    tasks = {task_name(name) for name in names}
     return sum(math.prod(snapshot.shapes.get(task, ())) for task in tasks)
 
 
@@ -83,23 +78,23 @@ def fetch(
     rows = {task: {image: i for i, image in enumerate(own)} for task, own in places.items()}
     forms: dict[str, Sequence[Tensor] | Tensor] = {}
     for name in dict.fromkeys(name for own in asked for name in own):
-        whole, score = computed[task_of(name)], score_of(name)
+        whole, score = computed[task_name(name)], score_name(name)
         is_logits = whole.ndim > 2  # a vector is none
         forms[name] = _masks(snapshot, name, whole) if is_logits else on_cpu({name: whole})[name]
         if score in computed:
             forms |= on_cpu({score: computed[score]})
     found: list[Outputs] = []
     for i, own in enumerate(asked):
-        keys = [(name, key) for name in own for key in (name, score_of(name)) if key in forms]
-        found.append({key: forms[key][rows[task_of(name)][i]] for name, key in keys})
+        keys = [(name, key) for name in own for key in (name, score_name(name)) if key in forms]
+        found.append({key: forms[key][rows[task_name(name)][i]] for name, key in keys})
     return found
 
 
 def copied(outputs: Sequence[Outputs]) -> list[Outputs]:
-    """Outputs of images that keep no memory of the pass.
+    """Outputs of images that keep no memory of the pass: a row keeps the whole tensor.
 
-    A row keeps the whole tensor. In the thread of the passes, copies would lie between the large
-    tensors of one pass and the next, so this belongs in another thread.
+    In the thread of the passes, copies would lie between the large tensors of one pass and the
+    next, so this belongs in another thread.
     """
     return [{name: output.clone() for name, output in own.items()} for own in outputs]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from engram.errors import EngramError
-from engram.serve.hosts import host_name, is_network
+from engram.serve.hosts import host_name
 from engram.serve.log import LOGS
 from engram.util.flag_names import flag
 from engram.util.settings import (
@@ -27,7 +28,7 @@ _ENGINE, _LIMITS = "Engine", "Limits"
 
 @dataclass(frozen=True)
 class Settings:
-    """How the service runs. A value out of range is an EngramError that names it."""
+    """Settings of the service. A value out of range is an EngramError that names it."""
 
     host: str = setting(
         "127.0.0.1", "address to listen on; 0.0.0.0: all network interfaces", group=_NETWORK
@@ -134,24 +135,21 @@ class Settings:
                     "a port."
                 )
         for address in self.trust_proxy:
-            if not is_network(address):
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
                 raise EngramError(
                     f"{flag('trust_proxy')} is {address!r}; it must be an address such as "
                     "10.0.0.2, or a network such as 10.0.0.0/24."
+                ) from None
+        for part, whole, what in (
+            ("max_images", "queue", "images may wait"),
+            ("client_connections", "connections", "connections may be open"),
+            ("max_body", "max_bodies", "bytes may be in progress"),
+        ):
+            most = getattr(self, whole)
+            if getattr(self, part) > most:
+                raise EngramError(
+                    f"{flag(part)} is {getattr(self, part)}, but only {most} {what}; make "
+                    f"{flag(whole)} at least as large."
                 )
-        if self.max_images > self.queue:
-            raise EngramError(
-                f"{flag('max_images')} is {self.max_images}, but only {self.queue} images may "
-                f"wait; make {flag('queue')} at least as large."
-            )
-        if self.client_connections > self.connections:
-            raise EngramError(
-                f"{flag('client_connections')} is {self.client_connections}, but only "
-                f"{self.connections} connections may be open; make {flag('connections')} at least "
-                "as large."
-            )
-        if self.max_body > self.max_bodies:
-            raise EngramError(
-                f"{flag('max_body')} is {self.max_body}, but all requests in progress may have "
-                f"only {self.max_bodies} bytes; make {flag('max_bodies')} at least as large."
-            )

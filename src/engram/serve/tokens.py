@@ -1,4 +1,4 @@
-"""Who may ask, and who may attach and remove tasks."""
+"""Bearer tokens: one to ask, one to attach and remove tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from engram.errors import EngramError
 from engram.serve.problems import Problem
 
 Bearer = Annotated[
@@ -49,22 +48,12 @@ class Tokens:
                     "Attaching and removing tasks is disabled; start the service with --token or "
                     "ENGRAM_TOKEN to enable it.",
                 )
-            given = bearer.credentials if bearer is not None else ""
+            sent = bearer.credentials if bearer is not None else ""
             # compare_digest takes equally long for every wrong token, so time reveals nothing.
-            if not any(hmac.compare_digest(given.encode(), one.encode()) for one in tokens):
+            if not any(hmac.compare_digest(sent.encode(), one.encode()) for one in tokens):
                 self.on_refused(request)
                 raise Problem(
                     401, "The token is missing or wrong; send Authorization: Bearer TOKEN."
                 )
 
         return check_token
-
-
-def clean_token(token: str | None, name: str = "token") -> str | None:
-    """A token as it is compared; a blank one, and one that no header can have, are refused."""
-    if token is None:
-        return None
-    token = token.strip()  # a mounted secret ends in a newline
-    if not token or not token.isascii():
-        raise EngramError(f"The {name} is blank or has characters outside ASCII; choose another.")
-    return token

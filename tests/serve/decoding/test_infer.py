@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engram.serve.decoding.infer import Inference, read_inference
-from engram.serve.decoding.upload import Limits, Refusal
+from engram.serve.decoding.infer import read_inference
+from engram.serve.decoding.upload import Limits, Refusal, Upload
 
 SIZE, LIMITS = (2, 2), Limits(max_images=2, max_body=10**6)
 PIXELS = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
 
 
-def read(document: dict[str, Any], binary: bytes | None = None) -> Inference:
+def read(document: dict[str, Any], binary: bytes | None = None) -> Upload:
     text = json.dumps(document).encode()
     body = bytearray(text + (binary or b""))
     return read_inference(body, None if binary is None else len(text), SIZE, LIMITS)
@@ -71,8 +71,8 @@ def pixels(data: str, shape: str = "[1,3,2,2]") -> bytearray:
         (pixels("[" + "{}," * 100_000 + "{}]"), "values"),
         (pixels("[" + '"ab",' * 100_000 + '""]'), "values"),
         (pixels("[1]").replace(b'"inputs"', b'"x":[0' + b",0" * 100_000 + b'],"inputs"'), "values"),
-        (pixels("[" + "1" * 400 + ",0" * 11 + "]"), "12 numbers"),
-        (pixels("[" + "1" * 5000 + ",0" * 11 + "]"), "12 numbers"),
+        (pixels("[" + "1" * 400 + ",0" * 11 + "]"), "not finite"),
+        (pixels("[" + "1" * 5000 + ",0" * 11 + "]"), "not finite"),
         (pixels("[1e999" + ",0" * 11 + "]"), "not finite"),
         (pixels("[NaN" + ",0" * 11 + "]"), "not finite"),
         (pixels("[null" + ",0" * 11 + "]"), "12 numbers"),
@@ -90,8 +90,7 @@ def test_what_takes_more_memory_than_it_is_worth_is_counted_first(
         read_inference(body, None, SIZE, LIMITS)
 
 
-def test_numbers_become_pixels_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.serve.decoding.infer._PIECE", 7)
+def test_numbers_may_have_spaces_between_them() -> None:
     for data in (PIXELS.tolist(), PIXELS.ravel().tolist()):
         text = json.dumps(data, indent=1)
         found = read_inference(pixels(text), None, SIZE, LIMITS)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
+import socket
+import time
 from collections.abc import Awaitable, Callable
+from multiprocessing import forkserver
 from typing import Any
 
+import psutil
 import pytest
 from tests.support.serving import flat_png, picture
 from tests.support.waiting import FUSE, running, wait_until
 
 from benchmarks.serve.malformed import BOUNDARY, form
-from engram.images.decode import BadImage, LargeImage
 from engram.images.preprocessing import Preprocessing
+from engram.serve.decoding import worker
 from engram.serve.decoding.pool import Decoder, Pool
+from engram.serve.decoding.worker import BodyDecoder, send
+from engram.serve.problems import Problem
 from engram.serve.routes.schemas import PredictOptions
 from engram.serve.service_settings import Settings
 
@@ -27,10 +34,15 @@ def body(*images: bytes) -> bytearray:
     return bytearray(form(*[("image", data, True) for data in images]))
 
 
+def pid_of(decoder: Decoder) -> int:
+    assert decoder.process.pid is not None
+    return decoder.process.pid
+
+
 async def ask(decoder: Decoder, data: bytes) -> tuple[int, ...]:
     """The shape of the view of a picture."""
-    received = await decoder.read(PredictOptions, KIND, body(data))
-    assert received.names == ["image.png"]
+    names, _ = await decoder.read(PredictOptions, body(data), kind=KIND)
+    assert names == ["image.png"]
     view = (await decoder.decode(0, "image.png", PREPROCESSING)).view
     return tuple(view.shape)
 
@@ -43,10 +55,10 @@ def run(work: Callable[[Pool], Awaitable[None]], **settings: Any) -> list[str]:
         pool = Pool(Settings(**settings), killed.append)
         await pool.start()
         await work(pool)
-        await pool.stop()
+        pool.stop()
         async with asyncio.timeout(FUSE), pool.decoder() as decoder:  # it can be used again
             assert await ask(decoder, picture()) == (16, 16, 3)
-        await pool.stop()
+        pool.stop()
 
     asyncio.run(main())
     return killed
@@ -58,8 +70,8 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
 
         async def stuck() -> None:
             async with pool.decoder("a") as decoder:
-                await decoder.read(PredictOptions, KIND, body(picture()))
-                os.kill(decoder.child.pid, signal.SIGSTOP)
+                await decoder.read(PredictOptions, body(picture()), kind=KIND)
+                os.kill(pid_of(decoder), signal.SIGSTOP)
                 stopped.set()
                 await decoder.decode(0, "a.jpg", PREPROCESSING)
 
@@ -71,7 +83,7 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
         await stopped.wait()
         await others()
         assert not task.done()
-        with pytest.raises(LargeImage, match=r"a\.jpg: it takes more than 2 seconds"):
+        with pytest.raises(Problem, match=r"a\.jpg: it takes more than 2 seconds"):
             await task
         for _ in range(3):  # the one that replaces it, too
             await others()
@@ -81,20 +93,20 @@ def test_a_picture_that_takes_for_ever_ends_its_decoder_alone() -> None:
 
 def test_a_decoder_has_a_limit_on_memory() -> None:
     async def work(pool: Pool) -> None:
-        with pytest.raises(LargeImage, match="it takes too much memory"):
+        with pytest.raises(Problem, match="it takes too much memory"):
             async with pool.decoder() as decoder:
                 await ask(decoder, flat_png(7000))
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
-    assert run(work, decoders=1, decode_memory=30_000_000) == ["it ran out of memory"]
+    assert run(work, decoders=1, decode_memory=30_000_000) == ["out of memory"]
 
 
 def test_a_decoder_that_dies_at_work_is_replaced() -> None:
     async def work(pool: Pool) -> None:
         async with pool.decoder() as decoder:
-            os.kill(decoder.child.pid, signal.SIGKILL)
-            with pytest.raises(BadImage, match="ended the process"):
+            os.kill(pid_of(decoder), signal.SIGKILL)
+            with pytest.raises(Problem, match="ended the process"):
                 await ask(decoder, picture())
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
@@ -105,12 +117,12 @@ def test_a_decoder_that_dies_at_work_is_replaced() -> None:
 def test_a_decoder_that_died_while_it_was_idle_is_not_noticed() -> None:
     async def work(pool: Pool) -> None:
         async with pool.decoder() as decoder:
-            pid = decoder.child.pid
+            pid = pid_of(decoder)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not running(pid))
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
-            assert decoder.child.pid != pid
+            assert pid_of(decoder) != pid
 
     assert run(work, decoders=1) == []
 
@@ -121,9 +133,9 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
 
         async def stuck() -> None:
             async with pool.decoder() as decoder:
-                os.kill(decoder.child.pid, signal.SIGSTOP)
+                os.kill(pid_of(decoder), signal.SIGSTOP)
                 stopped.set()
-                await decoder.read(PredictOptions, KIND, body(picture()))
+                await decoder.read(PredictOptions, body(picture()), kind=KIND)
 
         task = asyncio.create_task(stuck())
         await stopped.wait()
@@ -139,7 +151,7 @@ def test_a_cancelled_request_takes_its_decoder_with_it() -> None:
 def test_images_of_a_request_that_was_refused_are_forgotten() -> None:
     async def work(pool: Pool) -> None:
         async with pool.decoder() as decoder:
-            await decoder.read(PredictOptions, KIND, body(picture()))
+            await decoder.read(PredictOptions, body(picture()), kind=KIND)
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
@@ -163,3 +175,68 @@ def test_slow_images_of_one_client_leave_a_decoder_for_others() -> None:
         assert not pool._turns  # addresses do not add up
 
     assert run(work, decoders=2) == []
+
+
+def test_signals_of_a_terminal_do_not_end_a_decoder() -> None:
+    async def work(pool: Pool) -> None:
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid_of(decoder), number)
+            assert await ask(decoder, picture()) == (16, 16, 3)
+
+    assert run(work, decoders=1) == []
+
+
+def test_a_decoder_is_started_after_the_fork_server_was_killed() -> None:
+    async def work(pool: Pool) -> None:
+        async with pool.decoder() as decoder:
+            before = psutil.Process(pid_of(decoder))
+            server = before.parent()
+            assert server is not None
+            assert server.pid != os.getpid()
+            server.kill()
+            wait_until(lambda: not running(server.pid))
+            assert await ask(decoder, picture()) == (16, 16, 3)  # it goes on
+            before.kill()
+            wait_until(lambda: not running(before.pid))
+        async with pool.decoder() as decoder:
+            assert await ask(decoder, picture()) == (16, 16, 3)
+
+    assert run(work, decoders=1) == []
+
+
+def test_a_decoder_does_not_know_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGRAM_TOKEN", "a-secret")
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the next one is started now
+
+    async def work(pool: Pool) -> None:
+        async with pool.decoder() as decoder:
+            process = psutil.Process(pid_of(decoder))
+            assert await ask(decoder, picture()) == (16, 16, 3)
+            for one in (process, *process.parents()[:1]):
+                assert "ENGRAM_TOKEN" not in one.environ()
+        assert os.environ["ENGRAM_TOKEN"] == "a-secret"
+
+    assert run(work, decoders=1) == []
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_decoder_ends_without_its_service(busy: bool) -> None:
+    ours, theirs = socket.socketpair()
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=work_for, args=(theirs, busy), daemon=True)
+    process.start()
+    theirs.close()
+    if busy:
+        send(ours, {"do": "decode", "what": "a", "index": 0})
+    else:
+        ours.close()
+    process.join(FUSE)
+    assert process.exitcode == (-signal.SIGALRM if busy else 0)
+
+
+def work_for(connection: socket.socket, busy: bool) -> None:
+    if busy:  # it answers nothing for ever
+        BodyDecoder.answer = lambda *_: time.sleep(FUSE)  # type: ignore[assignment,method-assign]
+    worker.work(connection, 10**9, 1)

@@ -31,13 +31,17 @@ def test_json_has_images_in_base64() -> None:
     body = {"images": [base64.b64encode(b"one").decode(), ""], "tasks": ["a"], "top_k": 3.0}
     upload = read("Application/JSON; charset=utf-8", json.dumps(body).encode())
     assert upload.images == [("image 1", b"one"), ("image 2", b"")]
-    assert (upload.options.tasks, upload.options.top_k, upload.options.looks) == (["a"], 3, None)
+    assert (upload.options.tasks, upload.options.top_k, upload.options.attention) == (
+        ["a"],
+        3,
+        None,
+    )
 
 
 def test_a_form_has_files() -> None:
     parts = form(
         ("image", b"\r\n--", True), ("tasks", b"a,b", False), ("top_k", b"7", False),
-        ("tasks", b"c", False), ("looks", b"a", False), ("image", b"", True),
+        ("tasks", b"c", False), ("attention", b"a", False), ("image", b"", True),
     )  # fmt: skip
     upload = read(FORM, parts)
     assert upload.images == [("image.png", b"\r\n--"), ("image.png", b"")]
@@ -95,7 +99,7 @@ def test_a_small_json_body_may_name_a_task_in_any_characters() -> None:
     ("body", "status", "sentence"),
     [
         (form(("x", b"1", False), closed=False) * 100_000, 400, "more than 1,000 fields"),
-        (form(("looks", b"a" * 20_000, False)), 400, "'looks' has more than 10,000 bytes"),
+        (form(("attention", b"a" * 20_000, False)), 400, "'attention' has more than 10,000 bytes"),
         (form(*[("tasks", b"a" * 9000, False)] * 12), 400, "fields of the form"),
         (form(*[("image", b"x", True)] * 5), 422, "4 images at most"),
         (form(("x", b"1", True)), 422, "'x' is a file"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -14,29 +16,26 @@ from tests.support.serving import picture
 from benchmarks.serve.malformed import BOUNDARY, form
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_view
-from engram.serve.decoding.worker import Worker
+from engram.serve.decoding.worker import BodyDecoder, receive, send
 
 PREPROCESSING = Preprocessing((16, 16), None)
+READ = {"do": "read", "what": "The body", "options": "PredictOptions"}
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
 
 
-def holding(*images: bytes) -> Worker:
-    worker = Worker()
+def holding(*images: bytes) -> BodyDecoder:
+    decoder = BodyDecoder()
     limits = {"max_images": 9, "max_body": 10**6}
     body = bytearray(form(*[("image", data, True) for data in images], ("top_k", b"2", False)))
-    answer, _ = worker.answer(
-        {"do": "read", "options": "PredictOptions", "kind": KIND, "limits": limits}, body
-    )
+    answer, _ = decoder.answer({**READ, "kind": KIND, "limits": limits}, body)
     assert answer["names"] == ["image.png"] * len(images)
-    assert answer["options"] == {"tasks": None, "top_k": 2, "looks": None}
-    return worker
+    assert answer["options"] == {"tasks": None, "top_k": 2, "attention": None}
+    return decoder
 
 
 def decode(index: int, max_pixels: int = 10**6) -> dict[str, object]:
-    preprocessing = PREPROCESSING.to_dict()
-    return {
-        "do": "decode", "index": index, "preprocessing": preprocessing, "max_pixels": max_pixels
-    }  # fmt: skip
+    message = {"do": "decode", "what": "image.png", "index": index, "max_pixels": max_pixels}
+    return {**message, "preprocessing": PREPROCESSING.to_dict()}
 
 
 def test_a_view_is_the_one_that_the_model_is_trained_on() -> None:
@@ -58,23 +57,26 @@ def test_a_view_is_the_one_that_the_model_is_trained_on() -> None:
 )
 def test_what_is_wrong_is_the_answer(data: bytes, most: int, sentence: str, large: bool) -> None:
     answer, _ = holding(data).answer(decode(0, most), bytearray())
-    assert answer["bad_image"].startswith(sentence)
-    assert answer["large"] == large
+    assert answer["refused"].startswith(sentence)
+    assert answer["refused"].endswith("Send a smaller one." if large else "or AVIF.")
+    assert (answer["status"], answer["ending"]) == (422, "")
 
 
 def test_running_out_of_memory_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise MemoryError
 
-    worker = holding(picture())
+    decoder = holding(picture())
     monkeypatch.setattr(Image.Image, "load", full)
-    assert worker.answer(decode(0), bytearray()) == ({"out_of_memory": True}, b"")
+    answer, _ = decoder.answer(decode(0), bytearray())
+    assert "too much memory" in answer["refused"]
+    assert answer["ending"] == "out of memory"
 
 
 def test_an_image_is_dropped_once_it_is_decoded() -> None:
-    worker = holding(picture())
-    worker.answer(decode(0), bytearray())
-    assert worker.images == [("image.png", b"")]
+    decoder = holding(picture())
+    decoder.answer(decode(0), bytearray())
+    assert decoder.images == [("image.png", b"")]
 
 
 def test_a_decoder_loads_neither_torch_nor_the_web_framework() -> None:
@@ -102,7 +104,26 @@ def test_no_exception_ends_a_decoder_without_an_answer(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("engram.serve.decoding.worker.read_inference", fail)
     limits = {"max_images": 9, "max_body": 10**6}
-    message = {"do": "read_inference", "limits": limits, "json_bytes": None, "size": [2, 2]}
-    answer, _ = Worker().answer(message, bytearray())
-    assert answer["failed"].startswith("Panic: a")
-    assert "\n" not in answer["failed"]
+    message = {**READ, "options": "InferOptions", "limits": limits, "json_bytes": None, "size": []}
+    answer, _ = BodyDecoder().answer(message, bytearray())
+    assert answer["ending"].startswith("Panic: a")
+    assert "\n" not in answer["ending"]
+
+
+def test_a_message_arrives_whole() -> None:
+    one, other = socket.socketpair()
+    data = bytes(range(256)) * 4000
+    with one, other:
+        sender = threading.Thread(target=send, args=(one, {"do": "read", "ä": [1.5]}, data))
+        sender.start()
+        assert receive(other) == ({"do": "read", "ä": [1.5]}, data)
+        sender.join()
+
+
+def test_a_closed_connection_is_the_end() -> None:
+    one, other = socket.socketpair()
+    with other:
+        one.sendall(bytes(10))
+        one.close()
+        with pytest.raises(EOFError):
+            receive(other)

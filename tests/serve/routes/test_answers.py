@@ -28,7 +28,7 @@ def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World)
         response = client.put(f"/v1/tasks/{kind}", content=data, headers=AUTH)
         assert response.status_code == 201, response.text
         assert response.json()["kind"] == kind
-    (image,) = ask(client, picture(), tasks=",".join(kinds), looks="segmentation")
+    (image,) = ask(client, picture(), tasks=",".join(kinds), attention="segmentation")
     outputs = world.logits(picture(), *kinds)
     for kind in kinds:
         answer = image["tasks"][kind]
@@ -78,19 +78,19 @@ def test_a_task_that_is_not_finite_silences_no_other(client: TestClient, world: 
 
 def test_attention_maps_are_those_of_the_model(client: TestClient, world: World) -> None:
     data = picture(3, width=40, height=20)
-    (image,) = ask(client, data, looks="second")
+    (image,) = ask(client, data, attention="second")
     preprocessing = world.model.backbone.preprocessing
     assert preprocessing is not None
     assert (image["width"], image["height"], image["view"]) == (40, 20, [0, 0, 40, 20])
     view = torch.from_numpy(evaluation_view(data, preprocessing))
     maps = world.model.attention_maps("second", normalise(view[None], preprocessing))
-    patches = torch.tensor([layer["patches"] for layer in image["looks"]["layers"]])
+    patches = torch.tensor([layer["patches"] for layer in image["attention"]["layers"]])
     assert torch.allclose(patches, maps.contribution[0], rtol=1e-3, atol=1e-5)
-    shares = torch.tensor([layer["shares"] for layer in image["looks"]["layers"]])
+    shares = torch.tensor([layer["shares"] for layer in image["attention"]["layers"]])
     assert torch.allclose(shares, maps.shares, atol=1e-4)
-    assert len(image["looks"]["parts"]) == shares.shape[1]
-    assert "looks" in ask(client, data, looks="base")[0]
-    assert not image["looks"]["pooled"]
+    assert len(image["attention"]["parts"]) == shares.shape[1]
+    assert "attention" in ask(client, data, attention="base")[0]
+    assert not image["attention"]["pooled"]
 
 
 def test_the_map_of_side_patches_is_what_they_pool(client: TestClient, world: World) -> None:
@@ -98,14 +98,14 @@ def test_the_map_of_side_patches_is_what_they_pool(client: TestClient, world: Wo
     assert preprocessing is not None
     for name in ("both", "layers"):
         assert put(client, world, name).status_code == 201
-    (image,) = ask(client, data, looks="both")
+    (image,) = ask(client, data, attention="both")
     view = torch.from_numpy(evaluation_view(data, preprocessing))
     maps = world.model.attention_maps("both", normalise(view[None], preprocessing))
-    (only,) = image["looks"]["layers"]
-    assert image["looks"]["pooled"]
+    (only,) = image["attention"]["layers"]
+    assert image["attention"]["pooled"]
     assert torch.allclose(
         torch.tensor(only["patches"]), maps.contribution[0, 0], rtol=1e-3, atol=1e-5
     )
     assert sum(only["shares"]) == pytest.approx(1, abs=1e-4)
-    looks = [ask(client, data, looks=name)[0]["looks"] for name in ("base", "layers")]
-    assert looks[0]["layers"] == looks[1]["layers"]  # a readout has no attention of its own
+    maps = [ask(client, data, attention=name)[0]["attention"] for name in ("base", "layers")]
+    assert maps[0]["layers"] == maps[1]["layers"]  # a readout has no attention of its own

@@ -14,7 +14,7 @@ from tests.support.serving import Server, World, picture, put
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.serve.routes.answers import vectors_json
+from engram.serve.routes.predict import vectors_json
 from engram.serve.routes.schemas import Embedding
 
 
@@ -59,7 +59,7 @@ def test_json_and_forms_give_the_same_vectors(client: TestClient) -> None:
     [
         ({"tasks": "nobody"}, 404, "no task 'nobody'"),
         ({"top_k": "3"}, 422, "'top_k'"),
-        ({"looks": "first"}, 422, "'looks'"),
+        ({"attention": "first"}, 422, "'attention'"),
     ],
 )
 def test_what_has_no_vector_is_refused(

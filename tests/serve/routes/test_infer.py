@@ -42,7 +42,7 @@ def encoded(*pictures: bytes, binary: bool = True) -> triton.InferInput:
     return tensor
 
 
-def pixels_of(world: World, data: bytes) -> torch.Tensor:
+def stack_views(world: World, data: bytes) -> torch.Tensor:
     preprocessing = world.model.preprocessing
     view = torch.from_numpy(evaluation_view(data, preprocessing))
     return normalise(view[None], preprocessing)
@@ -88,7 +88,7 @@ def test_tritons_client_gets_the_models_outputs(
 def test_pixels_give_the_same_outputs_as_the_image(
     client: triton.InferenceServerClient, world: World, binary: bool
 ) -> None:
-    given = pixels_of(world, picture(5)).numpy()
+    given = stack_views(world, picture(5)).numpy()
     tensor = triton.InferInput("pixel_values", list(given.shape), "FP32")
     tensor.set_data_from_numpy(given, binary_data=binary)
     answer = client.infer("first", [tensor])

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engram.serve.routes.infer_schemas import InferOutput, InferRequest
+from engram.serve.routes.schemas import InferOutput, InferRequest
 
 IMAGE: dict[str, Any] = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="]}
 
 
 def test_an_output_may_be_binary_where_the_request_is_not() -> None:
     outputs = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}]
-    options = InferRequest.model_validate({"inputs": [IMAGE], "outputs": outputs}).options()
+    options = InferRequest.model_validate({"inputs": [IMAGE], "outputs": outputs})
     assert options.outputs is not None
     assert [options.wants_binary(output) for output in options.outputs] == [True, False]
     everything = {"inputs": [IMAGE], "parameters": {"binary_data_output": True}}
-    assert InferRequest.model_validate(everything).options().wants_binary(InferOutput(name="a"))
+    assert InferRequest.model_validate(everything).wants_binary(InferOutput(name="a"))
 
 
 def test_fields_for_other_servers_are_ignored() -> None:
     given = {"inputs": [{**IMAGE, "parameters": {"content_type": "base64"}}], "priority": 3}
-    assert InferRequest.model_validate(given).options().outputs is None
+    assert InferRequest.model_validate(given).outputs is None
 
 
 @pytest.mark.parametrize("inputs", [[], [IMAGE, IMAGE], [{**IMAGE, "data": None}]])

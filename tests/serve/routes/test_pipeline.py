@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 from tests.support.serving import Opened, picture
 
+from engram.serve.limits import Shares
 from engram.serve.problems import Problem
-from engram.serve.routes.uploads import Budget
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/embed"])
@@ -41,7 +41,7 @@ def test_a_full_queue_is_refused_before_the_body_is_read(opened: Opened, path: s
     ("path", "fits", "too_much"),
     [
         ("/v1/predict", {"tasks": "base"}, {}),
-        ("/v1/predict", {"tasks": "base"}, {"tasks": "base", "looks": "base"}),
+        ("/v1/predict", {"tasks": "base"}, {"tasks": "base", "attention": "base"}),
         ("/v1/embed", {"tasks": "base"}, {}),
     ],
 )
@@ -62,16 +62,16 @@ def test_an_answer_is_counted_before_it_is_computed(
 
 
 def test_answers_in_progress_are_counted_together() -> None:
-    budget = Budget(4, 1, "values in answers")
+    shares = Shares(2, "values in answers", most=4)
     with ExitStack() as requests:
         for client in ("a", "a", "b", "b"):
-            requests.enter_context(budget.request(client))(1)
-        with pytest.raises(Problem, match="values in answers"), budget.request("c") as take:
+            requests.enter_context(shares.request(client))(1)
+        with pytest.raises(Problem, match="values in answers"), shares.request("c") as take:
             take(1)
-    with budget.request("a") as take, pytest.raises(Problem) as refused:
+    with shares.request("a") as take, pytest.raises(Problem) as refused:
         take(3)
     assert refused.value.status == 429
-    assert budget.taken == 0
+    assert not shares._taken
 
 
 def test_the_reference_states_the_limit_of_answers(opened: Opened) -> None:

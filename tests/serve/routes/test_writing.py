@@ -17,10 +17,10 @@ from tests.support.serving import Launch, Server, World
 
 from benchmarks.serve.malformed import request
 from engram.serve.problems import Problem
-from engram.serve.routes.writing import PIECE_BYTES, PIECE_VALUES, Answer, Client, numbers, raw
+from engram.serve.routes.writing import PIECE_BYTES, PIECE_VALUES, Answer, numbers, raw
 from engram.store.bundles import compose
 
-Work = Callable[[Client], Awaitable[None]]
+Work = Callable[[Answer], Awaitable[None]]
 
 
 async def call(write: Callable[[], bytes | None]) -> bytes | None:
@@ -44,15 +44,15 @@ async def stays() -> dict[str, Any]:
 
 
 def test_a_small_answer_is_sent_whole_and_a_large_one_in_pieces() -> None:
-    async def small(client: Client) -> None:
-        await client.answer([b"a", b"b"], call, {})
+    async def small(answer: Answer) -> None:
+        await answer.write([b"a", b"b"], call, {})
 
     start, body = sent(small, stays)
     assert dict(start["headers"])[b"content-length"] == b"2"
     assert (body["body"], body["more_body"]) == (b"ab", False)
 
-    async def large(client: Client) -> None:
-        await client.answer([b"x" * PIECE_BYTES] * 3 + [b"y"], call, {})
+    async def large(answer: Answer) -> None:
+        await answer.write([b"x" * PIECE_BYTES] * 3 + [b"y"], call, {})
 
     start, *bodies = sent(large, stays)
     assert b"content-length" not in dict(start["headers"])
@@ -74,21 +74,21 @@ def test_nothing_is_written_for_a_client_that_is_gone() -> None:
             await asyncio.sleep(0)
         return {"type": "http.disconnect"}
 
-    async def work(client: Client) -> None:
-        await client.answer(unending(), call, {})
+    async def work(answer: Answer) -> None:
+        await answer.write(unending(), call, {})
 
     assert not any(not one.get("more_body", True) for one in sent(work, leaves))
     assert written < 20
 
 
 def test_an_answer_that_takes_too_long_is_seen_to_be_incomplete() -> None:
-    async def work(client: Client) -> None:
-        await client.answer([b"x" * PIECE_BYTES] * 2, call, {})
+    async def work(answer: Answer) -> None:
+        await answer.write([b"x" * PIECE_BYTES] * 2, call, {})
         raise Problem(503, "Too late.")
 
     assert sent(work, stays)[0]["status"] == 200  # no second status
 
-    async def early(client: Client) -> None:
+    async def early(answer: Answer) -> None:
         raise Problem(503, "Too late.")
 
     with pytest.raises(Problem):

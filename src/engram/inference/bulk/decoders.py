@@ -126,6 +126,6 @@ class Decoders:
 
 
 def _begin(parent: int) -> None:
-    """What a process does first. Ctrl-C is for the one that started it."""
+    """Start a process. Ctrl-C is for the one that asked for it."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,8 +3,8 @@
 The body is JSON. With the protocol's binary extension, tensors follow the JSON as bytes, and a
 header of the request says where the JSON ends.
 
-What a body holds is counted before it becomes objects: an empty list takes three bytes of JSON and
-sixty of memory. Pixels in JSON never become objects all at once, see `_Numbers`.
+Values are counted before they become objects: an empty list takes three bytes of JSON and sixty of
+memory. Numbers of pixels are cut out of the JSON, and never become objects.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from engram.serve.decoding.upload import Limits, Refusal, check_characters, invalid, too_many
-from engram.serve.routes.infer_schemas import IMAGE, PIXELS, InferInput, InferOptions, InferRequest
-from engram.serve.routes.schemas import MAX_TASKS
+from engram.serve.decoding.upload import (
+    Limits,
+    Refusal,
+    Upload,
+    check_characters,
+    invalid,
+    too_many,
+)
+from engram.serve.routes.schemas import IMAGE, MAX_TASKS, PIXELS, InferInput, InferRequest
 from engram.util.text import printable
+
+Floats = npt.NDArray[np.float32]
 
 # Where the numbers of a tensor begin. In valid JSON this matches no text: a quote inside of one
 # follows a backslash.
@@ -35,21 +41,11 @@ _OF_NUMBERS = b"0123456789.eE+-NaIinfty \t\r\n"
 _AS_SPACES = bytes.maketrans(b"[]", b"  ")
 _PLACE = [None]  # what the JSON has in place of numbers
 _PER_OUTPUT = 8  # values that describe one output, with room for fields of other servers
-_PIECE = 1_000_000  # bytes of numbers that become objects at a time
-
-
-@dataclass(frozen=True)
-class Inference:
-    """A request to infer: encoded images, or the pixels of each as float32 bytes, and options."""
-
-    images: list[tuple[str, bytes]]
-    pixels: bool
-    options: InferOptions
 
 
 def read_inference(
     body: bytearray, json_bytes: int | None, size: Sequence[int], limits: Limits
-) -> Inference:
+) -> Upload:
     """Images or pixels (3, *size) from a body; anything wrong is a Refusal.
 
     `json_bytes` is where the JSON ends, if binary tensors follow it. Clears the body.
@@ -63,8 +59,8 @@ def read_inference(
     text = body
     if json_bytes is not None:
         text = body[:json_bytes]
-        del body[:json_bytes]  # what follows stays where it is
-    numbers = _Numbers.cut(text, limits.max_images * 3 * math.prod(size))
+        del body[:json_bytes]  # the binary tensors stay where they are
+    numbers = _cut_numbers(text, limits.max_images * 3 * math.prod(size))
     _check_values(text, limits)
     check_characters(text)
     try:
@@ -72,16 +68,16 @@ def read_inference(
     except ValidationError as error:
         raise invalid(error, "The JSON of the request") from None
     text.clear()
-    [given] = request.inputs  # the schema allows one
-    if given.shape[0] > limits.max_images:
+    [tensor] = request.inputs  # the schema allows one
+    if tensor.shape[0] > limits.max_images:
         raise too_many(limits)
-    if given.name == PIXELS:
-        images = _pixels(given, body, numbers, size)
+    if tensor.name == PIXELS:
+        images = _pixels(tensor, body, numbers, size)
     else:
-        images = _encoded(given, body, limits)
+        images = _encoded(tensor, body, limits)
     body.clear()
     named = [(f"image {i + 1}", data) for i, data in enumerate(images)]
-    return Inference(named, given.name == PIXELS, request.options())
+    return Upload(named, request, pixels=tensor.name == PIXELS)
 
 
 def _check_values(text: bytearray, limits: Limits) -> None:
@@ -95,47 +91,33 @@ def _check_values(text: bytearray, limits: Limits) -> None:
         )
 
 
-class _Numbers:
-    """The numbers of a tensor as JSON: nested, or flat.
+# Numbers as JSON, nested or flat: Python objects of all of them would take ten times their text
 
-    Python objects of all of them would take ten times their text.
-    """
 
-    def __init__(self, text: bytes) -> None:
-        self.text = text
+def _cut_numbers(text: bytearray, most: int) -> bytes:
+    """Take the numbers of a tensor out of the JSON; more than `most` are a Refusal."""
+    place = _DATA.search(text)
+    found = _NUMBERS.match(text, place.end()) if place else None
+    if found is None:
+        return b""
+    start, end = found.span()
+    if max(text.count(b",", start, end), text.count(b"[", start, end)) > most:
+        raise Refusal(422, f"The request has more than {most:,} numbers, which is the limit.")
+    numbers = bytes(memoryview(text)[start:end])
+    text[start:end] = json.dumps(_PLACE).encode()
+    return numbers
 
-    @classmethod
-    def cut(cls, text: bytearray, most: int) -> _Numbers | None:
-        """Take the numbers out of the JSON; more than `most` are a Refusal."""
-        place = _DATA.search(text)
-        found = _NUMBERS.match(text, place.end()) if place else None
-        if found is None:
-            return None
-        start, end = found.span()
-        if max(text.count(b",", start, end), text.count(b"[", start, end)) > most:
-            raise Refusal(422, f"The request has more than {most:,} numbers, which is the limit.")
-        numbers = cls(bytes(memoryview(text)[start:end]))
-        text[start:end] = json.dumps(_PLACE).encode()
-        return numbers
 
-    def read(self, shape: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        """All numbers, flat; None if they are no tensor of this shape."""
-        marks = self.text.translate(None, _OF_NUMBERS)
-        if marks not in (_marks(shape), _marks([math.prod(shape)])):
-            return None
-        try:
-            parts = [np.array(piece, dtype="<f4") for piece in self._pieces()]
-        except (OverflowError, TypeError, ValueError):
-            return None
-        return np.concatenate(parts)
-
-    def _pieces(self) -> Iterator[list[float]]:
-        start = 0
-        while start < len(self.text):
-            end = self.text.find(b",", start + _PIECE)
-            end = len(self.text) if end < 0 else end
-            yield json.loads(b"[%s]" % self.text[start:end].translate(_AS_SPACES))
-            start = end + 1
+def _read_numbers(text: bytes, shape: Sequence[int]) -> Floats | None:
+    """All numbers, flat; None if they are no tensor of this shape."""
+    marks = text.translate(None, _OF_NUMBERS)
+    if marks not in (_marks(shape), _marks([math.prod(shape)])):
+        return None
+    try:
+        found = np.fromstring(text.translate(_AS_SPACES), dtype="<f4", sep=",")
+    except ValueError:
+        return None
+    return found if found.size == math.prod(shape) else None
 
 
 def _marks(shape: Sequence[int]) -> bytes:
@@ -146,25 +128,24 @@ def _marks(shape: Sequence[int]) -> bytes:
     return marks
 
 
-def _encoded(given: InferInput, binary: bytearray, limits: Limits) -> list[bytes]:
+# Tensors
+
+
+def _encoded(tensor: InferInput, binary: bytearray, limits: Limits) -> list[bytes]:
     """The images of a BYTES tensor (n) or (n, 1): as bytes, or in JSON in base64."""
-    _check(given, "BYTES", len(given.shape) in (1, 2) and math.prod(given.shape[1:]) == 1, "[n]")
-    size = given.parameters.binary_data_size
-    if size is None:
-        images = _from_json(given)
-    else:
-        images = _split(_exactly(binary, size), limits)
-    if len(images) != given.shape[0]:
+    _check(tensor, "BYTES", len(tensor.shape) in (1, 2) and math.prod(tensor.shape[1:]) == 1, "[n]")
+    size = tensor.parameters.binary_data_size
+    images = _from_json(tensor) if size is None else _split(_exactly(binary, size), limits)
+    if len(images) != tensor.shape[0]:
         raise Refusal(
-            422, f"{IMAGE} has the shape {given.shape}, and the images in it are {len(images)}."
+            422, f"{IMAGE} has the shape {tensor.shape}, and the images in it are {len(images)}."
         )
     return images
 
 
-def _from_json(given: InferInput) -> list[bytes]:
-    texts, images = (given.data or [])[::-1], list[bytes]()
-    if given.data is not None:
-        given.data.clear()
+def _from_json(tensor: InferInput) -> list[bytes]:
+    texts, images = (tensor.data or [])[::-1], list[bytes]()
+    tensor.data = None
     while texts:  # one by one, so that never all of them are in memory twice
         text = texts.pop()
         if isinstance(text, list) and len(text) == 1:
@@ -194,42 +175,41 @@ def _split(data: bytearray, limits: Limits) -> list[bytes]:
 
 
 def _pixels(
-    given: InferInput, binary: bytearray, numbers: _Numbers | None, size: Sequence[int]
+    tensor: InferInput, binary: bytearray, numbers: bytes, size: Sequence[int]
 ) -> list[bytes]:
     """The images of an FP32 tensor (n, 3, height, width), ready for the backbone."""
     shape = ", ".join(["n", "3", *map(str, size)])
-    fits = len(given.shape) == 4 and given.shape[1:] == [3, *size]
-    _check(given, "FP32", fits, f"[{shape}]")
-    values = math.prod(given.shape)
-    tensor: npt.NDArray[Any] | None
-    if given.parameters.binary_data_size is not None:
-        data = _exactly(binary, given.parameters.binary_data_size)
-        if len(data) != 4 * values:
+    fits = len(tensor.shape) == 4 and tensor.shape[1:] == [3, *size]
+    _check(tensor, "FP32", fits, f"[{shape}]")
+    count, pixels = math.prod(tensor.shape), None
+    if tensor.parameters.binary_data_size is not None:
+        data = _exactly(binary, tensor.parameters.binary_data_size)
+        if len(data) != 4 * count:
             raise Refusal(
                 422,
-                f"{PIXELS} has the shape {given.shape}, so it needs {4 * values:,} bytes, and "
-                f"has {len(data):,}.",
+                f"{PIXELS} has the shape {tensor.shape}, so it needs {4 * count:,} bytes, and has "
+                f"{len(data):,}.",
             )
-        tensor = np.frombuffer(data, dtype="<f4")
-    else:
-        tensor = numbers.read(given.shape) if numbers and given.data == _PLACE else None
-        if tensor is None:
-            raise Refusal(
-                422,
-                f"The data of {PIXELS} are not the {values:,} numbers of the shape {given.shape}; "
-                "send a flat list of numbers, or one that is nested like the shape.",
-            )
-    if not np.isfinite(tensor).all():
-        raise Refusal(422, f"{PIXELS} has values that are not finite.")
-    return [image.tobytes() for image in tensor.reshape(given.shape)]
-
-
-def _check(given: InferInput, datatype: str, fits: bool, shape: str) -> None:
-    if given.datatype != datatype or not fits or given.shape[0] < 1:
+        pixels = np.frombuffer(data, dtype="<f4")
+    elif numbers and tensor.data == _PLACE:
+        pixels = _read_numbers(numbers, tensor.shape)
+    if pixels is None:
         raise Refusal(
             422,
-            f"The input {printable(given.name, 40)} has the datatype "
-            f"{printable(given.datatype, 20)} and the shape {given.shape}; send {datatype} "
+            f"The data of {PIXELS} are not the {count:,} numbers of the shape {tensor.shape}; send "
+            "a flat list of numbers, or one that is nested like the shape.",
+        )
+    if not np.isfinite(pixels).all():
+        raise Refusal(422, f"{PIXELS} has values that are not finite.")
+    return [image.tobytes() for image in pixels.reshape(tensor.shape)]
+
+
+def _check(tensor: InferInput, datatype: str, fits: bool, shape: str) -> None:
+    if tensor.datatype != datatype or not fits or tensor.shape[0] < 1:
+        raise Refusal(
+            422,
+            f"The input {printable(tensor.name, 40)} has the datatype "
+            f"{printable(tensor.datatype, 20)} and the shape {tensor.shape}; send {datatype} "
             f"{shape} with at least one image.",
         )
 

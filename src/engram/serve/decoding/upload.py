@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -37,7 +37,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a request may have."""
+    """Limits of a request."""
 
     max_images: int
     max_body: int
@@ -45,10 +45,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """The images (name and bytes) and options of a request."""
+    """The images of a request (name, and the encoded image or float32 pixels), and its options."""
 
     images: list[tuple[str, bytes]]
-    options: Options
+    options: BaseModel
+    pixels: bool = False
 
 
 def read_upload(options: type[Options], kind: str, body: bytearray, limits: Limits) -> Upload:
@@ -74,6 +75,7 @@ def _from_json(options: type[Options], body: bytearray, limits: Limits) -> Uploa
         raise invalid(error, "The JSON body", limits) from None
     body.clear()
     texts, images = document.images[::-1], list[tuple[str, bytes]]()
+    document.images.clear()
     while texts:  # one by one, so that never all of them are in memory twice
         name = f"image {len(images) + 1}"
         try:
@@ -117,7 +119,7 @@ def check_characters(body: bytearray) -> None:
 class _Part:
     """A field of a form, or a file if there is a file name."""
 
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    disposition: bytes = b""
     field_name: str = ""
     file_name: str | None = None
     data: bytearray = field(default_factory=bytearray)
@@ -131,25 +133,26 @@ class _FormReader:
         self.parts: list[_Part] = []
         self.complete = False
         self._files = self._field_bytes = 0
-        self._name, self._value = bytearray(), bytearray()
+        self._header, self._value = bytearray(), bytearray()
 
     def on_part_begin(self) -> None:
         self.parts.append(_Part())
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
+        self._header += data[start:end]
 
     def on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
 
     def on_header_end(self) -> None:
-        self.parts[-1].headers.append((bytes(self._name).lower(), bytes(self._value)))
-        self._name.clear()
+        if self._header.lower() == b"content-disposition":
+            self.parts[-1].disposition = bytes(self._value)
+        self._header.clear()
         self._value.clear()
 
     def on_headers_finished(self) -> None:
         part = self.parts[-1]
-        _, options = parse_options_header(dict(part.headers).get(b"content-disposition", b""))
+        _, options = parse_options_header(part.disposition)
         if b"name" not in options:
             raise Refusal(400, "The form cannot be read: a part has no name.")
         part.field_name = _text(options[b"name"])
@@ -187,8 +190,7 @@ def _read_form(kind: str, body: bytearray, limits: Limits) -> list[_Part]:
     if not boundary:
         raise Refusal(400, "The form cannot be read: its content type has no boundary.")
     reader = _FormReader(limits)
-    names = [name for name in dir(reader) if name.startswith("on_")]
-    callbacks: Any = {name: getattr(reader, name) for name in names}
+    callbacks: Any = {name: getattr(reader, name) for name in dir(reader) if name[:3] == "on_"}
     try:
         parser = MultipartParser(boundary, callbacks)
         parser.write(body)  # type: ignore[arg-type]  # it only slices and searches
@@ -227,18 +229,16 @@ def _from_fields(allowed: type[Options], parts: list[_Part]) -> Upload:
         elif name in options:
             raise Refusal(422, f"The field {shown!r} is given twice.")
         else:
-            options[name] = _value(name, _text(part.data))
+            text = _text(part.data)
+            # Python refuses to read thousands of digits; the limit is far below them
+            is_number = name == "top_k" and text.isdecimal() and len(text) < 100
+            options[name] = int(text) if is_number else text
     if not images:
         raise Refusal(422, "There is no image; send at least one file in the field image.")
     try:
         return Upload(images, allowed.model_validate(options))
     except ValidationError as error:
         raise invalid(error, "The form") from None
-
-
-def _value(name: str, text: str) -> int | str:
-    # Python refuses to read thousands of digits; the limit is far below them
-    return int(text) if name == "top_k" and text.isdecimal() and len(text) < 100 else text
 
 
 # Errors

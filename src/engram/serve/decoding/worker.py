@@ -1,96 +1,144 @@
-"""What a decoder does: it reads one body, and decodes the images in it one after the other.
+"""A decoder: reads one body, and decodes the images in it one after the other.
 
-Runs in a process of its own, see `launcher.py`. It answers every message with one, except `forget`.
+It runs in a process of its own, see `pool.py`, and answers every message with one, except `forget`.
+A message is a JSON document, and bytes that belong to it. Not pickle: the service must not run what
+a decoder sends, whatever an image did to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import resource
+import signal
 import socket
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from engram.images.decode import BadImage, LargeImage, image_size
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
-from engram.serve.decoding.formats import check_format
+from engram.serve.decoding.formats import FORMATS, check_format
 from engram.serve.decoding.infer import read_inference
-from engram.serve.decoding.messages import Document, receive, send
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
 from engram.serve.routes.schemas import OPTIONS
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.text import printable
 
-Answer = tuple[Document, bytes]
+Document = dict[str, Any]
+
+GOOD, SMALLER = f"Send a good {FORMATS}.", "Send a smaller one."
+
+_SIZES = struct.Struct("!QQ")  # bytes of the document, bytes of the data
 
 
-def work(connection: socket.socket, memory: int) -> None:
-    """Answer messages until the service closes the connection, or memory runs out."""
+def send(connection: socket.socket, document: Document, data: bytes | bytearray = b"") -> None:
+    """Send a message."""
+    text = json.dumps(document).encode()
+    connection.sendall(_SIZES.pack(len(text), len(data)) + text)
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[Document, bytearray]:
+    """Wait for a message; EOFError if the other side has closed the connection."""
+    text, data = (
+        bytearray(size) for size in _SIZES.unpack(_fill(connection, bytearray(_SIZES.size)))
+    )
+    return json.loads(_fill(connection, text)), _fill(connection, data)
+
+
+def _fill(connection: socket.socket, data: bytearray) -> bytearray:
+    rest = memoryview(data)
+    while rest:
+        count = connection.recv_into(rest)
+        if count == 0:
+            raise EOFError
+        rest = rest[count:]
+    return data
+
+
+def work(connection: socket.socket, memory: int, seconds: int) -> None:
+    """Answer messages until the service closes the connection, or memory runs out.
+
+    Args:
+        connection: To the service.
+        memory: Bytes that this process may have beyond what it has now.
+        seconds: Limit for one message, for a process whose service has ended.
+    """
+    # Signals of a terminal reach all: the service still needs decoders for what it has accepted.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    for output in (1, 2):  # what parsers print about a stranger's bytes is nothing for the log
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     _limit_memory(memory)
     ignore_pillow_warnings()
-    worker = Worker()
+    decoder = BodyDecoder()
     with contextlib.suppress(EOFError, OSError):
         while True:
             document, data = receive(connection)
             if document["do"] == "forget":
-                worker.images.clear()
+                decoder.images.clear()
                 continue
-            answer, view = worker.answer(document, data)
+            signal.alarm(seconds)
+            answer, view = decoder.answer(document, data)
+            signal.alarm(0)
             del data
             send(connection, answer, view)
-            if "out_of_memory" in answer or "failed" in answer:
+            if answer.get("ending"):
                 return
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process have so many bytes more than it has now, where the system can hold it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # where the system can hold it
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-class Worker:
-    """The images of the last body that was read; `size` is given if they are pixels already."""
+class BodyDecoder:
+    """The images of the last body; `size` is given if they are pixels already."""
 
     def __init__(self) -> None:
         self.images: list[tuple[str, bytes]] = []
         self.size: list[int] | None = None
 
-    def answer(self, message: Document, data: bytearray) -> Answer:
-        """The result of what a message asks for, or what is wrong."""
+    def answer(self, message: Document, data: bytearray) -> tuple[Document, bytes]:
+        """The result that a message asks for; or a refusal, and why this process has to end."""
+        what, ending = message["what"], ""
         try:
             if message["do"] == "decode":
                 return self._decode(message)
             return self._read(message, data), b""
         except Refusal as refusal:
-            return {"refused": refusal.sentence, "status": refusal.status}, b""
-        except BadImage as error:
-            if isinstance(error.__cause__, MemoryError):
-                return {"out_of_memory": True}, b""
-            return {"bad_image": str(error), "large": isinstance(error, LargeImage)}, b""
-        except MemoryError:
-            return {"out_of_memory": True}, b""
+            return {"status": refusal.status, "refused": refusal.sentence}, b""
+        except (BadImage, MemoryError) as error:
+            sentence, send = str(error).rstrip("."), GOOD
+            if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+                sentence, ending = f"{what}: it takes too much memory to read", "out of memory"
+            if ending or isinstance(error, LargeImage):
+                send = SMALLER
         except BaseException as error:  # of a parser in Rust that panics, too
-            return {"failed": printable(f"{type(error).__name__}: {error}", 200)}, b""
+            sentence, send = f"{what}: it cannot be read", GOOD
+            ending = printable(f"{type(error).__name__}: {error}", 200)
+        return {"status": 422, "refused": f"{sentence}. {send}", "ending": ending}, b""
 
     def _read(self, message: Document, body: bytearray) -> Document:
         self.images = []  # of the request before: two requests never are in memory
-        limits, self.size = Limits(**message["limits"]), None
-        if message["do"] == "read":
-            upload = read_upload(OPTIONS[message["options"]], message["kind"], body, limits)
-            self.images = upload.images
-            options = upload.options.model_dump(exclude={"images"})
+        limits, options = Limits(**message["limits"]), OPTIONS.get(message["options"])
+        if options is not None:
+            upload = read_upload(options, message["kind"], body, limits)
         else:
-            asked = read_inference(body, message["json_bytes"], message["size"], limits)
-            self.images, self.size = asked.images, message["size"] if asked.pixels else None
-            options = asked.options.model_dump()
-        return {"names": [name for name, _ in self.images], "options": options}
+            upload = read_inference(body, message["json_bytes"], message["size"], limits)
+        self.images, self.size = upload.images, message["size"] if upload.pixels else None
+        options_sent = upload.options.model_dump(exclude={"images", "inputs"})
+        return {"names": [name for name, _ in self.images], "options": options_sent}
 
-    def _decode(self, message: Document) -> Answer:
+    def _decode(self, message: Document) -> tuple[Document, bytes]:
         """The fields of the response about an image, and its view."""
         name, data = self.images[message["index"]]
         self.images[message["index"]] = (name, b"")  # it is decoded once

@@ -123,13 +123,13 @@ async function predict() {
   const form = new FormData();
   form.append("image", state.file, state.file.name || "image");
   form.append("tasks", wanted.join(","));
-  if (state.attention && wanted.includes(state.attention)) form.append("looks", state.attention);
+  if (state.attention && wanted.includes(state.attention)) form.append("attention", state.attention);
   try {
     const { body } = await call("v1/predict", { method: "POST", body: form });
     if (number === state.requests) showAnswers(body.images[0], wanted);
   } catch (problem) {
     if (number !== state.requests) return;
-    if (form.has("looks")) {
+    if (form.has("attention")) {
       hideAttention(); // perhaps the task has none; the answers do not depend on it
       if (!state.image) await predict();
     }
@@ -152,7 +152,7 @@ function showAnswers(image, names) {
   by("caption").textContent = `${image.name}, ${image.width} × ${image.height}`;
   drawCards();
   frameView();
-  if (image.looks) showAttention();
+  if (image.attention) showAttention();
   const summaries = names.map((name) => `${name}: ${summary(image.tasks[name])}`);
   if (!state.attention) announce(`Done. ${summaries.join("; ")}.`);
 }
@@ -160,8 +160,7 @@ function showAnswers(image, names) {
 // Choosing an image
 
 function chooseFrom(files) {
-  const given = [...files];
-  const file = given.find((one) => one.type.startsWith("image/")) || given[0];
+  const file = [...files].find((one) => one.type.startsWith("image/")) || files[0];
   if (!file) return;
   state.file = file;
   state.image = null;
@@ -352,13 +351,13 @@ async function requestAttention(name) {
 
 function hideAttention(redraw = false) {
   state.attention = null;
-  if (state.image) delete state.image.looks;
+  if (state.image) delete state.image.attention;
   for (const id of ["attention", "heat", "mask", "seen"]) by(id).hidden = true;
   if (redraw) drawCards();
 }
 
 function showAttention() {
-  const { task, parts, layers, pooled } = state.image.looks;
+  const { task, parts, layers, pooled } = state.image.attention;
   const changed = by("attention").hidden || by("attention").dataset.task !== task;
   by("attention").hidden = false;
   by("attention").dataset.task = task;
@@ -425,8 +424,8 @@ by("layer").addEventListener("input", () => drawHeatmap());
 by("close").addEventListener("click", () => hideAttention(true));
 
 function drawHeatmap() {
-  if (!state.image?.looks) return;
-  const { task, layers, pooled } = state.image.looks;
+  if (!state.image?.attention) return;
+  const { task, layers, pooled } = state.image.attention;
   const chosen = Number(by("layer").value);
   const mask = chosen ? null : state.image.tasks[task]?.answer?.mask; // a layer shows attention instead
   by("layer-name").textContent = chosen ? layerName(chosen, pooled) : mask ? "Mask" : lastLayersName(layers, pooled);

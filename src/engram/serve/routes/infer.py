@@ -7,8 +7,7 @@ are outputs of their own.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +17,17 @@ from torch import Tensor
 
 from engram import __version__
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.decoding.pool import Decoder, Received
 from engram.serve.outputs import (
     is_finite,
     is_mask,
     kept_values,
-    logits_of,
+    logits_name,
     output_shape,
-    task_of,
+    task_name,
 )
 from engram.serve.problems import Problem
-from engram.serve.routes.infer_schemas import (
+from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written
+from engram.serve.routes.schemas import (
     IMAGE,
     PIXELS,
     InferOptions,
@@ -37,18 +36,16 @@ from engram.serve.routes.infer_schemas import (
     InferResponse,
     ModelMetadata,
     ModelReady,
-    ServerLive,
     ServerMetadata,
-    ServerReady,
+    answer_limit,
+    error_responses,
+    request_body,
 )
-from engram.serve.routes.openapi import answer_limit, error_responses, request_body
-from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written
-from engram.serve.routes.writing import numbers, raw
+from engram.serve.routes.writing import dump_json, numbers, raw
 from engram.serve.tokens import Tokens
 from engram.util.text import printable
 
 JSON_BYTES = "Inference-Header-Content-Length"
-_EXTENSIONS = ["binary_tensor_data", "classification"]
 _MODEL = "/v2/models/{name}"
 _VERSION = _MODEL + "/versions/{version}"
 
@@ -56,66 +53,46 @@ _VERSION = _MODEL + "/versions/{version}"
 def infer_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> APIRouter:
     """The endpoints of the protocol."""
     router = APIRouter()
-    _add_server(router, pipeline)
-    _add_models(router, catalogue, tokens)
-    _add_infer(router, catalogue, pipeline, tokens)
-    return router
 
-
-def _add_server(router: APIRouter, pipeline: Pipeline) -> None:
     @router.get("/v2", summary="Describe the server", response_model=ServerMetadata)
     async def server() -> dict[str, Any]:
-        return {"name": "engram", "version": __version__, "extensions": _EXTENSIONS}
+        extensions = ["binary_tensor_data", "classification"]
+        return {"name": "engram", "version": __version__, "extensions": extensions}
 
-    @router.get(
-        "/v2/health/live", summary="Whether the process is alive", response_model=ServerLive
-    )
+    @router.get("/v2/health/live", summary="Whether the process is alive")
     async def live() -> dict[str, bool]:
         return {"live": True}
 
     @router.get(
         "/v2/health/ready",
         summary="Whether the service accepts requests now",
-        response_model=ServerReady,
         responses=error_responses(503),
     )
     async def ready() -> dict[str, bool]:
         pipeline.batcher.check_ready()
         return {"ready": True}
 
-
-def _add_models(router: APIRouter, catalogue: Catalogue, tokens: Tokens) -> None:
     about: dict[str, Any] = {
         "responses": error_responses(401, 404, 422, 429),
         "dependencies": tokens.to_ask,
     }
 
     @router.get(_MODEL, summary="Describe a model", response_model=ModelMetadata, **about)
-    @router.get(
-        _VERSION, summary="Describe a version of a model", response_model=ModelMetadata, **about
-    )
+    @router.get(_VERSION, summary="Describe a version", response_model=ModelMetadata, **about)
     async def model(name: str, version: str = "") -> Response:
         return JSONResponse(Served.find(catalogue.now, name, version).metadata)
 
-    @router.get(
-        f"{_MODEL}/ready", summary="Whether a model answers", response_model=ModelReady, **about
-    )
-    @router.get(
-        f"{_VERSION}/ready",
-        summary="Whether a version of a model answers",
-        response_model=ModelReady,
-        **about,
-    )
-    async def ready(name: str, version: str = "") -> Response:
+    about["response_model"] = ModelReady
+
+    @router.get(f"{_MODEL}/ready", summary="Whether a model answers", **about)
+    @router.get(f"{_VERSION}/ready", summary="Whether a version answers", **about)
+    async def model_ready(name: str, version: str = "") -> Response:
         return JSONResponse({"name": Served.find(catalogue.now, name, version).name, "ready": True})
 
-
-def _add_infer(router: APIRouter, catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> None:
-    about: dict[str, Any] = {
+    about |= {
         "response_model": InferResponse,
         "description": answer_limit(pipeline.settings.max_values),
         "responses": error_responses(400, 401, 404, 408, 413, 422, 429, 503),
-        "dependencies": tokens.to_ask,
         "openapi_extra": request_body({"application/json": InferRequest.model_json_schema()}),
     }
 
@@ -124,28 +101,26 @@ def _add_infer(router: APIRouter, catalogue: Catalogue, pipeline: Pipeline, toke
     async def infer(name: str, request: Request, version: str = "") -> Response:
         snapshot = catalogue.now
         served = Served.find(snapshot, name, version)
-        json_bytes = _json_bytes(request)
-        size = snapshot.preprocessing.size
-
-        def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[InferOptions]]:
-            return decoder.read_inference(body, json_bytes, size)
 
         async def write(options: InferOptions, images: Sequence[Answered]) -> Written:
             response = TensorResponse(served, options, [outputs for _, outputs in images])
             return response.parts(), await pipeline.in_thread(response.headers)
 
-        return pipeline.respond(request, snapshot, Query(read, served.asked, write))
+        form = {"json_bytes": _json_bytes(request), "size": snapshot.preprocessing.size}
+        return pipeline.respond(request, snapshot, Query(InferOptions, form, served.asked, write))
+
+    return router
 
 
 def _json_bytes(request: Request) -> int | None:
-    given = request.headers.get(JSON_BYTES)
-    if given is None:
+    sent = request.headers.get(JSON_BYTES)
+    if sent is None:
         return None
-    if not given.isdecimal() or len(given) > 15:
+    if not sent.isdecimal() or len(sent) > 15:
         raise Problem(
-            400, f"{JSON_BYTES} is {printable(given, 40)!r}; it is the number of bytes of the JSON."
+            400, f"{JSON_BYTES} is {printable(sent, 40)!r}; it is the number of bytes of the JSON."
         )
-    return int(given)
+    return int(sent)
 
 
 @dataclass(frozen=True)
@@ -182,14 +157,12 @@ class Served:
         def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
             return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
 
+        size = self.snapshot.preprocessing.size
         return {
             "name": self.name,
             "versions": [self.version],
             "platform": "engram",
-            "inputs": [
-                tensor(IMAGE, "BYTES"),
-                tensor(PIXELS, "FP32", 3, *self.snapshot.preprocessing.size),
-            ],
+            "inputs": [tensor(IMAGE, "BYTES"), tensor(PIXELS, "FP32", 3, *size)],
             "outputs": [
                 tensor(name, self.datatype(name), *output_shape(self.snapshot, name))
                 for name in self.outputs
@@ -200,7 +173,7 @@ class Served:
     def outputs(self) -> list[str]:
         """All outputs: of each task one, and the logits of segmentations."""
         masks = [name for name in self.tasks if is_mask(self.snapshot, name)]
-        return [*self.tasks, *map(logits_of, masks)]
+        return [*self.tasks, *map(logits_name, masks)]
 
     def datatype(self, name: str) -> str:
         return "UINT8" if is_mask(self.snapshot, name) else "FP32"
@@ -219,7 +192,8 @@ class Served:
                 )
             if name in seen:
                 raise Problem(422, f"The output {shown!r} is asked for twice; ask for it once.")
-            if output.parameters.classification and not self._classifies(name):
+            kind = self.snapshot.model.task(task_name(name)).kind
+            if output.parameters.classification and kind.name != "classification":
                 raise Problem(
                     422,
                     f"{name!r} is no classification, so it has no most likely classes; ask for "
@@ -227,9 +201,6 @@ class Served:
                 )
             seen.add(name)
         return options.outputs
-
-    def _classifies(self, name: str) -> bool:
-        return self.snapshot.model.task(task_of(name)).kind.name == "classification"
 
     def asked(self, options: InferOptions) -> Asked:
         names = [output.name for output in self.requested(options)]
@@ -250,10 +221,12 @@ class TensorResponse:
         self.binary = [output for output in self.outputs if options.wants_binary(output)]
 
     def headers(self) -> dict[str, str]:
-        """What precedes the body; values that it cannot hold are a Problem."""
+        """The headers of the response; values that it cannot hold are a Problem."""
         for output in self.outputs:
             mask = is_mask(self.served.snapshot, output.name)
-            if (mask or output not in self.binary) and not self._finite(output):
+            if output in self.binary and not mask:
+                continue
+            if not all(map(is_finite, self._tensors(output))):
                 raise Problem(
                     422,
                     f"The output of {output.name!r} is not finite for an image, and "
@@ -278,7 +251,7 @@ class TensorResponse:
         head = {"model_name": self.served.name, "model_version": self.served.version}
         if self.options.id is not None:
             head["id"] = self.options.id
-        yield _dump(head)[:-1] + b',"outputs":['
+        yield dump_json(head)[:-1] + b',"outputs":['
         for i, output in enumerate(self.outputs):
             yield b"," if i else b""
             yield from self._described(output)
@@ -293,14 +266,14 @@ class TensorResponse:
         about["shape"] = [len(self.images), *shape]
         if output in self.binary:
             about["parameters"] = {"binary_data_size": self._size(output)}
-            yield _dump(about)
+            yield dump_json(about)
             return
-        yield _dump(about)[:-1] + b',"data":['
+        yield dump_json(about)[:-1] + b',"data":['
         if most is None:
             yield from numbers(self._tensors(output))
         else:
             for i, labels in enumerate(self._labels(output, most)):
-                yield (b"," if i else b"") + _dump(labels)[1:-1]
+                yield (b"," if i else b"") + dump_json(labels)[1:-1]
         yield b"]}"
 
     def _size(self, output: InferOutput) -> int:
@@ -321,9 +294,6 @@ class TensorResponse:
     def _tensors(self, output: InferOutput) -> Iterator[Tensor]:
         return (image[output.name] for image in self.images)
 
-    def _finite(self, output: InferOutput) -> bool:
-        return all(is_finite(one) for one in self._tensors(output))
-
     def _labels(self, output: InferOutput, most: int) -> Iterator[list[str]]:
         """Of each image the most likely classes, as "probability:index:class"."""
         model, name = self.served.snapshot.model, output.name
@@ -332,7 +302,3 @@ class TensorResponse:
             top = logits.softmax(-1).topk(min(most, len(names)))
             pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
             yield [f"{p:.6f}:{i}:{names[i]}" for p, i in pairs]
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

@@ -1,19 +1,29 @@
-"""For operators: liveness, readiness and metrics."""
+"""For operators: liveness, readiness and metrics; for people: the page and the reference."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from collections.abc import Callable, Mapping
+from importlib.resources import files as package_files
+from typing import Any
+
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from engram.serve.batching import Batcher
-from engram.serve.metrics import Metrics
-from engram.serve.routes.openapi import error_responses
-from engram.serve.routes.schemas import Status
+from engram.serve.routes.schemas import Status, error_responses
+from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
+from engram.util.templates import render
+
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
 
 
-def operations_router(batcher: Batcher, metrics: Metrics, tokens: Tokens) -> APIRouter:
-    """The endpoints that a container runtime, a load balancer and Prometheus poll."""
+def operations_router(batcher: Batcher, telemetry: Telemetry, tokens: Tokens) -> APIRouter:
+    """Endpoints that a container runtime, a load balancer and Prometheus poll, and pages."""
     router = APIRouter()
 
     @router.get("/healthz", summary="Whether the process is alive", response_model=Status)
@@ -42,6 +52,25 @@ def operations_router(batcher: Batcher, metrics: Metrics, tokens: Tokens) -> API
         dependencies=tokens.to_ask,
     )
     async def read_metrics() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(telemetry.text(), media_type="text/plain; version=0.0.4")
 
+    @router.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return Response(reference_page(request.app.openapi()), media_type="text/html")
+
+    for path, (file, kind) in _FILES.items():
+        router.add_api_route(path, _file_response(file, kind), include_in_schema=False)
     return router
+
+
+def reference_page(document: Mapping[str, Any]) -> str:
+    """The OpenAPI document as a page that needs no network and no script."""
+    schemas = document.get("components", {}).get("schemas", {})
+    # The framework lists its own schemas of a failed validation, which is never sent.
+    shown = {name: schema for name, schema in schemas.items() if "Validation" not in name}
+    return render("engram.serve", "reference.html.j2", document=document, schemas=shown)
+
+
+def _file_response(name: str, kind: str) -> Callable[[], Response]:
+    data = (package_files("engram.serve") / "page" / name).read_bytes()
+    return lambda: Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})

@@ -1,4 +1,4 @@
-"""What requests about images share: read the body, decode the images, run the tasks."""
+"""The path of every request about images: read the body, decode the images, run the tasks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from pydantic import BaseModel
 
 from engram.serve.batching import MANY_VALUES, Batcher
 from engram.serve.catalogue import Snapshot
-from engram.serve.decoding.pool import Decoded, Decoder, Pool, Received
-from engram.serve.metrics import Metrics
-from engram.serve.middleware import client_of
-from engram.serve.outputs import Outputs, task_of
+from engram.serve.decoding.pool import Decoded, Pool
+from engram.serve.limits import Reserve, Shares
+from engram.serve.middleware import client_address
+from engram.serve.outputs import Outputs, task_name
 from engram.serve.problems import Problem
-from engram.serve.routes import schemas
-from engram.serve.routes.openapi import request_body
-from engram.serve.routes.uploads import Budget, read_whole_body
-from engram.serve.routes.writing import Answer, Client
+from engram.serve.routes.writing import Answer
 from engram.serve.service_settings import Settings
-from engram.serve.stages import BODY, DECODE, WRITE, Stages
+from engram.serve.telemetry import BODY, DECODE, WRITE, Telemetry
 from engram.util.allocator import return_freed_memory
+from engram.util.text import printable
 
 Options = TypeVar("Options", bound=BaseModel)
 Result = TypeVar("Result")
@@ -33,6 +31,8 @@ Answered = tuple[Decoded, Outputs]
 Written = tuple[Iterable[bytes], Mapping[str, str]]  # parts of the body, and headers
 
 _ANSWERS = 4  # as large as one may be, in progress at a time
+# Seconds in which a client may finish sending a refused body: only then does it read the answer.
+_DRAIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -45,46 +45,52 @@ class Asked:
 
 @dataclass(frozen=True)
 class Query(Generic[Options]):
-    """How an endpoint reads a body, what its options ask for, and how the answer is written."""
+    """The options of an endpoint, how its body is read, and how the answer is written.
 
-    read: Callable[[Decoder, bytearray], Awaitable[Received[Options]]]
+    With `embeds`, images have vectors in place of outputs.
+    """
+
+    options: type[Options]
+    form: dict[str, Any]  # of the body, see `Decoder.read`
     asked: Callable[[Options], Asked]
     write: Callable[[Options, Sequence[Answered]], Awaitable[Written]]
-
-
-def body_schemas(options: type[schemas.Options], settings: Settings) -> dict[str, Any]:
-    """The two forms that a request can have, with the limits of this service."""
-    form = schemas.form_body(options, settings.max_images)
-    document = schemas.json_body(options, settings.max_images, settings.max_body)
-    return request_body(
-        {
-            "multipart/form-data": form.model_json_schema(),
-            "application/json": document.model_json_schema(),
-        }
-    )
+    embeds: bool = False
 
 
 class Pipeline:
     """From a body to outputs: decoders, the forward pass, and threads that write the answers."""
 
     def __init__(
-        self, settings: Settings, batcher: Batcher, decoders: Pool, metrics: Metrics, stages: Stages
+        self, settings: Settings, batcher: Batcher, decoders: Pool, telemetry: Telemetry
     ) -> None:
         self.settings, self.batcher, self.decoders = settings, batcher, decoders
-        self.metrics, self.stages = metrics, stages
-        self._bodies = Budget(settings.max_bodies, settings.max_body, "bytes in requests")
-        most = settings.max_values
-        self._answers = Budget(_ANSWERS * most, most, "values in answers")
+        self.telemetry = telemetry
+        # One client gets half, or one request.
+        most = max(settings.max_bodies // 2, settings.max_body)
+        self._bodies = Shares(most, "bytes in requests", settings.max_bodies)
+        most = _ANSWERS * settings.max_values
+        self._answers = Shares(most // 2, "values in answers", most)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
+
+    def respond(self, request: Request, snapshot: Snapshot, query: Query[Options]) -> Answer:
+        """Answer a request about images, in JSON unless its headers say otherwise."""
+
+        async def work(answer: Answer) -> None:
+            async with self._body(request) as body:
+                values = await self._write(answer, request, snapshot, query, body)
+            if values > MANY_VALUES:  # by now nothing holds them
+                await self.in_thread(return_freed_memory)
+
+        return Answer(work)
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body, within the limits of the service; what is done with it has a deadline."""
+        """The whole body, within the limits of the service; the block has a deadline."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         self.batcher.check_capacity()
-        with self._bodies.request(client_of(request.scope)) as reserve:
-            with self.stages.stage(BODY):
-                body = await read_whole_body(request, self.settings.max_body, deadline, reserve)
+        with self._bodies.request(client_address(request.scope)) as reserve:
+            with self.telemetry.stage(BODY):
+                body = await read_body(request, self.settings.max_body, deadline, reserve)
             try:
                 async with asyncio.timeout_at(deadline):
                     yield body
@@ -93,41 +99,42 @@ class Pipeline:
                     503, "The request timed out; try again in a few seconds.", retry=5
                 ) from None
 
-    @asynccontextmanager
-    async def run(
+    async def _write(
         self,
+        answer: Answer,
         request: Request,
         snapshot: Snapshot,
         query: Query[Options],
-        embeds: bool,
-    ) -> AsyncIterator[tuple[Received[Options], list[Answered]]]:
-        """What the body holds and, for each image, what was decoded and the outputs of the tasks.
+        body: bytearray,
+    ) -> int:
+        """Decode the images, run the tasks and send the answer; gives the number of its values.
 
-        With `embeds`, their vectors in place of the outputs. The images keep their places in the
-        queue until the answers are written, and so do their values in what all answers may have.
+        The images keep their places in the queue until the answer is written, and so do their
+        values in the limit on all answers.
         """
-        client = client_of(request.scope)
-        async with self._body(request) as body:
-            with ExitStack() as places:
-                with self.stages.stage(DECODE):
-                    async with self.decoders.decoder(client) as decoder:
-                        received = await query.read(decoder, body)
-                        asked, images = query.asked(received.options), len(received.names)
-                        self._check_values(asked, images)
-                        places.enter_context(self._answers.request(client))(images * asked.values)
-                        places.enter_context(self.batcher.reserve(images, client))
-                        decoded = [
-                            await decoder.decode(i, name, snapshot.preprocessing)
-                            for i, name in enumerate(received.names)
-                        ]
-                views = [one.view for one in decoded]
-                outputs = await self.batcher.run(snapshot, views, asked.names, embeds)
-                answers = list(zip(decoded, outputs, strict=True))
-                del views, outputs
-                with self.stages.stage(WRITE):
-                    yield received, answers
-            for task in {task_of(name) for name in asked.names}:
-                self.metrics.answers.labels(task).inc(len(decoded))
+        address = client_address(request.scope)
+        with ExitStack() as places:
+            with self.telemetry.stage(DECODE):
+                async with self.decoders.decoder(address) as decoder:
+                    names, options = await decoder.read(query.options, body, **query.form)
+                    asked, count = query.asked(options), len(names)
+                    self._check_values(asked, count)
+                    places.enter_context(self._answers.taken(address, count * asked.values))
+                    places.enter_context(self.batcher.reserve(count, address))
+                    decoded = [
+                        await decoder.decode(i, name, snapshot.preprocessing)
+                        for i, name in enumerate(names)
+                    ]
+            views = [one.view for one in decoded]
+            outputs = await self.batcher.run(snapshot, views, asked.names, query.embeds)
+            with self.telemetry.stage(WRITE):
+                images = list(zip(decoded, outputs, strict=True))
+                parts, headers = await query.write(options, images)
+                headers = {"Content-Type": "application/json", **headers}
+                await answer.write(parts, self.in_thread, headers)
+        for task in {task_name(name) for name in asked.names}:
+            self.telemetry.answers.labels(task).inc(count)
+        return count * asked.values
 
     def _check_values(self, asked: Asked, images: int) -> None:
         """Refuse an answer that would be too large with a Problem, before it is computed."""
@@ -140,38 +147,60 @@ class Pipeline:
                 "tasks or outputs.",
             )
 
-    def respond(
-        self,
-        request: Request,
-        snapshot: Snapshot,
-        query: Query[Options],
-        embeds: bool = False,
-    ) -> Answer:
-        """Answer a request about images, in JSON unless its headers say otherwise."""
-
-        async def work(client: Client) -> None:
-            many = await self._answer(client, request, snapshot, query, embeds)
-            if many:  # by now nothing holds the outputs
-                await self.in_thread(return_freed_memory)
-
-        return Answer(work)
-
-    async def _answer(
-        self,
-        client: Client,
-        request: Request,
-        snapshot: Snapshot,
-        query: Query[Options],
-        embeds: bool,
-    ) -> bool:
-        """Send the answer; gives whether its values leave holes in memory."""
-        async with self.run(request, snapshot, query, embeds) as (received, images):
-            parts, headers = await query.write(received.options, images)
-            headers = {"Content-Type": "application/json", **headers}
-            await client.answer(parts, self.in_thread, headers)
-            values = query.asked(received.options).values
-            return len(images) * values > MANY_VALUES
-
     async def in_thread(self, write: Callable[[], Result]) -> Result:
         """Call `write` in a thread for answers, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, write)
+
+
+async def read_body(
+    request: Request, most: int, deadline: float, reserve: Reserve = lambda size: None
+) -> bytearray:
+    """The whole body; one that is too large or too slow is a Problem."""
+    declared, stream, body = (
+        request.headers.get("content-length", ""),
+        request.stream(),
+        bytearray(),
+    )
+    too_large = Problem(413, f"The body has more than {most:,} bytes, which is the limit.")
+    try:
+        if declared.isdecimal() and int(declared) > most:
+            raise too_large
+        async with asyncio.timeout_at(deadline):
+            async for piece in stream:
+                if len(body) + len(piece) > most:
+                    raise too_large
+                reserve(len(piece))
+                body += piece  # small pieces must not take more memory than large ones
+    except TimeoutError:
+        raise Problem(
+            408, "The body did not arrive in time; send it faster, or send less."
+        ) from None
+    except Problem:
+        await _drain(stream, most)
+        raise
+    return body
+
+
+async def _drain(stream: AsyncIterator[bytes], most: int) -> None:
+    """Read and drop the rest of a refused body, within limits."""
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for piece in stream:
+                most -= len(piece)
+                if most < 0:
+                    return
+    except TimeoutError:
+        return
+
+
+def content_type(request: Request) -> str:
+    """The content type of a request to predict; one that is not supported is a Problem."""
+    kind = request.headers.get("content-type", "")
+    short = kind.partition(";")[0].strip().lower()
+    if short not in ("multipart/form-data", "application/json"):
+        raise Problem(
+            415,
+            f"The content type is {printable(short, 60)!r}; send multipart/form-data with the "
+            "field image, or application/json with images in base64.",
+        )
+    return kind

@@ -1,53 +1,101 @@
-"""POST /v1/predict: read the body, decode the images, run the tasks, answer."""
+"""POST /v1/predict and /v1/embed: the answers of tasks about images, and images as vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from torch import Tensor
 
+from engram.errors import EngramError
+from engram.images.masks import palette
 from engram.images.preprocessing import normalise
+from engram.inference import predict as inference
+from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.decoding.pool import Decoded, Decoder, Received
-from engram.serve.outputs import kept_values
-from engram.serve.routes.answers import Look, image_json, images_json, task_answers
-from engram.serve.routes.openapi import answer_limit, error_responses
-from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written, body_schemas
-from engram.serve.routes.schemas import Prediction, PredictOptions
-from engram.serve.routes.uploads import content_type
+from engram.serve.outputs import kept_values, score_name
+from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written, content_type
+from engram.serve.routes.schemas import (
+    Embedding,
+    EmbedOptions,
+    Options,
+    Prediction,
+    PredictOptions,
+    answer_limit,
+    error_responses,
+    form_body,
+    json_body,
+    request_body,
+)
+from engram.serve.routes.writing import dump_json, numbers
 from engram.serve.tokens import Tokens
+from engram.util.devices import to_device
+
+Maps = tuple[bool, Tensor, Tensor]  # pooled, shares (l, parts), patches (l, rows, columns)
 
 
 def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> APIRouter:
-    """The endpoint that runs tasks on images."""
-    router = APIRouter()
+    """The endpoints that run tasks on images."""
+    router, settings = APIRouter(), pipeline.settings
+
+    def about(options: type[Options]) -> dict[str, Any]:
+        forms = {
+            "multipart/form-data": form_body(options, settings.max_images),
+            "application/json": json_body(options, settings.max_images, settings.max_body),
+        }
+        return {
+            "description": answer_limit(settings.max_values),
+            "responses": error_responses(400, 401, 404, 408, 413, 415, 422, 429, 503),
+            "dependencies": tokens.to_ask,
+            "openapi_extra": request_body({k: v.model_json_schema() for k, v in forms.items()}),
+        }
 
     @router.post(
         "/v1/predict",
         summary="Run tasks on images",
-        description=answer_limit(pipeline.settings.max_values),
         response_model=Prediction,
-        responses=error_responses(400, 401, 404, 408, 413, 415, 422, 429, 503),
-        dependencies=tokens.to_ask,
-        openapi_extra=body_schemas(PredictOptions, pipeline.settings),
+        **about(PredictOptions),
     )
     async def predict(request: Request) -> Response:
         snapshot, kind = catalogue.now, content_type(request)
 
-        def read(decoder: Decoder, body: bytearray) -> Awaitable[Received[PredictOptions]]:
-            return decoder.read(PredictOptions, kind, body)
-
         async def write(options: PredictOptions, images: Sequence[Answered]) -> Written:
-            looks = [await _look(pipeline, snapshot, one, options.looks) for one, _ in images]
+            maps: list[Maps | None] = [None] * len(images)
+            if options.attention is not None:
+                for i, (image, _) in enumerate(images):
+                    find = partial(task_attention, snapshot, options.attention, image.view)
+                    maps[i] = await pipeline.batcher.in_engine_thread(find)
             parts = (
-                image_json(one.fields, task_answers(snapshot, outputs, options.top_k), look)
-                for (one, outputs), look in zip(images, looks, strict=True)
+                image_json(
+                    image.fields,
+                    task_answers(snapshot, outputs, options.top_k),
+                    None if own is None else attention_json(options.attention, *own),
+                )
+                for (image, outputs), own in zip(images, maps, strict=True)
             )
             return images_json(parts), {}
 
-        return pipeline.respond(request, snapshot, Query(read, partial(_asked, snapshot), write))
+        query = Query(PredictOptions, {"kind": kind}, partial(_asked, snapshot), write)
+        return pipeline.respond(request, snapshot, query)
+
+    @router.post(
+        "/v1/embed",
+        summary="Turn images into vectors",
+        response_model=Embedding,
+        **about(EmbedOptions),
+    )
+    async def embed(request: Request) -> Response:
+        snapshot, kind = catalogue.now, content_type(request)
+
+        async def write(options: EmbedOptions, images: Sequence[Answered]) -> Written:
+            return images_json(vectors_json(one.fields, vectors) for one, vectors in images), {}
+
+        query = Query(EmbedOptions, {"kind": kind}, partial(_asked_vectors, snapshot), write, True)
+        return pipeline.respond(request, snapshot, query)
 
     return router
 
@@ -55,18 +103,118 @@ def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> 
 def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
     """The tasks to run, each once; one that does not exist is a Problem."""
     names = list(dict.fromkeys(options.tasks or snapshot.names))
-    for name in (*names, options.looks or names[0]):
+    for name in (*names, options.attention or names[0]):
         if name not in snapshot.names:
             snapshot.engram(name)  # raises the Problem
-    look = 0 if options.looks is None else Look.values(snapshot)
-    return Asked(names, kept_values(snapshot, names) + look)
+    values = kept_values(snapshot, names)
+    if options.attention is not None:
+        config = snapshot.model.backbone.config
+        patches = math.prod(side // config.patch for side in snapshot.preprocessing.size)
+        values += config.depth * (patches + len(SOURCES))
+    return Asked(names, values)
 
 
-async def _look(
-    pipeline: Pipeline, snapshot: Snapshot, decoded: Decoded, task: str | None
-) -> Look | None:
-    """The attention maps of one image, if a request asks for those of a task."""
-    if task is None:
-        return None
-    pixels = normalise(decoded.view[None], snapshot.preprocessing)
-    return await pipeline.batcher.in_engine_thread(partial(Look.of, snapshot, task, pixels))
+def _asked_vectors(snapshot: Snapshot, options: EmbedOptions) -> Asked:
+    """The tasks to embed for, each once; one that does not exist is a Problem."""
+    names = list(dict.fromkeys(options.tasks or snapshot.embedding_names))
+    for name in names:
+        if name not in snapshot.embedding_names:
+            snapshot.engram(name)  # raises the Problem
+    return Asked(names, kept_values(snapshot, names, embeds=True))
+
+
+def task_attention(snapshot: Snapshot, name: str, view: Tensor) -> Maps:
+    """The attention of a task in one image."""
+    model, pixels = snapshot.model, normalise(view[None], snapshot.preprocessing)
+    maps = model.attention_maps(name, to_device(pixels, model.backbone.device))
+    shares, patches = maps.shares.cpu(), maps.contribution[0].cpu()
+    if not all(bool(part.isfinite().all()) for part in (shares, patches)):
+        raise EngramError(f"The attention of {name!r} is not finite; train the task again.")
+    return maps.pooled, shares, patches
+
+
+# Answers as JSON, in parts: other threads wait while one part is written, and a thousand classes of
+# many tasks would be a long wait
+
+
+def task_answers(
+    snapshot: Snapshot, outputs: Mapping[str, Tensor], top_k: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By name, the kind and the answer of each task about one image, from the model's outputs.
+
+    A task whose output is not finite gets an error, because JSON has no such numbers; the other
+    tasks still answer.
+    """
+    for name in (name for name in outputs if name in snapshot.names):
+        task, output = snapshot.model.task(name), outputs[name]
+        if not bool(output.isfinite().all()):
+            problem = f"The output of {name!r} is not finite for this image; train the task again."
+            yield name, {"kind": task.kind.name, "error": problem}
+            continue
+        answer, classes = task.answer(output, top_k), task.spec.classes
+        if task.kind.per_pixel:
+            colours = palette(len(classes))
+            for row in answer["classes"]:
+                row["colour"] = "#" + bytes(colours[classes.index(row["class"])]).hex()
+        score = outputs.get(score_name(name))
+        known = {} if score is None else {"score": inference.shown_score(score)}
+        yield name, {"kind": task.kind.name, "answer": answer, **known}
+
+
+def attention_json(
+    task: str | None, pooled: bool, shares: Tensor, patches: Tensor
+) -> Iterator[bytes]:
+    """The attention of a task in one image, layer by layer, or of its side network (`pooled`)."""
+    about = {"task": task, "parts": list(SOURCES), "pooled": pooled}
+    yield dump_json(about)[:-1] + b',"layers":['
+    for i, (own, rows) in enumerate(zip(shares.tolist(), patches, strict=True)):
+        layer = {
+            "shares": [round(share, 5) for share in own],
+            "patches": [[float(f"{p:.4g}") for p in row] for row in rows.tolist()],
+        }
+        yield (b"," if i else b"") + dump_json(layer)
+    yield b"]}"
+
+
+def image_json(
+    fields: Mapping[str, Any],
+    answers: Iterable[tuple[str, dict[str, Any]]],
+    maps: Iterable[bytes] | None = None,
+) -> Iterator[bytes]:
+    """The part of a response about one image, task by task."""
+    yield dump_json(fields)[:-1] + b',"tasks":{'
+    for i, (name, answer) in enumerate(answers):
+        yield (b"," if i else b"") + dump_json(name) + b":" + dump_json(answer)
+    yield b"}"
+    if maps is not None:
+        yield b',"attention":'
+        yield from maps
+    yield b"}"
+
+
+def vectors_json(fields: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> Iterator[bytes]:
+    """The part of a response about one image: vectors, with the nine digits of float32.
+
+    One that is not finite is an error instead, because JSON has no such numbers.
+    """
+    yield dump_json(fields)[:-1] + b',"vectors":{'
+    good = {name: one for name, one in vectors.items() if bool(one.isfinite().all())}
+    for i, (name, vector) in enumerate(good.items()):
+        yield (b"," if i else b"") + dump_json(name) + b":["
+        yield from numbers([vector])
+        yield b"]"
+    yield b"}"
+    errors = {
+        name: f"The vector of {name!r} is not finite for this image; train the task again."
+        for name in vectors.keys() - good.keys()
+    }
+    yield (b',"errors":' + dump_json(errors) if errors else b"") + b"}"
+
+
+def images_json(images: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """A response, from its parts about each image."""
+    yield b'{"images":['
+    for i, image in enumerate(images):
+        yield b"," if i else b""
+        yield from image
+    yield b"]}"

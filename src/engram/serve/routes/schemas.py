@@ -1,56 +1,59 @@
-"""Requests and responses, as the OpenAPI document describes them."""
+"""Requests and responses, as pydantic checks them and the OpenAPI document describes them."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    create_model,
+    model_validator,
+)
 
 MAX_TASKS = 1000  # that a request may name
 
 TaskName = Annotated[str, Field(max_length=64)]
+WholeNumber = Annotated[  # JSON has one type of number, so 5.0 counts as 5
+    int, BeforeValidator(lambda x: int(x) if type(x) is float and x.is_integer() else x)
+]
 
-
-def _as_int(value: Any) -> Any:
-    """JSON has one type of number, so 5.0 counts as 5."""
-    return int(value) if type(value) is float and value.is_integer() else value
+# Requests
 
 
 class Options(BaseModel):
-    """Which tasks to run."""
+    """Options of every request: the tasks to run."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    tasks: Annotated[
-        list[TaskName] | None,
-        Field(
-            min_length=1,
-            max_length=MAX_TASKS,
-            description="Tasks to run; default: all of them, and base",
-        ),
-        FailFast(),
-    ] = None
+    tasks: Annotated[list[TaskName] | None, FailFast()] = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_TASKS,
+        description="Tasks to run; default: all of them, and base",
+    )
 
 
 class PredictOptions(Options):
-    """Which tasks to run and what to return."""
+    """Options of /v1/predict."""
 
-    top_k: Annotated[
-        int,
-        Field(ge=1, le=1000, description="Number of classes to return per task"),
-        BeforeValidator(_as_int),
-    ] = 5
-    looks: Annotated[
-        TaskName | None, Field(description="A task whose attention maps to return")
-    ] = None
+    top_k: WholeNumber = Field(
+        default=5, ge=1, le=1000, description="Number of classes to return per task"
+    )
+    attention: TaskName | None = Field(
+        default=None, description="A task whose attention maps to return"
+    )
 
 
 class EmbedOptions(Options):
-    """Which vectors to return."""
+    """Options of /v1/embed."""
 
 
-#: What requests may say, by the name under which the service and its decoders know it.
+#: Options of requests, by the name under which the service and its decoders know them.
 OPTIONS: dict[str, type[Options]] = {
     options.__name__: options for options in (PredictOptions, EmbedOptions)
 }
@@ -67,31 +70,152 @@ def json_body(options: type[Options], max_images: int, max_body: int) -> type[Wi
     """The body of a request as JSON, with the limits of a service; its first error ends it."""
     image = Annotated[str, Field(max_length=max_body, json_schema_extra={"format": "byte"})]
     about = Field(min_length=1, max_length=max_images, description="Images in base64")
-    images = Annotated[list[image], about, FailFast()]
     bases: Any = (options, WithImages)
     body: type[WithImages] = create_model(
-        _titled(options, "Json"), __base__=bases, images=(images, ...)
+        options.__name__.replace("Options", "Json"),
+        __base__=bases,
+        images=(Annotated[list[image], about, FailFast()], ...),
     )
     return body
 
 
-@cache
 def form_body(options: type[Options], max_images: int) -> type[Options]:
     """The body of a request as a form, for the OpenAPI document."""
     image = Annotated[str, Field(json_schema_extra={"format": "binary"})]
     about = Field(min_length=1, max_length=max_images, description="Images, one file each")
-    images = Annotated[list[image], about]
-    return create_model(_titled(options, "Form"), __base__=options, image=(images, ...))
+    name = options.__name__.replace("Options", "Form")
+    return create_model(name, __base__=options, image=(Annotated[list[image], about], ...))
 
 
-def _titled(options: type[Options], form: str) -> str:
-    return options.__name__.replace("Options", form)
+# Requests of the Open Inference Protocol (KServe v2, Triton)
+
+IMAGE, PIXELS = "image", "pixel_values"
+LOGITS = ":logits"  # after the name of a task: the output it makes a mask of
+
+Count = Annotated[int, Field(ge=0, le=10**12)]  # with more digits, a number is an attack
+
+
+class _Part(BaseModel):
+    """A part of a request; what it has beyond these fields is for other servers."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class InputParameters(_Part):
+    binary_data_size: Count | None = Field(
+        default=None, description="Bytes of this tensor after the JSON"
+    )
+
+
+class InferInput(_Part):
+    name: Literal["image", "pixel_values"] = Field(
+        description="Encoded images as BYTES, or normalised pixels as FP32"
+    )
+    shape: list[Count] = Field(min_length=1, max_length=4)
+    datatype: str = Field(max_length=20)
+    parameters: InputParameters = InputParameters()
+    data: list[Any] | None = Field(default=None, description="Flat or nested; images are in base64")
+
+
+class OutputParameters(_Part):
+    binary_data: bool | None = Field(
+        default=None, description="Whether the tensor follows the JSON as bytes"
+    )
+    classification: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Return so many classes, as probability:index:class",
+    )
+
+
+class InferOutput(_Part):
+    name: str = Field(
+        max_length=64 + len(LOGITS),
+        description=f"A task, or a segmentation with {LOGITS} for its logits",
+    )
+    parameters: OutputParameters = OutputParameters()
+
+
+class RequestParameters(_Part):
+    binary_data_output: bool = Field(
+        default=False, description="Whether tensors follow the JSON as bytes"
+    )
+
+
+class InferOptions(_Part):
+    id: str | None = Field(default=None, max_length=200)
+    parameters: RequestParameters = RequestParameters()
+    outputs: Annotated[list[InferOutput] | None, FailFast()] = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_TASKS,
+        description="Each once; default: all tasks, and masks of segmentations",
+    )
+
+    def wants_binary(self, output: InferOutput) -> bool:
+        own = output.parameters.binary_data
+        return self.parameters.binary_data_output if own is None else own
+
+
+class InferRequest(InferOptions):
+    inputs: Annotated[list[InferInput], FailFast()] = Field(min_length=1, max_length=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        tensor = self.inputs[0]
+        if (tensor.data is None) == (tensor.parameters.binary_data_size is None):
+            raise ValueError("an input has either data or binary_data_size")
+        return self
+
+
+# Responses of the Open Inference Protocol
+
+
+class TensorMetadata(BaseModel):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class OutputTensor(TensorMetadata):
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
+
+
+class InferResponse(BaseModel):
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OutputTensor]
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    versions: list[str] = Field(description="Changes with what the model answers")
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+# Responses about images
 
 
 class Named(BaseModel):
     model_config = ConfigDict(serialize_by_alias=True, extra="forbid")
 
-    name: Annotated[str, Field(alias="class")]
+    name: str = Field(alias="class")
 
 
 class LikelyClass(Named):
@@ -105,7 +229,7 @@ class Label(Named):
 
     probability: float
     threshold: float
-    present: Annotated[bool, Field(description="Whether it reaches its threshold")]
+    present: bool = Field(description="Whether it reaches its threshold")
 
 
 class Number(BaseModel):
@@ -120,75 +244,66 @@ class Number(BaseModel):
 class Area(Named):
     """A class in a mask; the largest area comes first."""
 
-    share: Annotated[float, Field(description="Share of the view")]
-    colour: Annotated[str, Field(description="Its colour in the mask")]
+    share: float = Field(description="Share of the view")
+    colour: str = Field(description="Its colour in the mask")
 
 
 class Mask(BaseModel):
     """An answer of segmentation: one class for every pixel of the view."""
 
     classes: list[Area]
-    size: Annotated[list[int], Field(description="Height and width")]
-    mask: Annotated[str, Field(description="A PNG as a data: URL; a pixel's value is its class")]
+    size: list[int] = Field(description="Height and width")
+    mask: str = Field(description="A PNG as a data: URL; a pixel's value is its class")
 
 
 class TaskAnswer(BaseModel):
     kind: Literal["classification", "multilabel", "regression", "segmentation"]
     answer: list[LikelyClass] | list[Label] | list[Number] | Mask
-    score: Annotated[
-        float | None,
-        Field(
-            description="How much the image is like those that the task learned from: 1 is usual, "
-            "and below 0 it is less like them than 95 % of validation images. Only of tasks that "
-            "keep statistics of their training images, and not of the ONNX engines"
-        ),
-    ] = None
+    score: float | None = Field(
+        default=None,
+        description="How much the image is like those that the task learned from: 1 is usual, "
+        "and below 0 it is less like them than 95 % of validation images. Only of tasks that "
+        "keep statistics of their training images, and not of the ONNX engines",
+    )
 
 
 class NoAnswer(BaseModel):
     """For a task whose output is not finite; the other tasks still answer."""
 
     kind: str
-    error: Annotated[str, Field(description="A sentence: what is wrong and what to do")]
+    error: str = Field(description="A sentence: what is wrong and what to do")
 
 
-class LayerLook(BaseModel):
-    shares: Annotated[list[float], Field(description="Attention weight of each part; the sum is 1")]
-    patches: Annotated[
-        list[list[float]],
-        Field(
-            description="How much each patch contributes to what the class token reads, row by "
-            "row; 0 for a patch that works against the rest"
-        ),
-    ]
+class LayerAttention(BaseModel):
+    shares: list[float] = Field(description="Attention weight of each part; the sum is 1")
+    patches: list[list[float]] = Field(
+        description="How much each patch contributes to what the class token reads, row by row; "
+        "0 for a patch that works against the rest"
+    )
 
 
-class Look(BaseModel):
+class TaskAttention(BaseModel):
     task: str
-    parts: Annotated[list[str], Field(description="What the class token can attend to")]
-    pooled: Annotated[
-        bool,
-        Field(
-            description="Whether there is one entry instead of one per layer: how the task pools "
-            "its side network after the last layer"
-        ),
-    ]
-    layers: list[LayerLook]
+    parts: list[str] = Field(description="What the class token can attend to")
+    pooled: bool = Field(
+        description="Whether there is one entry instead of one per layer: how the task pools its "
+        "side network after the last layer"
+    )
+    layers: list[LayerAttention]
 
 
 class SentImage(BaseModel):
     name: str
     width: int
     height: int
-    view: Annotated[
-        list[float],
-        Field(description="The part that the ViT saw: left, top, right, bottom in pixels"),
-    ]
+    view: list[float] = Field(
+        description="The part that the ViT saw: left, top, right, bottom in pixels"
+    )
 
 
 class ImageAnswer(SentImage):
     tasks: dict[str, TaskAnswer | NoAnswer]
-    looks: Look | None = None
+    attention: TaskAttention | None = None
 
 
 class Prediction(BaseModel):
@@ -196,31 +311,32 @@ class Prediction(BaseModel):
 
 
 class ImageVectors(SentImage):
-    vectors: Annotated[
-        dict[str, list[float]],
-        Field(description="By task, base for the ViT itself: what its head is given of the image"),
-    ]
-    errors: Annotated[
-        dict[str, str] | None,
-        Field(description="Tasks whose vector is not finite: what is wrong and what to do"),
-    ] = None
+    vectors: dict[str, list[float]] = Field(
+        description="By task, base for the ViT itself: the input of its head"
+    )
+    errors: dict[str, str] | None = Field(
+        default=None, description="Tasks whose vector is not finite: what is wrong and what to do"
+    )
 
 
 class Embedding(BaseModel):
     images: list[ImageVectors]
 
 
+# Responses about tasks and the service
+
+
 class TaskInfo(BaseModel):
     name: str
     kind: str
-    classes: Annotated[int, Field(description="Number of classes")]
+    classes: int = Field(description="Number of classes")
     regime: str
-    settings: Annotated[
-        dict[str, Any], Field(description="Settings of the method, such as the cells per layer")
-    ]
+    settings: dict[str, Any] = Field(
+        description="Settings of the method, such as the cells per layer"
+    )
     extends: list[str]
     parameters: int
-    content: Annotated[str, Field(description="Hash of everything that affects its answers")]
+    content: str = Field(description="Hash of everything that affects its answers")
     metrics: dict[str, Any]
 
 
@@ -234,19 +350,17 @@ class TaskDetail(TaskInfo):
 class BackboneFacts(BaseModel):
     source: str
     fingerprint: str
-    classes: Annotated[
-        int | None, Field(description="Number of classes of its own head, called base")
-    ]
+    classes: int | None = Field(description="Number of classes of its own head, called base")
     image_size: list[int]
     layers: int
 
 
 class TaskList(BaseModel):
-    tag: Annotated[str, Field(description="Changes when a task is attached or removed")]
+    tag: str = Field(description="Changes when a task is attached or removed")
     backbone: BackboneFacts
     tasks: list[TaskInfo]
-    engine: Annotated[str, Field(description="What runs the model")]
-    attaching: Annotated[bool, Field(description="Whether tasks can be attached and removed")]
+    engine: str = Field(description="What runs the model")
+    attaching: bool = Field(description="Whether tasks can be attached and removed")
 
 
 class Status(BaseModel):
@@ -254,4 +368,54 @@ class Status(BaseModel):
 
 
 class Error(BaseModel):
-    error: Annotated[str, Field(description="A sentence: what is wrong and what to do")]
+    error: str = Field(description="A sentence: what is wrong and what to do")
+
+
+# The OpenAPI document
+
+_REASONS = {
+    400: "The request or its body cannot be read",
+    401: "The token is missing or wrong",
+    403: "Attaching is disabled: the service was started without a token",
+    404: "There is no such task",
+    408: "The body arrived too slowly",
+    409: "The engram does not fit, or the task cannot be removed",
+    413: "The body is too large",
+    415: "The content type is not supported",
+    421: "The Host header names none of the names of this service",
+    422: "An image, an engram or an option is invalid, or the answer would be too large",
+    429: "This client has too many requests in progress; Retry-After says when to try again",
+    503: "The service is busy; Retry-After says when to try again",
+}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of an operation, for the argument `responses` of a route."""
+    return {status: {"model": Error, "description": _REASONS[status]} for status in statuses}
+
+
+def answer_limit(most: int) -> str:
+    """The limit on the size of answers, for the argument `description` of a route."""
+    return (
+        f"An answer has {most:,} values at most, counted before it is computed: the classes or "
+        "numbers of each task, the pixels of a mask, the numbers of a vector, for every image. "
+        "Beyond that, the status is 422."
+    )
+
+
+def request_body(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A required body, by content type, for the argument `openapi_extra` of a route."""
+    content = {kind: {"schema": _inlined(schema, schema)} for kind, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(part: Any, schema: dict[str, Any]) -> Any:
+    """The schema with its definitions in place: references would look for them elsewhere."""
+    if isinstance(part, list):
+        return [_inlined(one, schema) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        found = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        part = {**found, **{key: value for key, value in part.items() if key != "$ref"}}
+    return {key: _inlined(value, schema) for key, value in part.items() if key != "$defs"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,10 +12,15 @@ from fastapi.responses import Response
 
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.log import Log
-from engram.serve.middleware import client_of
-from engram.serve.routes.openapi import error_responses, request_body
-from engram.serve.routes.schemas import TaskDetail, TaskInfo, TaskList
-from engram.serve.routes.uploads import read_whole_body
+from engram.serve.middleware import client_address
+from engram.serve.routes.pipeline import read_body
+from engram.serve.routes.schemas import (
+    TaskDetail,
+    TaskInfo,
+    TaskList,
+    error_responses,
+    request_body,
+)
 from engram.serve.service_settings import Settings
 from engram.serve.tokens import Tokens
 from engram.util.text import without_folder
@@ -29,54 +32,6 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
     """The endpoints about tasks; those that change them need the token."""
     router = APIRouter()
     documents = Documents(settings.engine, tokens.attach is not None)
-    _add_reading(router, catalogue, documents, tokens)
-    _add_changing(router, catalogue, settings, documents, tokens, log)
-    return router
-
-
-class Documents:
-    """The descriptions of tasks as JSON, written once for each snapshot and not for each request.
-
-    An engram may have 100,000 metrics. A thread writes them, in many small steps, so that other
-    requests are answered meanwhile.
-    """
-
-    def __init__(self, engine: str, attaching: bool) -> None:
-        self._engine, self._attaching = engine, attaching
-        self._written: WeakKeyDictionary[Snapshot, dict[str, bytes]] = WeakKeyDictionary()
-
-    async def tasks(self, snapshot: Snapshot) -> bytes:
-        """All tasks."""
-        work = partial(task_list, snapshot, self._engine, self._attaching)
-        return await self._once(snapshot, "", work)
-
-    async def task(self, snapshot: Snapshot, name: str) -> bytes:
-        """One task; a Problem if there is none."""
-        snapshot.engram(name)  # raises the Problem
-        return await self._once(snapshot, name, partial(task_detail, snapshot, name))
-
-    async def _once(
-        self, snapshot: Snapshot, key: str, describe: Callable[[], dict[str, Any]]
-    ) -> bytes:
-        written = self._written.setdefault(snapshot, {})
-        if key not in written:
-            written[key] = await asyncio.to_thread(lambda: _json(describe()))
-        return written[key]
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    # Not in one call: json.dumps lets no other thread run until it has finished.
-    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return "".join(encoder.iterencode(document)).encode()
-
-
-def _response(content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(content, status, headers, media_type="application/json")
-
-
-def _add_reading(
-    router: APIRouter, catalogue: Catalogue, documents: Documents, tokens: Tokens
-) -> None:
 
     @router.get(
         "/v1/tasks",
@@ -90,7 +45,7 @@ def _add_reading(
         tag = f'"{snapshot.tag}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
-        return _response(await documents.tasks(snapshot), headers={"ETag": tag})
+        return await documents.response(snapshot, headers={"ETag": tag})
 
     @router.get(
         "/v1/tasks/{name}",
@@ -100,17 +55,7 @@ def _add_reading(
         dependencies=tokens.to_ask,
     )
     async def task(name: str) -> Response:
-        return _response(await documents.task(catalogue.now, name))
-
-
-def _add_changing(
-    router: APIRouter,
-    catalogue: Catalogue,
-    settings: Settings,
-    documents: Documents,
-    tokens: Tokens,
-    log: Log,
-) -> None:
+        return await documents.response(catalogue.now, name)
 
     @router.put(
         "/v1/tasks/{name}",
@@ -128,14 +73,14 @@ def _add_changing(
     )
     async def attach(name: str, request: Request) -> Response:
         deadline = asyncio.get_running_loop().time() + settings.timeout
-        body = await read_whole_body(request, settings.max_engram, deadline)
+        body = await read_body(request, settings.max_engram, deadline)
         data = await asyncio.to_thread(bytes, body)
         body.clear()
         snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
         if new:
             content = snapshot.contents[name]
-            log.event("attached", client=client_of(request.scope), task=name, content=content)
-        return _response(await documents.task(snapshot, name), 201 if new else 200)
+            log.event("attached", client=client_address(request.scope), task=name, content=content)
+        return await documents.response(snapshot, name, status_code=201 if new else 200)
 
     @router.delete(
         "/v1/tasks/{name}",
@@ -147,11 +92,40 @@ def _add_changing(
     )
     async def detach(name: str, request: Request) -> Response:
         await asyncio.to_thread(catalogue.detach, name)
-        log.event("detached", client=client_of(request.scope), task=name)
+        log.event("detached", client=client_address(request.scope), task=name)
         return Response(status_code=204)
 
+    return router
 
-# What the responses say
+
+class Documents:
+    """The descriptions of tasks as JSON, written once for each snapshot and not for each request.
+
+    An engram may have 100,000 metrics. A thread writes them, in many small steps, so that other
+    requests are answered meanwhile.
+    """
+
+    def __init__(self, engine: str, attaching: bool) -> None:
+        self._engine, self._attaching = engine, attaching
+        self._written: WeakKeyDictionary[Snapshot, dict[str, bytes]] = WeakKeyDictionary()
+
+    async def response(self, snapshot: Snapshot, name: str = "", **settings: Any) -> Response:
+        """One task, or all; a Problem if there is no such task."""
+        written = self._written.setdefault(snapshot, {})
+        if name:
+            snapshot.engram(name)  # raises the Problem
+        if name not in written:
+            written[name] = await asyncio.to_thread(self._write, snapshot, name)
+        return Response(written[name], media_type="application/json", **settings)
+
+    def _write(self, snapshot: Snapshot, name: str) -> bytes:
+        if name:
+            document = task_detail(snapshot, name)
+        else:
+            document = task_list(snapshot, self._engine, self._attaching)
+        # Not in one call: json.dumps lets no other thread run until it has finished.
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return "".join(encoder.iterencode(document)).encode()
 
 
 def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:

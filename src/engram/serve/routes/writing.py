@@ -7,9 +7,10 @@ once would keep everything else waiting.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.responses import Response
 from torch import Tensor
@@ -26,30 +27,43 @@ Result = TypeVar("Result")
 InThread = Callable[[Callable[[], Result]], Awaitable[Result]]
 
 
-class Client:
-    """Who waits for an answer; `started` says whether its status has been sent."""
+class Answer(Response):
+    """A response that begins its work when it is to be sent, and keeps its places until then.
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    A Problem before the first piece is answered as always. Later it ends the connection: the client
+    sees that the answer is not complete.
+    """
+
+    def __init__(self, work: Callable[[Answer], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work, self._started = work, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
-        self.started = False
+        try:
+            await self._work(self)
+        except Problem:
+            if not self._started:
+                raise
 
-    async def answer(
+    async def write(
         self,
         parts: Iterable[bytes],
         in_thread: InThread[bytes | None],
         headers: Mapping[str, str],
     ) -> None:
         """Send a body; `in_thread` computes each piece of it. Ends early if the client is gone."""
-        pieces = gathered(parts)
+        pieces = _gather(parts)
         fetch = partial(next, pieces, None)
         piece, following = await in_thread(fetch), await in_thread(fetch)
         if following is None:
             headers = {"Content-Length": str(len(piece or b"")), **headers}
-        gone = asyncio.ensure_future(self._left())
+        encoded = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
+        gone = asyncio.ensure_future(self._disconnect())
         try:
-            self.started = True
+            self._started = True
             start = {"type": "http.response.start", "status": 200}
-            await self._send({**start, "headers": _encoded(headers)})
+            await self._send({**start, "headers": encoded})
             while piece is not None and not gone.done():
                 more = following is not None
                 await self._send({"type": "http.response.body", "body": piece, "more_body": more})
@@ -58,33 +72,13 @@ class Client:
         finally:
             gone.cancel()
 
-    async def _left(self) -> None:
+    async def _disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
-class Answer(Response):
-    """A response that begins its work when it is to be sent, and keeps what it holds until then.
-
-    A Problem before the first piece is answered as always. Later it ends the connection: the client
-    sees that the answer is not complete.
-    """
-
-    def __init__(self, work: Callable[[Client], Awaitable[None]]) -> None:
-        super().__init__()
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(receive, send)
-        try:
-            await self._work(client)
-        except Problem:
-            if not client.started:
-                raise
-
-
-def gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces that are worth sending."""
+def _gather(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join parts to pieces that are worth sending."""
     piece = bytearray()
     for part in parts:
         piece += part
@@ -116,5 +110,7 @@ def raw(tensors: Iterable[Tensor]) -> Iterator[bytes]:
             yield values[start : start + PIECE_VALUES].tobytes()
 
 
-def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+def dump_json(value: Any) -> bytes:
+    """A value as JSON, which has no numbers that are not finite."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.support.serving import Opened, picture
 
-from engram.serve.clients import Shares
+from engram.serve.limits import Shares
 from engram.serve.problems import Problem
 
 
@@ -20,7 +20,7 @@ def test_a_client_has_a_share_and_others_have_theirs() -> None:
         assert refused.value.headers["Retry-After"] == "1"
         assert "more than 3 requests in progress" in refused.value.sentence
         shares.take("a")
-        shares.give_back("a")
+        shares.take("a", -1)
     with shares.taken("a", 3):
         pass
     assert not shares._taken  # addresses do not add up

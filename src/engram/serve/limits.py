@@ -1,0 +1,67 @@
+"""Limits on what clients share: requests at a time, places in the queue, bytes, values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from engram.serve.problems import Problem
+
+Reserve = Callable[[int], None]  # counts more, or raises a Problem
+
+
+class Shares:
+    """Counts something for each client, and for all of them; too much is a Problem.
+
+    Args:
+        most_of_one: Limit for one client, so that there is room for others.
+        what: What is counted, for the sentence.
+        most: Limit for all clients together: many, each within its own limit, add up.
+    """
+
+    def __init__(self, most_of_one: int, what: str, most: int | None = None) -> None:
+        self.most_of_one, self.what, self.most = most_of_one, what, most
+        self._taken: Counter[str] = Counter()
+
+    def take(self, client: str, count: int = 1) -> None:
+        """Count more for a client; or less, if it is negative."""
+        if count > 0 and self.most is not None and self._taken.total() + count > self.most:
+            raise Problem(
+                503,
+                f"All requests together would have more than {self.most:,} {self.what}, which is "
+                "the limit; try again in a second.",
+                retry=1,
+            )
+        if count > 0 and self._taken[client] + count > self.most_of_one:
+            raise Problem(
+                429,
+                f"This client would have more than {self.most_of_one:,} {self.what}, which is the "
+                "limit for one; try again in a second.",
+                retry=1,
+            )
+        self._taken[client] += count
+        if not self._taken[client]:
+            del self._taken[client]  # addresses would add up
+
+    @contextmanager
+    def request(self, client: str) -> Iterator[Reserve]:
+        """Counts for one request until it ends."""
+        own = 0
+
+        def reserve(count: int) -> None:
+            nonlocal own
+            self.take(client, count)
+            own += count
+
+        try:
+            yield reserve
+        finally:
+            self.take(client, -own)
+
+    @contextmanager
+    def taken(self, client: str, count: int = 1) -> Iterator[None]:
+        """Take for as long as a block runs."""
+        with self.request(client) as reserve:
+            reserve(count)
+            yield

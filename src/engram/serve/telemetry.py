@@ -1,0 +1,149 @@
+"""Measurements of requests: metrics for Prometheus, and traces for OpenTelemetry.
+
+Traces are written if OpenTelemetry is installed and its own environment variables configure it:
+`OTEL_EXPORTER_OTLP_ENDPOINT` and the others of its specification.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from engram import __version__
+from engram.util.optional import require
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client adds up the processes
+#: Stages in the order of a request: the body arrives, images are decoded, wait for a pass and are
+#: part of one, and the answers are written.
+BODY, DECODE, QUEUE, PASS, WRITE = "body", "decode", "queue", "pass", "write"
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_CONFIGURED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_OFF = ("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")
+
+
+class Telemetry:
+    """One service's metrics, in its own registry, and its traces.
+
+    The workers of a service write their metrics to one folder, and each of them answers for all.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        if METRICS_FOLDER not in os.environ:  # which prometheus_client reads when it is imported
+            ProcessCollector(registry=self.registry)
+        own: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter(
+            "engram_requests", "Requests answered.", ["method", "path", "status"], **own
+        )
+        self.request_seconds = Histogram(
+            "engram_request_seconds", "Time per request.", ["path"], buckets=_SECONDS, **own
+        )
+        self.stage_seconds = Histogram(
+            "engram_stage_seconds",
+            f"Time per stage of a request: {', '.join((BODY, DECODE, QUEUE, PASS, WRITE))}.",
+            ["stage"],
+            buckets=_SECONDS,
+            **own,
+        )
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self.batch_images = Histogram(
+            "engram_pass_images", "Images per forward pass.", buckets=sizes, **own
+        )
+        self.answers = Counter("engram_answers", "Answers per task.", ["task"], **own)
+        self.queued_images = Gauge(
+            "engram_waiting_images",
+            "Images accepted and not yet answered.",
+            multiprocess_mode="livesum",
+            **own,
+        )
+        self.killed_decoders = Counter(
+            "engram_killed_decoders", "Decoders killed at a limit and replaced.", **own
+        )
+        self.tasks = Gauge("engram_tasks", "Tasks attached.", multiprocess_mode="livemax", **own)
+        self._provider = _trace_provider()
+        self._tracer = self._provider and self._provider.get_tracer("engram", __version__)
+
+    def text(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        if METRICS_FOLDER not in os.environ:
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(together)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Record the time that the block takes, also if it fails."""
+        began = time.time_ns()
+        try:
+            yield
+        finally:
+            self.record_stage(name, began, time.time_ns())
+
+    def record_stage(self, name: str, began: int, ended: int) -> None:
+        """Record a stage of the current request, with its times in nanoseconds."""
+        ended = max(began, ended)  # a clock that is set back does not make it negative
+        self.stage_seconds.labels(name).observe((ended - began) / 1e9)
+        if self._tracer is not None:
+            self._tracer.start_span(name, start_time=began).end(ended)
+
+    @contextmanager
+    def span(self, scope: Scope) -> Iterator[Any]:
+        """The span of a request, or None; below that of the client if it sends `traceparent`."""
+        if self._tracer is None:
+            yield None
+            return
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind
+
+        headers = {
+            name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
+        }
+        with self._tracer.start_as_current_span(
+            scope["method"], context=extract(headers), kind=SpanKind.SERVER
+        ) as span:
+            yield span
+
+    def record_request(
+        self, span: Any, method: str, path: str, status: int, seconds: float
+    ) -> None:
+        """Count a request, and name its span after its route."""
+        self.requests.labels(method, path, str(status)).inc()
+        self.request_seconds.labels(path).observe(seconds)
+        if span is not None:
+            about = {"http.request.method": method, "http.route": path}
+            span.update_name(f"{method} {path}")
+            span.set_attributes({**about, "http.response.status_code": status})
+
+    def stop(self) -> None:
+        """Send the spans that wait."""
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def _trace_provider() -> Any:
+    off = any(os.environ.get(name, "").lower() == value for name, value in _OFF)
+    if off or not any(os.environ.get(name) for name in _CONFIGURED):
+        return None
+    for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        require(package, extra="tracing", purpose="Tracing")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    name = os.environ.get("OTEL_SERVICE_NAME", "engram")
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
