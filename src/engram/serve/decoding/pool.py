@@ -178,16 +178,18 @@ class Pool:
 
     async def start(self) -> None:
         """Start all decoders, so that the first requests do not wait for them."""
-        for _ in range(self._free.qsize()):
-            self._free.get_nowait()
-            self._free.put_nowait(await self._new())
+        for decoder in self._take_free():
+            self._free.put_nowait(decoder or await self._new())
 
     def stop(self) -> None:
         """End the decoders. Those in use end with their requests."""
-        for decoder in [self._free.get_nowait() for _ in range(self._free.qsize())]:
+        for decoder in self._take_free():
             if decoder is not None:
                 decoder.kill()
             self._free.put_nowait(None)
+
+    def _take_free(self) -> list[Decoder | None]:
+        return [self._free.get_nowait() for _ in range(self._free.qsize())]
 
     @asynccontextmanager
     async def decoder(self, client: str = "") -> AsyncIterator[Decoder]:
