@@ -69,11 +69,7 @@ class ClassToken(Method):
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        (task,) = tasks
-        raise EngramError(
-            f"{task.name!r} has the regime {cls.name!r}, which changes the backbone's own tokens; "
-            "it runs in a pass of its own."
-        )
+        raise NotImplementedError("it changes the backbone's own tokens: see own_pass")
 
     def own_pass(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor

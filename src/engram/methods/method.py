@@ -335,11 +335,8 @@ class Method(ABC):
     def own_pass(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> HeadInput:
-        """The head input of a task that needs a pass of its own; `tasks` are all attached ones.
-
-        Only of methods that do not share the pass.
-        """
-        raise EngramError(f"The regime {self.name!r} shares the pass; it has none of its own.")
+        """The head input of a task that does not share the pass; `tasks` are all attached ones."""
+        raise NotImplementedError
 
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor

@@ -104,9 +104,6 @@ class MemoryViT(nn.Module):
         Returns:
             The task: a module with its parameters, its `spec` and its `kind`.
 
-        Raises:
-            EngramError: No task of this name is attached.
-
         Examples:
             >>> model.task("flowers").spec.classes
             ('rose', 'tulip')
@@ -415,9 +412,6 @@ class MemoryViT(nn.Module):
         Returns:
             The places of images in the batch, by task.
 
-        Raises:
-            EngramError: An entry is neither a name, nor a list of names, nor None.
-
         Examples:
             >>> model.rows(["flowers", None, ("flowers", "base")])
             {'flowers': [0, 2], 'base': [1, 2]}
@@ -447,9 +441,6 @@ class MemoryViT(nn.Module):
             The vectors (images, numbers) by name. Tasks may differ in how many numbers they have.
             With `route`, those of the images that asked.
 
-        Raises:
-            EngramError: A task is not attached, or the pixels have the wrong shape or type.
-
         Examples:
             >>> vectors = model.embed(torch.rand(4, 3, 32, 32))
             >>> vectors["base"].shape, vectors["flowers"].shape
@@ -477,9 +468,6 @@ class MemoryViT(nn.Module):
             The outputs by task name, and the scores (images) of the tasks that keep statistics of
             their training images. Higher is more like those: a score of 1 is as usual for
             validation images, and 5 % of them are below 0.
-
-        Raises:
-            EngramError: A task is not attached, or the pixels have the wrong shape or type.
 
         Examples:
             >>> outputs, scores = model.scored(torch.rand(4, 3, 32, 32), tasks=["flowers"])
@@ -777,9 +765,6 @@ class MemoryViT(nn.Module):
         Returns:
             The URL of the commit if it was pushed, and else None.
 
-        Raises:
-            EngramError: No task is attached, or the folder cannot be written.
-
         Examples:
             >>> model.save_pretrained("meadow")
         """
@@ -825,9 +810,6 @@ class MemoryViT(nn.Module):
 
         Returns:
             The URL of the commit.
-
-        Raises:
-            EngramError: No task is attached, or the Hub refused.
 
         Examples:
             >>> url = model.push_to_hub("you/meadow", private=True)  # doctest: +SKIP

@@ -246,7 +246,7 @@ class AttentionPooling(nn.Module):
         return x[:, 0]
 
 
-class Head(nn.Module):
+class ClassifierHead(nn.Module):
     """The original model's own pooling and classifier. Not part of the fingerprint."""
 
     def __init__(self, config: ViTConfig, head: HeadConfig) -> None:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from engram.errors import EngramError
 from engram.util.devices import autocast_dtype
-from engram.util.tensors import tensors_hash, version
+from engram.util.tensors import VersionedCache, tensors_hash, version
 from engram.vit.layers import (
     Block,
-    Head,
+    ClassifierHead,
     HeadConfig,
     LayerHook,
     ViTConfig,
@@ -97,9 +97,9 @@ class ViT(nn.Module):
         self.pre_norm = make_norm(config) if config.pre_norm else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = make_norm(config) if config.final_norm else nn.Identity()
-        self.head = Head(config, config.head) if config.head else None
+        self.head = ClassifierHead(config, config.head) if config.head else None
         self._kept: dict[object, Any] = {}  # positions and pooling weights, by the size of images
-        self._fingerprint: tuple[object, str] | None = None
+        self._fingerprint: VersionedCache[str] = VersionedCache(1)
         self._rounded: tuple[str, str] | None = None  # hashes of the rounded weights, and before
 
     @property
@@ -375,13 +375,13 @@ class ViT(nn.Module):
             >>> engram.load_backbone("pico").fingerprint == engram.load_backbone("pico").fingerprint
             True
         """
-        state = tuple(map(version, self._identity().values()))
-        if self._fingerprint is None or self._fingerprint[0] != state:
+
+        def find() -> str:
             found = self._hash()
-            if self._rounded is not None and self._rounded[0] == found:
-                found = self._rounded[1]
-            self._fingerprint = (state, found)
-        return self._fingerprint[1]
+            rounded, before = self._rounded or ("", "")
+            return before if found == rounded else found
+
+        return self._fingerprint.get("", self._identity().values(), find)
 
     def _identity(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.named_parameters() if not n.startswith("head.")}
