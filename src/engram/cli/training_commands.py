@@ -254,7 +254,7 @@ def sweep_command(
         "lr",
         "cells",
         "weight decay",
-        f"validation {kind.title_of(result.best.measure)}",
+        f"validation {kind.metric_title(result.best.measure)}",
         "",
     )
     rows = [*_result_rows(result, job.model), ("report", report)]

@@ -59,7 +59,7 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         table = Table(columns, rows, _TRIED, highlighted=kept)
         contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
-        score = kind.title_of(validation_metric(part.history[0]))
+        score = kind.metric_title(validation_metric(part.history[0]))
         note = "" if part.tried is None else _TOGETHER
         charts = Charts(learning_curves(part.history, score), note)
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
@@ -103,7 +103,7 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
     """The settings of a sweep, the best first."""
     metric = validation_metric(settings[0])
-    key, title = f"val_{metric}", kind.title_of(metric)
+    key, title = f"val_{metric}", kind.metric_title(metric)
     shown = sorted(settings, key=lambda setting: -setting[key])[: 2 * MAX_CLASSES]
     rows = [
         (

@@ -87,7 +87,7 @@ class Kind(ABC):
         """The metric that chooses where training balances the classes."""
         return self.score
 
-    def title_of(self, metric: str) -> str:
+    def metric_title(self, metric: str) -> str:
         """The name of a metric in a sentence."""
         return self.title if metric == self.score else metric.replace("_", " ")
 
@@ -110,7 +110,7 @@ class Kind(ABC):
         """Weights of the classes in the loss that balance them; 1 in kinds without `balances`."""
         return torch.ones(classes)
 
-    def settle(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
+    def fit_buffers(self, head: TaskHead, kept: Pairs) -> None:  # noqa: B027
         """After training: take from the answers on the validation split what is found there."""
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
@@ -222,7 +222,7 @@ class Multilabel(Kind):
         having = torch.from_numpy(np.asarray(labels, dtype=np.float64).sum(0)).float()
         return torch.where(having > 0, (len(labels) - having) / having, 1.0).clamp(min=1e-3)
 
-    def settle(self, head: TaskHead, kept: Pairs) -> None:
+    def fit_buffers(self, head: TaskHead, kept: Pairs) -> None:
         pairs = list(kept)
         if pairs:
             logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))

@@ -92,7 +92,7 @@ class AutoResult(RunResult):
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """What was tried, the best first: columns and rows, for people."""
-        score = kind.title_of(self.measured_by)
+        score = kind.metric_title(self.measured_by)
         columns = ("tried", "lr", "epochs", "parameters", f"validation {score}", "")
         tried = sorted(self.tried, key=lambda one: (-one.score, one.parameters))
         return columns, tuple(

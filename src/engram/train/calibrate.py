@@ -39,7 +39,7 @@ def calibrate(training: Training, learners: Sequence[TaskTrainer]) -> None:
         before = learner.measure([(logits, labels)], failed)["ece"]
         head.divide(temperature)
         kept = [(logits / temperature, labels)]
-        kind.settle(head, kept)
+        kind.fit_buffers(head, kept)
         learner.metrics = {
             **learner.measure(kept, failed),
             "uncalibrated_ece": before,

@@ -283,7 +283,7 @@ class Solver:
             outputs = own.finish(F.linear(rows[:, : weight.shape[1]].to(weight), weight, bias))
             kept.append(kind.keep(outputs, labels))
         kept = self.team.gather(kept)
-        kind.settle(own, kept)
+        kind.fit_buffers(own, kept)
         return kind.metrics(kept, own.fitted, self.unreadable)
 
 

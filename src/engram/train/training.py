@@ -259,7 +259,7 @@ class Training:
     def _show_validation(self) -> None:
         kind, metric = self.learners[0].task.kind, self.learners[0].measured_by
         best = max(learner.score for learner in self.learners)
-        self.judged = f", val {kind.title_of(metric)} {kind.shown(best)}"
+        self.judged = f", val {kind.metric_title(metric)} {kind.shown(best)}"
         if self.history:
             self._show(self.history[-1]["loss"])
 
@@ -279,7 +279,7 @@ class Training:
         for learner in learners:
             kept = answers[learner.name]
             if batches is None:
-                learner.task.kind.settle(learner.task.head, kept)
+                learner.task.kind.fit_buffers(learner.task.head, kept)
             learner.metrics = learner.measure(kept, failed)
 
     def validate(
