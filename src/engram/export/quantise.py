@@ -24,6 +24,12 @@ _SMALLEST = 1e-20  # of what a token is divided by: one of zeros stays one
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]  # by the name of a graph's input
+_CONSTANTS: dict[str, Array] = {
+    "/int8/last": np.array([-1]),
+    "/int8/smallest": np.array(_SMALLEST, np.float32),
+    "/int8/step": np.array(1 / _STEPS, np.float32),
+    "/int8/zero": np.array(128, np.uint8),
+}
 
 
 def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
@@ -35,8 +41,8 @@ def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
     """
     from onnx import numpy_helper
 
-    layers = _without_outliers(proto, _linear_layers(proto), feeds)
     graph = proto.graph
+    layers = _without_outliers(proto, _linear_layers(proto), feeds)
     nodes: list[Any] = []
     tokens, weights = set(), set()  # that are rounded
     for node in graph.node:
@@ -49,24 +55,24 @@ def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
         tokens.add(value)
         weights.add(weight)
         nodes += _product(value, weight, node.output[0])
-    constants = _constants() | _rounded_weights([w for w in graph.initializer if w.name in weights])
+    rounded = _rounded_weights([w for w in graph.initializer if w.name in weights])
     graph.ClearField("node")
     graph.node.extend(nodes)
     used = {name for node in nodes for name in node.input}
     for i in reversed(range(len(graph.initializer))):
         if graph.initializer[i].name not in used:
             del graph.initializer[i]
-    graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
+    arrays = (_CONSTANTS | rounded).items()
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays)
     graph.ClearField("value_info")  # the exporter's types, some of what is not there any more
 
 
 def _linear_layers(proto: Any) -> list[str]:
-    """The nodes that multiply all tokens by a weight: the backbone's, and heads of segmentation.
+    """The nodes that multiply all tokens by a weight: of the backbone, and heads of segmentation.
 
-    So is what side networks take in of the tokens: on a ViT-Ti their logits are 5 to 6 % off with
-    int8 whether or not this is rounded, because the backbone is. Heads that read one token per
-    image, adapters, and the maps of side networks among themselves, which are stacked by task, take
-    almost no time, and rounding them would cost accuracy.
+    So do the inputs of side networks: their logits are 5 to 6 % off on a ViT-Ti whether or not
+    these are rounded, because the backbone is. Heads that read one token per image, adapters, and
+    other weights that are stacked by task take almost no time, and would lose accuracy.
     """
     matrices = {one.name for one in proto.graph.initializer if len(one.dims) == 2}
     return [
@@ -99,24 +105,15 @@ def _without_outliers(proto: Any, layers: Sequence[str], feeds: Sequence[Feeds])
 
 
 def _noise(tokens: Array) -> float:
-    """How far rounding moves the numbers of tokens (…, D), as a share of what is usual there.
+    """The rounding error of tokens (…, D) relative to their size, in root mean square.
 
-    Both in root mean square, without the largest hundredth of every token's numbers.
+    The size is without the largest hundredth of every token's numbers.
     """
     sizes = np.abs(tokens).reshape(-1, tokens.shape[-1])
     usual = sizes.shape[1] - max(sizes.shape[1] // 100, 1)
     rest = np.partition(sizes, usual, axis=1)[:, :usual]
     step = sizes.max(1) / _STEPS
     return float(np.sqrt(np.mean(step**2) / 12 / max(np.mean(rest**2), _SMALLEST)))
-
-
-def _constants() -> dict[str, Array]:
-    return {
-        "/int8/last": np.array([-1]),
-        "/int8/smallest": np.array(_SMALLEST, np.float32),
-        "/int8/step": np.array(1 / _STEPS, np.float32),
-        "/int8/zero": np.array(128, np.uint8),
-    }
 
 
 def _round_tokens(value: str) -> list[Any]:

@@ -253,73 +253,37 @@ class Model:
         return {name: values[0] for name, values in zip(tasks, found, strict=True)}
 
     def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
-        """What `engram predict` answers; for segmentation only the share of each class."""
+        """The answer of `engram predict`; for segmentation only the share of each class."""
         task = self.about["tasks"][name]
         classes, kind = task["classes"], task["kind"]
-        if kind == "multilabel":
-            return present_labels(logits, classes, task["thresholds"], top_k)
         if kind in ("regression", "embedding"):
             names = classes or [str(i) for i in range(len(logits))]
             pairs = zip(names, logits.tolist(), strict=True)
             return [{"name": one, "value": float(f"{value:.6g}")} for one, value in pairs]
         if kind == "segmentation":
-            share = np.bincount(logits.argmax(0).ravel(), minlength=len(classes))
-            share = share / share.sum()
-            order = np.argsort(-share, kind="stable")[:top_k]
-            return [{"class": classes[i], "share": round(float(share[i]), 6)} for i in order]
-        odds = np.exp(logits - logits.max())
-        best = np.argsort(-logits, kind="stable")[:top_k]
-        return [
-            {"class": classes[i], "probability": round(float(odds[i] / odds.sum()), 6)}
-            for i in best
-        ]
-
-
-def present_labels(
-    logits: Array, classes: list[str], thresholds: list[float], top_k: int
-) -> list[dict[str, Any]]:
-    """The most likely labels, and all that reach their threshold."""
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    rows = [
-        {
-            "class": classes[i],
-            "probability": round(float(probabilities[i]), 6),
-            "threshold": round(float(thresholds[i]), 6),
-            "present": bool(probabilities[i] >= thresholds[i]),
-        }
-        for i in np.argsort(-logits, kind="stable")
-    ]
-    return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
+            counts = np.bincount(logits.argmax(0).ravel(), minlength=len(classes))
+            what, scores = "share", counts / counts.sum()
+            order = np.argsort(-scores, kind="stable")
+        else:
+            what, order = "probability", np.argsort(-logits, kind="stable")
+            odds = np.exp(logits - logits.max())
+            scores = odds / odds.sum()
+        if kind != "multilabel":
+            return [{"class": classes[i], what: round(float(scores[i]), 6)} for i in order[:top_k]]
+        scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        rows = [
+            {
+                "class": classes[i],
+                "probability": round(float(scores[i]), 6),
+                "threshold": round(float(task["thresholds"][i]), 6),
+                "present": bool(scores[i] >= task["thresholds"][i]),
+            }
+            for i in order
+        ]  # the most likely labels, and all that reach their threshold
+        return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
 
 
 # The command
-
-
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run an exported model on images.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    parser.add_argument(
-        "--model", type=Path, default=Path(__file__).with_name(MODEL), help="the exported file"
-    )
-    parser.add_argument(
-        "--task", action="append", metavar="NAME", help="run only this task; repeatable"
-    )
-    parser.add_argument("--top-k", type=int, default=3, help="number of classes to return per task")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser.parse_args(arguments)
-
-
-def open_model(given: argparse.Namespace) -> tuple[Model, list[str]]:
-    """The model and the tasks to run."""
-    if given.top_k < 1:
-        raise Unusable(f"--top-k is {given.top_k}; it must be at least 1.")
-    model = Model(given.model)
-    tasks = given.task or list(model.about["tasks"])
-    for name in tasks:
-        if name not in model.about["tasks"]:
-            known = ", ".join(model.about["tasks"])
-            raise Unusable(f"There is no task {name!r}; this model has {known}.")
-    return model, tasks
 
 
 def predict(model: Model, path: Path, tasks: list[str], top_k: int) -> dict[str, Any]:
@@ -349,14 +313,27 @@ def visible(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parse_arguments(arguments)
+    parser = argparse.ArgumentParser(description="Run an exported model on images.")
+    add, own = parser.add_argument, Path(__file__).with_name(MODEL)
+    add("images", nargs="+", type=Path, metavar="IMAGE")
+    add("--model", type=Path, default=own, help="the exported file")
+    add("--task", action="append", metavar="NAME", help="run only this task; repeatable")
+    add("--top-k", type=int, default=3, help="number of classes to return per task")
+    add("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args(arguments)
     try:
-        model, tasks = open_model(given)
+        if options.top_k < 1:
+            raise Unusable(f"--top-k is {options.top_k}; it must be at least 1.")
+        model = Model(options.model)
+        tasks = options.task or list(model.about["tasks"])
+        for name in set(tasks) - set(model.about["tasks"]):
+            known = ", ".join(model.about["tasks"])
+            raise Unusable(f"There is no task {name!r}; this model has {known}.")
     except Unusable as error:
         print(visible(str(error)), file=sys.stderr)
         return 2
-    results = [predict(model, path, tasks, given.top_k) for path in given.images]
-    if given.json:
+    results = [predict(model, path, tasks, options.top_k) for path in options.images]
+    if options.json:
         print(json.dumps(results, indent=2))
     else:
         for result in results:

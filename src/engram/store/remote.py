@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -193,27 +192,15 @@ def _listed_contents(folder: Path) -> dict[str, set[str]]:
     The owner of a repository may write anything there. Where the two differ, `_verify` refuses.
     """
     entries: list[Any] = []
-    for name, read in ((MANIFEST, _read_json), (CARD, _read_card)):
-        if (folder / name).is_file():
-            with suppress(Exception):
-                entries += (read(folder / name) or {}).get(LISTED) or []
-    pairs = [(e.get("file"), e.get("content")) for e in entries if isinstance(e, Mapping)]
+    with suppress(Exception):
+        entries += parse_json((folder / MANIFEST).read_bytes())[LISTED]
+    with suppress(Exception):
+        if (folder / CARD).stat().st_size <= _MAX_CARD:
+            entries += (metadata_load(folder / CARD) or {})[LISTED]
     listed: dict[str, set[str]] = {}
-    for file, content in pairs:
-        if (
-            isinstance(file, str)
-            and re.fullmatch(r"[\w][\w.-]*\.safetensors", file)
-            and isinstance(content, str)
-        ):
-            listed.setdefault(file, set()).add(content)
+    for entry in entries:
+        with suppress(Exception):
+            file, content = entry["file"], entry["content"]
+            if re.fullmatch(r"[\w][\w.-]*\.safetensors", file) and isinstance(content, str):
+                listed.setdefault(file, set()).add(content)
     return listed
-
-
-def _read_card(path: Path) -> dict[str, Any] | None:
-    """The metadata of a card; None if it is too large."""
-    return metadata_load(path) if path.stat().st_size <= _MAX_CARD else None
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    document = parse_json(path.read_bytes())
-    return document if isinstance(document, dict) else None

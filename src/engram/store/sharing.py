@@ -110,17 +110,34 @@ def push(
     outgoing = tuple(engram for engram, _ in portable)
     # What was removed has no influence on the outputs, so children still recognise their parents.
     assert [e.content for e in outgoing] == [e.content for e in engrams]
-    planned = Push(
+    files = {engram.file_name: serialise_engram(engram) for engram in outgoing}
+    if bundle:
+        files[MANIFEST] = Bundle(Path(), outgoing).manifest_bytes()
+    card = write_card(address.repo, outgoing, files, bundle=bundle, license=license)
+    files[CARD] = card.encode()
+    message = message or f"Push {', '.join(engram.spec.name for engram in engrams)}"
+    sent = None
+    if not dry_run:
+        sent = hub.upload(
+            address.repo,
+            files,
+            message=message,
+            revision=address.revision,
+            private=private,
+            replace=replace,
+        )
+    return Push(
         repo=address.repo,
         revision=address.revision,
         private=private,
-        message=message or f"Push {', '.join(engram.spec.name for engram in engrams)}",
+        message=message,
         engrams=outgoing,
-        files=_files(address.repo, outgoing, bundle, license),
+        files=files,
         changed=tuple(dict.fromkeys(change for _, changes in portable for change in changes)),
         warnings=tuple(w for engram in engrams for w in paths_in_class_names(engram)),
+        url=sent.url if sent else "",
+        commit=sent.commit if sent else "",
     )
-    return planned if dry_run else _send(planned, replace)
 
 
 def _as_list(sources: PathOrHubId | Sequence[PathOrHubId]) -> list[PathOrHubId]:
@@ -139,29 +156,6 @@ def _collect(sources: Sequence[PathOrHubId]) -> tuple[tuple[Engram, ...], bool]:
         engram = read_engram(paths[0])
         return (engram,), not engram.parents
     return read_engrams(paths), True
-
-
-def _files(
-    repo: str, engrams: Sequence[Engram], bundle: bool, license: str | None
-) -> dict[str, bytes]:
-    """The files of the repository: engrams, the manifest of a bundle, and the card."""
-    files = {engram.file_name: serialise_engram(engram) for engram in engrams}
-    if bundle:
-        files[MANIFEST] = Bundle(Path(), tuple(engrams)).manifest_bytes()
-    files[CARD] = write_card(repo, engrams, files, bundle=bundle, license=license).encode()
-    return files
-
-
-def _send(planned: Push, replace_others: bool) -> Push:
-    sent = hub.upload(
-        planned.repo,
-        planned.files,
-        message=planned.message,
-        revision=planned.revision,
-        private=planned.private,
-        replace=replace_others,
-    )
-    return replace(planned, url=sent.url, commit=sent.commit)
 
 
 def pull(
@@ -189,9 +183,8 @@ def pull(
         >>> pulled = engram.pull("hf:you/garden")  # doctest: +SKIP
         >>> model = engram.load_model("garden")
     """
-    downloads: list[_Download] = []
-    for source in _as_list(sources):
-        downloads += _download(source, None if out is None else Path(out), revision)
+    folder = None if out is None else Path(out)
+    downloads = [one for source in _as_list(sources) for one in _fetch(source, folder, revision)]
     _check_targets(downloads, overwrite)
     return [_write(download) for download in downloads]
 
@@ -202,7 +195,7 @@ class _Download(NamedTuple):
     source: str  # the address of the file, pinned to a commit
 
 
-def _download(source: PathOrHubId, out: Path | None, revision: str | None) -> list[_Download]:
+def _fetch(source: PathOrHubId, out: Path | None, revision: str | None) -> list[_Download]:
     """Fetch one file or a whole repository into the cache, and say where its files will go."""
     if not hub.is_hub_address(source):
         raise EngramError(f"{os.fspath(source)!r} is not on the Hub; write hf:owner/name.")
@@ -211,14 +204,10 @@ def _download(source: PathOrHubId, out: Path | None, revision: str | None) -> li
     folder = out or Path()
     if address.file is None:
         folder = out or Path(address.repo.partition("/")[2])
-        if (cache / MANIFEST).is_file():
-            names = [*names, MANIFEST]
+        names = [*names, MANIFEST] if (cache / MANIFEST).is_file() else names
+    pinned = hub.HubAddress(address.repo, cache.name)
     return [
-        _Download(
-            cache / name,
-            folder / Path(name).name,
-            str(hub.HubAddress(address.repo, cache.name, name)),
-        )
+        _Download(cache / name, folder / Path(name).name, str(replace(pinned, file=name)))
         for name in names
     ]
 
@@ -229,7 +218,7 @@ def _check_targets(downloads: Sequence[_Download], overwrite: bool) -> None:
     for download in downloads:
         cached, target, source = download
         other = taken.setdefault(target, download)
-        if other.cached != cached and other.cached.read_bytes() != cached.read_bytes():
+        if other.cached.read_bytes() != cached.read_bytes():
             raise EngramError(
                 f"Both {other.source} and {source} would be written to {target}; pull one of them "
                 "into another folder with -o. Nothing was written."
@@ -238,19 +227,14 @@ def _check_targets(downloads: Sequence[_Download], overwrite: bool) -> None:
             what = "a folder" if target.is_dir() else "not a regular file"
             raise EngramError(f"{target} is {what}; give another one with -o.")
         if not overwrite and target.exists() and target.read_bytes() != cached.read_bytes():
+            same = ""  # a push removes local paths: the file that was pushed has another header
+            with contextlib.suppress(EngramError):
+                if read_engram(cached).content == read_engram(target).content:
+                    same = ", with the same content but another header"
             raise EngramError(
-                f"{target} exists already and is another file{_same_content(cached, target)}; give "
-                f"another folder with {flag('out')}, or {flag('overwrite', True)} to replace it. "
-                "Nothing was written."
+                f"{target} exists already and is another file{same}; give another folder with "
+                f"{flag('out')}, or {flag('overwrite', True)} to replace it. Nothing was written."
             )
-
-
-def _same_content(cached: Path, target: Path) -> str:
-    """For an error: a push removes local paths, so the file that was pushed has another header."""
-    with contextlib.suppress(EngramError):
-        if read_engram(cached).content == read_engram(target).content:
-            return ", with the same content but another header"
-    return ""
 
 
 def _write(download: _Download) -> Pulled:
