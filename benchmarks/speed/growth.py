@@ -115,7 +115,7 @@ def _compare(workload: Workload, cases: Mapping[Any, Case], say: Say) -> dict[An
 
 def _macs(workload: Workload, tasks: int, images: int, cells: int) -> int:
     """The multiply-accumulates of one pass."""
-    shape = BackboneShape.of(workload.backbone)
+    shape = BackboneShape.measure(workload.backbone)
     spec = TaskSpec("task", class_names(workload.classes), method=Masked(cells))
     costs = task_costs(shape, spec)
     return images * (backbone_macs(shape) + tasks * (costs.macs + costs.head_macs))

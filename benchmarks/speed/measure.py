@@ -220,7 +220,7 @@ def _side_limit(workload: Workload, variants: int) -> float:
 
     Gradients for the rows and for the maps, but none for the backbone's tokens.
     """
-    costs, shape = workload.task_costs("side"), BackboneShape.of(workload.backbone)
+    costs, shape = workload.task_costs("side"), BackboneShape.measure(workload.backbone)
     rank: int = workload.model(1, "side").task("task0").method.settings()["rank"]
     taken_in = (shape.depth + 1) * workload.tokens * shape.width * rank
     step = variants * (3 * costs.macs - taken_in)

@@ -76,7 +76,7 @@ def tenths(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tenths")
 def test_a_whole_pass_takes_as_much_longer_as_it_computes_more() -> None:
     one, whole = (
-        backbone_macs(BackboneShape.of(replace(CONFIG, depth=d)), (32, 32)) for d in (1, 2)
+        backbone_macs(BackboneShape.measure(replace(CONFIG, depth=d)), (32, 32)) for d in (1, 2)
     )
     alone = estimated_speed(replace(CONFIG, depth=1, head=None), 32)
     assert estimated_speed(CONFIG, 32) == pytest.approx(alone * one / whole, rel=0.02)

@@ -75,8 +75,8 @@ def test_every_step_updates_and_the_frozen_backbone_stays(
 
 
 def test_a_shape_has_the_size_of_its_name() -> None:
-    assert backbone_macs(BackboneShape.of(backbone_of_shape("ViT-Ti/32"))) < backbone_macs(
-        BackboneShape.of(backbone_of_shape("ti/16"))
+    assert backbone_macs(BackboneShape.measure(backbone_of_shape("ViT-Ti/32"))) < backbone_macs(
+        BackboneShape.measure(backbone_of_shape("ti/16"))
     )
     assert backbone_of_shape("ViT-S/16").config.width == 384
     with pytest.raises(EngramError, match="ViT-B/32"):

@@ -170,7 +170,7 @@ def test_training_starts_from_a_linear_head_on_the_pooled_token() -> None:
 def test_maps_keep_the_size_of_what_they_map_and_parents_start_at_zero() -> None:
     torch.manual_seed(0)
     backbone = tiny_backbone(torch.float32, depth=3, width=100)
-    shape = TaskShape(BackboneShape.of(backbone), classes=3, parents=2)
+    shape = TaskShape(BackboneShape.measure(backbone), classes=3, parents=2)
     side = {name: one.draw(backbone) for name, one in Side().parameters(shape).items()}
     for name, inputs in (("project", 100), ("attention", 16), ("up", 16), ("down", 32)):
         assert side[f"side.{name}"].std().item() == pytest.approx(inputs**-0.5, rel=0.1)

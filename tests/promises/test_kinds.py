@@ -58,7 +58,7 @@ def test_every_kind_comes_back_as_it_was(
     assert torch.equal(again(pixels, exact=True)["t"], model(pixels, exact=True)["t"])
     assert again.engram("t").content == model.engram("t").content
     found = engram.inspect(saved)
-    costs = task_costs(BackboneShape.of(model.backbone), task.spec)
+    costs = task_costs(BackboneShape.measure(model.backbone), task.spec)
     assert found.parameters == sum(p.numel() for p in task.parameters())
     if regime != "full":
         assert found.parameters == costs.parameters + costs.head_parameters

@@ -139,7 +139,7 @@ def test_it_is_exported(beside_others: MemoryViT, tmp_path: Path) -> None:
 
 def test_it_costs_what_it_says(beside_others: MemoryViT) -> None:
     spec = beside_others.task("pooled").spec
-    costs = task_costs(BackboneShape.of(beside_others.backbone), spec)
+    costs = task_costs(BackboneShape.measure(beside_others.backbone), spec)
     assert costs.parameters == 4 * 32
     assert not costs.own_pass
 

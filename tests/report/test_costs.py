@@ -22,7 +22,9 @@ def three_generations() -> MemoryViT:
 def test_costs_count_all_ancestors() -> None:
     model = three_generations()
     specs = {name: task.spec for name, task in model.tasks.items()}
-    by_hand = task_costs(BackboneShape.of(model.backbone), specs["c"], [specs["a"], specs["b"]])
+    by_hand = task_costs(
+        BackboneShape.measure(model.backbone), specs["c"], [specs["a"], specs["b"]]
+    )
     assert costs_by_task(model)["c"] == by_hand
 
 

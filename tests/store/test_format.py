@@ -201,7 +201,7 @@ def test_a_header_that_does_not_describe_its_tensors_is_refused_at_once(
 def test_five_cells_and_ten_classes_for_b32_are_under_250_kb(tmp_path: Path) -> None:
     config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
     info = BackboneInfo(
-        **vars(BackboneShape.of(config)),
+        **vars(BackboneShape.measure(config)),
         heads=12,
         source="b32",
         fingerprint="0" * 64,
@@ -246,7 +246,7 @@ def test_statistics_are_read_as_they_were_written(settings: dict[str, Any], tmp_
 def test_statistics_for_b32_take_less_than_50_kb() -> None:
     spec = TaskSpec("t", tuple(f"class {i}" for i in range(10)), method=Masked(tokens=1))
     config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
-    shapes = spec.statistics(BackboneShape.of(config))
+    shapes = spec.statistics(BackboneShape.measure(config))
     sizes = [math.prod(shape) * stored_dtype(name).itemsize for name, shape in shapes.items()]
     assert sum(sizes) < 50_000
 

@@ -14,7 +14,7 @@ import engram
 from engram import EngramError, MemoryViT, ViT, merge
 from engram.store.describe import describe
 from engram.store.format import write_engram
-from engram.store.merging import shares_of
+from engram.store.merging import normalise_weights
 
 BACKBONE = small_backbone()
 
@@ -91,8 +91,8 @@ def test_a_merged_engram_can_be_merged_again(files: list[Path], tmp_path: Path) 
 
 
 def test_shares_are_the_same_or_as_given() -> None:
-    assert shares_of([], 4) == [0.25] * 4
-    assert shares_of([0.33, 0.33, 0.33], 3) == pytest.approx([1 / 3] * 3)
+    assert normalise_weights([], 4) == [0.25] * 4
+    assert normalise_weights([0.33, 0.33, 0.33], 3) == pytest.approx([1 / 3] * 3)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_shares_are_the_same_or_as_given() -> None:
 )
 def test_weights_that_make_no_sense_are_refused(weights: list[float], problem: str) -> None:
     with pytest.raises(EngramError, match=problem):
-        shares_of(weights, 2)
+        normalise_weights(weights, 2)
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,14 @@ def spec(
 @pytest.mark.parametrize(("cells", "count"), [(1, 9_984), (5, 46_848), (10, 92_928), (20, 185_088)])
 def test_parameters_are_those_of_the_paper(cells: int, count: int) -> None:
     for regime in ("masked", "memory"):
-        assert task_costs(BackboneShape.of(B32), spec(regime, cells=cells)).parameters == count
+        assert task_costs(BackboneShape.measure(B32), spec(regime, cells=cells)).parameters == count
 
 
 def test_parameters_are_those_of_tables_4_and_5() -> None:
     def count(regime: str) -> int:
-        return task_costs(BackboneShape.of(B16), spec(regime, cells=5, adapter_width=20)).parameters
+        return task_costs(
+            BackboneShape.measure(B16), spec(regime, cells=5, adapter_width=20)
+        ).parameters
 
     token = 768
     assert count("class") == token
@@ -48,11 +50,11 @@ def test_parameters_are_those_of_tables_4_and_5() -> None:
     assert count("memory+adapter") - token == 783_360  # "783K"
     assert count("head") == count("mlp-head") == 0
     assert count("full") == 85_798_656  # a B/16 without its head
-    assert task_costs(BackboneShape.of(B16), spec("head")).head_parameters == 768 * 3 + 3
+    assert task_costs(BackboneShape.measure(B16), spec("head")).head_parameters == 768 * 3 + 3
 
 
 def test_macs_are_those_of_the_paper() -> None:
-    b32, b16 = BackboneShape.of(B32), BackboneShape.of(B16)
+    b32, b16 = BackboneShape.measure(B32), BackboneShape.measure(B16)
     assert round(backbone_macs(b32) / 1e9, 2) == 4.41
     assert round(backbone_macs(b16) / 1e9, 2) == 17.56
     assert round(task_costs(b32, spec()).macs / 1e9, 3) == 0.086
@@ -87,7 +89,7 @@ def test_a_backbone_costs_what_torch_counts(options: dict[str, object]) -> None:
         def forward(self) -> torch.Tensor:
             return backbone.tokens(pixels)
 
-    assert flops(Tokens()) == 2 * IMAGES * backbone_macs(BackboneShape.of(backbone), (32, 48))
+    assert flops(Tokens()) == 2 * IMAGES * backbone_macs(BackboneShape.measure(backbone), (32, 48))
 
 
 @pytest.mark.parametrize("options", BACKBONES.values(), ids=BACKBONES.keys())
@@ -105,7 +107,7 @@ def test_a_task_costs_what_torch_counts(task: TaskSpec, options: dict[str, objec
     backbone = random_backbone(classes=0, **options)  # type: ignore[arg-type]
     model = MemoryViT(backbone).eval()
     added = model.add(task)
-    costs = task_costs(BackboneShape.of(backbone), task)
+    costs = task_costs(BackboneShape.measure(backbone), task)
     assert costs.parameters + costs.head_parameters == sum(p.numel() for p in added.parameters())
 
     expected = IMAGES * (costs.backbone_macs + costs.macs + costs.head_macs) + costs.once
@@ -122,14 +124,14 @@ def test_side_patches_that_extend_cost_what_torch_counts() -> None:
     child = spec("side", cells=1, extends=("p0", "p1"))
     for task, name in ((parents[0], "p0"), (parents[1], "p1"), (child, "child")):
         model.add(replace(task, name=name))
-    each = [task_costs(BackboneShape.of(backbone), task) for task in (*parents, child)]
+    each = [task_costs(BackboneShape.measure(backbone), task) for task in (*parents, child)]
     macs = each[0].backbone_macs + each[2].head_macs + sum(costs.macs for costs in each)
     expected = IMAGES * macs + sum(costs.once for costs in each)
     assert flops(model, torch.rand(IMAGES, 3, 32, 32), ["child"]) == 2 * expected
 
 
 def test_side_patches_and_readout_cost_less_than_a_hundredth_of_a_pass() -> None:
-    b32, b16 = BackboneShape.of(B32), BackboneShape.of(B16)
+    b32, b16 = BackboneShape.measure(B32), BackboneShape.measure(B16)
     assert round(task_costs(b32, spec("side")).macs / 1e6, 1) == 8.8
     assert round(task_costs(b16, spec("side")).macs / 1e6, 1) == 34.7
     assert round(task_costs(b32, spec("side")).share, 4) == 0.002
@@ -142,7 +144,7 @@ def test_side_patches_and_readout_cost_less_than_a_hundredth_of_a_pass() -> None
 
 
 def test_a_task_that_extends_pays_for_what_it_reads() -> None:
-    shape = BackboneShape.of(B32)
+    shape = BackboneShape.measure(B32)
     parents = [spec(cells=3), spec(cells=4)]
     more = task_costs(shape, spec(), parents).macs - task_costs(shape, spec()).macs
     assert more == 12 * 2 * 768 * (3 + 1 + 4 + 1)

@@ -142,13 +142,13 @@ def test_the_shapes_of_a_spec_are_those_of_its_task(kind: str, regime: str) -> N
         "t", 3, kind=kind, regime=regime, **known(regime, cells=2, adapter_width=4)
     )
     own = {n: tuple(p.shape) for n, p in task.named_parameters() if not n.startswith("backbone.")}
-    assert task.spec.shapes(BackboneShape.of(model.backbone)) == own
+    assert task.spec.shapes(BackboneShape.measure(model.backbone)) == own
 
 
 @pytest.mark.parametrize(("update", "layers"), [("fresh", 2), ("propagate", 1), ("add", 2)])
 def test_cells_that_propagate_are_those_of_one_layer(update: str, layers: int) -> None:
     spec = TaskSpec("t", ("a", "b"), method=FullMemory(cells=4, update=update))
-    assert spec.shapes(BackboneShape.of(tiny_backbone(depth=2)))["cells"] == (layers, 4, 8)
+    assert spec.shapes(BackboneShape.measure(tiny_backbone(depth=2)))["cells"] == (layers, 4, 8)
 
 
 @pytest.mark.parametrize(("layers", "read"), [(0, 4), (1, 1), (3, 3), (4, 4), (9, 4)])
@@ -159,7 +159,7 @@ def test_a_readout_sees_the_last_layers_and_at_most_all(
     backbone = tiny_backbone(depth=3, class_token=class_token, prefix_positions=int(class_token))
     spec = TaskSpec("t", ("a", "b"), method=Readout(layers=layers))
     features = read * (3 if class_token else 2) * 8
-    assert spec.shapes(BackboneShape.of(backbone)) == {
+    assert spec.shapes(BackboneShape.measure(backbone)) == {
         "head.weight": (2, features),
         "head.bias": (2,),
     }

@@ -96,7 +96,7 @@ def _counted_macs(function: Callable[..., object]) -> float:
 def table() -> list[str]:
     if CostMeasurement().missing():
         return ["Not measured."]
-    tiny, base = BackboneShape.of(TI16), BackboneShape.of(B32)
+    tiny, base = BackboneShape.measure(TI16), BackboneShape.measure(B32)
     backbone = COSTS.get(BACKBONE) or {}
     rows = []
     for regime in REGIMES:

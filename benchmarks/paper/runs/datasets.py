@@ -60,7 +60,7 @@ def squashed(pixels: int) -> Preprocessing:
 
 def shape() -> BackboneShape:
     """The backbone's shape, for counting costs without its weights."""
-    return BackboneShape.of(ViTConfig((224, 224), 16, 192, 12, 3, 768))
+    return BackboneShape.measure(ViTConfig((224, 224), 16, 192, 12, 3, 768))
 
 
 @cache

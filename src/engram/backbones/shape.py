@@ -85,7 +85,7 @@ class BackboneShape:
             )
 
     @classmethod
-    def of(cls, backbone: ViT | ViTConfig) -> BackboneShape:
+    def measure(cls, backbone: ViT | ViTConfig) -> BackboneShape:
         if isinstance(backbone, ViTConfig):
             with torch.device("meta"):  # no memory and no random numbers
                 backbone = ViT(backbone)

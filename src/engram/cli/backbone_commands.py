@@ -110,7 +110,7 @@ def estimated_speed(config: ViTConfig, side: int) -> float:
             began = time.perf_counter()
             layer.tokens(pixels)
             times.append(time.perf_counter() - began)
-    macs, whole = (backbone_macs(BackboneShape.of(shape), size) for shape in (one, config))
+    macs, whole = (backbone_macs(BackboneShape.measure(shape), size) for shape in (one, config))
     return _BATCH * macs / whole / min(times)
 
 

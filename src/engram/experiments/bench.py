@@ -198,7 +198,9 @@ class Workload:
 
     def task_costs(self, regime: str = Masked.name) -> Costs:
         """The costs of one task beside the pass, by the formulas."""
-        return task_costs(BackboneShape.of(self.backbone), self.model(1, regime).task("task0").spec)
+        return task_costs(
+            BackboneShape.measure(self.backbone), self.model(1, regime).task("task0").spec
+        )
 
     def compare(self, cases: Mapping[Key, Case], say: Say) -> dict[Key, Timing]:
         return compare(

@@ -181,7 +181,7 @@ class MemoryViT(nn.Module):
 
     def check(self, spec: TaskSpec) -> None:
         """Refuse a task that could not be added: its settings, its name, its parents."""
-        spec.fitted(BackboneShape.of(self.backbone))
+        spec.fitted(BackboneShape.measure(self.backbone))
         self.registry.check(spec)
 
     def swap(self, spec: TaskSpec) -> Task:
@@ -684,10 +684,10 @@ class MemoryViT(nn.Module):
         backbone_dtype: str = "fp32",
     ) -> Self:
         """The backbone that engrams name, or this one, with all of them attached, to be asked."""
-        from engram.store.bundles import load_backbone_of
+        from engram.store.bundles import load_engram_backbone
 
         if not isinstance(backbone, ViT):
-            backbone = load_backbone_of(engrams[0], backbone, backbone_dtype)
+            backbone = load_engram_backbone(engrams[0], backbone, backbone_dtype)
         model = cls(backbone)
         for engram in engrams:
             model.attach(engram)

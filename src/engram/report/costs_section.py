@@ -18,7 +18,7 @@ _COLUMNS = ("parameters", "MMAC", "MFLOP", "of the ViT")
 
 def costs_by_task(model: MemoryViT) -> dict[str, Costs]:
     """Costs of every attached task, with all that it reads."""
-    shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
+    shape, size = BackboneShape.measure(model.backbone), model.preprocessing.size
     ancestors: dict[str, dict[str, TaskSpec]] = {}
     costs = {}
     for name, task in model.tasks.items():  # parents before children
@@ -38,7 +38,7 @@ def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
 
 
 def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
-    shape, size = BackboneShape.of(model.backbone), model.preprocessing.size
+    shape, size = BackboneShape.measure(model.backbone), model.preprocessing.size
     known, rows = TaskSettings.from_spec(spec).method_settings, []
     for name, method in METHODS.items():
         shared = {k: v for k, v in known.items() if k in method.setting_names()}

@@ -209,7 +209,7 @@ def compose(
     """
     engrams = read_engrams(paths)
     if backbone is not None:
-        vit = load_backbone_of(engrams[0], backbone)
+        vit = load_engram_backbone(engrams[0], backbone)
         for engram in engrams:
             engram.check_backbone(BackboneInfo.from_backbone(vit), vit.preprocessing)
     return write_bundle(engrams, out, overwrite=overwrite)
@@ -429,7 +429,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", manifest)
 
 
-def load_backbone_of(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:
+def load_engram_backbone(engram: Engram, backbone: PathOrHubId | None, dtype: str = "fp32") -> ViT:
     """Load the backbone of an engram, with the settings that it was trained with.
 
     `backbone` is the path or Hub id of the backbone, if it is not where the engram says.

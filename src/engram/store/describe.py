@@ -163,7 +163,7 @@ def describe_engrams(paths: Sequence[Path]) -> Description:
 
 def describe_backbone(backbone: ViT) -> Description:
     """Describe a backbone, with what a pass through it costs."""
-    shape, config = BackboneShape.of(backbone), backbone.config
+    shape, config = BackboneShape.measure(backbone), backbone.config
     preprocessing = backbone.preprocessing
     size = preprocessing.size if preprocessing else config.image_size
     macs = backbone_macs(shape, size)

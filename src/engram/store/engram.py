@@ -51,7 +51,7 @@ class BackboneInfo(BackboneShape):
     @classmethod
     def from_backbone(cls, backbone: ViT) -> BackboneInfo:
         return cls(
-            **vars(BackboneShape.of(backbone)),
+            **vars(BackboneShape.measure(backbone)),
             heads=backbone.config.heads,
             source=backbone.source,
             fingerprint=backbone.fingerprint,

@@ -59,7 +59,7 @@ def merge(
     if isinstance(sources, (str, os.PathLike)) or len(sources) < 2:
         raise EngramError("A merge needs at least two engrams; give two or more files.")
     check_free(Path(out), overwrite)
-    shares = shares_of(weights, len(sources))
+    shares = normalise_weights(weights, len(sources))
     found = [(str(source), read_engram(local_path(source))) for source in sources]
     merged = average(found, shares)
     if task is not None:
@@ -68,7 +68,7 @@ def merge(
     return merged
 
 
-def shares_of(weights: Sequence[float], count: int) -> list[float]:
+def normalise_weights(weights: Sequence[float], count: int) -> list[float]:
     """The weights of so many engrams, which sum to 1; none given: all the same."""
     if not weights:
         return [1 / count] * count

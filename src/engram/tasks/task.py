@@ -36,7 +36,7 @@ class Task(nn.Module):
             raise EngramError(
                 f"{flag('class_init')} is {class_init!r}; choose 'backbone' or 'random'."
             )
-        shape = BackboneShape.of(backbone)
+        shape = BackboneShape.measure(backbone)
         self.spec = spec = spec.fitted(shape, class_init)
         parameters = spec.method.parameters(spec.shape(shape, class_init))
         self._own = tuple(parameters)

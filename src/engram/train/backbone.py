@@ -9,7 +9,7 @@ from engram.backbones.load import load_backbone
 from engram.backbones.recommended import AUTO, BackboneChoice, choose_backbone
 from engram.data.datasets import Splits
 from engram.data.overview import typical_side
-from engram.store.bundles import load_backbone_of
+from engram.store.bundles import load_engram_backbone
 from engram.store.format import read_engram
 from engram.store.remote import single_engram_path
 from engram.train.run import backbone_of_run
@@ -49,7 +49,7 @@ def backbone_for(
         engram = read_engram(single_engram_path(parents[0]))
         reason = f"The task extends {engram.spec.name}, which was trained on it."
         if image_size is None:
-            return load_backbone_of(engram, None, dtype), reason
+            return load_engram_backbone(engram, None, dtype), reason
         choice = BackboneChoice(engram.backbone.source, reason)
     elif backbone == AUTO:
         choice = _by_run_or_size(splits, image_size, resumed, announce, progress)

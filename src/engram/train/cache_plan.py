@@ -54,7 +54,7 @@ class CachePlan:
         """
         backbone = self.model.backbone
         streams = [spec for spec in self.specs if spec.method.streams]
-        shape = BackboneShape.of(backbone)
+        shape = BackboneShape.measure(backbone)
         tokens = sum(spec.shapes(shape)["class_token"][0] for spec in streams)
         n = tokens_of(backbone, self.model.preprocessing)
         return bool(streams) and not reads_tokens(backbone, n, tokens, passes=2)

@@ -33,7 +33,7 @@ def identity_of(
     if recipe.patience:  # then the evaluations decide when to stop
         free.remove("evaluations")
     config, preprocessing = model.backbone.config, model.preprocessing
-    shape = BackboneShape.of(model.backbone)
+    shape = BackboneShape.measure(model.backbone)
     parents = {parent for spec, _, _ in tasks for parent in spec.extends}
     decides: dict[str, Any] = {
         "backbone": [model.backbone.fingerprint, config.heads, config.activation, config.antialias],

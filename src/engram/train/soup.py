@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.errors import EngramError
 from engram.store.engram import Engram
-from engram.store.merging import average, shares_of
+from engram.store.merging import average, normalise_weights
 from engram.tasks.kinds import Kind
 from engram.train.choice import best_of
 from engram.train.variants import Trained, Variant
@@ -104,7 +104,7 @@ def best_soup(
     members = list(different.values())[:count]
     found = [(f"variant {i + 1}", one.engram) for i, (_, one) in enumerate(members)]
     groups = [found[: i + 1] for i in range(1, len(found))]
-    measured = measure([average(group, shares_of((), len(group))) for group in groups])
+    measured = measure([average(group, normalise_weights((), len(group))) for group in groups])
     tried = [alone, *measured]
     at = best_of(alone.measured_by, [one.metrics for one in tried])
     soup = Soup(
