@@ -7,7 +7,7 @@ from tests.support.strategies import FAMILY, model_of, scatter, some_pixels
 from torch import Tensor
 
 from engram import MemoryViT
-from engram.methods.forward import FastPass
+from engram.methods.forward import Cached, FastPass
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-5}
 
@@ -62,6 +62,7 @@ def test_outputs_come_from_a_pass_that_was_made_elsewhere(
         else:
             raw = backbone.encode(x, size, layers.__setitem__)
         normed, expected = list(layers.values()), either_family(pixels)
-        found = either_family.from_pass(list(expected), size, raw, streams, normed)
+        cached = Cached(layers=normed, raw=raw, streams=streams)
+        found = either_family.from_cache(cached, list(expected), size)
         for name, output in found.items():
             torch.testing.assert_close(output, expected[name], **CLOSE)

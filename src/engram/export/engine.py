@@ -33,7 +33,7 @@ from engram.export.write import (
 )
 from engram.inference.engine import Engine, OneByOne
 from engram.methods.adapters import PaddedAdapters
-from engram.methods.forward import FastPass
+from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
 from engram.methods.memory import Memory, MemoryTensors, Stream
 from engram.methods.method import Needs
@@ -108,14 +108,16 @@ class OnnxEngine:
         size = (pixels.shape[-2], pixels.shape[-1])
         with torch.inference_mode():
             if not self.int8:
-                return self.model.from_pass(tasks, size, raw, streams, layers)
+                cached = Cached(layers=layers, raw=raw, streams=streams)
+                return self.model.from_cache(cached, tasks, size)
             # A product of one row is computed in another order than one of several: last bits
             # would depend on how many images there are, and on which tasks stand side by side.
             parts = []
             for i in range(len(pixels)):
                 own = {name: one[i : i + 1] for name, one in streams.items()}
                 normed = [one[i : i + 1] for one in layers]
-                parts.append(self.model.from_pass(self.names, size, raw[i : i + 1], own, normed))
+                cached = Cached(layers=normed, raw=raw[i : i + 1], streams=own)
+                parts.append(self.model.from_cache(cached, self.names, size))
         return {name: torch.cat([part[name] for part in parts]) for name in tasks}
 
 

@@ -1,9 +1,9 @@
 """The forward pass: how the backbone and the branches of tasks go through the layers.
 
-`run` takes the backbone's embedded tokens x (b, n, D), `run_cached` what a cache kept of them, and
-`finish` what another engine computed; all leave every branch ready to give its head inputs. Below
-them are the ways of streams through the layers, which give the last layer's tokens before the final
-norm. Those of masked tasks compute the same: `FastPass` is for inference, `forward_tasks` beside a
+`run` takes the backbone's embedded tokens x (b, n, D), `run_cached` what a cache kept of them or
+another engine computed; both leave every branch ready to give its head inputs. Below them are the
+ways of streams through the layers, which give the last layer's tokens before the final norm. Those
+of masked tasks compute the same: `FastPass` is for inference, `forward_tasks` beside a
 `BackbonePass` for training, `from_cached` for training from a cache. In `full_attention` every
 token reads the cells. Axes as in memory.py.
 """
@@ -35,12 +35,14 @@ FirstTokenHook = Callable[[Block, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Cached:
-    """Cached features of the backbone for a batch; what no task needs is absent."""
+    """Features of the backbone for a batch, from a cache or another engine; as far as needed."""
 
-    pooled: Tensor  # (b, D)
+    pooled: Tensor | None = None  # (b, D)
     layers: CachedLayers = ()
     final: Tensor | None = None  # the final normed tokens (b, n, D)
     statistics: Tensor | None = None  # all layer statistics (b, features)
+    raw: Tensor | None = None  # the last tokens before the final norm (b, n, D)
+    streams: Mapping[str, Tensor] | None = None  # those of tasks (b, k, D)
 
 
 def run(
@@ -78,47 +80,28 @@ def run(
     return features
 
 
-def finish(
-    batch: Batch,
-    branches: Sequence[Branch],
-    statistics: LayerStatistics | None,
-    raw: Tensor,
-    streams: Mapping[str, Tensor],
-    layers: Sequence[Tensor],
-) -> Features:
-    """`run` for a pass that another engine ran.
-
-    `raw` and `streams` are the last tokens before the final norm of the backbone (b, n, D) and of
-    tasks (b, k, D), `layers` the backbone's normed tokens.
-    """
-    for branch in branches:
-        branch.take(streams)
-    features = Features(batch, raw=raw, statistics=statistics)
-    hook = _layer_hook(branches, statistics)
-    if hook is not None:
-        for index, tokens in enumerate([*layers, features.tokens]):
-            hook(index, tokens)
-    return features
-
-
 def run_cached(
     batch: Batch, cached: Cached, branches: Sequence[Branch], statistics: LayerStatistics | None
 ) -> Features:
-    """`run` from what a cache keeps of the backbone."""
+    """`run` from features of the backbone that are there already."""
     backbone = batch.backbone
     normed = [layer for layer in cached.layers if isinstance(layer, Tensor)]
     rotation = backbone.rotation(batch.size, normed[0].shape[1]) if normed else None
     for branch in branches:
-        if branch.streams is not None:
+        if cached.streams is not None:
+            branch.take(cached.streams)
+        elif branch.streams is not None:
             branch.final = from_cached(backbone, cached.layers, branch.streams, rotation)
     hook = _layer_hook(branches, statistics)
-    if hook is not None and cached.layers:
-        assert cached.final is not None
-        for index, tokens in enumerate([*normed, cached.final]):
-            hook(index, tokens)
     if cached.statistics is not None:
         statistics = LayerStatistics.from_rows(cached.statistics, backbone)
-    return Features(batch, tokens=cached.final, pooled=cached.pooled, statistics=statistics)
+    features = Features(
+        batch, raw=cached.raw, tokens=cached.final, pooled=cached.pooled, statistics=statistics
+    )
+    if hook is not None and cached.layers:
+        for index, tokens in enumerate([*normed, features.tokens]):
+            hook(index, tokens)
+    return features
 
 
 def _layer_hook(branches: Sequence[Branch], statistics: LayerStatistics | None) -> LayerHook | None:

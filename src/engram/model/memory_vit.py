@@ -31,7 +31,6 @@ from engram.model.passes import (
     JoinCache,
     head_inputs,
     head_inputs_from_cache,
-    head_inputs_from_pass,
     task_inputs,
 )
 from engram.tasks.kinds import IGNORED
@@ -580,7 +579,7 @@ class MemoryViT(nn.Module):
     def from_cache(
         self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
     ) -> dict[str, Tensor]:
-        """Outputs of tasks that leave the backbone unchanged, from what a cache kept of it.
+        """Outputs of tasks that leave the backbone unchanged, from features of it that are there.
 
         `size` is the (height, width) of the images, if not that of the preprocessing.
         """
@@ -591,22 +590,6 @@ class MemoryViT(nn.Module):
     ) -> Vectors:
         """`embed` from what a cache kept of the backbone."""
         return self._vectors(head_inputs_from_cache(self, tasks, cached, size))
-
-    def from_pass(
-        self,
-        tasks: Sequence[str],
-        size: tuple[int, int],
-        raw: Tensor,
-        streams: Mapping[str, Tensor],
-        layers: Sequence[Tensor] = (),
-    ) -> dict[str, Tensor]:
-        """Outputs of tasks that leave the backbone unchanged, from a pass of another engine.
-
-        `raw` (b, n, D) and `streams` (b, k, D), by task, are the last tokens before the final norm,
-        `layers` the backbone's normed tokens of every layer; `size` is that of the images.
-        """
-        inputs = head_inputs_from_pass(self, tasks, size, raw, streams, layers)
-        return self._outputs({name: inputs[name] for name in tasks})
 
     def _outputs(self, inputs: Mapping[str, HeadInput]) -> dict[str, Tensor]:
         return {name: self.task(name).head.read(own) for name, own in inputs.items()}

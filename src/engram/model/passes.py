@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engram.methods.forward import Cached, finish, run, run_cached
+from engram.methods.forward import Cached, run, run_cached
 from engram.methods.method import (
     Batch,
     Branch,
@@ -115,27 +115,15 @@ def head_inputs(
     return {name: found[name].map(backbone.to_fp32) for name in names}
 
 
-def head_inputs_from_pass(
-    model: MemoryViT,
-    names: Sequence[str],
-    size: tuple[int, int],
-    raw: Tensor,
-    streams: Mapping[str, Tensor],
-    layers: Sequence[Tensor],
-) -> HeadInputs:
-    """From a pass that another engine ran: tokens before the final norm, and normed layers."""
-    batch = Batch(model.backbone, size, raw.device)
-    branches, statistics = _start(model, names, batch, raw)
-    return _finish(branches, finish(batch, branches, statistics, raw, streams, layers))
-
-
 def head_inputs_from_cache(
     model: MemoryViT, names: Sequence[str], cached: Cached, size: tuple[int, int] | None
 ) -> HeadInputs:
-    """From what a cache keeps of the backbone, of tasks that leave it unchanged."""
-    batch = Batch(model.backbone, size or model.preprocessing.size, cached.pooled.device)
+    """`head_inputs` of tasks that leave the backbone unchanged, from features that are there."""
+    x = cached.raw if cached.pooled is None else cached.pooled
+    assert x is not None
+    batch = Batch(model.backbone, size or model.preprocessing.size, x.device)
     with model.backbone.autocast():
-        branches, statistics = _start(model, names, batch, cached.pooled)
+        branches, statistics = _start(model, names, batch, x)
         found = _finish(branches, run_cached(batch, cached, branches, statistics))
     return {name: found[name].map(model.backbone.to_fp32) for name in names}
 
