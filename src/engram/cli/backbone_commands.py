@@ -15,7 +15,6 @@ from engram.util.description import Description
 from engram.util.invocation import program
 
 if TYPE_CHECKING:
-    from engram.vit import ViT
     from engram.vit.vit import ViTConfig
 
 _BATCH, _PASSES, _SECONDS = 2, 3, 0.15
@@ -31,39 +30,26 @@ def backbones_command(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from engram.backbones.load import load_backbone
-    from engram.backbones.recommended import PICO, RECOMMENDED
+    from engram.backbones.recommended import PICO, RECOMMENDED, RecommendedBackbone
 
     with bars(as_json) as progress:
         progress("measuring the speed of one layer of each backbone", 0, 0)
-        pico = load_backbone(PICO)
-        side = pico.config.image_size[0]
+        config, about = load_backbone(PICO).config, "images of up to 48 pixels"
+        pico = RecommendedBackbone(PICO, PICO, about, config, image_size=config.image_size[0])
         entries: list[dict[str, Any]] = [
             {
                 "name": backbone.name,
                 "source": backbone.repo,
                 "parameters": backbone.parameters,
-                "download": backbone.download,
+                "download": 0 if backbone is pico else backbone.download,
                 "licence": backbone.licence,
                 "image_size": backbone.image_size,
                 "images_per_second": estimated_speed(backbone.config, backbone.image_size),
-                "on_this_machine": backbone.on_this_machine,
+                "on_this_machine": backbone is pico or backbone.on_this_machine,
                 "about": backbone.about,
             }
-            for backbone in RECOMMENDED
+            for backbone in (*RECOMMENDED, pico)
         ]
-        entries.append(
-            {
-                "name": PICO,
-                "source": PICO,
-                "parameters": _parameters(pico),
-                "download": 0,
-                "licence": "Apache-2.0",
-                "image_size": side,
-                "images_per_second": estimated_speed(pico.config, side),
-                "on_this_machine": True,
-                "about": "images of up to 48 pixels",
-            }
-        )
     rows = [
         *((entry["name"], f"{entry['source']}: {entry['about']}") for entry in entries),
         ("get one", f"{program()} backbones get {RECOMMENDED[0].name}"),
@@ -83,10 +69,6 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         f"{speed:.{0 if speed >= 10 else 1}f}",
         "yes" if entry["on_this_machine"] else "no",
     )
-
-
-def _parameters(backbone: ViT) -> int:
-    return sum(parameter.numel() for parameter in backbone.parameters())
 
 
 def estimated_speed(config: ViTConfig, side: int) -> float:
@@ -124,7 +106,7 @@ def get_command(
 
     with bars(as_json) as progress:
         backbone, folder = get_backbone(name, announce=announce, progress=progress)
-    parameters = _parameters(backbone)
+    parameters = sum(parameter.numel() for parameter in backbone.parameters())
     document = {
         "source": backbone.source,
         "folder": str(folder),

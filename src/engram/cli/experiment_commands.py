@@ -21,6 +21,7 @@ from engram.cli.flags import (
     option,
 )
 from engram.cli.terminal import show, show_document
+from engram.methods.method_flags import MethodFlags
 from engram.train.options import ColumnOptions, recipe_from
 from engram.train.recipe import RECIPES, Recipe
 from engram.util.settings import Given
@@ -60,7 +61,7 @@ def bench_command(
     ] = None,
     tasks: Annotated[str, option(TASK, "Numbers of tasks.", metavar="A,B")] = "1,10,100",
     batch: Annotated[str, option(RESOURCES, "Batch sizes.", metavar="A,B")] = "1,16",
-    cells: Annotated[int, option(TASK, "Memory cells at every layer.")] = 5,
+    cells: Annotated[int, option(TASK, "Memory cells at every layer.")] = MethodFlags().cells,
     seconds: Annotated[float, option(RESOURCES, "Seconds per table; more gives less noise.")] = 5.0,
     device: Device = "auto",
     threads: Threads = None,

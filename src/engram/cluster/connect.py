@@ -35,6 +35,13 @@ _QUIET = {
     "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "15",
 }
 
+_PRINT_VERSION = """
+import logging, ray, sys
+ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+version = ray.remote(num_cpus=0)(lambda: __import__("engram").__version__)
+print(ray.get(version.remote()))
+"""
+
 
 @dataclass(frozen=True)
 class FarmSettings:
@@ -196,8 +203,7 @@ def _init(ray: Any, address: str) -> None:
 
 def _check_cluster(address: str) -> None:
     """Join it in another process: Ray waits for minutes for a head that is none, or exits."""
-    code = "import sys; from engram.cluster.connect import print_version as p; p(sys.argv[1])"
-    command = [sys.executable, "-c", code, address]
+    command = [sys.executable, "-c", _PRINT_VERSION, address]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_JOIN_SECONDS, check=False
@@ -210,19 +216,8 @@ def _check_cluster(address: str) -> None:
     if done.returncode:
         reason = (done.stderr.strip() or "no reason given").splitlines()[-1].strip(" .")
         raise EngramError(f"The cluster at {address} cannot be joined: {reason}.")
-    if (found := done.stdout.strip()) != __version__:
+    if (found := done.stdout.split()[-1]) != __version__:
         raise EngramError(
             f"The cluster at {address} has engram-vit {found}, and this machine {__version__}; "
             "install the same version, with its extra cluster, on every node."
         )
-
-
-def print_version(address: str) -> None:
-    """Join a cluster and print the version of this package there."""
-    ray: Any = importlib.import_module("ray")
-    _init(ray, address)
-    print(ray.get(ray.remote(num_cpus=0)(_version).remote()))
-
-
-def _version() -> str:
-    return __version__

@@ -195,19 +195,16 @@ def describe_plan(jobs: Sequence[PlannedJob]) -> Description:
     table, documents = list[tuple[str, ...]](), list[dict[str, Any]]()
     for number, group in enumerate(dict.fromkeys(one.group for one in jobs), 1):
         members = [one for one in jobs if one.group == group]
+        data, backbone = members[0].data, members[0].backbone
         caches = {one.cache: one.cache_bytes for one in members if one.cache}
         for one in members:
-            place = f"{number}.{list(caches).index(one.cache) + 1}" if one.cache else ""
-            cache = f"{place}: {storage(one.cache_bytes)}" if place else "none"
-            where = (
-                str(number),
-                one.data,
-                without_folder(one.backbone),
-                one.job.name,
-                one.job.task,
-            )
+            cache = "none"
+            if one.cache:
+                place = list(caches).index(one.cache) + 1
+                cache = f"{number}.{place}: {storage(one.cache_bytes)}"
+            where = (str(number), data, without_folder(backbone), one.job.name, one.job.task)
             table.append((*where, one.regime, f"{one.images:,}", cache, str(one.job.bundle)))
-        shared = {"data": members[0].data, "backbone": members[0].backbone, "caches": len(caches)}
+        shared = {"data": data, "backbone": backbone, "caches": len(caches)}
         own = [one.to_dict() for one in members]
         documents.append({**shared, "cache_bytes": sum(caches.values()), "jobs": own})
     total = storage(sum(document["cache_bytes"] for document in documents))

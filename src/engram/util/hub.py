@@ -122,7 +122,7 @@ def own_repo(name: str) -> str:
     """`owner/name` for a name without an owner: the user whom the token belongs to."""
     if "/" in name:
         return name
-    with _explain_upload_errors(name, None):
+    with _explained(name):
         owner: str = HfApi(token=_token_to_write(name)).whoami()["name"]
     return f"{owner}/{name}"
 
@@ -166,7 +166,7 @@ def fetch(
     Returns:
         The folder in the cache. Files that the repository does not have are missing in it.
     """
-    with _explain_fetch_errors(repo, revision, may_be_path):
+    try:
         return Path(
             snapshot_download(
                 repo, revision=revision, allow_patterns=list(files), ignore_patterns=list(ignore),
@@ -174,6 +174,8 @@ def fetch(
                 **vars(_ACCESS.get()),
             )
         )  # fmt: skip
+    except Exception as error:  # whatever the Hub, the network or the disk raises
+        raise EngramError(_fetch_problem(repo, revision, may_be_path, error)) from error
 
 
 def is_cached(repo: str, files: Iterable[str]) -> bool:
@@ -213,47 +215,39 @@ def _reporting_bar(progress: Progress, repo: str) -> type[tqdm]:
     return _ReportingBar
 
 
-@contextmanager
-def _explain_fetch_errors(repo: str, revision: str | None, may_be_path: bool) -> Iterator[None]:
-    """Turn whatever goes wrong in a download into one sentence."""
+def _fetch_problem(repo: str, revision: str | None, may_be_path: bool, error: Exception) -> str:
+    """A sentence about a download that failed."""
     at = f"{repo} at {revision}" if revision else repo
     by_hand = "download it elsewhere and give the path of its folder"
-    try:
-        yield
-    except HFValidationError as error:
-        raise EngramError(f"{repo!r} is neither a path nor a Hub id (owner/name).") from error
-    except GatedRepoError as error:
-        raise EngramError(
+    if isinstance(error, HFValidationError):
+        return f"{repo!r} is neither a path nor a Hub id (owner/name)."
+    if isinstance(error, GatedRepoError):
+        return (
             f"The Hub repository {at} is gated: accept its terms on its page and log in with "
             f"`hf auth login`, or {by_hand}."
-        ) from error
-    except RepositoryNotFoundError as error:
+        )
+    if isinstance(error, RepositoryNotFoundError):
         no = f"There is no file or folder {repo!r}, and no Hub repository of that name"
         no = no if may_be_path else f"There is no Hub repository {repo}"
-        raise EngramError(
+        return (
             f"{no} that you may read; check the spelling, or log in with `hf auth login` if it is "
             "private."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise _no_revision(repo, revision) from error
-    except LocalEntryNotFoundError as error:
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"The Hub repository {repo} has no revision {revision!r}."
+    if isinstance(error, LocalEntryNotFoundError):
         how = _ACCESS.get()
         why = "offline mode is on (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "no network"
         why = flag("local_files_only", True) if how.local_files_only else why
         what = f"There is no file or folder {repo!r}, and as a Hub id it" if may_be_path else at
-        raise EngramError(
+        return (
             f"{what} is not completely in the cache ({how.cache_dir or constants.HF_HUB_CACHE}), "
             f"and {constants.ENDPOINT} could not be reached: {why}. Connect once, or {by_hand}."
-        ) from error
-    except Exception as error:  # whatever else the network or the disk raises
-        raise EngramError(
-            f"The Hub repository {at} could not be fetched from {constants.ENDPOINT}: "
-            f"{first_line(error)}. Try again, or {by_hand}."
-        ) from error
-
-
-def _no_revision(repo: str, revision: str | None) -> EngramError:
-    return EngramError(f"The Hub repository {repo} has no revision {revision!r}.")
+        )
+    return (
+        f"The Hub repository {at} could not be fetched from {constants.ENDPOINT}: "
+        f"{first_line(error)}. Try again, or {by_hand}."
+    )
 
 
 # Upload
@@ -281,7 +275,7 @@ def upload(
     With `replace` they are deleted in the same commit.
     """
     api = HfApi(token=_token_to_write(repo))
-    with _explain_upload_errors(repo, revision):
+    with _explained(repo, revision):
         api.create_repo(repo, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo, branch=revision, exist_ok=True)
@@ -307,46 +301,43 @@ def upload(
 
 
 @contextmanager
-def _explain_upload_errors(repo: str, revision: str | None) -> Iterator[None]:
+def _explained(repo: str, revision: str | None = None) -> Iterator[None]:
     """Turn whatever goes wrong in an upload into one sentence."""
     try:
         yield
     except EngramError:
         raise
-    except HFValidationError as error:
-        raise EngramError(
-            f"{repo!r} is not a Hub id; write owner/name. {first_line(error)}."
-        ) from error
-    except OfflineModeIsEnabled as error:
-        raise EngramError(
+    except Exception as error:
+        raise EngramError(_upload_problem(repo, revision, error)) from error
+
+
+def _upload_problem(repo: str, revision: str | None, error: Exception) -> str:
+    """A sentence about an upload that failed."""
+    endpoint = constants.ENDPOINT
+    if isinstance(error, HFValidationError):
+        return f"{repo!r} is not a Hub id; write owner/name. {first_line(error)}."
+    if isinstance(error, OfflineModeIsEnabled):
+        return (
             f"Nothing was sent to {repo}: offline mode is on (HF_HUB_OFFLINE). Unset it, or see "
             "what would be sent with `engram push --dry-run`."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise _no_revision(repo, revision) from error
-    except HfHubHTTPError as error:
-        raise _explain_status(repo, error.response.status_code, error) from error
-    except Exception as error:  # no network, a proxy, a card that the Hub rejects
-        raise EngramError(
-            f"Nothing was sent to {repo}: {constants.ENDPOINT} could not be reached, or did not "
-            f"answer like the Hub ({first_line(error)}). Try again when it can be reached."
-        ) from error
-
-
-def _explain_status(repo: str, status: int, error: Exception) -> EngramError:
-    """An HTTP status of the Hub, explained for an upload."""
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"The Hub repository {repo} has no revision {revision!r}."
+    if not isinstance(error, HfHubHTTPError):  # no network, a proxy, a card that the Hub rejects
+        return (
+            f"Nothing was sent to {repo}: {endpoint} could not be reached, or did not answer like "
+            f"the Hub ({first_line(error)}). Try again when it can be reached."
+        )
+    status = error.response.status_code
     if status in (401, 403):
-        return EngramError(
-            f"{constants.ENDPOINT} refused to let you write to {repo} ({status}): the token is "
-            "wrong or has no write access there; check the owner's name, and log in with "
-            "`hf auth login` with a token that has write access."
+        return (
+            f"{endpoint} refused to let you write to {repo} ({status}): the token is wrong or has "
+            "no write access there; check the owner's name, and log in with `hf auth login` with "
+            "a token that has write access."
         )
     if status == 404:
-        return EngramError(
-            f"{constants.ENDPOINT} has no repository {repo} that you may write to; check the "
-            "owner's name."
-        )
-    return EngramError(
-        f"{constants.ENDPOINT} rejected the push to {repo} ({status}): {first_line(error)}. The "
-        "repository is unchanged; try again."
+        return f"{endpoint} has no repository {repo} that you may write to; check the owner's name."
+    return (
+        f"{endpoint} rejected the push to {repo} ({status}): {first_line(error)}. The repository "
+        "is unchanged; try again."
     )
