@@ -77,7 +77,9 @@ def local_workers(settings: FarmSettings) -> Iterator[Trainers]:
     # Python's tracker frees the semaphores of killed processes, and would call them leaked.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     resource_tracker.ensure_running()
-    context = multiprocessing.get_context("forkserver")
+    # Frameworks of macOS do not survive a fork.
+    way = "spawn" if sys.platform == "darwin" else "forkserver"
+    context: Any = multiprocessing.get_context(way)
     context.set_forkserver_preload([__name__])
     queue: Queue[Any] = Queue()
     processes = set[multiprocessing.process.BaseProcess]()
@@ -85,7 +87,8 @@ def local_workers(settings: FarmSettings) -> Iterator[Trainers]:
     def train(job: FarmJob) -> Ended:
         """In a thread: start a process, and hear it out."""
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_train_here, args=(job, threads, sender, os.getpid()))
+        here = (os.getpid(), dict(os.environ))
+        process = context.Process(target=_train_here, args=(job, threads, sender, *here))
         process.start()
         processes.add(process)
         sender.close()
@@ -103,12 +106,12 @@ def local_workers(settings: FarmSettings) -> Iterator[Trainers]:
     finally:
         until = time.monotonic() + PATIENCE
         try:
-            for process in processes:
+            for process in list(processes):
                 process.terminate()  # one that trains writes a checkpoint
-            for process in processes:
+            for process in list(processes):
                 process.join(max(0.1, until - time.monotonic()))
         finally:  # a second Ctrl-C too
-            for process in processes:
+            for process in list(processes):
                 process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -161,7 +164,10 @@ def ray_workers(settings: FarmSettings, folder: Path) -> Iterator[Trainers]:
 # In a worker
 
 
-def _train_here(job: FarmJob, threads: int, sender: Connection, parent: int) -> None:
+def _train_here(
+    job: FarmJob, threads: int, sender: Connection, parent: int, environment: dict[str, str]
+) -> None:
+    os.environ |= environment  # the server that forks may be older
     os.setsid()  # Ctrl-C at the terminal is for the farm, which then asks its processes to stop
     end_with_parent(parent)
     with open(job.folder / f"{job.name}.log", "ab", opener=private) as log:
