@@ -26,7 +26,7 @@ from benchmarks.paths import RESULTS
 from benchmarks.report import markdown_table
 from engram.backbones.random import backbone_of_shape
 from engram.experiments.bench import Case, Timing, compare, describe_machine, machine
-from engram.export.engine import OnnxEngine
+from engram.export.onnx_engine import OnnxEngine
 from engram.export.verify import generated_pixels
 from engram.images.preprocessing import Preprocessing
 from engram.model import MemoryViT

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.export.engine import OnnxEngine
+from engram.export.onnx_engine import OnnxEngine
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.engine import Engine, TorchEngine, load_model

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from engram import methods as methods
     from engram import store as store
     from engram import tasks as tasks
+    from engram.backbones.in_memory import from_timm, from_transformers
     from engram.backbones.load import load_backbone, save_backbone
-    from engram.backbones.objects import from_timm, from_transformers
     from engram.backbones.random import random_backbone
     from engram.errors import EngramError
     from engram.inference.embed import embed
@@ -115,8 +115,8 @@ _HOMES = {
     "evaluate": "inference.evaluate:evaluate",
     "export": "export",
     "fit": "train.fit:fit",
-    "from_timm": "backbones.objects:from_timm",
-    "from_transformers": "backbones.objects:from_transformers",
+    "from_timm": "backbones.in_memory:from_timm",
+    "from_transformers": "backbones.in_memory:from_transformers",
     "images": "images",
     "inspect": "store.format:read_engram",
     # Not in __all__: `import *` must not hide Python's own.

@@ -8,7 +8,7 @@ from tests.support.exports import EVERYTHING, new_model
 from torch import Tensor
 
 from engram import MemoryViT
-from engram.export.engine import BackboneGraph
+from engram.export.onnx_engine import BackboneGraph
 from engram.export.verify import generated_pixels
 from engram.methods.forward import FastPass
 from engram.methods.masked import JoinedMemory

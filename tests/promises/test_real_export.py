@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import engram
 from engram import MemoryViT, load_backbone
 from engram.export import export_onnx
-from engram.export.engine import OnnxEngine
+from engram.export.onnx_engine import OnnxEngine
 
 
 def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path: Path) -> None:

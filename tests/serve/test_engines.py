@@ -19,7 +19,7 @@ from tests.support.strategies import scatter
 import engram
 from engram import EngramError
 from engram.backbones.load import save_backbone
-from engram.export import engine as onnx_engine
+from engram.export import onnx_engine
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT

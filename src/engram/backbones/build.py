@@ -1,6 +1,6 @@
 """From the tensors and the configuration of another library to a backbone.
 
-Files (load.py) and models in memory (objects.py) go the same way: the tensors get our names
+Files (load.py) and models in memory (in_memory.py) go the same way: the tensors get our names
 (layouts.py), their shapes show almost all of the architecture, and the configuration adds the rest
 (configs.py).
 """

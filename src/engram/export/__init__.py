@@ -2,7 +2,7 @@
 
 Start in `write.py`. `quantise.py` converts linear layers to int8, `verify.py` compares the result
 with the model, `runtime.py` runs exported files, and `standalone.py` is the `predict.py` next to
-them. `engine.py` is what the service runs: a graph of the backbone alone, to which tasks are
+them. `onnx_engine.py` is what the service runs: a graph of the backbone alone, to which tasks are
 attached without another export.
 """
 

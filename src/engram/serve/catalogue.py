@@ -297,7 +297,7 @@ def make_engine(model: MemoryViT, settings: Settings, before: Engine | None = No
             )
     int8 = kind == "onnx-int8"
     if all(task.method.shares_pass for task in model.tasks.values()):
-        from engram.export.engine import OnnxEngine
+        from engram.export.onnx_engine import OnnxEngine
 
         return OnnxEngine(model, int8=int8, threads=threads, before=before)
     from engram.export import OnnxModel

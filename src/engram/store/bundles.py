@@ -22,24 +22,22 @@ from filelock import FileLock, Timeout
 
 from engram.backbones.load import check_dtype, load_backbone
 from engram.errors import EngramError
-from engram.store.engram import BackboneInfo, Engram
-from engram.store.format import read_engram, serialise_engram, write_engram
+from engram.store.engram import FORMAT, BackboneInfo, Engram
+from engram.store.format import VERSION, read_engram, serialise_engram, write_engram
 from engram.store.remote import MANIFEST, local_path
 from engram.tasks.spec import NAME
 from engram.util.documents import MAX_BYTES, parse_json
 from engram.util.files import check_renamable, open_regular, replace_folder, write_atomically
 from engram.util.flag_names import flag
 from engram.util.hub import PathOrHubId
-from engram.util.schema import Array, Integer, Invalid, Object, String
+from engram.util.schema import Array, Invalid, Object, String
 from engram.util.text import join_names, printable
 from engram.vit import ViT
 
 Located = tuple[str, Engram]  # where an engram was found, for errors, and the engram
 
-FORMAT = 1
 LOCK = ".bundle.lock"  # in the folder, held by whoever changes the bundle
 _LOCK_SECONDS = 10
-_VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
 _ENTRY = Object(dict.fromkeys(("task", "file", "content"), String()), others=True)
 _SCHEMA = Object({"engrams": Array(_ENTRY, 1, 100_000)}, others=True)
 
@@ -404,7 +402,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             manifest = parse_json(file.read(MAX_BYTES + 1))
-        _VERSION.check(manifest, "")
+        VERSION.check(manifest, "")
         if manifest["format"] == FORMAT:
             _SCHEMA.check(manifest, "")
             for entry in manifest["engrams"]:  # no other name: none reaches into other folders

@@ -212,10 +212,7 @@ def describe_push(done: Push, dry_run: bool) -> Description:
     document = {
         "what": "push",
         "dry_run": dry_run,
-        "repo": done.repo,
-        "revision": done.revision,
-        "private": done.private,
-        "message": done.message,
+        **{n: getattr(done, n) for n in ("repo", "revision", "private", "message")},
         "url": done.url or None,
         "commit": done.commit or None,
         "files": files,
@@ -515,7 +512,7 @@ def lineage_rows(engram: Engram) -> Rows:
 
 
 def summarise_recipe(engram: Engram) -> str:
-    """Those settings of the recipe that are not lists or objects."""
+    """The settings of the recipe, without lists and objects."""
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in engram.recipe.items()

@@ -31,7 +31,7 @@ from engram.vit.vit import Stored
 if TYPE_CHECKING:
     from engram.tasks.task import Task
 
-#: The version of the format.
+#: The version of the format of engrams and bundles.
 FORMAT = 1
 #: The most values that the metrics of an engram may have, and so its recipe.
 MAX_METRICS = 100_000
@@ -183,7 +183,7 @@ class Engram:
     def difference(
         self, backbone: BackboneInfo, preprocessing: Preprocessing | None
     ) -> tuple[str, str] | None:
-        """How its training differs from these, and what to load; None where it does not."""
+        """The difference of its training from these, and what to load; None if there is none."""
         own = self.backbone
         if backbone.fingerprint != own.fingerprint:
             return (

@@ -56,7 +56,7 @@ _TASK = Object(
     {"values": Array(_VALUES), "ignore": _VALUES},
     others=True,  # settings of the method, which checks them
 )
-_VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
+VERSION = Object({"format": Integer(0, 1_000_000)}, others=True)
 #: The header of an engram. `TaskSpec` and `BackboneInfo` check what belongs together.
 HEADER = Object(
     {
@@ -218,7 +218,7 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise _damaged(path, f"its header hashes to {found[:12]}, not to {str(expected)[:12]}")
     try:
         header = parse_json(str(text).encode())
-        _VERSION.check(header, "")
+        VERSION.check(header, "")
     except ValueError:
         raise _damaged(path, "its header is not the JSON of an engram") from None
     if header["format"] != FORMAT:

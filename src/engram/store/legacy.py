@@ -319,7 +319,7 @@ class _Checkpoint:
 
 
 def _difference(inside: Tensor | None, base: Tensor | None) -> str:
-    """How a tensor of the checkpoint differs from that of the base; empty if it does not."""
+    """The difference of a tensor from that of the base; empty if there is none."""
     if base is None or inside is None:
         return "is missing" if inside is None else "is not in the base"
     if inside.shape != base.shape:

@@ -11,8 +11,8 @@ from tests.support.exports import EVERYTHING, largest, new_model
 from tests.support.strategies import scatter
 
 from engram import MemoryViT
-from engram.export import engine
-from engram.export.engine import OnnxEngine
+from engram.export import onnx_engine
+from engram.export.onnx_engine import OnnxEngine
 from engram.export.verify import generated_pixels
 
 
@@ -47,13 +47,13 @@ def check(found: OnnxEngine, names: Sequence[str]) -> None:
 def test_tasks_come_and_go_without_an_export(
     model: MemoryViT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, make = list[str](), engine.backbone_proto
+    made, make = list[str](), onnx_engine.backbone_proto
 
     def counted(*given: Any) -> Any:
         made.append("graph")
         return make(*given)
 
-    monkeypatch.setattr(engine, "backbone_proto", counted)
+    monkeypatch.setattr(onnx_engine, "backbone_proto", counted)
     few = without(model, "masks", "child.of-plain", "both", "child.of-thin", "layers")
     first = OnnxEngine(few, threads=1)
     assert made == ["graph"]
