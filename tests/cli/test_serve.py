@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.commands import Output, assert_refused, document, run
 
-from engram.serve import run as serving
-from engram.serve.run import Job
+from engram.serve import launch as serving
+from engram.serve.launch import Job
 from engram.serve.service_settings import Settings
 from engram.util.description import Description
 

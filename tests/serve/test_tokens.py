@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from tests.support.serving import AUTH, Opened, picture
 
 from engram import EngramError
-from engram.serve.run import clean_token
+from engram.serve.launch import clean_token
 
 ASK = {"Authorization": "Bearer may-ask"}
 

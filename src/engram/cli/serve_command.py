@@ -50,7 +50,7 @@ def serve_command(
     flags: Given,
 ) -> None:
     """Serve all tasks of a bundle, or of engrams, over HTTP, with a page to try them."""
-    from engram.serve.run import Job, bundle_to_serve, serve
+    from engram.serve.launch import Job, bundle_to_serve, serve
 
     settings = Settings(**(flags or {})[Settings])
     with ExitStack() as until_ready, bundle_to_serve(sources) as folder:

@@ -20,8 +20,8 @@ from engram.serve.middleware import RequestMiddleware, client_address
 from engram.serve.problems import add_handlers
 from engram.serve.routes.infer import infer_router
 from engram.serve.routes.operations import operations_router
-from engram.serve.routes.pipeline import Pipeline
-from engram.serve.routes.predict import predict_router
+from engram.serve.routes.predictions import predict_router
+from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.service_settings import Settings
@@ -79,7 +79,7 @@ def create_app(
         RequestMiddleware, telemetry=telemetry, log=log, hosts=hosts, clients=clients
     )
     add_handlers(app)
-    pipeline = Pipeline(settings, batcher, decoders, telemetry)
+    pipeline = RequestPipeline(settings, batcher, decoders, telemetry)
     for router in (
         predict_router(catalogue, pipeline, tokens),
         infer_router(catalogue, pipeline, tokens),

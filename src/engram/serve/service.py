@@ -35,9 +35,9 @@ from engram.serve.connections import (
 )
 from engram.serve.decoding.pool import start_fork_server
 from engram.serve.hosts import THIS_MACHINE, is_loopback
+from engram.serve.launch import Job
 from engram.serve.log import Log, hold_back_errors
 from engram.serve.middleware import MAX_HEADER_BYTES
-from engram.serve.run import Job
 from engram.serve.telemetry import METRICS_FOLDER
 from engram.store.bundles import unlisted_files
 from engram.util.cpus import available_cpus

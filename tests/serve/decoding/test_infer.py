@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engram.serve.decoding.infer import read_inference
+from engram.serve.decoding.infer_body import read_inference
 from engram.serve.decoding.upload import Limits, Refusal, Upload
 
 SIZE, LIMITS = (2, 2), Limits(max_images=2, max_body=10**6)

@@ -14,7 +14,7 @@ from tests.support.serving import Server, World, picture, put
 
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
-from engram.serve.routes.predict import vectors_json
+from engram.serve.routes.predictions import vectors_json
 from engram.serve.routes.schemas import Embedding
 
 

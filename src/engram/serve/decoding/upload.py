@@ -66,45 +66,48 @@ def read_upload(options: type[Options], kind: str, body: bytearray, limits: Limi
 
 
 def _from_json(options: type[Options], body: bytearray, limits: Limits) -> Upload:
-    _check_values(options, body, limits)
-    check_characters(body)
+    known = list(options.model_fields)
+    hint = f"it needs the list images, and may have {', '.join(known)}"
+    check_json(body, limits.max_images + MAX_TASKS + len(known), hint)
     try:
         allowed = json_body(options, limits.max_images, limits.max_body)
         document = allowed.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error, "The JSON body", limits) from None
     body.clear()
-    texts, images = document.images[::-1], list[tuple[str, bytes]]()
-    document.images.clear()
-    while texts:  # one by one, so that never all of them are in memory twice
-        name = f"image {len(images) + 1}"
+    return Upload(named(decode_base64(document.images)), document)
+
+
+def decode_base64(texts: list[Any]) -> list[bytes]:
+    """Images from texts, which are cleared one by one: never are all of them in memory twice."""
+    images: list[bytes] = []
+    texts.reverse()
+    while texts:
         try:
-            images.append((name, base64.b64decode(texts.pop().encode(), validate=True)))
-        except (binascii.Error, ValueError):
-            raise Refusal(422, f"{name} is not valid base64.") from None
-    return Upload(images, document)
+            images.append(base64.b64decode(texts.pop(), validate=True))
+        except (binascii.Error, TypeError, ValueError):
+            name = f"image {len(images) + 1}"
+            raise Refusal(422, f"{name} is not valid base64, as images in JSON are.") from None
+    return images
 
 
-def _check_values(options: type[Options], body: bytearray, limits: Limits) -> None:
-    """Count what separates values before they are parsed: each of them would take memory.
+def named(images: list[bytes]) -> list[tuple[str, bytes]]:
+    """Images without names of their own, by their places."""
+    return [(f"image {i + 1}", data) for i, data in enumerate(images)]
 
-    Neither base64 nor the names of tasks and options have these characters.
+
+def check_json(text: bytearray, most: int, hint: str) -> None:
+    """Refuse JSON that would take far more memory than it has bytes, before it is parsed.
+
+    Every value would take memory. What separates them is counted; neither base64 nor the names of
+    tasks and options have these characters. And one character beyond ASCII can make every other of
+    its text take four bytes.
     """
-    known = list(options.model_fields)
-    most = limits.max_images + MAX_TASKS + len(known)
-    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most:
-        raise Refusal(
-            422,
-            f"The JSON body has more than {most:,} values, which is the limit; it needs the list "
-            f"images, and may have {', '.join(known)}.",
-        )
-
-
-def check_characters(body: bytearray) -> None:
-    """One character beyond ASCII can make every other of its text take four bytes in memory."""
-    if len(body) <= MAX_UNICODE_BYTES:
+    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
+        raise Refusal(422, f"The JSON has more than {most:,} values, which is the limit; {hint}.")
+    if len(text) <= MAX_UNICODE_BYTES:
         return
-    if not body.isascii() or _UNICODE_ESCAPE.search(body):
+    if not text.isascii() or _UNICODE_ESCAPE.search(text):
         raise Refusal(
             422,
             f"The JSON body has characters outside ASCII, and more than {MAX_UNICODE_BYTES:,} "
@@ -116,7 +119,7 @@ def check_characters(body: bytearray) -> None:
 
 
 @dataclass
-class _Part:
+class _FormPart:
     """A field of a form, or a file if there is a file name."""
 
     disposition: bytes = b""
@@ -130,13 +133,13 @@ class _FormReader:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.parts: list[_Part] = []
+        self.parts: list[_FormPart] = []
         self.complete = False
         self._files = self._field_bytes = 0
         self._header, self._value = bytearray(), bytearray()
 
     def on_part_begin(self) -> None:
-        self.parts.append(_Part())
+        self.parts.append(_FormPart())
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
@@ -185,7 +188,7 @@ class _FormReader:
         self.complete = True
 
 
-def _read_form(kind: str, body: bytearray, limits: Limits) -> list[_Part]:
+def _read_form(kind: str, body: bytearray, limits: Limits) -> list[_FormPart]:
     boundary = parse_options_header(kind)[1].get(b"boundary")
     if not boundary:
         raise Refusal(400, "The form cannot be read: its content type has no boundary.")
@@ -211,7 +214,7 @@ def _text(data: bytes | bytearray) -> str:
         return data.decode("latin-1")
 
 
-def _from_fields(allowed: type[Options], parts: list[_Part]) -> Upload:
+def _from_fields(allowed: type[Options], parts: list[_FormPart]) -> Upload:
     images: list[tuple[str, bytes]] = []
     options: dict[str, Any] = {}
     for part in parts:

@@ -23,7 +23,7 @@ from engram.images.decode import BadImage, LargeImage, image_size
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.serve.decoding.formats import FORMATS, check_format
-from engram.serve.decoding.infer import read_inference
+from engram.serve.decoding.infer_body import read_inference
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
 from engram.serve.routes.schemas import OPTIONS
 from engram.util.quiet import ignore_pillow_warnings

@@ -26,7 +26,7 @@ from engram.serve.outputs import (
     task_name,
 )
 from engram.serve.problems import Problem
-from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written
+from engram.serve.routes.request_pipeline import Answered, Asked, Query, RequestPipeline, Written
 from engram.serve.routes.schemas import (
     IMAGE,
     PIXELS,
@@ -50,7 +50,7 @@ _MODEL = "/v2/models/{name}"
 _VERSION = _MODEL + "/versions/{version}"
 
 
-def infer_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> APIRouter:
+def infer_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
     """The endpoints of the protocol."""
     router = APIRouter()
 
@@ -296,8 +296,7 @@ class TensorResponse:
 
     def _labels(self, output: InferOutput, most: int) -> Iterator[list[str]]:
         """Of each image the most likely classes, as "probability:index:class"."""
-        model, name = self.served.snapshot.model, output.name
-        names = model.task(name).spec.classes
+        names = self.served.snapshot.model.task(output.name).spec.classes
         for logits in self._tensors(output):
             top = logits.softmax(-1).topk(min(most, len(names)))
             pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)

@@ -95,19 +95,19 @@ LOGITS = ":logits"  # after the name of a task: the output it makes a mask of
 Count = Annotated[int, Field(ge=0, le=10**12)]  # with more digits, a number is an attack
 
 
-class _Part(BaseModel):
+class _RequestPart(BaseModel):
     """A part of a request; what it has beyond these fields is for other servers."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class InputParameters(_Part):
+class InputParameters(_RequestPart):
     binary_data_size: Count | None = Field(
         default=None, description="Bytes of this tensor after the JSON"
     )
 
 
-class InferInput(_Part):
+class InferInput(_RequestPart):
     name: Literal["image", "pixel_values"] = Field(
         description="Encoded images as BYTES, or normalised pixels as FP32"
     )
@@ -117,7 +117,7 @@ class InferInput(_Part):
     data: list[Any] | None = Field(default=None, description="Flat or nested; images are in base64")
 
 
-class OutputParameters(_Part):
+class OutputParameters(_RequestPart):
     binary_data: bool | None = Field(
         default=None, description="Whether the tensor follows the JSON as bytes"
     )
@@ -129,7 +129,7 @@ class OutputParameters(_Part):
     )
 
 
-class InferOutput(_Part):
+class InferOutput(_RequestPart):
     name: str = Field(
         max_length=64 + len(LOGITS),
         description=f"A task, or a segmentation with {LOGITS} for its logits",
@@ -137,13 +137,13 @@ class InferOutput(_Part):
     parameters: OutputParameters = OutputParameters()
 
 
-class RequestParameters(_Part):
+class RequestParameters(_RequestPart):
     binary_data_output: bool = Field(
         default=False, description="Whether tensors follow the JSON as bytes"
     )
 
 
-class InferOptions(_Part):
+class InferOptions(_RequestPart):
     id: str | None = Field(default=None, max_length=200)
     parameters: RequestParameters = RequestParameters()
     outputs: Annotated[list[InferOutput] | None, FailFast()] = Field(

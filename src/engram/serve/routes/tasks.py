@@ -13,10 +13,9 @@ from fastapi.responses import Response
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.log import Log
 from engram.serve.middleware import client_address
-from engram.serve.routes.pipeline import read_body
+from engram.serve.routes.request_pipeline import read_body
 from engram.serve.routes.schemas import (
     TaskDetail,
-    TaskInfo,
     TaskList,
     error_responses,
     request_body,
@@ -132,7 +131,7 @@ def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """One task, as an entry of the list."""
     engram = snapshot.public_engrams[name]
     spec = engram.spec
-    info = {
+    return {
         "name": spec.name,
         "kind": spec.kind,
         "classes": len(spec.classes),
@@ -143,20 +142,13 @@ def task_info(snapshot: Snapshot, name: str) -> dict[str, Any]:
         "content": snapshot.contents[name],
         "metrics": engram.metrics,
     }
-    assert info.keys() == TaskInfo.model_fields.keys()
-    return info
 
 
 def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """One task with its classes and how it was trained."""
     engram = snapshot.public_engrams[name]
-    return {
-        **task_info(snapshot, name),
-        "class_names": list(engram.spec.classes),
-        "created": engram.created,
-        "library": engram.library,
-        "recipe": engram.recipe,
-    }
+    more = {key: getattr(engram, key) for key in ("created", "library", "recipe")}
+    return {**task_info(snapshot, name), "class_names": list(engram.spec.classes), **more}
 
 
 def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any]:

@@ -9,8 +9,6 @@ memory. Numbers of pixels are cut out of the JSON, and never become objects.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import math
 import re
@@ -24,8 +22,10 @@ from engram.serve.decoding.upload import (
     Limits,
     Refusal,
     Upload,
-    check_characters,
+    check_json,
+    decode_base64,
     invalid,
+    named,
     too_many,
 )
 from engram.serve.routes.schemas import IMAGE, MAX_TASKS, PIXELS, InferInput, InferRequest
@@ -61,8 +61,9 @@ def read_inference(
         text = body[:json_bytes]
         del body[:json_bytes]  # the binary tensors stay where they are
     numbers = _cut_numbers(text, limits.max_images * 3 * math.prod(size))
-    _check_values(text, limits)
-    check_characters(text)
+    most = 2 * limits.max_images + _PER_OUTPUT * (MAX_TASKS + 1)
+    hint = f"beside pixels, it has {limits.max_images} images at most, and each output once"
+    check_json(text, most, hint)
     try:
         request = InferRequest.model_validate_json(text)
     except ValidationError as error:
@@ -76,19 +77,7 @@ def read_inference(
     else:
         images = _encoded(tensor, body, limits)
     body.clear()
-    named = [(f"image {i + 1}", data) for i, data in enumerate(images)]
-    return Upload(named, request, pixels=tensor.name == PIXELS)
-
-
-def _check_values(text: bytearray, limits: Limits) -> None:
-    """Count what separates values before they are parsed."""
-    most = 2 * limits.max_images + _PER_OUTPUT * (MAX_TASKS + 1)
-    if sum(text.count(mark) for mark in (b",", b"[", b"{")) > most:
-        raise Refusal(
-            422,
-            f"The JSON of the request has more than {most:,} values beside pixels, which is the "
-            f"limit; it has one input of {limits.max_images} images at most, and each output once.",
-        )
+    return Upload(named(images), request, pixels=tensor.name == PIXELS)
 
 
 # Numbers as JSON, nested or flat: Python objects of all of them would take ten times their text
@@ -135,28 +124,17 @@ def _encoded(tensor: InferInput, binary: bytearray, limits: Limits) -> list[byte
     """The images of a BYTES tensor (n) or (n, 1): as bytes, or in JSON in base64."""
     _check(tensor, "BYTES", len(tensor.shape) in (1, 2) and math.prod(tensor.shape[1:]) == 1, "[n]")
     size = tensor.parameters.binary_data_size
-    images = _from_json(tensor) if size is None else _split(_exactly(binary, size), limits)
+    if size is None:
+        nested = tensor.data or []
+        texts = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in nested]
+        nested.clear()
+        images = decode_base64(texts)
+    else:
+        images = _split(_exactly(binary, size), limits)
     if len(images) != tensor.shape[0]:
         raise Refusal(
             422, f"{IMAGE} has the shape {tensor.shape}, and the images in it are {len(images)}."
         )
-    return images
-
-
-def _from_json(tensor: InferInput) -> list[bytes]:
-    texts, images = (tensor.data or [])[::-1], list[bytes]()
-    tensor.data = None
-    while texts:  # one by one, so that never all of them are in memory twice
-        text = texts.pop()
-        if isinstance(text, list) and len(text) == 1:
-            [text] = text
-        try:
-            images.append(base64.b64decode(text, validate=True))
-        except (binascii.Error, TypeError, ValueError):
-            raise Refusal(
-                422,
-                f"image {len(images) + 1} is not valid base64; in JSON, images are in base64.",
-            ) from None
     return images
 
 

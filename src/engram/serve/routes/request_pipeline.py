@@ -57,7 +57,7 @@ class Query(Generic[Options]):
     embeds: bool = False
 
 
-class Pipeline:
+class RequestPipeline:
     """From a body to outputs: decoders, the forward pass, and threads that write the answers."""
 
     def __init__(

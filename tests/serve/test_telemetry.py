@@ -1,4 +1,4 @@
-"""Stages of a request: their time is counted, also if they fail."""
+"""Every service counts for itself, and times the stages of a request, also if they fail."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def test_a_stage_that_fails_is_counted_and_time_never_runs_back() -> None:
     text = telemetry.text().decode()
     assert 'engram_stage_seconds_count{stage="decode"} 1.0' in text
     assert 'engram_stage_seconds_sum{stage="pass"} 0.0' in text
+
+
+def test_two_services_in_one_process_share_no_metrics() -> None:
+    one, other = Telemetry(), Telemetry()
+    one.answers.labels("flowers").inc(3)
+    one.batch_images.observe(2)
+    assert b'engram_answers_total{task="flowers"} 3.0' in one.text()
+    assert b"engram_pass_images_sum 2.0" in one.text()
+    assert b"flowers" not in other.text()
+    assert b"engram_pass_images_sum 0.0" in other.text()

@@ -18,7 +18,14 @@ from engram.inference import predict as inference
 from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
 from engram.serve.outputs import kept_values, score_name
-from engram.serve.routes.pipeline import Answered, Asked, Pipeline, Query, Written, content_type
+from engram.serve.routes.request_pipeline import (
+    Answered,
+    Asked,
+    Query,
+    RequestPipeline,
+    Written,
+    content_type,
+)
 from engram.serve.routes.schemas import (
     Embedding,
     EmbedOptions,
@@ -38,7 +45,7 @@ from engram.util.devices import to_device
 Maps = tuple[bool, Tensor, Tensor]  # pooled, shares (l, parts), patches (l, rows, columns)
 
 
-def predict_router(catalogue: Catalogue, pipeline: Pipeline, tokens: Tokens) -> APIRouter:
+def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Tokens) -> APIRouter:
     """The endpoints that run tasks on images."""
     router, settings = APIRouter(), pipeline.settings
 

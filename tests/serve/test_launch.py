@@ -18,7 +18,7 @@ from tests.support.serving import AUTH, TOKEN, Launch, Server, World, picture
 from tests.support.waiting import FUSE, wait_until
 
 from engram.cli import main as cli
-from engram.serve.run import Job
+from engram.serve.launch import Job
 from engram.serve.service import Service
 from engram.serve.service_settings import Settings
 from engram.store.bundles import read_bundle
