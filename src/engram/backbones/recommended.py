@@ -147,13 +147,8 @@ def choose_backbone(
 
     That one is downloaded if it is not in the cache of the Hub. Where it cannot be, another
     recommended one that is there is used, or else the bundled one. A download that broke off is an
-    EngramError: the next attempt continues it.
-
-    Args:
-        side: The longer side of the images in pixels, usually their median; None if not known.
-        image_size: The height and width that the images will have, if not the backbone's own.
-        announce: Called with a sentence before a download, and where a backbone is a makeshift.
-        progress: Told how far the download is.
+    EngramError: the next attempt continues it. `side` is the longer side of the images in pixels,
+    and `image_size` what they are resized to, if not to the backbone's own size.
     """
     pixels = image_size or side
     if pixels is None:

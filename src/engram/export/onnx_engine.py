@@ -49,14 +49,9 @@ class OnnxEngine:
     It is compared with the model before it is used. With int8, an answer is bit for bit the same
     whatever other images and tasks are asked for in the same pass.
 
-    Args:
-        model: The model, in float32 on the CPU, with no task that changes the backbone's tokens.
-        int8: Quantise the linear layers to int8: faster, less exact.
-        threads: CPU threads. By default as many as torch uses.
-        before: Another engine; if it has a graph for the same backbone, that is used again.
-
-    Raises:
-        EngramError: The model cannot be exported, or the answers differ from the model's.
+    The model is in float32 on the CPU, with no task that changes the backbone's tokens. The graph
+    of an engine `before` is used again, if it is of the same backbone. A model that cannot be
+    exported, or that the engine does not answer like, is an EngramError.
     """
 
     def __init__(
@@ -139,12 +134,8 @@ _SHAPES: dict[str, tuple[str | int, ...]] = {
 class BackboneGraph:
     """A backbone that onnxruntime runs, for images of one size and the streams of any tasks.
 
-    Args:
-        backbone: The ViT, in float32. It does not change.
-        pixels: Normalised images of the size to answer for; int8 looks for outliers in them.
-        adapters: Take streams with adapters, which costs a few percent.
-        int8: Quantise the linear layers.
-        threads: CPU threads. By default as many as torch uses.
+    The size is that of `pixels`, in which int8 looks for outliers. Streams with adapters cost a few
+    percent.
     """
 
     def __init__(

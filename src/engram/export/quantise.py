@@ -35,9 +35,7 @@ _CONSTANTS: dict[str, Array] = {
 def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
     """Compute the linear layers that all tokens pass in int8: changes the ONNX model.
 
-    Args:
-        proto: The model in float32.
-        feeds: Inputs of it on which to look for outliers, a few images at a time.
+    `feeds` are inputs in which to look for outliers, a few images at a time.
     """
     from onnx import numpy_helper
 

@@ -117,7 +117,8 @@ def exif_orientation(image: Any) -> int:
     if image.format == "TIFF":  # Pillow itself turns those
         return 1
     with contextlib.suppress(Exception):  # the image may be fine although its metadata is broken
-        return int(image.getexif().get(0x0112, 1))
+        orientation = int(image.getexif().get(0x0112, 1))
+        return orientation if 1 <= orientation <= 8 else 1
     return 1
 
 

@@ -53,15 +53,7 @@ def write_card(
     bundle: bool,
     license: str | None,
 ) -> str:
-    """The text of README.md, by the template card.md.j2.
-
-    Args:
-        repo: The repository, owner/name.
-        engrams: The engrams in it.
-        files: All other files in it, by name.
-        bundle: Whether the engrams are a bundle.
-        license: The licence, as the Hub names it.
-    """
+    """The text of README.md, by the template card.md.j2; `files` are all others in `repo`."""
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["cell"] = _cell
     template = Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8")

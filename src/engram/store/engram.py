@@ -122,7 +122,7 @@ class Engram:
         return {n: getattr(self, n) for n in ("metrics", "recipe", "created", "library")}
 
     def renamed(self, name: str) -> Engram:
-        """The same task under another name (and so with another content)."""
+        """The task under another name (and so with another content)."""
         return replace(self, spec=replace(self.spec, name=name))
 
     @property
@@ -283,13 +283,7 @@ def new_engram(
 ) -> Engram:
     """An engram of freshly trained or converted tensors, with the current time and version.
 
-    Args:
-        spec: What the task is.
-        tensors: What it learned. They are kept on the CPU, in the precision of the file.
-        backbone: The backbone that it was trained on.
-        parents: The tasks that it extends: name -> content.
-        metrics: What was measured, by split.
-        recipe: The settings of the training.
+    The tensors are kept on the CPU, in the precision of the file.
     """
     return Engram(
         spec,
