@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.support.datasets import write_class_folders, write_image
 from tests.support.masks import write_masks
 
 from engram.data import overview
 from engram.data.datasets import Splits, load
-from engram.data.overview import describe, look_at
+from engram.data.overview import describe, find_leaks, look_at, warnings
 
 
 def described(splits: Splits, **options: Any) -> tuple[Any, dict[str, str], list[Any]]:
@@ -106,3 +107,17 @@ def test_every_kind_is_described(tmp_path: Path, kind: str) -> None:
     assert table == expected
     assert document["examples"][0]["label"] == label
     assert rows_of_text["splits"] == "train 2; the data has no splits of its own"
+
+
+def test_images_of_test_that_are_in_train_are_leaks(tmp_path: Path) -> None:
+    for split, names in (("train", "abcd"), ("test", "cdef")):
+        for i, name in enumerate(names):
+            folder = tmp_path / "photos" / split / ("one", "two")[i % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            tint = (ord(name) * 37) % 256
+            Image.new("RGB", (8, 8), (tint, 255 - tint, 7)).save(folder / f"{split}-{name}.png")
+    splits = load(tmp_path / "photos")
+    leaked = [splits["test"].sample_name(i) for i in find_leaks(splits, "test")]
+    assert sorted(Path(name).name for name in leaked) == ["test-c.png", "test-d.png"]
+    assert find_leaks(splits, "train") == []
+    assert any("2 images of test are also in train" in sentence for sentence in warnings(splits))

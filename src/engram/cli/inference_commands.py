@@ -59,6 +59,7 @@ class LabelledTask:
     name: str
     splits: Splits
     split: str
+    leaked: Sequence[int] = ()  # samples of the split that are in train, too
 
 
 def _task_data(
@@ -66,6 +67,7 @@ def _task_data(
 ) -> LabelledTask:
     """Read `--data NAME=DATA:split`; DATA alone is enough for a single task."""
     from engram.data.datasets import load
+    from engram.data.overview import find_leaks
 
     name, rest = named(text, tasks)
     source, split = split_data(rest, split)
@@ -85,7 +87,10 @@ def _task_data(
             "that is no test."
         )
         warnings.warn(notice, Notice, stacklevel=2)
-    return LabelledTask(task.spec.name, splits, split)
+    leaked: Sequence[int] = ()
+    if not splits.unsplit and Path(source).exists():  # of a dataset on the Hub, train is not loaded
+        leaked = find_leaks(load(source, like=task.spec, **columns.columns()), split)
+    return LabelledTask(task.spec.name, splits, split, leaked)
 
 
 # Evaluate
@@ -148,7 +153,15 @@ def eval_command(
         if report is not None and team.main:
             progress("writing the report", 0, 0)
             rows = _write_report(report, model, found)
-    metrics = {one.task: {"split": one.dataset.split, **one.metrics(skip_bad)} for one in found}
+    metrics = {
+        one.task: {
+            "split": one.dataset.split,
+            **one.metrics(skip_bad),
+            **one.without_leaks(given[one.task].leaked, skip_bad),
+        }
+        for one in found
+    }
+    rows += _leak_rows(model, metrics)
     show(_describe_metrics(model, metrics, rows), as_json)
 
 
@@ -166,6 +179,17 @@ def _write_report(
     except EngramError as error:  # what was measured is shown all the same
         return [("report", f"not written: {error}")]
     return []
+
+
+def _leak_rows(model: MemoryViT, metrics: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    rows = []
+    for name, values in metrics.items():
+        if "leaked" in values:
+            kind, clean = model.task(name).kind, values["clean"]
+            images = counted(values["leaked"], "image")
+            rest = f"{kind.shown(clean[kind.score])} of the other {clean['images']:,}"
+            rows.append((name, f"{images} of {values['split']} in train, too; without: {rest}"))
+    return rows
 
 
 def _describe_metrics(

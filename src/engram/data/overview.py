@@ -157,6 +157,28 @@ def find_duplicates(
     return Duplicates(groups)
 
 
+def find_leaks(splits: Splits, split: str) -> list[int]:
+    """Samples of a split that are among the training images too, byte for byte.
+
+    None of them where more images would have to be read than `find_duplicates` reads.
+    """
+    train, other = splits.train, splits.datasets.get(split)
+    if train is None or other is None or split == "train":
+        return []
+    found = find_duplicates([(part, i) for part in (train, other) for i in range(len(part))])
+    pairs = [] if found is None else found.across()
+    return sorted(i for (dataset, i), _ in pairs if dataset is other)
+
+
+def warnings(splits: Splits) -> Iterator[str]:
+    """What is wrong with the data and touches what a task will be measured to be."""
+    for split in ("val", "test"):
+        if count := len(find_leaks(splits, split)):
+            are = "image of {0} is" if count == 1 else "images of {0} are"
+            yield f"{count:,} {are.format(split)} also in train, so {split} flatters the task"
+    yield from _hints(splits, class_counts(splits))
+
+
 def _labels(sample: Sample) -> Any:
     return sample[0].labels[sample[1]].tolist()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -103,6 +103,20 @@ class Answers:
         pairs = [(self.logits, self.labels)] if len(self.labels) else []
         metrics = self.kind.metrics(pairs, self.fitted, 0 if skip_bad else len(self.failed))
         return {**metrics, "unreadable": list(self.failed)}
+
+    def without_leaks(self, leaked: Sequence[int], skip_bad: bool = False) -> dict[str, Any]:
+        """How many images were learned from (`leaked`), and the metrics of the others (`clean`)."""
+        if not leaked:
+            return {}
+        rows = torch.isin(self.samples, torch.tensor(leaked), invert=True)
+        others = replace(
+            self, logits=self.logits[rows], labels=self.labels[rows], samples=self.samples[rows]
+        )
+        clean = others.metrics(skip_bad)
+        return {
+            "leaked": len(leaked),
+            "clean": {k: v for k, v in clean.items() if k != "unreadable"},
+        }
 
 
 def answers(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engram.data.datasets import Splits
+from engram.data.overview import warnings
 from engram.errors import EngramError
 from engram.methods import method_class
 from engram.model import MemoryViT
@@ -125,7 +126,8 @@ class TrainingJob:
     def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
         """What will be done, for people."""
         why = self.why_backbone if self.options.backbone == "auto" else ""
-        return opening(self.model, self.specs(task, regime), self.splits, self.recipe, why)
+        rows = opening(self.model, self.specs(task, regime), self.splits, self.recipe, why)
+        return [*rows, *(("warning", sentence) for sentence in warnings(self.splits))]
 
     def train(
         self,
