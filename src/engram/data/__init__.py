@@ -1,7 +1,7 @@
 """Where labelled images come from: folders, tables, arrays, masks, the Hub.
 
 Everything from `store` upwards may import it. Start in `datasets.py`: `load` chooses a reader
-(`folders`, `tables`, `arrays`, `presets`, `objects`) and returns `Splits` of a `Dataset` each;
+(`folders`, `tables`, `arrays`, `presets`, `python_data`) and returns `Splits` of a `Dataset` each;
 `labels.py` reads the labels, `loader.py` makes batches. Users import the names below from here;
 this package imports them from the modules that define them.
 """

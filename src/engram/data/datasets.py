@@ -19,8 +19,8 @@ from PIL import Image
 from engram.data.arrays import read_digits, read_npz
 from engram.data.folders import read_class_folders, read_mask_folders
 from engram.data.labels import LABELS, find_legend
-from engram.data.objects import PythonData, object_name, read_objects
 from engram.data.presets import PRESETS, read_hub, read_preset
+from engram.data.python_data import PythonData, object_name, read_objects
 from engram.data.source import SPLITS, DataRequest, FoundData, Rows, StoredImage, check_split
 from engram.data.tables import TABLES, read_table
 from engram.errors import EngramError

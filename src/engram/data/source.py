@@ -1,6 +1,6 @@
 """The request to a reader of data, and its result: images by row, and their labels.
 
-The readers are `folders`, `tables`, `arrays`, `presets` and `objects`. A reader lists images
+The readers are `folders`, `tables`, `arrays`, `presets` and `python_data`. A reader lists images
 without decoding them, and raises an EngramError that says what is wrong with the data.
 `datasets.load` chooses the reader.
 """

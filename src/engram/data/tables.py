@@ -109,7 +109,7 @@ def open_text(file: IO[bytes], errors: str = "strict") -> IO[str]:
 
 def csv_rows(text: IO[str]) -> Iterator[dict[str, str]]:
     """The rows of a table, one after the other; what is wrong is a ValueError with its line."""
-    lines = _Lines(text)
+    lines = _BoundedLines(text)
     head = next(lines, "")
     separator = _separator(head)
     rows = csv.DictReader(
@@ -129,7 +129,7 @@ def csv_rows(text: IO[str]) -> Iterator[dict[str, str]]:
         raise ValueError(f"line {lines.number}: {error}") from error
 
 
-class _Lines(Iterator[str]):
+class _BoundedLines(Iterator[str]):
     """The lines of a table, as long as a row of it does not get too long."""
 
     def __init__(self, text: IO[str]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engram.data.datasets import Dataset, Splits, check_fits, load
 from engram.data.loader import Loader, Transform
-from engram.data.objects import PythonData
+from engram.data.python_data import PythonData
 from engram.images.preprocessing import normalise
 from engram.inference.engine import Engine, TorchEngine
 from engram.model import MemoryViT

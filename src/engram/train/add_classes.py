@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engram.data.datasets import Dataset, Splits, check_fits, load
-from engram.data.objects import PythonData
+from engram.data.python_data import PythonData
 from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.store.engram import Engram

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from engram.data.datasets import Splits, load
-from engram.data.objects import PythonData
+from engram.data.python_data import PythonData
 from engram.errors import EngramError
 from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
 from engram.model import MemoryViT

@@ -12,7 +12,7 @@ import torch
 
 from engram.backbones.shape import BackboneShape
 from engram.data.datasets import Dataset, Integers, Splits
-from engram.data.objects import Items
+from engram.data.python_data import Items
 from engram.data.source import Arrays, Files, Rows
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec

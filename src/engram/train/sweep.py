@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits, load
-from engram.data.objects import PythonData
+from engram.data.python_data import PythonData
 from engram.errors import EngramError
 from engram.methods import Masked
 from engram.model import MemoryViT

@@ -67,7 +67,7 @@ def _reading(part: Path) -> Iterator[None]:
         ) from error
 
 
-class _Lines(TableFormat):
+class _LineFormat(TableFormat):
     """A format with a line for each row."""
 
     head = 0  # lines before the first row
@@ -85,7 +85,7 @@ class _Lines(TableFormat):
                 shutil.copyfileobj(file, out)
 
 
-class JsonLines(_Lines):
+class JsonLines(_LineFormat):
     """One JSON object a line; numbers that JSON does not have are null."""
 
     suffix = ".jsonl"
@@ -99,7 +99,7 @@ class JsonLines(_Lines):
             return [json.loads(line)["image"] for line in file]
 
 
-class Csv(_Lines):
+class Csv(_LineFormat):
     """A column for each task: its best class, and its probability; lists are JSON in a cell.
 
     A row is a line, and a cell is what a terminal shows and no spreadsheet computes.

@@ -9,7 +9,14 @@ import torch
 from PIL import Image
 from tests.support.errors import refuses
 
-from engram.data.objects import Items, MaskItems, class_names, item_labels, item_parts, names_for
+from engram.data.python_data import (
+    Items,
+    MaskItems,
+    class_names,
+    item_labels,
+    item_parts,
+    names_for,
+)
 from engram.data.source import DataRequest, spread
 from engram.images.decode import BadImage, read_image
 
