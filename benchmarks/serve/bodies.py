@@ -102,7 +102,11 @@ def memory(pid: int) -> int:
 def _tree(pid: int) -> Iterator[int]:
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
+        try:
+            children = task.read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
             yield from _tree(int(child))
 
 
