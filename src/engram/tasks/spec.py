@@ -59,10 +59,11 @@ class TaskSpec:
             refuse(f"it has no {nouns}; give how many there are, or their names.")
         if count < kind.least:
             refuse(f"{self.kind} needs at least {kind.least} {nouns}, not {count}.")
-        garbled = next((name for name in self.classes if not _is_text(name)), None)
-        if garbled is not None:
+        # File names of bytes that are no UTF-8 have surrogates in Python.
+        garbled = [name for name in self.classes if name.encode(errors="ignore").decode() != name]
+        if garbled:
             refuse(
-                f"the {noun} {garbled!r} is no text in UTF-8, so no answer could name it; rename "
+                f"the {noun} {garbled[0]!r} is no text in UTF-8, so no answer could name it; rename "
                 "its folder, or what else it is named after."
             )
         if len(set(self.classes)) < len(self.classes):
@@ -175,15 +176,6 @@ class TaskSpec:
     @property
     def kind_object(self) -> Kind:
         return KINDS[self.kind]
-
-
-def _is_text(name: str) -> bool:
-    """Not of bytes that are no UTF-8, which file names can be and Python keeps as surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
