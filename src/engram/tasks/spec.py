@@ -63,8 +63,8 @@ class TaskSpec:
         garbled = [name for name in self.classes if name.encode(errors="ignore").decode() != name]
         if garbled:
             refuse(
-                f"the {noun} {garbled[0]!r} is no text in UTF-8, so no answer could name it; rename "
-                "its folder, or what else it is named after."
+                f"the {noun} {garbled[0]!r} is no text in UTF-8, so no answer could name it; "
+                "rename its folder, or what else it is named after."
             )
         if len(set(self.classes)) < len(self.classes):
             twice = Counter(self.classes).most_common(1)[0][0]
