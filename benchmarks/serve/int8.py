@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engram.export.onnx_engine import OnnxEngine
+from engram.export.runtime import RUNTIMES
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.engine import Engine, TorchEngine, load_model
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every nth photograph")
     given = parser.parse_args()
     model = load_model(given.engrams, given.backbone).eval()
-    int8 = OnnxEngine(model, int8=True)
+    int8 = OnnxEngine(model, RUNTIMES["onnx-int8"])
     paths = sorted(path for path in given.photographs.rglob("*") if path.is_file())[:: given.every]
     views = [torch.from_numpy(evaluation_view(path, model.preprocessing)) for path in paths]
     pixels = normalise(torch.stack(views), model.preprocessing)

@@ -114,3 +114,29 @@ def test_mistakes_about_a_cluster_are_sentences(
         error = capsys.readouterr().err
         assert sentence in error
         assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_another_engine_answers_as_the_model_does(
+    engine: str, task: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime" if engine == "onnx" else engine)
+    command = ["predict", str(task), str(photos), "--json"]
+
+    def answers() -> list[float]:
+        images = json.loads(capsys.readouterr().out)
+        return [one["probability"] for image in images for one in image["tasks"]["colours"]]
+
+    assert main(command) == 0
+    expected = answers()
+    assert main([*command, "--engine", engine]) == 0
+    assert answers() == pytest.approx(expected, abs=0.01)
+    out = tmp_path / "answers.jsonl"
+    bulk = [*command[:-1], "--out", str(out), "--decoders", "0", "--engine", engine, "--embed"]
+    assert main(bulk) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    found = [one["probability"] for row in rows for one in row["colours"]]
+    assert found == pytest.approx(expected, abs=0.01)
+    assert all("colours.embedding" in row for row in rows)
+    assert main([*command, "--engine", engine, "--precision", "bf16"]) == 2
+    assert "--precision" in capsys.readouterr().out

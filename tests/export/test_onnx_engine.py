@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +14,12 @@ from tests.support.exports import EVERYTHING, largest, new_model
 from tests.support.strategies import scatter
 
 from engram import MemoryViT
+from engram.errors import Notice
 from engram.export import onnx_engine
 from engram.export.onnx_engine import OnnxEngine
+from engram.export.runtime import RUNTIMES, half_precision
 from engram.export.verify import generated_pixels
+from engram.util.settings import ENGINES
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +31,12 @@ def model() -> MemoryViT:
     return model
 
 
-@pytest.fixture(scope="module")
-def int8(model: MemoryViT) -> OnnxEngine:
-    return OnnxEngine(model, int8=True, threads=1)
+@pytest.fixture(scope="module", params=["onnx-int8", "openvino", "openvino-int8"])
+def rounding(model: MemoryViT, request: pytest.FixtureRequest) -> OnnxEngine:
+    """An engine in int8, or in bf16."""
+    runtime = RUNTIMES[request.param]
+    pytest.importorskip(runtime.library)
+    return OnnxEngine(model, runtime, threads=1)
 
 
 def without(model: MemoryViT, *names: str) -> MemoryViT:
@@ -44,9 +53,12 @@ def check(found: OnnxEngine, names: Sequence[str]) -> None:
         assert largest(found.run(pixels, names), found.model(pixels, names)) < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["onnx", "openvino-fp32"])
 def test_tasks_come_and_go_without_an_export(
-    model: MemoryViT, monkeypatch: pytest.MonkeyPatch
+    kind: str, model: MemoryViT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    runtime = RUNTIMES[kind]
+    pytest.importorskip(runtime.library)
     made, make = list[str](), onnx_engine.backbone_proto
 
     def counted(*given: Any) -> Any:
@@ -55,39 +67,81 @@ def test_tasks_come_and_go_without_an_export(
 
     monkeypatch.setattr(onnx_engine, "backbone_proto", counted)
     few = without(model, "masks", "child.of-plain", "both", "child.of-thin", "layers")
-    first = OnnxEngine(few, threads=1)
+    first = OnnxEngine(few, runtime, threads=1)
     assert made == ["graph"]
-    full = OnnxEngine(model, threads=1, before=first)
+    full = OnnxEngine(model, runtime, threads=1, before=first)
     check(full, ["base", *model.tasks])
     check(full, ["child.of-thin", "masks"])
-    again = OnnxEngine(few, threads=1, before=full)
+    again = OnnxEngine(few, runtime, threads=1, before=full)
     check(again, ["base", "plain"])
-    check(OnnxEngine(without(model, *model.tasks), threads=1, before=again), ["base"])
+    nothing = without(model, *model.tasks)
+    check(OnnxEngine(nothing, runtime, threads=1, before=again), ["base"])
     check(first, ["base", *few.tasks])  # a request that began before finishes with it
     assert made == ["graph"]
 
 
-def test_int8_answers_bit_for_bit_the_same_whatever_shares_the_pass(int8: OnnxEngine) -> None:
+def test_answers_are_bit_for_bit_the_same_whatever_shares_the_pass(rounding: OnnxEngine) -> None:
     """For every kind of task, alone and in any place of batches of several sizes."""
-    names = int8.names
-    pixels = generated_pixels(int8.model.preprocessing, 9, seed=5)
+    names = rounding.names
+    pixels = generated_pixels(rounding.model.preprocessing, 9, seed=5)
     pixels[3] *= 40  # a neighbour that would change the scale of a batch
-    together = int8.run(pixels, names)
+    together = rounding.run(pixels, names)
     for i in range(9):
-        alone = int8.run(pixels[i : i + 1], names)
+        alone = rounding.run(pixels[i : i + 1], names)
         for name in names:
             assert torch.equal(alone[name][0], together[name][i]), name
     order = torch.tensor([4, 0, 8, 2, 7])
-    some = int8.run(pixels[order], ["thin", "plain", "base"])
+    some = rounding.run(pixels[order], ["thin", "plain", "base"])
     assert list(some) == ["thin", "plain", "base"]
     for name, found in some.items():
         assert torch.equal(found, together[name][order]), name
 
 
-def test_int8_is_near_the_model(int8: OnnxEngine) -> None:
-    pixels = generated_pixels(int8.model.preprocessing, 20, seed=6)
+def test_rounding_stays_near_the_model(rounding: OnnxEngine) -> None:
+    pixels = generated_pixels(rounding.model.preprocessing, 20, seed=6)
     with torch.inference_mode():
-        expected = int8.model(pixels, int8.names)
-    for name, found in int8.run(pixels, int8.names).items():
+        expected = rounding.model(pixels, rounding.names)
+    for name, found in rounding.run(pixels, rounding.names).items():
         error = float((found - expected[name]).norm() / expected[name].norm())
-        assert 0 < error < 0.1, (name, error)
+        assert 0 < error < (0.15 if rounding.runtime.precision == "int8" else 0.03), (name, error)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino-fp32"])
+def test_scores_are_those_of_the_model(kind: str, model: MemoryViT) -> None:
+    pytest.importorskip(RUNTIMES[kind].library)
+    known = without(model, *(name for name in model.tasks if name != "plain"))
+    statistics = known.task("plain").keep_statistics()
+    for one in (statistics.means, statistics.centre):
+        torch.nn.init.normal_(one)
+    statistics.deviation.fill_(2)
+    statistics.counts.fill_(5)
+    statistics.quantiles.copy_(torch.tensor([-2.0, -1.0]))
+    pixels = generated_pixels(model.preprocessing, 3, seed=5)
+    _, found = OnnxEngine(known, RUNTIMES[kind], threads=1).scored(pixels, ["base", "plain"])
+    with torch.inference_mode():
+        _, expected = known.scored(pixels, ["base", "plain"])
+    assert list(found) == ["plain"]
+    assert torch.allclose(found["plain"], expected["plain"], atol=1e-3)
+
+
+@pytest.mark.parametrize("broken", ["no bf16", "trap"])
+def test_a_cpu_that_cannot_compute_in_bf16_computes_in_fp32_and_says_so(
+    broken: str, model: MemoryViT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino")
+    if broken == "no bf16":
+        core = SimpleNamespace(get_property=lambda *_: ["FP32", "INT8"])
+        monkeypatch.setattr(openvino, "Core", lambda: core)
+    else:
+        ended = subprocess.CompletedProcess([], -signal.SIGILL)
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    half_precision.cache_clear()
+    try:
+        with pytest.warns(Notice, match="fp32"):
+            assert half_precision() == "f32"
+    finally:
+        half_precision.cache_clear()
+
+
+def test_every_engine_has_a_name_that_settings_allow() -> None:
+    assert {"torch", *RUNTIMES} == {*ENGINES}

@@ -22,7 +22,7 @@ def test_equal_logits_have_no_difference() -> None:
     (found,) = compare(double, PIXELS, double(PIXELS)).values()
     assert (found.largest, found.relative, found.agreement) == (0, 0, 1)
     assert found.size == float(double(PIXELS)["task"].abs().max())
-    assert found.acceptable(int8=False)
+    assert found.acceptable("fp32")
 
 
 def test_a_difference_that_appears_in_one_batch_size_only_is_found() -> None:
@@ -31,7 +31,7 @@ def test_a_difference_that_appears_in_one_batch_size_only_is_found() -> None:
 
     (found,) = compare(wrong, PIXELS, double(PIXELS)).values()
     assert found.largest == pytest.approx(1)
-    assert not found.acceptable(int8=False)
+    assert not found.acceptable("fp32")
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
@@ -40,8 +40,8 @@ def test_logits_that_are_not_finite_are_refused() -> None:
 
     (found,) = compare(broken, PIXELS, double(PIXELS)).values()
     assert found.largest == math.inf
-    assert not found.acceptable(int8=False)
-    assert not found.acceptable(int8=True)
+    assert not found.acceptable("fp32")
+    assert not found.acceptable("int8")
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_the_tolerance_follows_the_size_of_the_logits(
     largest: float, size: float, relative: float, float32: bool, int8: bool
 ) -> None:
     found = Difference(largest, relative, 1.0, size)
-    assert found.acceptable(int8=False) == float32
-    assert found.acceptable(int8=True) == int8
+    assert found.acceptable("fp32") == float32
+    assert found.acceptable("int8") == int8

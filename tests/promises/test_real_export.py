@@ -14,13 +14,14 @@ import engram
 from engram import MemoryViT, load_backbone
 from engram.export import export_onnx
 from engram.export.onnx_engine import OnnxEngine
+from engram.export.runtime import RUNTIMES
 
 
 def test_int8_answers_about_photographs_as_the_model_does(assets: Path, tmp_path: Path) -> None:
     backbone = load_backbone(assets / "weights" / "vit_tiny_patch16_224" / "transformers")
     model = MemoryViT(backbone)
     model.add_task("pets", 37, regime="head")
-    made = export_onnx(model, tmp_path / "model.onnx", int8=True)
+    made = export_onnx(model, tmp_path / "model.onnx", RUNTIMES["onnx-int8"])
     assert made.script is not None
     assert made.differences["base"].agreement >= 0.75  # drawn scenes are nothing it was trained on
     photos = sorted((assets / "data" / "pets" / "test").rglob("*.jpg"))[::40]
@@ -40,7 +41,8 @@ def test_int8_in_the_service_is_near_what_transformers_computes(assets: Path) ->
     folder = assets / "weights" / "vit_tiny_patch16_224"
     reference = load_file(folder / "reference.safetensors")
     pixels, expected = reference["pixel_values"], reference["logits"]
-    engine = OnnxEngine(MemoryViT(load_backbone(folder / "transformers")), int8=True, threads=1)
+    model = MemoryViT(load_backbone(folder / "transformers"))
+    engine = OnnxEngine(model, RUNTIMES["onnx-int8"], threads=1)
     found = engine.run(pixels, ["base"])["base"]
     errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert 0.001 < float(errors.max()) < 0.1

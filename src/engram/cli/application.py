@@ -14,8 +14,10 @@ from engram.util.cpus import DECODERS_SHOWN, use_threads
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
+    ABOUT_ENGINE,
     ABOUT_PRECISION,
     BACKBONE_DTYPES,
+    ENGINES,
     PRECISIONS,
 )
 
@@ -78,6 +80,7 @@ Threads = Annotated[  # for every command that computes; the callback does it
     ),
 ]
 Device = Annotated[str, option(RESOURCES, help_line(ABOUT_DEVICE), metavar="NAME")]
+EngineName = Annotated[str, _choice(ENGINES, ABOUT_ENGINE)]
 Precision = Annotated[str, _choice(PRECISIONS, ABOUT_PRECISION)]
 BackboneDtype = Annotated[str, _choice(BACKBONE_DTYPES, ABOUT_BACKBONE_DTYPE)]
 Tasks = Annotated[

@@ -14,6 +14,7 @@ from engram.cli.application import (
     Backbone,
     BackboneDtype,
     Device,
+    EngineName,
     Json,
     Precision,
     Tasks,
@@ -77,6 +78,7 @@ def predict_command(
     device: Device = "auto",
     precision: Precision = "fp32",
     backbone_dtype: BackboneDtype = "fp32",
+    engine: EngineName = "torch",
     threads: Threads = None,
     as_json: Json = False,
     *,
@@ -84,7 +86,7 @@ def predict_command(
 ) -> None:
     """Ask every task about images, in one pass."""
     given, shared = flags[BulkSettings], flags[ClusterSettings]
-    settings = BulkSettings(top_k=top_k, device=device, precision=precision, **given)
+    settings = BulkSettings(top_k=top_k, device=device, precision=precision, engine=engine, **given)
     if on is None:
         _refuse(shared, "--on, the Ray cluster to answer on, such as --on ray")
     if out is None:
@@ -101,6 +103,7 @@ def predict_command(
         check_address(on)  # a wrong one is refused before the model is loaded
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
+        from engram.export.engines import make_engine
         from engram.inference.bulk.answering import Answering, answered_here
         from engram.inference.bulk.predict_to import predict_to
         from engram.inference.predict import predict
@@ -110,7 +113,7 @@ def predict_command(
             results = predict(
                 model, _images(others),
                 tasks=tasks or None, top_k=top_k, device=device, precision=precision,
-                progress=progress,
+                engine=make_engine(model, settings), progress=progress,
             )  # fmt: skip
         else:
             if not others:
@@ -125,7 +128,8 @@ def predict_command(
                 answering = answered_on(on, others, ClusterSettings(**shared), progress)
             written = predict_to(
                 model, others, out, settings, tasks=tasks or None, masks=masks,
-                overwrite=overwrite, answering=answering, progress=progress,
+                overwrite=overwrite, answering=answering, make_engine=make_engine,
+                progress=progress,
             )  # fmt: skip
     if out is not None:
         show(_description(written), as_json)

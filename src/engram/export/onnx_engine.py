@@ -1,4 +1,4 @@
-"""The engine of the service in onnxruntime: the backbone's graph, and tasks that come and go.
+"""The engine on exported graphs: that of the backbone, and tasks that come and go.
 
 Nothing of a task is a constant in the graph of the backbone: it is made once, and what
 `Memory.tensors` gives of the attached tasks is fed to it beside the pixels. It ends with the last
@@ -22,7 +22,7 @@ from torch.export import Dim
 from torch.func import functional_call
 
 from engram.export.quantise import Array, quantise
-from engram.export.runtime import INPUT, open_session, require_onnx
+from engram.export.runtime import INPUT, RUNTIMES, Runtime, require_onnx
 from engram.export.verify import check_differences, compare, expected_logits
 from engram.export.write import (
     OPSET,
@@ -31,7 +31,7 @@ from engram.export.write import (
     converted,
     quiet_exporters,
 )
-from engram.inference.engine import Engine, OneByOne
+from engram.inference.engine import Engine
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
@@ -44,10 +44,10 @@ from engram.vit.pos_embed import Rotation
 
 
 class OnnxEngine:
-    """A model that does not change any more, with its backbone in onnxruntime.
+    """A model that does not change any more, with its backbone in onnxruntime or OpenVINO.
 
-    It is compared with the model before it is used. With int8, an answer is bit for bit the same
-    whatever other images and tasks are asked for in the same pass.
+    It is compared with the model before it is used. With bf16 and int8, an answer is bit for bit
+    the same whatever other images and tasks are asked for in the same pass.
 
     The model is in float32 on the CPU, with no task that changes the backbone's tokens. The graph
     of an engine `before` is used again, if it is of the same backbone. A model that cannot be
@@ -57,14 +57,15 @@ class OnnxEngine:
     def __init__(
         self,
         model: MemoryViT,
+        runtime: Runtime = RUNTIMES["onnx"],
         *,
-        int8: bool = False,
         threads: int | None = None,
         before: Engine | None = None,
     ) -> None:
         require_onnx()
         check_onnx_size(model)
-        self.model, self.int8, self.names = model, int8, check_exportable(model)
+        self.model, self.runtime, self.names = model, runtime, check_exportable(model)
+        self.device = torch.device("cpu")
         methods = {name: task.method for name, task in model.tasks.items()}
         pixels, expected = expected_logits(model, self.names)
         streams = [name for name, method in methods.items() if method.streams]
@@ -75,12 +76,12 @@ class OnnxEngine:
             assert isinstance(joined, JoinedMemory)
             self.memory = joined.memory
         adapters = self.memory is not None and self.memory.bank is not None
-        old = before if isinstance(before, OnnxEngine) and before.int8 == int8 else None
+        old = before if isinstance(before, OnnxEngine) and before.runtime == runtime else None
         if old is not None and old.graph.fits(model.backbone, adapters):
             graph = old.graph
         else:
             graph = BackboneGraph(
-                model.backbone, pixels, adapters=adapters, int8=int8, threads=threads
+                model.backbone, pixels, runtime, adapters=adapters, threads=threads
             )
         self.graph: BackboneGraph = graph
         self.inputs: MemoryTensors | None = None
@@ -92,19 +93,25 @@ class OnnxEngine:
             for method in methods.values()
         )
         found = compare(partial(self.run, tasks=self.names), pixels, expected)
-        check_differences(found, int8, "it is not used")
+        check_differences(found, runtime.precision, "it is not used")
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return self.scored(pixels, tasks)[0]
+
+    def scored(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Outputs and scores of `MemoryViT.scored`."""
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
-        if self.int8 and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
-            return OneByOne(self).run(pixels, tasks)
+        if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
+            return _joined([self.scored(one, tasks) for one in torch.split(pixels, 1)], tasks)
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
         streams = self.memory.split(tokens) if self.memory else {}
         size = (pixels.shape[-2], pixels.shape[-1])
         with torch.inference_mode():
-            if not self.int8:
+            if not self.runtime.rounds:
                 cached = Cached(layers=layers, raw=raw, streams=streams)
-                return self.model.from_cache(cached, tasks, size)
+                return self.model.scored_from_cache(cached, tasks, size)
             # A product of one row is computed in another order than one of several: last bits
             # would depend on how many images there are, and on which tasks stand side by side.
             parts = []
@@ -112,8 +119,20 @@ class OnnxEngine:
                 own = {name: one[i : i + 1] for name, one in streams.items()}
                 normed = [one[i : i + 1] for one in layers]
                 cached = Cached(layers=normed, raw=raw[i : i + 1], streams=own)
-                parts.append(self.model.from_cache(cached, self.names, size))
-        return {name: torch.cat([part[name] for part in parts]) for name in tasks}
+                parts.append(self.model.scored_from_cache(cached, self.names, size))
+        return _joined(parts, tasks)
+
+
+def _joined(
+    parts: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]], tasks: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs and scores of single images as those of a batch."""
+    first = parts[0]
+    outputs, scores = (
+        {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in first[i]}
+        for i in (0, 1)
+    )
+    return outputs, scores
 
 
 # The graph of the backbone
@@ -132,7 +151,7 @@ _SHAPES: dict[str, tuple[str | int, ...]] = {
 
 
 class BackboneGraph:
-    """A backbone that onnxruntime runs, for images of one size and the streams of any tasks.
+    """A backbone that a runtime runs, for images of one size and the streams of any tasks.
 
     The size is that of `pixels`, in which int8 looks for outliers. Streams with adapters cost a few
     percent.
@@ -142,9 +161,9 @@ class BackboneGraph:
         self,
         backbone: ViT,
         pixels: Tensor,
+        runtime: Runtime = RUNTIMES["onnx"],
         *,
         adapters: bool = False,
-        int8: bool = False,
         threads: int | None = None,
     ) -> None:
         own = backbone.at_size((pixels.shape[-2], pixels.shape[-1]))
@@ -154,9 +173,9 @@ class BackboneGraph:
             own.keep_positions()
             self.nothing = _no_tasks(own, adapters)
             proto = backbone_proto(own, self.nothing)
-        if int8:
+        if runtime.precision == "int8":
             quantise(proto, [_feeds(image, self.nothing) for image in torch.split(pixels, 1)])
-        self._session = open_session(proto.SerializeToString(), threads)
+        self._session = runtime.open(proto.SerializeToString(), threads)
 
     def fits(self, backbone: ViT, adapters: bool) -> bool:
         """Whether it can run this backbone, with streams that have adapters or have none."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
 from engram.util.optional import require
 from engram.util.text import first_line
 
@@ -83,6 +89,103 @@ class TorchProgram:
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         outputs = self._program(pixels)
         return {name: outputs[name] for name in tasks}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A library that runs ONNX graphs, and the precision of their linear layers."""
+
+    library: str = "onnxruntime"
+    precision: str = "fp32"  # or bf16, int8
+
+    @property
+    def rounds(self) -> bool:
+        """Whether answers differ from the model's by more than the order of additions."""
+        return self.precision != "fp32"
+
+    def open(self, graph: bytes, threads: int | None = None) -> Any:
+        """A session of onnxruntime, or what has its `run`."""
+        if self.library == "openvino":
+            return OpenVinoSession(graph, self.precision, threads)
+        return open_session(graph, threads)
+
+
+#: The engines that run exported graphs, by their names.
+RUNTIMES = {
+    "onnx": Runtime(),
+    "onnx-int8": Runtime(precision="int8"),
+    "openvino": Runtime("openvino", "bf16"),
+    "openvino-fp32": Runtime("openvino"),
+    "openvino-int8": Runtime("openvino", "int8"),
+}
+
+
+class OpenVinoSession:
+    """OpenVINO on an ONNX model, with the `run` of onnxruntime's sessions.
+
+    bf16 is fp32 where the CPU does not have it, or where a trial in another process fails.
+    """
+
+    def __init__(self, graph: bytes, precision: str, threads: int | None = None) -> None:
+        openvino = require("openvino", extra="openvino", purpose="The engine openvino")
+        self._openvino, self._core = openvino, openvino.Core()
+        self._model = self._core.read_model(graph)
+        self._requests: dict[tuple[str, ...], Any] = {}  # by the outputs
+        self._lock = Lock()  # a request computes once at a time
+        self._config = {
+            "INFERENCE_PRECISION_HINT": "f32" if precision == "fp32" else half_precision(),
+            "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "ENABLE_CPU_PINNING": False,  # a thread would wait for a core that others use
+        }
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        with self._lock:
+            found = self._request(tuple(names)).infer(dict(feeds), share_inputs=True)
+            return [found[name] for name in names]
+
+    def _request(self, names: tuple[str, ...]) -> Any:
+        """A request for these outputs alone; the first compiles the graph, in about a second."""
+        if names not in self._requests:
+            results = [self._model.output(name).get_node().input_value(0) for name in names]
+            graph = self._openvino.Model(results, self._model.get_parameters())
+            for output, name in zip(graph.outputs, names, strict=True):
+                output.tensor.set_names({name})
+            compiled = self._core.compile_model(graph, "CPU", self._config)
+            self._requests[names] = compiled.create_infer_request()
+        return self._requests[names]
+
+
+_TRIAL = """
+import numpy, openvino
+from openvino import opset13 as op
+x = op.parameter([-1, -1, 256], numpy.float32)
+w = op.constant(numpy.ones((256, 256), numpy.float32))
+y = op.softmax(op.matmul(op.matmul(x, w, False, True), x, False, True), 2)
+core = openvino.Core()
+model = core.compile_model(openvino.Model([y], [x]), "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
+model(numpy.ones((2, 64, 256), numpy.float32))
+"""
+
+
+@cache
+def half_precision() -> str:
+    """bf16 if this CPU can compute in it, else f32, with a notice.
+
+    Some virtual CPUs announce instructions for bf16 and end the process that uses them.
+    """
+    import openvino
+
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        why = "This CPU has no bf16"
+    else:
+        trial = [sys.executable, "-c", _TRIAL]
+        if not subprocess.run(trial, capture_output=True, check=False).returncode:
+            return "bf16"
+        why = "This CPU announces bf16, but a trial of it failed"
+    warnings.warn(f"{why}, so OpenVINO computes in fp32.", Notice, stacklevel=2)
+    return "f32"
 
 
 def open_session(source: str | bytes, threads: int | None = None) -> Any:

@@ -19,8 +19,8 @@ BATCHES = (1, 3, 8)  # sizes to try: any number of images must give the same ans
 
 #: How far a logit may be from the model's, as a share of the largest one (or of 1).
 TOLERANCE = 1e-4
-#: The same for int8, where rounding is intended: norm of the error over norm of the logits.
-INT8_TOLERANCE = 0.5
+#: Where rounding is intended: norm of the error over norm of the logits.
+ROUNDING_TOLERANCES = {"bf16": 0.1, "int8": 0.5}
 
 Forward = Callable[[Tensor], Mapping[str, Tensor]]  # normalised pixels to logits by task
 
@@ -34,9 +34,9 @@ class Difference:
     agreement: float  # share of images with the same top class
     size: float  # the model's largest absolute logit
 
-    def acceptable(self, int8: bool) -> bool:
-        if int8:
-            return self.relative <= INT8_TOLERANCE
+    def acceptable(self, precision: str) -> bool:
+        if precision in ROUNDING_TOLERANCES:
+            return self.relative <= ROUNDING_TOLERANCES[precision]
         return self.largest <= TOLERANCE * max(1.0, self.size)
 
 
@@ -66,11 +66,13 @@ def compare(
     }
 
 
-def check_differences(differences: Mapping[str, Difference], int8: bool, consequence: str) -> None:
+def check_differences(
+    differences: Mapping[str, Difference], precision: str, consequence: str
+) -> None:
     """Refuse logits that differ too much; the error ends with the `consequence`."""
     for name, found in differences.items():
-        if not found.acceptable(int8):
-            how = "with int8, " if int8 else ""
+        if not found.acceptable(precision):
+            how = f"with {precision}, " if precision in ROUNDING_TOLERANCES else ""
             raise EngramError(
                 f"The exported {name!r} does not answer as the model does: {how}its logits are "
                 f"off by up to {found.largest:.2g} (the largest logit is {found.size:.2g}), so "

@@ -119,13 +119,13 @@ def onnx_file(
     proto = onnx_graph(model, names, pixels)
     data = proto.SerializeToString()
     differences = compare(OnnxModel(data).run, pixels, expected)
-    check_differences(differences, False, consequence)
+    check_differences(differences, "fp32", consequence)
     if int8:
         quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
         set_metadata(proto, metadata(model, names, int8=True))
         data = proto.SerializeToString()
         differences = compare(OnnxModel(data).run, pixels, expected)
-        check_differences(differences, True, consequence)
+        check_differences(differences, "int8", consequence)
     return data, differences
 
 
@@ -169,7 +169,7 @@ def export_torch(
         loaded = torch.export.load(file).module()
     data = file.getvalue()
     differences = compare(cast("Forward", loaded), pixels, expected)
-    check_differences(differences, False, f"{path} was not written")
+    check_differences(differences, "fp32", f"{path} was not written")
     write_atomically(path, data)
     return Export(path, "torch", False, len(data), time.monotonic() - began, differences, None)
 

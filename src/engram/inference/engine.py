@@ -7,9 +7,9 @@ each of them works with the model itself and with an exported graph.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from engram.model import MemoryViT
 from engram.store.bundles import read_engrams
 from engram.util.devices import to_device
 from engram.util.hub import PathOrHubId
-from engram.util.processes import dtype_for
+from engram.util.processes import ProcessGroup, dtype_for
 
 Route: TypeAlias = Sequence[Sequence[str]] | None  # the tasks of each image
 
@@ -32,6 +32,25 @@ class Engine(Protocol):
 
         They are where they were computed; `on_cpu` fetches them.
         """
+
+
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """An engine that also knows how familiar images look to tasks."""
+
+    def scored(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Outputs and scores of `MemoryViT.scored`."""
+
+
+def run_scored(
+    engine: Engine, pixels: Tensor, tasks: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs, and scores where the engine has them."""
+    if isinstance(engine, ScoringEngine):
+        return engine.scored(pixels, tasks)
+    return engine.run(pixels, tasks), {}
 
 
 class TorchEngine:
@@ -82,6 +101,26 @@ class TorchEngine:
         cast = nullcontext() if fp32 else torch.autocast(self.device.type, self.dtype)
         with torch.inference_mode(), cast:
             yield
+
+
+class EngineSettings(Protocol):
+    """What settings say of the engine."""
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+
+
+MakeEngine: TypeAlias = Callable[[MemoryViT, EngineSettings], Engine]
+
+
+def torch_engine(model: MemoryViT, settings: EngineSettings) -> Engine:
+    """The model itself, on the device of the settings."""
+    device = ProcessGroup(settings.device).device
+    return TorchEngine(model, device=device, precision=settings.precision)
 
 
 def stack_views(

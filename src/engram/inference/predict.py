@@ -12,7 +12,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.inputs import ImageInput, decodable, image_name, is_one_image, list_images
 from engram.images.views import evaluation_view
-from engram.inference.engine import TorchEngine, on_cpu, stack_views
+from engram.inference.engine import Engine, TorchEngine, on_cpu, run_scored, stack_views
 from engram.model import MemoryViT
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -29,6 +29,7 @@ def predict(
     exact: bool = False,
     device: str = "auto",
     precision: str = "fp32",
+    engine: Engine | None = None,
     team: ProcessGroup | None = None,
     progress: Progress = silent,
 ) -> Any:
@@ -49,6 +50,7 @@ def predict(
         exact: Make every answer bit for bit what it would be without the other tasks.
         device: Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
         precision: `fp32`, or `bf16` or `fp16`, whose answers differ a little.
+        engine: What computes the outputs in the model's place: a graph of it, for example.
         team: The processes that share the work, and their device. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
 
@@ -81,7 +83,7 @@ def predict(
         listed = enumerate(list_images(images))
         named = [(image_name(image, f"images[{i}]"), image) for i, image in listed]
     team = team or ProcessGroup(device)
-    engine = TorchEngine(model, exact, team.device, precision)
+    engine = engine or TorchEngine(model, exact, team.device, precision)
     names = answered_names(model, tasks)
     results: list[dict[str, Any]] = []
     shard = named[team.rank :: team.world]
@@ -97,8 +99,8 @@ def predict(
             except BadImage as error:
                 results[-1]["error"] = str(error)
         if views:
-            pixels = stack_views(views, model.preprocessing, engine.device)
-            outputs, scores = map(on_cpu, engine.scored(pixels, names))
+            pixels = stack_views(views, model.preprocessing, team.device)
+            outputs, scores = map(on_cpu, run_scored(engine, pixels, names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
                 result["tasks"], problem = answers_about(model, own, top_k)

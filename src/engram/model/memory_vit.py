@@ -474,12 +474,7 @@ class MemoryViT(nn.Module):
             torch.Size([4, 2])
         """
         inputs, rows = self._inputs(self.output_names, pixels, tasks, exact, route)
-        scores = {}
-        for name, given in inputs.items():
-            task = self.task(name)
-            if task.statistics is not None:
-                scores[name] = task.statistics.score(task.head.embed(given))
-        outputs = {name: self.task(name).head.read(given) for name, given in inputs.items()}
+        outputs, scores = self._scored(inputs)
         return _select(outputs, rows), _select(scores, rows)
 
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
@@ -591,11 +586,27 @@ class MemoryViT(nn.Module):
         """`embed` from what a cache kept of the backbone."""
         return self._vectors(head_inputs_from_cache(self, tasks, cached, size))
 
+    def scored_from_cache(
+        self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """`scored` from features of the backbone that are there."""
+        return self._scored(head_inputs_from_cache(self, tasks, cached, size))
+
     def _outputs(self, inputs: Mapping[str, HeadInput]) -> dict[str, Tensor]:
         return {name: self.task(name).head.read(own) for name, own in inputs.items()}
 
     def _vectors(self, inputs: Mapping[str, HeadInput]) -> Vectors:
         return {name: self.task(name).head.embed(own) for name, own in inputs.items()}
+
+    def _scored(
+        self, inputs: Mapping[str, HeadInput]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        scores = {}
+        for name, own in inputs.items():
+            task = self.task(name)
+            if task.statistics is not None:
+                scores[name] = task.statistics.score(task.head.embed(own))
+        return self._outputs(inputs), scores
 
     def layer_statistics(self, pixels: Tensor) -> Tensor:
         """Every layer statistic of these images, and their grids: (b, features)."""

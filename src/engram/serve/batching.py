@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import stack_views
+from engram.inference.engine import run_scored, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
 from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_name, task_name
@@ -224,13 +224,14 @@ def forward_views(
     """The outputs and scores of these tasks for all views, or vectors, where they are computed.
 
     With a `route`, those of each view's own tasks, as `MemoryViT.rows` says. An exported graph has
-    no scores, and no routes.
+    no routes.
     """
     own = snapshot.computing
     pixels = stack_views(views, snapshot.preprocessing, own.device)
     if embeds:
         return own.embed(pixels, names, route)
-    if own is not snapshot.engine:
-        return snapshot.engine.run(pixels, names)
-    outputs, scores = own.scored(pixels, names, route)
+    if own is snapshot.engine:
+        outputs, scores = own.scored(pixels, names, route)
+    else:
+        outputs, scores = run_scored(snapshot.engine, pixels, names)
     return outputs | {score_name(name): score for name, score in scores.items()}

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from engram.errors import EngramError
+from engram.export.engines import make_engine
 from engram.images.preprocessing import Preprocessing
-from engram.inference.engine import Engine, OneByOne, TorchEngine, load_model, on_cpu
+from engram.inference.engine import Engine, TorchEngine, load_model, on_cpu
 from engram.methods import Base
 from engram.model import MemoryViT
 from engram.serve.problems import Problem
@@ -34,8 +35,6 @@ from engram.store.format import parse_engram
 from engram.store.portable import without_local_paths
 from engram.store.remote import MANIFEST
 from engram.tasks.spec import NAME
-from engram.util.devices import device_for
-from engram.util.flag_names import flag
 from engram.util.text import without_paths
 
 State = tuple[int, ...] | None  # of a manifest on disk
@@ -261,6 +260,8 @@ def _snapshot(
     bundle: Bundle, model: MemoryViT, settings: Settings, before: Engine | None = None
 ) -> Snapshot:
     """A snapshot whose engine has run once, so that errors occur before any request uses it."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     engine = make_engine(model.eval(), settings, before)
     contents = {engram.spec.name: engram.content for engram in bundle.engrams}
     names = [name for name in model.output_names() if model.task(name).spec.classes]
@@ -271,40 +272,3 @@ def _snapshot(
             raise EngramError(f"The output of {name!r} is not finite.")
     shapes = {name: tuple(outputs[name].shape[1:]) for name in names}
     return Snapshot(bundle, model, engine, contents, shapes)
-
-
-def make_engine(model: MemoryViT, settings: Settings, before: Engine | None = None) -> Engine:
-    """The engine that the settings name, for a model, which moves to its device.
-
-    The ONNX engines export the backbone first, unless that of the engine `before` is the same; they
-    run on the CPU, in the precision of their kind.
-    """
-    kind, threads = settings.engine, settings.threads or None
-    if threads:
-        torch.set_num_threads(threads)
-    if kind == "torch":
-        device = device_for(settings.device)
-        return TorchEngine(model, device=device, precision=settings.precision)
-    for name, value, own in (
-        ("device", settings.device, ("auto", "cpu")),
-        ("precision", settings.precision, ("fp32",)),
-        ("backbone_dtype", model.backbone.stored, ("fp32",)),
-    ):
-        if value not in own:
-            raise EngramError(
-                f"{flag('engine')} is {kind!r}, which has no {flag(name)} {value}; leave that "
-                f"out, or use {flag('engine')} torch."
-            )
-    int8 = kind == "onnx-int8"
-    if all(task.method.shares_pass for task in model.tasks.values()):
-        from engram.export.onnx_engine import OnnxEngine
-
-        return OnnxEngine(model, int8=int8, threads=threads, before=before)
-    from engram.export import OnnxModel
-    from engram.export.runtime import require_onnx
-    from engram.export.write import check_exportable, onnx_file
-
-    require_onnx()  # one graph: a task that changes the backbone's tokens has no other beside it
-    data, _ = onnx_file(model, check_exportable(model), int8, "it is not used")
-    engine = OnnxModel(data, threads)
-    return OneByOne(engine) if int8 else engine

@@ -12,14 +12,14 @@ from engram.util.flag_names import flag
 from engram.util.settings import (
     ABOUT_BACKBONE_DTYPE,
     ABOUT_DEVICE,
+    ABOUT_ENGINE,
     ABOUT_PRECISION,
     BACKBONE_DTYPES,
+    ENGINES,
     PRECISIONS,
     check,
     setting,
 )
-
-ENGINES = ("torch", "onnx", "onnx-int8")
 
 # panels of --help
 _MODEL, _OUTPUT, _ACCESS, _NETWORK = "Model", "Output", "Access", "Network"
@@ -59,7 +59,7 @@ class Settings:
         "seconds between checks of the folder for tasks that were added or removed; 0: no checks",
         group=_MODEL,
     )
-    engine: str = setting("torch", "what runs the model", choices=ENGINES, group=_ENGINE)
+    engine: str = setting("torch", ABOUT_ENGINE, choices=ENGINES, group=_ENGINE)
     device: str = setting("auto", ABOUT_DEVICE, group=_ENGINE)
     precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS, group=_ENGINE)
     backbone_dtype: str = setting(

@@ -42,6 +42,8 @@ ABOUT_BACKBONE_DTYPE = (
     "type of the backbone's weights; bf16 takes half the memory and computes in bf16"
 )
 BACKBONE_DTYPES = ("fp32", "bf16")
+ABOUT_ENGINE = "what runs the model: PyTorch, or onnxruntime or OpenVINO on the CPU"
+ENGINES = ("torch", "onnx", "onnx-int8", "openvino", "openvino-fp32", "openvino-int8")
 
 
 def setting(

@@ -17,12 +17,11 @@ from engram.images.preprocessing import normalise
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.items import Item
-from engram.inference.engine import TorchEngine, on_cpu
+from engram.inference.engine import MakeEngine, TorchEngine, on_cpu, run_scored, torch_engine
 from engram.inference.predict import answers_about, shown_score
 from engram.model import MemoryViT
 from engram.util.devices import to_device
 from engram.util.files import write_atomically
-from engram.util.processes import ProcessGroup
 
 Row: TypeAlias = dict[str, Any]
 _STEM = 128  # bytes of an image's name in that of its mask: file systems have room for 255
@@ -45,6 +44,7 @@ class Questions:
     names: Sequence[str]
     settings: BulkSettings
     masks: bool = False  # whether answers of segmentation keep their masks
+    make_engine: MakeEngine = torch_engine
 
     @property
     def masked(self) -> dict[str, str]:
@@ -114,10 +114,11 @@ class Answerer:
 
     def __init__(self, questions: Questions) -> None:
         settings = questions.settings
-        device = ProcessGroup(settings.device).device
         self.questions, self.masked = questions, questions.masked
         self.preprocessing = questions.model.preprocessing
-        self.engine = TorchEngine(questions.model, device=device, precision=settings.precision)
+        self.engine = engine = questions.make_engine(questions.model, settings)
+        # A graph has no vectors.
+        self.model = engine if isinstance(engine, TorchEngine) else TorchEngine(questions.model)
 
     def rows(self, batch: Sequence[DecodedItem]) -> list[Row]:
         """The rows about one batch. An image that cannot be read has an error.
@@ -130,9 +131,9 @@ class Answerer:
             return rows
         names, settings = self.questions.names, self.questions.settings
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
-        pixels = normalise(to_device(views, self.engine.device), self.preprocessing)
-        outputs, scores = map(on_cpu, self.engine.scored(pixels, names))
-        vectors = on_cpu(self.engine.embed(pixels)) if settings.embed else {}
+        pixels = normalise(to_device(views, self.model.device), self.preprocessing)
+        outputs, scores = map(on_cpu, run_scored(self.engine, pixels, names))
+        vectors = on_cpu(self.model.embed(pixels)) if settings.embed else {}
         for place, i in enumerate(good):
             row = rows[i]
             own = {name: output[place] for name, output in outputs.items()}

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engram.util.cpus import DECODERS
-from engram.util.settings import ABOUT_DEVICE, ABOUT_PRECISION, PRECISIONS, check, setting
+from engram.util.settings import (
+    ABOUT_DEVICE,
+    ABOUT_ENGINE,
+    ABOUT_PRECISION,
+    ENGINES,
+    PRECISIONS,
+    check,
+    setting,
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class BulkSettings:
     )
     device: str = setting("auto", ABOUT_DEVICE)
     precision: str = setting("fp32", ABOUT_PRECISION, choices=PRECISIONS)
+    engine: str = setting("torch", ABOUT_ENGINE, choices=ENGINES)
     rows: int = setting(1024, "images per part; a part is written all at once", least=1)
 
     def __post_init__(self) -> None:

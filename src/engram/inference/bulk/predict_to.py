@@ -19,6 +19,7 @@ from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.parts import Parts
 from engram.inference.bulk.sources import count_items, read_items
 from engram.inference.bulk.table_formats import table_format
+from engram.inference.engine import MakeEngine, torch_engine
 from engram.inference.predict import answered_names
 from engram.model import MemoryViT
 from engram.util.files import make_folder
@@ -53,6 +54,7 @@ def predict_to(
     masks: Path | None = None,
     overwrite: bool = False,
     answering: Answering = answered_here,
+    make_engine: MakeEngine = torch_engine,
     progress: Progress = silent,
 ) -> BulkResult:
     """Answer tasks for all images of some sources, and write the answers as a table.
@@ -70,6 +72,7 @@ def predict_to(
         masks: A folder for the masks of segmentation; without it only the areas are written.
         overwrite: Replace what is there instead of continuing it.
         answering: Answers batches: in this process, or on a cluster.
+        make_engine: Makes the engine of the settings; by default the model itself.
         progress: Told how many images are done.
 
     Raises:
@@ -78,7 +81,7 @@ def predict_to(
     """
     settings = settings or BulkSettings()
     names = answered_names(model, tasks)
-    questions = Questions(model, names, settings, masks is not None)
+    questions = Questions(model, names, settings, masks is not None, make_engine)
     suffix = out.suffix or ".parquet"
     table = table_format(suffix, questions.kinds, questions.vectors, questions.scores)
     identity = _identity(questions, sources, masks)
@@ -132,6 +135,7 @@ def _identity(questions: Questions, sources: Sequence[str], masks: Path | None) 
         "backbone": model.backbone.fingerprint,
         "backbone_dtype": model.backbone.stored,
         "precision": settings.precision,
+        "engine": settings.engine,
         "allow_url": settings.allow_url,
         "tasks": {name: contents.get(name, "") for name in questions.names},
         "sources": list(sources),

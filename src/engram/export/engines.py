@@ -1,0 +1,62 @@
+"""The engine that settings name: PyTorch, or onnxruntime or OpenVINO on exported graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.export.runtime import INPUT, RUNTIMES, Runtime, require_onnx
+from engram.inference.engine import Engine, EngineSettings, OneByOne, torch_engine
+from engram.model import MemoryViT
+from engram.util.flag_names import flag
+
+
+def make_engine(model: MemoryViT, settings: EngineSettings, before: Engine | None = None) -> Engine:
+    """The engine that settings name, for a model, which moves to its device.
+
+    All but torch export the backbone first, unless that of the engine `before` is the same; they
+    run on the CPU, in the precision of their name, with as many threads as torch.
+    """
+    if settings.engine == "torch":
+        return torch_engine(model, settings)
+    for name, value, own in (
+        ("device", settings.device, ("auto", "cpu")),
+        ("precision", settings.precision, ("fp32",)),
+        ("backbone_dtype", model.backbone.stored, ("fp32",)),
+    ):
+        if value not in own:
+            raise EngramError(
+                f"{flag('engine')} is {settings.engine!r}, which has no {flag(name)} {value}; "
+                f"leave that out, or use {flag('engine')} torch."
+            )
+    runtime = RUNTIMES[settings.engine]
+    if all(task.method.shares_pass for task in model.tasks.values()):
+        from engram.export.onnx_engine import OnnxEngine
+
+        return OnnxEngine(model, runtime, before=before)
+    whole = _WholeGraph(model, runtime)
+    return OneByOne(whole) if runtime.rounds else whole
+
+
+class _WholeGraph:
+    """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
+
+    def __init__(self, model: MemoryViT, runtime: Runtime) -> None:
+        from engram.export.verify import check_differences, compare, expected_logits
+        from engram.export.write import check_exportable, onnx_file
+
+        require_onnx()
+        names, int8 = check_exportable(model), runtime.precision == "int8"
+        graph, _ = onnx_file(model, names, int8, "it is not used")
+        self._session = runtime.open(graph)
+        pixels, expected = expected_logits(model, names)
+        found = compare(partial(self.run, tasks=names), pixels, expected)
+        check_differences(found, runtime.precision, "it is not used")
+
+    def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        arrays = self._session.run(list(tasks), {INPUT: pixels.cpu().float().numpy()})
+        return {name: torch.from_numpy(one) for name, one in zip(tasks, arrays, strict=True)}
