@@ -89,7 +89,9 @@ def groups(pins: Iterable[str]) -> dict[str, set[str]]:
     needed, all_pins = project["dependencies"], set(pins)
     demo = closure([*build, *needed]) & all_pins
     dev = (closure(optional["dev"]) & all_pins) - demo
-    served = [line for extra in ("serve", "export", "tracing") for line in optional[extra]]
+    served = [
+        line for extra in ("serve", "export", "openvino", "tracing") for line in optional[extra]
+    ]
     serve = closure([*needed, *served]) & all_pins
     return {"demo": demo, "dev": dev, "bench": all_pins - demo - dev, "serve": serve}
 

@@ -35,7 +35,8 @@ def test_backbone_data_and_cache_are_said(
         "(at random in every class, seed 0), 21 to test"
     )
     assert rows["cache"].startswith(f"{tmp_path / 'cache'}, ")
-    assert rows["cache"].endswith("kB for these images")
+    assert "kB for these images, " in rows["cache"]
+    assert rows["cache"].endswith("cache_gb 20 holds 8,928,571 images")
 
 
 def test_the_cache_is_explained_once(

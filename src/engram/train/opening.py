@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from engram.data.datasets import Splits
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
+from engram.train.cache import row_bytes
 from engram.train.cache_plan import CachePlan
 from engram.train.caches import default_root
 from engram.train.recipe import Recipe
@@ -59,9 +60,13 @@ def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
 
 def _cache(plan: CachePlan) -> list[tuple[str, str]]:
     reason = f"{flag('cache')} is off" if plan.recipe.cache == "off" else plan.reason_against()
-    reason = reason or plan.too_large()
     if reason:
         return [("cache", f"not used: {reason}")]
+    row = row_bytes(plan.model.backbone, plan.model.preprocessing, plan.keeps)
+    images, gb = int(plan.recipe.cache_gb * 1e9 / row), plan.recipe.cache_gb
+    each = f"{storage(row)} an image: {flag('cache_gb')} {gb:g} holds {counted(images, 'image')}"
+    if reason := plan.too_large():
+        return [("cache", f"not used: {reason}; {each}")]
     root = default_root()
-    rows = [("cache", f"{root}, {storage(plan.bytes)} for these images")]
+    rows = [("cache", f"{root}, {storage(plan.bytes)} for these images, {each}")]
     return rows if root.exists() else [*rows, ("", _FIRST_TIME)]
