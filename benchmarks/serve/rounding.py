@@ -1,16 +1,17 @@
-"""Accuracy of int8 on photographs, and that an answer does not depend on its batch.
+"""Accuracy of int8 and bf16 on photographs, and that an answer does not depend on its batch.
 
-    python -m benchmarks.serve.int8 pets.safetensors ../shared/data/pets/test
+    python -m benchmarks.serve.rounding pets.safetensors ../shared/data/pets/test
 
-The engrams, all of tasks with the classes of the folder, run in PyTorch and in the service's engine
-`onnx-int8` on the photographs of a folder with one subfolder per class: in batches of 16 in two
-random orders, and some of them alone. It prints its figures; docs/export.md quotes them. A few
-minutes.
+The engrams, all of tasks with the classes of the folder, run in PyTorch and in the engines that
+round (`onnx-int8`, `openvino`, `openvino-int8`) on the photographs of a folder with one subfolder
+per class: in batches of 16 in two random orders, and one of them alone. It prints its figures;
+docs/export.md and docs/serve.md quote them. A few minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from engram.export.runtime import RUNTIMES
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.inference.engine import Engine, TorchEngine, load_model
+from engram.model import MemoryViT
 
 BATCH = 16
 Logits = dict[str, Tensor]  # by task
@@ -48,7 +50,7 @@ def print_differences(one: Logits, other: Logits) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve.int8", description=str(__doc__).splitlines()[0]
+        prog="python -m benchmarks.serve.rounding", description=str(__doc__).splitlines()[0]
     )
     parser.add_argument("engrams", type=Path, nargs="+", help="files of the engrams")
     parser.add_argument("photographs", type=Path, help="folder with one subfolder per class")
@@ -56,26 +58,35 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every nth photograph")
     given = parser.parse_args()
     model = load_model(given.engrams, given.backbone).eval()
-    int8 = OnnxEngine(model, RUNTIMES["onnx-int8"])
     paths = sorted(path for path in given.photographs.rglob("*") if path.is_file())[:: given.every]
     views = [torch.from_numpy(evaluation_view(path, model.preprocessing)) for path in paths]
     pixels = normalise(torch.stack(views), model.preprocessing)
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randperm(len(pixels), generator=generator) for _ in range(2))
-    found = run_in_order(int8, pixels, first, int8.names)
-    other = run_in_order(int8, pixels, second, int8.names)
-    alone = int8.run(pixels[:1], int8.names)
-    same = all(torch.equal(found[n], other[n]) for n in found) and all(
-        torch.equal(alone[n][0], found[n][0]) for n in found
-    )
-    print(f"two orders of {len(pixels)} images, and one alone: {'same bits' if same else 'DIFFER'}")
-    expected = run_in_order(TorchEngine(model), pixels, first, int8.names)
+    names = list(model.output_names())
+    expected = run_in_order(TorchEngine(model), pixels, first, names)
+    _print_accuracy(model, paths, "torch", expected)
+    for kind, runtime in RUNTIMES.items():
+        if not runtime.rounds:
+            continue
+        engine = OnnxEngine(model, runtime)
+        found = run_in_order(engine, pixels, first, names)
+        other = run_in_order(engine, pixels, second, names)
+        alone = engine.run(pixels[:1], names)
+        same = all(
+            torch.equal(found[n], other[n]) and torch.equal(alone[n][0], found[n][0]) for n in names
+        )
+        what = "same bits" if same else "DIFFER"
+        print(f"{kind}: two orders of {len(pixels)} images, and one alone: {what}")
+        _print_accuracy(model, paths, kind, found)
+        print_differences(expected, found)
+
+
+def _print_accuracy(model: MemoryViT, paths: Sequence[Path], kind: str, logits: Logits) -> None:
     for name, task in model.tasks.items():
         labels = torch.tensor([task.spec.classes.index(path.parent.name) for path in paths])
-        for what, logits in {"fp32": expected, "int8": found}.items():
-            accuracy = float((logits[name].argmax(-1) == labels).float().mean())
-            print(f"{name}, {what}: accuracy {accuracy:.1%} on {len(pixels)} images")
-    print_differences(expected, found)
+        accuracy = float((logits[name].argmax(-1) == labels).float().mean())
+        print(f"{kind}: {name}: accuracy {accuracy:.1%} on {len(paths)} images")
 
 
 if __name__ == "__main__":
