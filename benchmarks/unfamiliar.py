@@ -9,8 +9,8 @@ validation and test images of all datasets, and of scikit-learn's digits, in one
 - the calibration error of every task on its own images, with the temperature and without it;
 - for every task, how well it tells its own images from those of the others: the area under the ROC
   curve (scikit-learn's), of the energy of the logits (Liu et al., 2020) and of the distance to the
-  class means, which is the `score` of answers. Near: tasks that learned only half of the classes
-  of pets and flowers, against images of the other half.
+  class means, which is the `familiarity` of answers. Near: tasks that learned only half of the
+  classes of pets and flowers, against images of the other half.
 
 Which of the two to use was chosen on the validation images; the test images were looked at once.
 Finished pieces stay in the folder, and the same command continues; --pieces ends it after so many.
@@ -102,7 +102,7 @@ class Work:
         return path
 
     def answers(self, engrams: Sequence[Path]) -> dict[tuple[str, str], Answered]:
-        """By dataset and split, outputs and scores of all tasks, and the labels."""
+        """By dataset and split, outputs and familiarity of all tasks, and the labels."""
         found = {}
         for name in (*datasets.SETS, OTHER):
             for split in ("val", "test"):
@@ -124,10 +124,10 @@ def answer(model: engram.MemoryViT, dataset: Dataset) -> Answered:
                  for i in rows]  # fmt: skip
         pixels = normalise(torch.stack(views), model.preprocessing)
         with torch.inference_mode():
-            outputs, scores = model.scored(pixels, list(model.tasks))
+            outputs, familiarity = model.with_familiarity(pixels, list(model.tasks))
         for name in model.tasks:
             parts.setdefault(f"{name} logits", []).append(outputs[name])
-            parts.setdefault(f"{name} score", []).append(scores[name])
+            parts.setdefault(f"{name} familiarity", []).append(familiarity[name])
     joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
     return {**joined, "labels": torch.from_numpy(dataset.labels)}
 
@@ -136,7 +136,7 @@ def measures(task: str, answered: Answered) -> dict[str, Tensor]:
     """What may tell familiar images: higher is more familiar."""
     return {
         "energy": answered[f"{task} logits"].logsumexp(1),
-        "distance": answered[f"{task} score"],
+        "distance": answered[f"{task} familiarity"],
     }
 
 
@@ -181,10 +181,10 @@ def familiar_rows(found: dict[tuple[str, str], Answered], split: str) -> Iterato
 
 
 def flagged_rows(found: dict[tuple[str, str], Answered]) -> Iterator[list[str]]:
-    """How many test images have a score below 0."""
+    """How many test images have a familiarity below 0."""
     for task in datasets.SETS:
         shares = [
-            f"{float((found[name, 'test'][f'{task} score'] < 0).float().mean()):.1%}"
+            f"{float((found[name, 'test'][f'{task} familiarity'] < 0).float().mean()):.1%}"
             for name in (*datasets.SETS, OTHER)
         ]
         yield [task, *shares]
@@ -201,7 +201,7 @@ def page(found: dict[tuple[str, str], Answered], folder: Path) -> list[str]:
         lines += ["", f"## Area under the ROC curve, {split} images", ""]
         head = ("task", "measure", *others, "mean", "other half of the classes")
         lines += markdown_table(head, familiar_rows(found, split))
-    lines += ["", "## BatchShard of test images with a score below 0", ""]
+    lines += ["", "## Share of test images with a familiarity below 0", ""]
     lines += markdown_table(("task", *others), flagged_rows(found))
     sizes = []
     for name in datasets.SETS:

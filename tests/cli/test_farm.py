@@ -73,7 +73,7 @@ def test_the_table_shows_what_matters_where_there_is_no_room(work: Path) -> None
     plan = plan_of("".join(f"[jobs.j{i}]\n" for i in range(9)))
     statuses = [JobStatus(planned) for planned in plan]
     for status in statuses[:5]:
-        status.state, status.began, status.result = "done", 1.0, {"score": "x", "seconds": 2.0}
+        status.state, status.began, status.result = "done", 1.0, {"metric": "x", "seconds": 2.0}
     statuses[5].state, statuses[5].note = "failed", "It broke."
     statuses[6].state, statuses[6].note = "retried", "attempt 2: killed"
     with open(os.devnull, "w", encoding="utf-8") as nowhere:

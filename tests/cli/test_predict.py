@@ -50,22 +50,22 @@ def test_answers_go_to_a_file(
     assert "1; the column error says why" in capsys.readouterr().out
 
 
-def test_a_score_is_a_column(
+def test_familiarity_is_a_column(
     small_backbone: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = MemoryViT(load_backbone(small_backbone))
     familiar(model.add_task("colours", ["red", "green"]))
     task = str(model.save("colours", tmp_path / "colours.safetensors"))
     assert main(["predict", task, str(photos), "--json"]) == 0
-    scores = [one["scores"]["colours"] for one in json.loads(capsys.readouterr().out)]
+    expected = [one["familiarity"]["colours"] for one in json.loads(capsys.readouterr().out)]
     assert main(["predict", task, str(photos)]) == 0
     shown = capsys.readouterr().out
-    assert "score" in shown
-    assert all(f"{score:.2f}" in shown for score in scores)
+    assert "familiarity" in shown
+    assert all(f"{value:.2f}" in shown for value in expected)
     out = tmp_path / "answers.jsonl"
     assert main(["predict", task, str(photos), "--out", str(out), "--decoders", "0"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["colours.score"] for row in rows] == pytest.approx(scores, abs=1e-3)
+    assert [row["colours.familiarity"] for row in rows] == pytest.approx(expected, abs=1e-3)
 
 
 def test_mistakes_are_sentences(

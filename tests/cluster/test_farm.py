@@ -20,7 +20,7 @@ from engram.errors import Interrupted
 from engram.store.bundles import read_bundle
 from engram.tasks.task_settings import TaskSettings
 
-DONE = {"seconds": 1.5, "score": "val accuracy 90%", "share": 0.9, "finished_before": False}
+DONE = {"seconds": 1.5, "metric": "val accuracy 90%", "share": 0.9, "finished_before": False}
 
 
 def test_what_is_done_is_in_the_bundle_and_what_failed_is_named(work: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_page_has_every_job_and_leads_to_their_own(work: Path) -> None:
     assert "2 jobs: 1 done, 1 failed" in html
     assert 'href="good.run/report.html"' in html
     assert (FOLDER / "good.run" / "report.html").exists()
-    assert good.result["score"] in html
+    assert good.result["metric"] in html
     assert "bad: It is &lt;broken&gt;." in html
     assert "good: Validation accuracy" in html  # its learning curve
     assert str(work) not in html

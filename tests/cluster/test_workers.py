@@ -39,7 +39,7 @@ def test_a_job_trains_what_fit_trains_and_once(work: Path) -> None:
     workers = Inline()
     ended = workers.train(job)
     assert (ended.state, ended.result["finished_before"]) == ("done", False)
-    assert "val accuracy" in ended.result["score"]
+    assert "val accuracy" in ended.result["metric"]
     assert "ready" in [kind for _, kind, _ in workers.queue.queue]
     assert engram.inspect(job.out).content == engram.inspect("new.safetensors").content
     assert (FOLDER / "new.run" / "report.html").exists()

@@ -117,9 +117,11 @@ def test_scores_are_those_of_the_model(kind: str, model: MemoryViT) -> None:
     statistics.counts.fill_(5)
     statistics.quantiles.copy_(torch.tensor([-2.0, -1.0]))
     pixels = generated_pixels(model.preprocessing, 3, seed=5)
-    _, found = OnnxEngine(known, RUNTIMES[kind], threads=1).scored(pixels, ["base", "plain"])
+    _, found = OnnxEngine(known, RUNTIMES[kind], threads=1).with_familiarity(
+        pixels, ["base", "plain"]
+    )
     with torch.inference_mode():
-        _, expected = known.scored(pixels, ["base", "plain"])
+        _, expected = known.with_familiarity(pixels, ["base", "plain"])
     assert list(found) == ["plain"]
     assert torch.allclose(found["plain"], expected["plain"], atol=1e-3)
 

@@ -84,10 +84,10 @@ def test_views_and_stack_views_a_client_make_one_batch(family: MemoryViT) -> Non
 
 def test_scores_come_with_the_outputs_of_the_same_pass(family: MemoryViT, pixels: Tensor) -> None:
     engine, names = TorchEngine(family), ["base", *family.tasks]
-    outputs, scores = engine.scored(pixels, names)
-    assert (outputs.keys(), scores) == (set(names), {})
+    outputs, familiarity = engine.with_familiarity(pixels, names)
+    assert (outputs.keys(), familiarity) == (set(names), {})
     familiar(family.task("task3"))
-    again, scores = engine.scored(pixels, names)
-    assert scores.keys() == {"task3"}
+    again, familiarity = engine.with_familiarity(pixels, names)
+    assert familiarity.keys() == {"task3"}
     assert all(torch.equal(again[name], outputs[name]) for name in names)
-    assert engine.scored(pixels, ["base", "task1"])[1] == {}
+    assert engine.with_familiarity(pixels, ["base", "task1"])[1] == {}

@@ -234,7 +234,7 @@ def test_statistics_are_read_as_they_were_written(settings: dict[str, Any], tmp_
     other = MemoryViT(model.backbone)
     other.attach(path)
     pixels = torch.rand(2, 3, 16, 16)
-    ours, theirs = (one.eval().scored(pixels)[1]["t"] for one in (model, other))
+    ours, theirs = (one.eval().with_familiarity(pixels)[1]["t"] for one in (model, other))
     assert torch.equal(ours, theirs)
     assert other.engram("t").content == read_engram(path).content == model.engram("t").content
     assert read_engram(path).parameters == sum(p.numel() for p in model.task("t").parameters())

@@ -69,7 +69,7 @@ def test_a_mean_of_linear_heads_answers_the_mean(tmp_path: Path) -> None:
     torch.testing.assert_close(both, (one + two) / 2, rtol=0, atol=1e-5)
 
 
-def test_the_file_names_its_sources_and_claims_no_score(files: list[Path], tmp_path: Path) -> None:
+def test_the_file_names_its_sources_and_claims_no_metric(files: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "merged.safetensors"
     merge(files, out, weights=[0.5, 0.3, 0.2], task="all")
     found = engram.inspect(out)

@@ -10,8 +10,8 @@ from engram.store.describe import (
     grown_from,
     lineage_rows,
     merged_from,
-    score,
-    score_rows,
+    metric_cell,
+    metric_rows,
     summarise_recipe,
 )
 from engram.store.engram import Engram
@@ -27,7 +27,7 @@ VAL = {"accuracy": 0.948, "loss": 0.21, "images": 1530, "macro_f1": 0.94, "unrea
 
 
 def test_a_row_for_every_split_begins_with_what_chooses() -> None:
-    rows = score_rows(engram_with(metrics={"val": VAL, "test": {**VAL, "images": 1}}))
+    rows = metric_rows(engram_with(metrics={"val": VAL, "test": {**VAL, "images": 1}}))
     assert rows == [
         ("val, 1,530 images", "accuracy 94.80%, macro F1 0.94, loss 0.21"),
         ("test, 1 image", "accuracy 94.80%, macro F1 0.94, loss 0.21"),
@@ -35,7 +35,7 @@ def test_a_row_for_every_split_begins_with_what_chooses() -> None:
 
 
 def test_balanced_accuracy_is_shown_as_accuracy_is() -> None:
-    [(_, words)] = score_rows(engram_with(metrics={"val": {**VAL, "balanced_accuracy": 0.8}}))
+    [(_, words)] = metric_rows(engram_with(metrics={"val": {**VAL, "balanced_accuracy": 0.8}}))
     assert words.startswith("accuracy 94.80%, balanced accuracy 80.00%, macro F1 0.94")
 
 
@@ -49,8 +49,8 @@ def test_balanced_accuracy_is_shown_as_accuracy_is() -> None:
         ({"val": "good", "test": {"accuracy": 10**400, "images": "many"}}, ""),
     ],
 )
-def test_the_best_known_score_is_one_cell(metrics: dict[str, Any], cell: str) -> None:
-    assert score(engram_with(metrics=metrics)) == cell
+def test_the_best_known_metric_is_one_cell(metrics: dict[str, Any], cell: str) -> None:
+    assert metric_cell(engram_with(metrics=metrics)) == cell
 
 
 def test_a_recipe_is_summed_up_without_its_lists() -> None:
@@ -73,5 +73,5 @@ def test_what_a_task_grew_from_is_a_row() -> None:
 
 def test_calibration_is_among_the_metrics() -> None:
     found = {**VAL, "ece": 0.02, "uncalibrated_ece": 0.05, "temperature": 1.25}
-    [(_, words)] = score_rows(engram_with(metrics={"val": found}))
+    [(_, words)] = metric_rows(engram_with(metrics={"val": found}))
     assert words.endswith("loss 0.21, calibration error before 0.05, temperature 1.25")

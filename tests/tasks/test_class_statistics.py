@@ -1,4 +1,4 @@
-"""Means and spread are those of the data, scores are distances, and drawn features are alike."""
+"""Means and spread are those of the data, familiarity is a distance, drawn features are alike."""
 
 import pytest
 import torch
@@ -49,10 +49,10 @@ def test_a_score_is_the_distance_to_the_nearest_class() -> None:
     away = x[:, None] - (found.means * found.deviation + found.centre)  # (images, groups, features)
     squares = torch.einsum("bgf,fh,bgh->bg", away, inverse, away).amin(1)
     assert torch.allclose(found.likeness(x), -(squares / FEATURES).sqrt(), atol=1e-3)
-    scores = found.score(x)
-    assert float(scores.median()) == pytest.approx(1, abs=0.02)
-    assert float((scores < 0).float().mean()) == pytest.approx(0.05, abs=0.01)
-    assert bool((found.score(x + 50) < scores.min()).all())
+    familiar = found.familiarity(x)
+    assert float(familiar.median()) == pytest.approx(1, abs=0.02)
+    assert float((familiar < 0).float().mean()) == pytest.approx(0.05, abs=0.01)
+    assert bool((found.familiarity(x + 50) < familiar.min()).all())
 
 
 def test_drawn_features_have_the_same_means_and_spread() -> None:
@@ -84,10 +84,10 @@ def test_one_image_a_class_and_constant_features_have_a_score() -> None:
     x, _ = images(3)
     few = kept(torch.cat([x, torch.full((3, 1), 5.0)], 1), torch.arange(3))
     assert bool((few.deviation > 0).all())
-    assert bool(few.score(torch.randn(4, FEATURES + 1)).isfinite().all())
+    assert bool(few.familiarity(torch.randn(4, FEATURES + 1)).isfinite().all())
     same = kept(torch.ones(5, FEATURES), torch.zeros(5, dtype=torch.long))
-    assert float(same.score(torch.ones(1, FEATURES))) == pytest.approx(1)
-    assert float(same.score(torch.zeros(1, FEATURES))) < 0
+    assert float(same.familiarity(torch.ones(1, FEATURES))) == pytest.approx(1)
+    assert float(same.familiarity(torch.zeros(1, FEATURES))) < 0
 
 
 def test_nothing_is_like_a_class_without_images() -> None:

@@ -81,8 +81,8 @@ def test_it_can_grow_again_and_has_the_means_of_all(
     assert kept is not None
     assert kept.counts.tolist() == [18, 18, 18]
     assert engram.evaluate(model, splits, "a", workers=0)["accuracy"] >= 0.85
-    scores = model.eval().scored(torch.rand(2, 3, 16, 16))[1]["a"]
-    assert bool((scores < 0).all())  # noise is like none of them
+    familiarity = model.eval().with_familiarity(torch.rand(2, 3, 16, 16))[1]["a"]
+    assert bool((familiarity < 0).all())  # noise is like none of them
 
 
 def test_another_name_leaves_the_old_task_attached(

@@ -48,13 +48,15 @@ def test_scores_tell_noise_from_colours(
     again = engram.load_model(out, small_backbone)
     pixels = torch.rand(3, 3, 16, 16)
     for exact in (False, True):
-        outputs, scores = again.scored(pixels, exact=exact)
+        outputs, familiarity = again.with_familiarity(pixels, exact=exact)
         assert torch.equal(outputs["colours"], again(pixels, exact=exact)["colours"])
-        assert torch.equal(scores["colours"], model.scored(pixels, exact=exact)[1]["colours"])
-        assert scores.keys() == {"colours"}
+        assert torch.equal(
+            familiarity["colours"], model.with_familiarity(pixels, exact=exact)[1]["colours"]
+        )
+        assert familiarity.keys() == {"colours"}
     test = load(splits.name)["test"] if Path(splits.name).exists() else splits["test"]
-    known = [engram.predict(again, test.read(i))["scores"]["colours"] for i in range(8)]
-    strange = engram.predict(again, torch.rand(3, 16, 16))["scores"]["colours"]
+    known = [engram.predict(again, test.read(i))["familiarity"]["colours"] for i in range(8)]
+    strange = engram.predict(again, torch.rand(3, 16, 16))["familiarity"]["colours"]
     assert min(known) > strange
     assert sorted(known)[4] == pytest.approx(1, abs=1)
 
@@ -64,14 +66,14 @@ def test_statistics_can_be_left_out(small_backbone: Path, splits: Splits) -> Non
     engram.fit(model, "colours", splits, SHORT.but(statistics="off"))
     assert model.task("colours").statistics is None
     assert not model.engram("colours").has_statistics
-    assert "scores" not in engram.predict(model, torch.rand(3, 16, 16))
+    assert "familiarity" not in engram.predict(model, torch.rand(3, 16, 16))
 
 
 def test_a_sweep_and_auto_keep_them(small_backbone: Path, splits: Splits) -> None:
     model = engram.MemoryViT(engram.load_backbone(small_backbone))
     engram.sweep(model, "a", splits, SHORT, lrs=[0.001, 0.01], refit=True)
     engram.auto(model, "b", splits, SHORT)
-    assert model.scored(torch.rand(1, 3, 16, 16))[1].keys() == {"a", "b"}
+    assert model.with_familiarity(torch.rand(1, 3, 16, 16))[1].keys() == {"a", "b"}
 
 
 def test_training_on_drops_what_is_no_longer_true(small_backbone: Path, splits: Splits) -> None:

@@ -111,14 +111,14 @@ class JobTable:
         from rich.text import Text
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for title in ("job", "state", "score", "seconds", ""):
+        for title in ("job", "state", "metric", "seconds", ""):
             table.add_column(title, no_wrap=True, overflow="ellipsis")
         shown = self._chosen(max(3, self._console.height - 6))
         for one in shown:
             state = Text(one.state, _STYLES.get(one.state, ""))
             seconds = f"{one.seconds:.0f}" if one.began else ""
             note = visible(one.note) if one.state != "done" else ""
-            table.add_row(visible(one.name), state, one.result.get("score", ""), seconds, note)
+            table.add_row(visible(one.name), state, one.result.get("metric", ""), seconds, note)
         counts = Counter(one.state for one in self._statuses)
         states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
         hidden = len(self._statuses) - len(shown)

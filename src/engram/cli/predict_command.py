@@ -161,17 +161,17 @@ def _images(sources: Sequence[str]) -> list[str]:
 
 
 def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Description:
-    """A row for each image and task; scores have a column if there are any."""
-    scored = any("scores" in result for result in results)
+    """A row for each image and task; familiarity has a column if there is any."""
+    known = any("familiarity" in result for result in results)
     table: list[tuple[str, ...]] = []
     for result in results:
         if "error" in result:
-            table.append((result["image"], "", result["error"], *([""] if scored else [])))
+            table.append((result["image"], "", result["error"], *([""] if known else [])))
         for name, answer in result.get("tasks", {}).items():
-            score = result.get("scores", {}).get(name)
-            shown = [("" if score is None else f"{score:.2f}")] if scored else []
+            value = result.get("familiarity", {}).get(name)
+            shown = [("" if value is None else f"{value:.2f}")] if known else []
             table.append((result["image"], name, model.task(name).kind.words(answer), *shown))
-    columns = ("image", "task", "answer", *(["score"] if scored else []))
+    columns = ("image", "task", "answer", *(["familiarity"] if known else []))
     return Description(results, [], columns, tuple(table))
 
 

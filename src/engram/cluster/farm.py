@@ -29,7 +29,7 @@ from engram.util.files import make_private_folder, private, write_atomically
 from engram.util.text import counted, first_line, visible, without_folder
 
 _POLL = 0.5  # seconds
-_COLUMNS = ("job", "state", "regime", "score", "seconds", "attempts")
+_COLUMNS = ("job", "state", "regime", "metric", "seconds", "attempts")
 _MOST_CHARTS = 30  # jobs with learning curves on the page
 
 
@@ -64,7 +64,7 @@ class JobStatus:
 
     def to_row(self) -> tuple[str, ...]:
         seconds = f"{self.seconds:.0f}" if self.began else ""
-        found = (self.result.get("regime", ""), self.result.get("score", ""), seconds)
+        found = (self.result.get("regime", ""), self.result.get("metric", ""), seconds)
         return self.name, self.state, *found, str(self.attempts or "")
 
 
@@ -126,9 +126,9 @@ class FarmResult:
             run = run_folder(job.out)
             links.append((one.name, f"{run.name}/report.html"))
             if one.result["share"] is not None:
-                bars.append(Bar(one.name, one.result["share"], one.result["score"]))
+                bars.append(Bar(one.name, one.result["share"], one.result["metric"]))
             if history := read_history(run / "history.csv"):
-                chart = learning_curves(history)[1]  # the score; its own page has the loss too
+                chart = learning_curves(history)[1]  # the metric; its own page has the loss too
                 charts.append(chart._replace(title=f"{one.name}: {chart.title}"))
         table = Table((*_COLUMNS, "data", "backbone", "bundle"), rows, text_columns=4)
         note = f"Of the first {_MOST_CHARTS} jobs." if len(charts) > _MOST_CHARTS else ""
@@ -298,7 +298,7 @@ class _Farm:
         status.state, status.note, status.ended = "done", "", time.monotonic()
         status.result = result
         earlier = ", trained by an earlier run" if result["finished_before"] else ""
-        self.log(f"{status.name}: done, {result['score']}, {status.seconds:.0f} s{earlier}")
+        self.log(f"{status.name}: done, {result['metric']}, {status.seconds:.0f} s{earlier}")
 
     def _fail(self, status: JobStatus, why: str) -> None:
         status.state, status.note, status.ended = "failed", why, time.monotonic()

@@ -248,12 +248,12 @@ def _train(job: FarmJob, reporter: _Reporter) -> dict[str, Any]:
         write_run_report(work.model, result, work.splits, work.recipe)
     kind = KINDS[work.splits.kind]
     split = "test" if "test" in result.metrics else "val"
-    score = result.metrics[split][kind.score]
+    value = result.metrics[split][kind.score]
     return result.to_dict() | {
         "kind": kind.name,
         "backbone": work.model.backbone.source,
-        "score": f"{split} {kind.title} {kind.shown(score)}",
-        "share": score if 0 <= score <= 1 else None,  # of a bar
+        "metric": f"{split} {kind.title} {kind.shown(value)}",
+        "share": value if 0 <= value <= 1 else None,  # of a bar
         "finished_before": not reporter.begun,
     }
 

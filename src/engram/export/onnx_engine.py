@@ -96,22 +96,24 @@ class OnnxEngine:
         check_differences(found, runtime.precision, "it is not used")
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.scored(pixels, tasks)[0]
+        return self.with_familiarity(pixels, tasks)[0]
 
-    def scored(
+    def with_familiarity(
         self, pixels: Tensor, tasks: Sequence[str]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Outputs and scores of `MemoryViT.scored`."""
+        """Outputs and familiarity of `MemoryViT.with_familiarity`."""
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
-            return _joined([self.scored(one, tasks) for one in torch.split(pixels, 1)], tasks)
+            return _joined(
+                [self.with_familiarity(one, tasks) for one in torch.split(pixels, 1)], tasks
+            )
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
         streams = self.memory.split(tokens) if self.memory else {}
         size = (pixels.shape[-2], pixels.shape[-1])
         with torch.inference_mode():
             if not self.runtime.rounds:
                 cached = Cached(layers=layers, raw=raw, streams=streams)
-                return self.model.scored_from_cache(cached, tasks, size)
+                return self.model.with_familiarity_from_cache(cached, tasks, size)
             # A product of one row is computed in another order than one of several: last bits
             # would depend on how many images there are, and on which tasks stand side by side.
             parts = []
@@ -119,20 +121,20 @@ class OnnxEngine:
                 own = {name: one[i : i + 1] for name, one in streams.items()}
                 normed = [one[i : i + 1] for one in layers]
                 cached = Cached(layers=normed, raw=raw[i : i + 1], streams=own)
-                parts.append(self.model.scored_from_cache(cached, self.names, size))
+                parts.append(self.model.with_familiarity_from_cache(cached, self.names, size))
         return _joined(parts, tasks)
 
 
 def _joined(
     parts: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]], tasks: Sequence[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs and scores of single images as those of a batch."""
+    """Outputs and familiarity of single images as those of a batch."""
     first = parts[0]
-    outputs, scores = (
+    outputs, familiarity = (
         {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in first[i]}
         for i in (0, 1)
     )
-    return outputs, scores
+    return outputs, familiarity
 
 
 # The graph of the backbone

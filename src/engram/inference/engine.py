@@ -35,21 +35,21 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class ScoringEngine(Engine, Protocol):
+class FamiliarityEngine(Engine, Protocol):
     """An engine that also knows how familiar images look to tasks."""
 
-    def scored(
+    def with_familiarity(
         self, pixels: Tensor, tasks: Sequence[str]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Outputs and scores of `MemoryViT.scored`."""
+        """Outputs and familiarity of `MemoryViT.with_familiarity`."""
 
 
-def run_scored(
+def run_with_familiarity(
     engine: Engine, pixels: Tensor, tasks: Sequence[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs, and scores where the engine has them."""
-    if isinstance(engine, ScoringEngine):
-        return engine.scored(pixels, tasks)
+    """Outputs, and familiarity where the engine has it."""
+    if isinstance(engine, FamiliarityEngine):
+        return engine.with_familiarity(pixels, tasks)
     return engine.run(pixels, tasks), {}
 
 
@@ -77,16 +77,16 @@ class TorchEngine:
             outputs: dict[str, Tensor] = self.model(pixels, list(tasks), self.exact)
         return outputs
 
-    def scored(
+    def with_familiarity(
         self, pixels: Tensor, tasks: Sequence[str], route: Route = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Outputs and scores of `MemoryViT.scored`."""
+        """Outputs and familiarity, as `MemoryViT.with_familiarity`."""
         known = (self.model.task(name).statistics for name in tasks)
         if route is None and all(statistics is None for statistics in known):
             return self.run(pixels, tasks), {}
         with self._inference():
             pixels = to_device(pixels, self.device)
-            return self.model.scored(pixels, list(tasks), self.exact, route)
+            return self.model.with_familiarity(pixels, list(tasks), self.exact, route)
 
     def embed(
         self, pixels: Tensor, names: Sequence[str] | None = None, route: Route = None

@@ -12,7 +12,7 @@ from engram.errors import EngramError
 from engram.images.decode import BadImage
 from engram.images.inputs import ImageInput, decodable, image_name, is_one_image, list_images
 from engram.images.views import evaluation_view
-from engram.inference.engine import Engine, TorchEngine, on_cpu, run_scored, stack_views
+from engram.inference.engine import Engine, TorchEngine, on_cpu, run_with_familiarity, stack_views
 from engram.model import MemoryViT
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -58,10 +58,10 @@ def predict(
         A list with an answer for each image, or only the answer if a single image was given:
         `{"image", "tasks": {name: [{"class", "probability"}, …]}}`. Other kinds of task than
         classification have their own form in place of the list. Tasks that keep statistics of
-        their training images add `"scores": {name: score}`, how much the image is like those: 1 is
-        usual, and below 0 it is less like them than 95 % of validation images. An image that cannot
-        be read has `"error"`, a sentence, in place of `"tasks"`. If the output of a task is not
-        finite, `"error"` says so, and `"tasks"` has the others. `"image"` is the path, or
+        their training images add `"familiarity": {name: number}`, how much the image is like those:
+        1 is usual, and below 0 it is less like them than 95 % of validation images. An image that
+        cannot be read has `"error"`, a sentence, in place of `"tasks"`. If the output of a task is
+        not finite, `"error"` says so, and `"tasks"` has the others. `"image"` is the path, or
         `images[3]` for the fourth of the list if that has no path.
 
     Raises:
@@ -100,12 +100,14 @@ def predict(
                 results[-1]["error"] = str(error)
         if views:
             pixels = stack_views(views, model.preprocessing, team.device)
-            outputs, scores = map(on_cpu, run_scored(engine, pixels, names))
+            outputs, familiarity = map(on_cpu, run_with_familiarity(engine, pixels, names))
             for i, result in enumerate(good):
                 own = {name: output[i] for name, output in outputs.items()}
                 result["tasks"], problem = answers_about(model, own, top_k)
-                if scores:
-                    result["scores"] = {name: shown_score(one[i]) for name, one in scores.items()}
+                if familiarity:
+                    result["familiarity"] = {
+                        name: shown_familiarity(one[i]) for name, one in familiarity.items()
+                    }
                 if problem:
                     result["error"] = f"{result['image']}: {problem}"
         count(batch)
@@ -139,6 +141,6 @@ def answers_about(
     return answers, problem
 
 
-def shown_score(score: Tensor) -> float | None:
-    """A score as JSON has it: null, if it is not finite."""
-    return round(float(score), 4) if bool(score.isfinite()) else None
+def shown_familiarity(familiarity: Tensor) -> float | None:
+    """Familiarity as JSON has it: null, if it is not finite."""
+    return round(float(familiarity), 4) if bool(familiarity.isfinite()) else None

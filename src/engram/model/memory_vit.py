@@ -448,7 +448,7 @@ class MemoryViT(nn.Module):
         inputs, rows = self._inputs(self.embedding_names, pixels, tasks, exact, route)
         return _select(self._vectors(inputs), rows)
 
-    def scored(
+    def with_familiarity(
         self,
         pixels: Tensor,
         tasks: Sequence[str] | None = None,
@@ -464,18 +464,19 @@ class MemoryViT(nn.Module):
             route: As in a call of the model: what each image is asked for.
 
         Returns:
-            The outputs by task name, and the scores (images) of the tasks that keep statistics of
-            their training images. Higher is more like those: a score of 1 is as usual for
-            validation images, and 5 % of them are below 0.
+            The outputs by task name, and the familiarity (images) of the tasks that keep
+            statistics of their training images: 1 is usual for validation images, and 5 % of them
+            are below 0, less like what the task learned from.
 
         Examples:
-            >>> outputs, scores = model.scored(torch.rand(4, 3, 32, 32), tasks=["flowers"])
+            >>> pixels = torch.rand(4, 3, 32, 32)
+            >>> outputs, familiarity = model.with_familiarity(pixels, tasks=["flowers"])
             >>> outputs["flowers"].shape
             torch.Size([4, 2])
         """
         inputs, rows = self._inputs(self.output_names, pixels, tasks, exact, route)
-        outputs, scores = self._scored(inputs)
-        return _select(outputs, rows), _select(scores, rows)
+        outputs, familiarity = self._with_familiarity(inputs)
+        return _select(outputs, rows), _select(familiarity, rows)
 
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
         """Maps of what a task reads of every patch, layer by layer.
@@ -586,11 +587,11 @@ class MemoryViT(nn.Module):
         """`embed` from what a cache kept of the backbone."""
         return self._vectors(head_inputs_from_cache(self, tasks, cached, size))
 
-    def scored_from_cache(
+    def with_familiarity_from_cache(
         self, cached: Cached, tasks: Sequence[str], size: tuple[int, int] | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`scored` from features of the backbone that are there."""
-        return self._scored(head_inputs_from_cache(self, tasks, cached, size))
+        """`with_familiarity` from features of the backbone that are there."""
+        return self._with_familiarity(head_inputs_from_cache(self, tasks, cached, size))
 
     def _outputs(self, inputs: Mapping[str, HeadInput]) -> dict[str, Tensor]:
         return {name: self.task(name).head.read(own) for name, own in inputs.items()}
@@ -598,15 +599,15 @@ class MemoryViT(nn.Module):
     def _vectors(self, inputs: Mapping[str, HeadInput]) -> Vectors:
         return {name: self.task(name).head.embed(own) for name, own in inputs.items()}
 
-    def _scored(
+    def _with_familiarity(
         self, inputs: Mapping[str, HeadInput]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        scores = {}
+        familiarity = {}
         for name, own in inputs.items():
             task = self.task(name)
             if task.statistics is not None:
-                scores[name] = task.statistics.score(task.head.embed(own))
-        return self._outputs(inputs), scores
+                familiarity[name] = task.statistics.familiarity(task.head.embed(own))
+        return self._outputs(inputs), familiarity
 
     def layer_statistics(self, pixels: Tensor) -> Tensor:
         """Every layer statistic of these images, and their grids: (b, features)."""

@@ -1,4 +1,4 @@
-"""The predictions of each kind of task on its page: scores per class, plots, mistakes, masks."""
+"""The predictions of each kind of task on its page: metrics per class, plots, mistakes, masks."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def _confident_mistakes(model: MemoryViT, answers: Answers) -> Subsection:
 
 def _multilabel(model: MemoryViT, answers: Answers) -> list[Subsection]:
     predicted = answers.logits.sigmoid() >= answers.fitted["thresholds"]
-    scores = _class_scores(answers, predicted)
+    per_class = _class_metrics(answers, predicted)
     return [
-        Subsection(f"classes-{answers.task}", "Scores per class", [scores]),
+        Subsection(f"classes-{answers.task}", "Metrics per class", [per_class]),
         _wrong_labels(model, answers, predicted),
     ]
 
 
-def _class_scores(answers: Answers, predicted: Tensor) -> Table:
+def _class_metrics(answers: Answers, predicted: Tensor) -> Table:
     true, thresholds = answers.labels.bool(), answers.fitted["thresholds"]
     precision = average_precision(answers.logits, answers.labels)
     hits, count, found = (x.sum(0).double() for x in (predicted & true, true, predicted))

@@ -1,4 +1,4 @@
-"""The section of one task: its scores, how it was trained, its predictions, its attention."""
+"""The section of one task: its metrics, how it was trained, its predictions, its attention."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         table = Table(columns, rows, _TRIED, highlighted=kept)
         contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
-        score = kind.metric_title(validation_metric(part.history[0]))
+        metric = kind.metric_title(validation_metric(part.history[0]))
         note = "" if part.tried is None else _TOGETHER
-        charts = Charts(learning_curves(part.history, score), note)
+        charts = Charts(learning_curves(part.history, metric), note)
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
         contents += FINDINGS[kind.name](model, answers)

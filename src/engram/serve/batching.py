@@ -14,10 +14,17 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import run_scored, stack_views
+from engram.inference.engine import run_with_familiarity, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
-from engram.serve.outputs import Outputs, computed_values, copied, fetch, score_name, task_name
+from engram.serve.outputs import (
+    Outputs,
+    computed_values,
+    copied,
+    familiarity_name,
+    fetch,
+    task_name,
+)
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import PASS, QUEUE, Telemetry
@@ -221,7 +228,7 @@ def forward_views(
     embeds: bool = False,
     route: Sequence[Sequence[str]] | None = None,
 ) -> Outputs:
-    """The outputs and scores of these tasks for all views, or vectors, where they are computed.
+    """Outputs and familiarity of these tasks for all views, or vectors, where they are computed.
 
     With a `route`, those of each view's own tasks, as `MemoryViT.rows` says. An exported graph has
     no routes.
@@ -231,7 +238,7 @@ def forward_views(
     if embeds:
         return own.embed(pixels, names, route)
     if own is snapshot.engine:
-        outputs, scores = own.scored(pixels, names, route)
+        outputs, familiarity = own.with_familiarity(pixels, names, route)
     else:
-        outputs, scores = run_scored(snapshot.engine, pixels, names)
-    return outputs | {score_name(name): score for name, score in scores.items()}
+        outputs, familiarity = run_with_familiarity(snapshot.engine, pixels, names)
+    return outputs | {familiarity_name(name): values for name, values in familiarity.items()}

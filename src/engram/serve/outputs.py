@@ -2,7 +2,7 @@
 
 A task's output has the name of the task. A segmentation's is a mask, because its logits are larger
 by the number of its classes; those are `logits_name(task)`. Where a task tells how familiar the
-image looks, that is `score_name(task)`. No task can have such a name.
+image looks, that is `familiarity_name(task)`. No task can have such a name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Outputs = dict[str, Tensor]  # of one image, by name
 VALUE_BYTES = 4  # of a value in memory, at most
 
 
-def score_name(task: str) -> str:
-    return f"{task}:score"
+def familiarity_name(task: str) -> str:
+    return f"{task}:familiarity"
 
 
 def logits_name(task: str) -> str:
@@ -78,14 +78,16 @@ def fetch(
     rows = {task: {image: i for i, image in enumerate(own)} for task, own in places.items()}
     forms: dict[str, Sequence[Tensor] | Tensor] = {}
     for name in dict.fromkeys(name for own in asked for name in own):
-        whole, score = computed[task_name(name)], score_name(name)
+        whole, familiarity = computed[task_name(name)], familiarity_name(name)
         is_logits = whole.ndim > 2  # a vector is none
         forms[name] = _masks(snapshot, name, whole) if is_logits else on_cpu({name: whole})[name]
-        if score in computed:
-            forms |= on_cpu({score: computed[score]})
+        if familiarity in computed:
+            forms |= on_cpu({familiarity: computed[familiarity]})
     found: list[Outputs] = []
     for i, own in enumerate(asked):
-        keys = [(name, key) for name in own for key in (name, score_name(name)) if key in forms]
+        keys = [
+            (name, key) for name in own for key in (name, familiarity_name(name)) if key in forms
+        ]
         found.append({key: forms[key][rows[task_name(name)][i]] for name, key in keys})
     return found
 

@@ -96,7 +96,7 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
             + (", in a pass of its own" if costs.own_pass else ""),
         ),
         *_backbone_rows(engram),
-        *score_rows(engram),
+        *metric_rows(engram),
         ("recipe", summarise_recipe(engram)),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
         ("content", engram.content),
@@ -138,7 +138,7 @@ def describe_bundle(bundle: Bundle) -> Description:
         *_backbone_rows(bundle.engrams[0]),
     ]
     columns = (
-        "task", "kind", "classes", "score", "regime", "settings", "extends", "parameters", "costs",
+        "task", "kind", "classes", "metric", "regime", "settings", "extends", "parameters", "costs",
     )  # fmt: skip
     cells = [
         {**_cells(engram), "costs": _percent(cost.share)}
@@ -305,7 +305,7 @@ def describe_list(source: str, found: Sequence[ListedEngram]) -> Description:
         ],
     }
     columns = (
-        "task", "classes", "score", "regime", "extends", "backbone", "bytes", "content", "source",
+        "task", "classes", "metric", "regime", "extends", "backbone", "bytes", "content", "source",
     )  # fmt: skip
     cells = [
         {
@@ -332,7 +332,7 @@ def _cells(engram: Engram) -> dict[str, str]:
         "task": spec.name,
         "kind": spec.kind,
         "classes": f"{len(spec.classes):,}",
-        "score": score(engram) or "-",
+        "metric": metric_cell(engram) or "-",
         "regime": spec.regime,
         "settings": ", ".join(settings) or "-",
         "extends": ", ".join(spec.extends) or "-",
@@ -433,7 +433,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, float) or abs(value) <= 2**64
 
 
-def score_rows(engram: Engram) -> Rows:
+def metric_rows(engram: Engram) -> Rows:
     """Metrics, a row for each split: the metric that chooses, then the others."""
     kind, rows = engram.spec.kind_object, []
     for split, values in numbers_by_split(engram.metrics).items():
@@ -464,8 +464,8 @@ def _where(split: str, values: Mapping[str, float]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def score(engram: Engram) -> str:
-    """The score as a cell: on the test split, or else on validation; empty if there is none."""
+def metric_cell(engram: Engram) -> str:
+    """The metric that chooses, as a cell: on test, or else on validation; or empty."""
     kind, splits = engram.spec.kind_object, numbers_by_split(engram.metrics)
     for split in ("test", "val", ""):
         values = splits.get(split, {})

@@ -3,8 +3,8 @@
 The features are what the head is given of an image (`TaskHead.embed`). Around the mean of every
 class they are taken to be normal, with one covariance for all: a deviation of each feature, and
 correlations along a few directions. That says how much an image is like those that were learned
-(`score`, the Mahalanobis distance to the nearest class; Lee et al., 2018), and features of images
-that are gone can be drawn again (`draw`), to learn more classes without forgetting them.
+(`familiarity`, the Mahalanobis distance to the nearest class; Lee et al., 2018), and features of
+images that are gone can be drawn again (`draw`), to learn more classes without forgetting them.
 
 A kind of task without one class for each image has a single mean. Means and directions are in units
 of the deviations and in half precision, so that files stay small.
@@ -37,7 +37,7 @@ def statistics_shapes(groups: int, features: int) -> dict[str, tuple[int, ...]]:
 
 
 class ClassStatistics(nn.Module):
-    """Means of classes, and how features are spread around them. `adjust` makes scores of it."""
+    """Means of classes, and how features are spread around them. `adjust` scales familiarity."""
 
     centre: Tensor  # of all images, (features)
     deviation: Tensor  # within a class, (features)
@@ -57,8 +57,8 @@ class ClassStatistics(nn.Module):
         """All of it, by name, as in a file."""
         return dict(self.named_buffers(prefix=PREFIX.rstrip(".")))
 
-    def score(self, features: Tensor) -> Tensor:
-        """How much images are like those that were learned, from their features (b, features).
+    def familiarity(self, features: Tensor) -> Tensor:
+        """Familiarity of images (b), from their features (b, features).
 
         1 is the median of the validation images, and 5 % of them are below 0.
         """
@@ -158,7 +158,7 @@ class ClassStatistics(nn.Module):
         self.basis[:rank] = _rounded((found * largest.sign()).flip(0))
 
     def adjust(self, likeness: Tensor) -> None:
-        """Set what scores are measured by, from the `likeness` of validation images."""
+        """Set the scale of familiarity, from the `likeness` of validation images."""
         low, middle = (float(likeness.double().quantile(q)) for q in (0.05, 0.5))
         least = 1e-6 * max(1.0, abs(middle))  # where they are all equally alike
         self.quantiles.copy_(torch.tensor([min(low, middle - least), middle]))

@@ -83,7 +83,7 @@ class Recipe:
     )
     statistics: str = setting(
         "on",
-        "keep means and spread of the training images' features, for scores and new classes",
+        "keep means and spread of the training images' features, for familiarity and new classes",
         choices=("on", "off"),
     )
     seed: int = setting(0, "random seed for initialisation")

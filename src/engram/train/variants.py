@@ -321,7 +321,7 @@ class SweepRunner:
         """One variant once more, on other splits, for as many epochs as before.
 
         Its validation images may be among those it learns from, so that they decide nothing: it
-        gets the temperature and the thresholds that were found before, and the scale of scores.
+        gets the temperature, thresholds and scale of familiarity that were found before.
         """
         scratch = self._fresh()
         recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending

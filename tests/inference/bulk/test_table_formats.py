@@ -56,16 +56,19 @@ def test_parquet_has_types_and_json_has_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
 def test_a_score_is_a_column_of_numbers(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    table = table_format(suffix, KINDS, VECTORS, ["flowers.score"])
-    table.write(path, [{**rows(0)[0], "flowers.score": -1.5}, rows(0)[1]])
+    table = table_format(suffix, KINDS, VECTORS, ["flowers.familiarity"])
+    table.write(path, [{**rows(0)[0], "flowers.familiarity": -1.5}, rows(0)[1]])
     if suffix == ".parquet":
-        assert pyarrow.parquet.read_table(path).column("flowers.score").to_pylist() == [-1.5, None]
+        assert pyarrow.parquet.read_table(path).column("flowers.familiarity").to_pylist() == [
+            -1.5,
+            None,
+        ]
     elif suffix == ".csv":
         with path.open(newline="") as file:
-            assert [row["flowers.score"] for row in csv.DictReader(file)] == ["-1.5", ""]
+            assert [row["flowers.familiarity"] for row in csv.DictReader(file)] == ["-1.5", ""]
     else:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert [line.get("flowers.score") for line in lines] == [-1.5, None]
+        assert [line.get("flowers.familiarity") for line in lines] == [-1.5, None]
 
 
 def test_other_formats_are_refused() -> None:

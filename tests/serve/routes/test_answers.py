@@ -59,10 +59,12 @@ def test_a_task_that_knows_its_images_gives_a_score(
     assert client.put("/v1/tasks/known", content=data, headers=AUTH).status_code == 201
     one, two = ask(client, picture(1), picture(2), tasks="known,first")
     assert list(one["tasks"]) == ["known", "first"]
-    assert "score" not in one["tasks"]["first"]
+    assert "familiarity" not in one["tasks"]["first"]
     TaskAnswer.model_validate(one["tasks"]["known"])
     (expected,) = engram.predict(model, [Image.open(io.BytesIO(picture(2)))])
-    assert two["tasks"]["known"]["score"] == pytest.approx(expected["scores"]["known"], abs=1e-3)
+    assert two["tasks"]["known"]["familiarity"] == pytest.approx(
+        expected["familiarity"]["known"], abs=1e-3
+    )
 
 
 def test_a_task_that_is_not_finite_silences_no_other(client: TestClient, world: World) -> None:

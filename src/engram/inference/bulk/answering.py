@@ -17,8 +17,14 @@ from engram.images.preprocessing import normalise
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import DecodedItem, Decoders
 from engram.inference.bulk.items import Item
-from engram.inference.engine import MakeEngine, TorchEngine, on_cpu, run_scored, torch_engine
-from engram.inference.predict import answers_about, shown_score
+from engram.inference.engine import (
+    MakeEngine,
+    TorchEngine,
+    on_cpu,
+    run_with_familiarity,
+    torch_engine,
+)
+from engram.inference.predict import answers_about, shown_familiarity
 from engram.model import MemoryViT
 from engram.util.devices import to_device
 from engram.util.files import write_atomically
@@ -57,10 +63,10 @@ class Questions:
         return {column(name): self.model.task(name).kind.name for name in self.names}
 
     @property
-    def scores(self) -> list[str]:
-        """The columns of scores, of the tasks with statistics."""
+    def familiarity(self) -> list[str]:
+        """The columns of familiarity, of the tasks with statistics."""
         known = [name for name in self.names if self.model.task(name).statistics is not None]
-        return [f"{column(name)}.score" for name in known]
+        return [f"{column(name)}.familiarity" for name in known]
 
     @property
     def vectors(self) -> dict[str, bool]:
@@ -132,7 +138,7 @@ class Answerer:
         names, settings = self.questions.names, self.questions.settings
         views = torch.from_numpy(np.stack([batch[i].view for i in good]))  # type: ignore[misc]
         pixels = normalise(to_device(views, self.model.device), self.preprocessing)
-        outputs, scores = map(on_cpu, run_scored(self.engine, pixels, names))
+        outputs, familiarity = map(on_cpu, run_with_familiarity(self.engine, pixels, names))
         vectors = on_cpu(self.model.embed(pixels)) if settings.embed else {}
         for place, i in enumerate(good):
             row = rows[i]
@@ -141,8 +147,8 @@ class Answerer:
             row |= {column(name): answer for name, answer in answers.items()}
             for masked in () if self.questions.masks else self.masked.keys() & row.keys():
                 row[masked] = {**row[masked], "mask": None}
-            for name, score in scores.items():
-                row[f"{column(name)}.score"] = shown_score(score[place])
+            for name, values in familiarity.items():
+                row[f"{column(name)}.familiarity"] = shown_familiarity(values[place])
             if problem:
                 row["error"] = f"{row['image']}: {problem}"
             for name in names if settings.logits else ():

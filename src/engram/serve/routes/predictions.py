@@ -17,7 +17,7 @@ from engram.images.preprocessing import normalise
 from engram.inference import predict as inference
 from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.outputs import kept_values, score_name
+from engram.serve.outputs import familiarity_name, kept_values
 from engram.serve.routes.request_pipeline import (
     Answered,
     Asked,
@@ -163,9 +163,11 @@ def task_answers(
             colours = palette(len(classes))
             for row in answer["classes"]:
                 row["colour"] = "#" + bytes(colours[classes.index(row["class"])]).hex()
-        score = outputs.get(score_name(name))
-        known = {} if score is None else {"score": inference.shown_score(score)}
-        yield name, {"kind": task.kind.name, "answer": answer, **known}
+        found = {"kind": task.kind.name, "answer": answer}
+        familiarity = outputs.get(familiarity_name(name))
+        if familiarity is not None:
+            found["familiarity"] = inference.shown_familiarity(familiarity)
+        yield name, found
 
 
 def attention_json(

@@ -259,7 +259,7 @@ class Mask(BaseModel):
 class TaskAnswer(BaseModel):
     kind: Literal["classification", "multilabel", "regression", "segmentation"]
     answer: list[LikelyClass] | list[Label] | list[Number] | Mask
-    score: float | None = Field(
+    familiarity: float | None = Field(
         default=None,
         description="How much the image is like those that the task learned from: 1 is usual, "
         "and below 0 it is less like them than 95 % of validation images. Only of tasks that "
