@@ -11,7 +11,7 @@ from engram.serve.service_settings import Settings
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"engine": "fast"}, "engine is 'fast'; it can be torch, onnx, onnx-int8."),
+        ({"engine": "fast"}, "engine is 'fast'; it can be torch, onnx, onnx-int8, "),
         ({"port": 70_000}, "port is 70000; it can be 65535 at most."),
         ({"host": 5}, "host is 5; it must be text."),
         ({"allow_host": ("a:80",)}, "allow_host is 'a:80'; it must be a name or an address"),
