@@ -28,10 +28,13 @@ def test_every_setting_is_a_flag_with_its_default(
     said = " ".join(capsys.readouterr().out.split())
     for item in fields(Recipe):
         assert f"--{item.name.replace('_', '-')} " in said
-        if not (command == "sweep" and item.name in ("lr", "weight_decay")):  # lists there
+        if not (command == "sweep" and item.name in ("lr", "weight_decay", "refit")):  # its own
             about = item.metadata["about"]
             assert about[1:] in said
-            assert f"default: {item.metadata['shown']})" in said
+            if item.default is True:
+                assert f"--no-{item.name.replace('_', '-')} " in said
+            else:
+                assert f"default: {item.metadata['shown']})" in said
 
 
 def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None:
@@ -45,12 +48,14 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
     assert 0 < said["seconds"] < 60
     assert set(said["metrics"]) == {"val", "test"}
-    assert said["metrics"]["val"]["images"] == 6
+    val = said["metrics"]["val"]
+    assert (val["images"], val["folds"], val["learned_all"]) == (60, 5, True)
+    assert val["interval"][0] <= val["accuracy"] <= val["interval"][1]
     assert said["metrics"]["test"]["images"] == 21
     assert 0 <= said["metrics"]["test"]["accuracy"] <= 1
     header = engram.inspect("new.safetensors")
     expected = Recipe(steps=6, batch=16, workers=0, evaluations=1, label_smoothing=0.1, lr=1e-3)
-    about_data = {"data": header.recipe["data"], "train_images": 54}
+    about_data = {"data": header.recipe["data"], "train_images": 60}
     about_data["training"] = said["training"]
     assert header.recipe == {**expected.to_dict(), **about_data}
 
@@ -64,8 +69,10 @@ def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     }  # fmt: skip
     (kept,) = (one for one in said["tried"] if one["kept"])
     assert (kept["regime"], kept["parameters"]) == (said["regime"], said["parameters"])
-    assert kept["score"] == said["metrics"]["val"]["accuracy"]
-    assert set(kept) == {"regime", "lr", "parameters", "score", "how", "epochs", "kept"}
+    assert kept["score"] == said["metrics"]["val"]["held_out"]
+    assert set(kept) == {
+        "regime", "lr", "parameters", "score", "how", "epochs", "kept", "tied", "dropped",
+    }  # fmt: skip
     page = (work / "new.run" / "report.html").read_text()
     assert "Regimes that were tried" in page
     assert all(one["regime"] in page for one in said["tried"])
@@ -105,12 +112,12 @@ def test_fit_says_what_it_does(work: Path, capsys: Output) -> None:
     assert fit() == 0
     said = capsys.readouterr().err.splitlines()
     first = next(i for i, line in enumerate(said) if line.startswith("backbone  vit, images of 16"))
-    assert "6 held out of 60 to validate" in said[first + 1]
+    assert "60 images to train, held out in turn in 5 folds" in said[first + 1]
     assert said[first + 2].startswith("cache  ")
     stages = [line.partition(":")[0] for line in said[first + 3 :]]
     assert {"hashing images", "caching", "solving", "training"} <= set(stages)
     assert said[-1] == "writing the report"
-    assert any("training: 6 of 6, took" in line and "loss" in line for line in said)
+    assert any(re.search(r"training: (\d+) of \1, took.*loss", line) for line in said)
     assert fit("--json", "--overwrite") == 0
     assert capsys.readouterr().err == ""
 
@@ -125,9 +132,9 @@ def test_fit_prints_rows_for_people(work: Path, capsys: Output) -> None:
         "parameters",
         "seconds",
         "val accuracy",
-        "val calibration",
     ):
         assert label in said
+    assert re.search(r"val accuracy .* to .*%\), 6 held-out images", said)
     assert "new.safetensors" in said
 
 
@@ -187,7 +194,7 @@ def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> 
     command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
     assert run(*command, "--lr", 0.01, "--refit", "-o", "new.safetensors") == 0
     page = (work / "new.run" / "report.html").read_text()
-    assert "images that it has learned" in page
+    assert "It has learned from the validation images since" in page
     assert "train accuracy" in page
     assert "val accuracy" not in page
 

@@ -194,7 +194,7 @@ def test_masks_are_augmented_with_their_pictures(views: int, data: Path) -> None
 
 def test_thresholds_are_chosen_on_validation_and_standards_on_training(data: Path) -> None:
     recipe = Recipe(epochs=2, lr=0.01, workers=0)
-    splits = splits_of(data, "multilabel").with_validation(recipe.val_share)
+    splits = splits_of(data, "multilabel").with_validation()
     model = MemoryViT(small_backbone(patch=4))
     task = model.add_task("t", **splits.task, seed=0)
     engram.fit(model, "t", splits, recipe)
@@ -202,7 +202,7 @@ def test_thresholds_are_chosen_on_validation_and_standards_on_training(data: Pat
     expected = best_thresholds(said.logits, said.labels)
     assert torch.allclose(task.head.fitted["thresholds"], expected, atol=1e-3)
 
-    splits = splits_of(data, "regression").with_validation(recipe.val_share)
+    splits = splits_of(data, "regression").with_validation()
     task = model.add_task("n", **splits.task, seed=0)
     engram.fit(model, "n", splits, recipe)
     labels = splits["train"].labels

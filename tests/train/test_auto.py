@@ -44,7 +44,7 @@ def test_the_best_is_kept_and_all_that_was_tried_is_listed(
     assert tried(result, "solved") == {"head": 1, "readout": 1}
     (kept,) = (one for one in result.tried if one.kept)
     assert (kept.regime, kept.parameters) == (result.regime, result.parameters)
-    assert kept.score == result.metrics["val"]["accuracy"]
+    assert kept.score == pytest.approx(result.metrics["val"]["held_out"])
     assert result.metrics["test"]["accuracy"] >= 0.85  # chance: 0.33
     assert list(model.tasks) == ["t"]
     assert same(before, state(model.backbone))
@@ -52,12 +52,11 @@ def test_the_best_is_kept_and_all_that_was_tried_is_listed(
     written = engram.inspect(out)
     assert (written.spec.regime, written.parameters) == (kept.regime, kept.parameters)
     assert written.metrics == as_written(result.metrics)
-    other, held = MemoryViT(model.backbone), splits.with_validation()
+    other = MemoryViT(model.backbone)
     other.attach(out)
-    for split in ("val", "test"):
-        again = engram.evaluate(other, held, "t", split=split, workers=0)
-        assert again["accuracy"] == result.metrics[split]["accuracy"]
-        assert again["loss"] == pytest.approx(result.metrics[split]["loss"], abs=1e-3)
+    again = engram.evaluate(other, splits, "t", workers=0)
+    assert again["accuracy"] == result.metrics["test"]["accuracy"]
+    assert again["loss"] == pytest.approx(result.metrics["test"]["loss"], abs=1e-3)
     assert written.recipe is not None
     assert written.recipe.get("lr", 0.0) == kept.lr
     assert not (tmp_path / "t.run" / "checkpoint.safetensors").exists()
@@ -70,24 +69,46 @@ def test_the_table_shows_the_best_first(model: MemoryViT, splits: Splits) -> Non
     assert len(rows) == len(result.tried)
     shown = [float(row[-2].removesuffix("%")) for row in rows]
     assert shown == sorted(shown, reverse=True)
-    assert [row[-1] for row in rows].count("kept") == 1
+    assert sum(row[-1].startswith("kept") for row in rows) == 1
+    dropped = [row for row in rows if row[-1] == "dropped early"]
+    assert len(dropped) == sum(one.dropped for one in result.tried) == 4
     assert result.to_dict()["tried"] == [one.to_dict() for one in result.tried]
 
 
 def test_learners_that_were_dropped_say_when(model: MemoryViT, splits: Splits) -> None:
-    result = engram.auto(model, "t", splits, QUICK.but(steps=40, patience=20, evaluations=20))
+    recipe = QUICK.but(steps=40, patience=20, evaluations=20, refit=False)
+    result = engram.auto(model, "t", splits, recipe)
     trained = [one for one in result.tried if one.how == "trained"]
     assert sorted(one.epochs for one in trained) == [2.0, 2.0, 4.0, 10.0, 10.0]
     assert any(one.regime == "side" and one.epochs == 10.0 for one in trained)
+    assert all(one.dropped == (one.epochs < 10) for one in trained)
 
 
-def test_a_small_difference_goes_to_the_smaller_file(
+def test_with_folds_only_the_trial_of_the_best_scout_is_trained_to_the_end(
+    model: MemoryViT, splits: Splits
+) -> None:
+    result = engram.auto(model, "t", splits, QUICK.but(steps=40, patience=20, evaluations=20))
+    trained = [one for one in result.tried if one.how == "trained"]
+    assert sorted(one.epochs for one in trained) == [2.0, 2.0, 2.0, 2.0, 10.0]
+    assert [one.dropped for one in trained].count(True) == 4
+
+
+def test_a_small_difference_goes_to_the_lowest_loss(
     model: MemoryViT, splits: Splits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engram.train.choice.noise", lambda kind, metrics: 1.0)
-    result = engram.auto(model, "t", splits, QUICK)
-    assert result.regime == "head"
-    assert result.parameters == 3 * 33
+    losses: list[float] = []
+    measured = module.ties
+
+    def seen(score: str, tried: Any) -> list[int]:
+        losses.extend(metrics["loss"] for metrics in tried)
+        return measured(score, tried)
+
+    monkeypatch.setattr(module, "ties", seen)
+    result = engram.auto(model, "t", splits, QUICK.but(calibrate="off"))
+    assert result.metrics["val"]["loss"] == min(losses)
+    finished = [one for one in result.tried if not one.dropped]
+    assert all(one.tied for one in finished)
 
 
 def portfolio(model: MemoryViT, splits: Splits, **recipe: Any) -> Portfolio:
@@ -114,9 +135,9 @@ def test_an_average_is_written_measured_and_attached(
     model: MemoryViT, splits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
-    monkeypatch.setattr(module, "smallest_of", lambda kind, found, sizes: len(found) - 1)
+    monkeypatch.setattr(module, "best_of", lambda score, tried: len(tried) - 1)
     out = tmp_path / "t.safetensors"
-    result = engram.auto(model, "t", splits, QUICK, out=out)
+    result = engram.auto(model, "t", splits, QUICK.but(refit=False), out=out)
     (kept,) = (one for one in result.tried if one.kept)
     assert kept.how == "averaged"
     assert result.regime in ("side", "side+readout")

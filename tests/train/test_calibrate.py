@@ -12,22 +12,33 @@ from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.inference.evaluate import answers
 
-SHORT = Recipe(steps=12, batch=16, evaluations=1, workers=0, val_share=0.4)
+#: Smoothed labels leave it much too unsure of itself.
+SHORT = Recipe(
+    steps=60,
+    lr=0.03,
+    batch=16,
+    evaluations=1,
+    workers=0,
+    val_share=0.4,
+    refit=False,
+    patience=0,
+    label_smoothing=0.4,
+)
 
 
 @pytest.fixture(scope="module")
 def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two colours that are hard to tell apart, with labels of which some are wrong."""
+    """Two shades of gray, with labels of which some are wrong."""
     rng = np.random.default_rng(0)
-    labels = np.arange(120) % 2
-    pixels = 100 + 40 * labels[:, None, None, None] + rng.integers(-60, 60, (120, 16, 16, 3))
-    wrong = rng.random(120) < 0.25
+    labels = np.arange(400) % 2
+    pixels = 60 + 120 * labels[:, None, None, None] + rng.integers(-60, 60, (400, 16, 16, 3))
+    wrong = rng.random(400) < 0.05
     path = tmp_path_factory.mktemp("hard") / "hard.npz"
     said = np.where(wrong, 1 - labels, labels)
     names = np.array(["dark", "light"])
     np.savez(
-        path, x_train=pixels[:80].astype(np.uint8), y_train=said[:80],
-        x_test=pixels[80:].astype(np.uint8), y_test=said[80:], class_names=names,
+        path, x_train=pixels[:300].astype(np.uint8), y_train=said[:300],
+        x_test=pixels[300:].astype(np.uint8), y_test=said[300:], class_names=names,
     )  # fmt: skip
     return path
 
@@ -41,7 +52,7 @@ def fitted(
     return result.metrics, kept.logits, model
 
 
-@pytest.mark.parametrize("regime", ["masked", "readout"])
+@pytest.mark.parametrize("regime", ["masked", "mlp-head"])
 def test_logits_are_divided_by_the_temperature(
     regime: str, small_backbone: Path, hard: Path
 ) -> None:
@@ -60,7 +71,7 @@ def test_logits_are_divided_by_the_temperature(
 
 def test_the_engram_has_it_and_says_so(small_backbone: Path, hard: Path, tmp_path: Path) -> None:
     splits = load(hard)
-    model = start(small_backbone, splits, regime="head")
+    model = start(small_backbone, splits, regime="mlp-head")
     out = tmp_path / "colours.safetensors"
     result = engram.fit(model, "colours", splits, SHORT, out=out)
     written = engram.inspect(out)
@@ -94,20 +105,20 @@ def test_thresholds_of_labels_are_those_of_calibrated_probabilities(small_backbo
 def test_a_refit_has_the_thresholds_of_the_temperature_that_it_takes(small_backbone: Path) -> None:
     splits, model = several_labels(), MemoryViT(load_backbone(small_backbone))
     for name, refit in (("once", False), ("again", True)):
-        engram.sweep(model, name, splits, SHORT, lrs=[0.01], regime="head", refit=refit)
+        engram.sweep(model, name, splits, SHORT, lrs=[0.01], regime="mlp-head", refit=refit)
     once, again = (model.task(name).head.fitted["thresholds"] for name in ("once", "again"))
     assert torch.equal(once, again)
 
 
 def test_a_sweep_and_auto_calibrate_what_they_keep(small_backbone: Path, hard: Path) -> None:
     splits, model = load(hard), MemoryViT(load_backbone(small_backbone))
-    swept = engram.sweep(model, "a", splits, SHORT, lrs=[0.003, 0.01], regime="head")
+    swept = engram.sweep(model, "a", splits, SHORT, lrs=[0.03, 0.05], regime="mlp-head")
     chosen = engram.auto(model, "b", splits, SHORT.but(steps=4))
-    again = engram.sweep(model, "c", splits, SHORT, lrs=[0.01], regime="head", refit=True)
+    again = engram.sweep(model, "c", splits, SHORT, lrs=[0.03], regime="mlp-head", refit=True)
     whole = splits.with_validation(SHORT.val_share, 0)
     for name, result in (("a", swept), ("b", chosen)):
         measured = engram.evaluate(model, whole, name, split="val", workers=0)
-        assert result.metrics["val"]["temperature"] > 0
+        assert result is chosen or result.metrics["val"]["temperature"] != 1
         assert measured["ece"] == pytest.approx(result.metrics["val"]["ece"], abs=1e-4)
     assert (
         again.metrics["val"]["temperature"] > 0
@@ -119,5 +130,5 @@ def test_numbers_have_no_temperature(small_backbone: Path) -> None:
     splits = load(table, kind="regression")
     model = MemoryViT(load_backbone(small_backbone))
     model.add_task("colours", **splits.task, regime="head", seed=0)
-    result = engram.fit(model, "colours", splits, SHORT.but(steps=2))
+    result = engram.fit(model, "colours", splits, SHORT.but(steps=2, label_smoothing=0))
     assert "temperature" not in result.metrics["val"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engram.train.choice import best_of, noise, smallest_of
+from engram.train.choice import best_of, noise, ties
 
 SCORE = "accuracy"
 
@@ -32,22 +32,21 @@ def test_the_lowest_loss_decides_between_scores_that_differ_by_noise() -> None:
     assert best_of(SCORE, [measured(0.90, 0.5), measured(0.80, 0.3)]) == 0
 
 
-def test_the_smallest_file_decides_between_scores_that_differ_by_noise() -> None:
-    tried = [measured(0.90, 0.1), measured(0.895, 0.3), measured(0.5, 0.1)]
-    assert smallest_of(SCORE, tried, [300, 200, 100]) == 1
-    assert smallest_of(SCORE, tried, [200, 300, 100]) == 0
+def test_scores_that_differ_by_noise_are_ties() -> None:
+    tried = [measured(0.895), measured(0.90), measured(0.5)]
+    assert ties(SCORE, tried) == [0, 1]
+    assert ties(SCORE, tried[1:]) == [0]
 
 
 def test_few_images_leave_more_to_noise() -> None:
     few = [measured(0.90, images=10), measured(0.86, images=10)]
     many = [measured(0.90, images=1000), measured(0.86, images=1000)]
-    assert smallest_of(SCORE, few, [2, 1]) == 1
-    assert smallest_of(SCORE, many, [2, 1]) == 0
+    assert ties(SCORE, few) == [0, 1]
+    assert ties(SCORE, many) == [0]
 
 
 def test_the_first_of_equals_is_chosen() -> None:
     assert best_of(SCORE, [measured(0.9), measured(0.9)]) == 0
-    assert smallest_of(SCORE, [measured(0.9), measured(0.9)], [5, 5]) == 0
 
 
 def test_what_is_not_a_number_is_the_worst() -> None:

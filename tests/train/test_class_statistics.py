@@ -12,8 +12,10 @@ from engram.data.datasets import Splits, load
 from engram.images.preprocessing import normalise
 from engram.images.views import evaluation_view
 from engram.train.trainable import train_only
+from engram.train.validation import with_held_out
 
 SHORT = Recipe(steps=4, batch=16, evaluations=1, workers=0)
+HELD_OUT = SHORT.but(val_share=0.25, refit=False)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +27,11 @@ def test_means_are_those_of_the_embedding(
     regime: str, cache: str, small_backbone: Path, splits: Splits
 ) -> None:
     model = start(small_backbone, splits, regime=regime)
-    engram.fit(model, "colours", splits, SHORT.but(cache=cache))
+    recipe = (HELD_OUT if regime == "memory" else SHORT).but(cache=cache)
+    engram.fit(model, "colours", splits, recipe)
     found = model.task("colours").statistics
     assert found is not None
-    train = splits.with_validation(SHORT.val_share, 0)["train"]
+    train = with_held_out(splits, recipe)["train"]
     views = [torch.from_numpy(evaluation_view(train.read(i), model.preprocessing))
              for i in range(len(train))]  # fmt: skip
     pixels = normalise(torch.stack(views), model.preprocessing)
@@ -36,7 +39,15 @@ def test_means_are_those_of_the_embedding(
         vectors = model.embed(pixels, ["colours"])["colours"]
     means = torch.stack([vectors[train.labels == c].mean(0) for c in range(3)])
     assert torch.allclose(found.means * found.deviation + found.centre, means, atol=0.02)
-    assert found.counts.tolist() == [18, 18, 18]
+    assert found.counts.tolist() == [len(train) // 3] * 3
+
+
+def test_they_are_left_out_where_too_few_images_say_what_is_usual(
+    small_backbone: Path, splits: Splits
+) -> None:
+    model = start(small_backbone, splits, regime="head")
+    engram.fit(model, "colours", splits, HELD_OUT.but(val_share=0.1))  # six images
+    assert model.task("colours").statistics is None
 
 
 def test_scores_tell_noise_from_colours(
@@ -71,7 +82,7 @@ def test_statistics_can_be_left_out(small_backbone: Path, splits: Splits) -> Non
 
 def test_a_sweep_and_auto_keep_them(small_backbone: Path, splits: Splits) -> None:
     model = engram.MemoryViT(engram.load_backbone(small_backbone))
-    engram.sweep(model, "a", splits, SHORT, lrs=[0.001, 0.01], refit=True)
+    engram.sweep(model, "a", splits, HELD_OUT, lrs=[0.001, 0.01], refit=True)
     engram.auto(model, "b", splits, SHORT)
     assert model.with_familiarity(torch.rand(1, 3, 16, 16))[1].keys() == {"a", "b"}
 

@@ -57,11 +57,12 @@ def test_a_feed_reads_no_image_before_it_is_used(
 
 
 def test_a_share_is_split_into_parts_of_a_size_and_an_empty_one_into_none() -> None:
-    share = BatchShard(torch.arange(10).view(5, 2), torch.arange(5))
+    share = BatchShard(torch.arange(10).view(5, 2), torch.arange(5), torch.arange(5) + 7)
     parts = list(share.split(2))
-    assert [labels.tolist() for _, labels in parts] == [[0, 1], [2, 3], [4]]
-    assert torch.equal(torch.cat([inputs for inputs, _ in parts]), share.inputs)
-    assert list(BatchShard(torch.zeros(0, 2), torch.zeros(0)).split(2)) == []
+    assert [part.labels.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
+    assert [part.samples.tolist() for part in parts] == [[7, 8], [9, 10], [11]]
+    assert torch.equal(torch.cat([part.inputs for part in parts]), share.inputs)
+    assert list(BatchShard(torch.zeros(0, 2), torch.zeros(0), torch.zeros(0)).split(2)) == []
 
 
 def test_the_cache_is_used_where_it_can_be(small_backbone: Path, colours: Path) -> None:
@@ -230,8 +231,9 @@ def test_views_are_the_epochs_of_augmentation(
     """The first two epochs see what augmented training would, and the third the first again."""
     splits = load(colours)
     recipe = Recipe(
-        steps=6, batch=20, workers=0, augment="pad-crop", optimizer="sgd", lr=0.1, evaluations=1
-    )
+        steps=6, batch=20, workers=0, augment="pad-crop", optimizer="sgd", lr=0.1, evaluations=1,
+        refit=False,
+    )  # fmt: skip
     fixed = learned(small_backbone, splits, recipe.but(views=2))
     assert sum(computed) == 2 * 54 + 6
     fresh = learned(small_backbone, splits, recipe)

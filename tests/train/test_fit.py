@@ -130,7 +130,7 @@ def test_the_engram_records_the_recipe_and_the_metrics(
     recipe = QUICK.but(steps=4, label_smoothing=0.1)
     result = engram.fit(model, "colours", splits, recipe, out=out, test=True)
     header = engram.inspect(out)
-    about_data = {"data": Path(splits.name).name, "train_images": 54}
+    about_data = {"data": Path(splits.name).name, "train_images": 60}
     assert result.ending is not None
     ended = {"training": result.ending.to_dict()}
     used = recipe.but(lr=1e-3).to_dict()  # what suits the regime

@@ -64,6 +64,15 @@ def test_a_flag_wins_over_the_file(work: Path) -> None:
     assert (made.recipe["lr"], made.recipe["epochs"], made.recipe["steps"]) == (0.01, 1, 0)
 
 
+def test_a_flag_can_turn_off_what_the_file_turns_on(work: Path) -> None:
+    Path("mine.toml").write_text(
+        'regime = "masked"\nsteps = 2\nbatch = 16\nworkers = 0\nbackbone = "vit"\nrefit = true\n'
+    )
+    common = ("fit", "colours.npz", "--task", "t", "--recipe", "mine.toml", "-o", "t.safetensors")
+    assert run(*common, "--no-refit") == 0
+    assert engram.inspect("t.safetensors").recipe["refit"] is False
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -76,7 +85,7 @@ def test_a_flag_wins_over_the_file(work: Path) -> None:
         ("label = 3", "mine.toml: label is 3; it must be text."),
         ('kind = "colour"', "mine.toml: kind is 'colour'; it can be classification"),
         ("regime = 'none'", "no regime 'none'; choose one of masked"),
-        ("refit = true", "mine.toml sets refit, for which there is engram sweep."),
+        ("refit = 3", "refit is 3"),
         ("epochs", "mine.toml is no TOML"),
     ],
 )

@@ -40,7 +40,7 @@ def test_the_regime_is_auto_unless_one_is_needed(work: Path) -> None:
 
 
 def test_a_soup_is_of_rates_around_the_default(work: Path) -> None:
-    result = start().train("new", Path("new.safetensors"), "head", 1, silent, soup=2)
+    result = start().train("new", Path("new.safetensors"), "mlp-head", 1, silent, soup=2)
     assert isinstance(result, SweepResult)
     assert [setting.lr for setting in result.settings] == [0.0015, 0.006]
     assert result.soup is not None

@@ -31,11 +31,11 @@ def test_pairs_depend_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32])
 def test_a_batch_is_mixed_the_same_in_parts(dtype: torch.dtype) -> None:
-    share = BatchShard((torch.rand(7, 3, 2) * 200).to(dtype), torch.arange(7))
+    share = BatchShard((torch.rand(7, 3, 2) * 200).to(dtype), torch.arange(7), torch.arange(7))
     mixup = Mixup.drawn(7, 1.0, [0])
-    ((whole, targets),) = parts(share, 7, mixup, CPU)
+    ((whole, targets, _),) = parts(share, 7, mixup, CPU)
     split = list(parts(share, 3, mixup, CPU))
-    assert torch.equal(torch.cat([inputs for inputs, _ in split]), whole)
+    assert torch.equal(torch.cat([inputs for inputs, _, _ in split]), whole)
     assert whole.dtype == dtype
     (own, kept), (other, rest) = targets
     assert kept is not None

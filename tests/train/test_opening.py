@@ -31,9 +31,14 @@ def test_backbone_data_and_cache_are_said(
     rows = rows_of(model, colours)
     assert rows["backbone"] == f"{model.backbone.source}, images of 16 x 16 pixels"
     assert rows["data"] == (
-        f"{colours}: 3 classes; 54 images to train, 6 held out of 60 to validate "
-        "(at random in every class, seed 0), 21 to test"
+        f"{colours}: 3 classes; 60 images to train, held out in turn in 5 folds, near-copies "
+        "together (seed 0), 21 to test"
     )
+    for recipe, said in (
+        (Recipe(val_share=0.2), "60 images to train, 12 of them held out to validate first"),
+        (Recipe(refit=False), "54 images to train, 6 held out of 60 to validate"),
+    ):
+        assert said in rows_of(model, colours, recipe)["data"]
     assert rows["cache"].startswith(f"{tmp_path / 'cache'}, ")
     assert "kB for these images, " in rows["cache"]
     assert rows["cache"].endswith("cache_gb 20 holds 8,928,571 images")

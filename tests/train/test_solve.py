@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
+from tests.support.datasets import in_memory
 from tests.support.engrams import small_backbone as backbone_of_two_layers
 from tests.support.training import as_written
 from torch import Tensor
@@ -17,11 +20,13 @@ from torch import Tensor
 import engram
 from engram import EngramError, MemoryViT, Recipe, ViT
 from engram.data.datasets import Splits
+from engram.data.folds import Folds
 from engram.methods import Readout
 from engram.tasks.task import Task
 from engram.train import solve
+from engram.train.choice import best_of
 from engram.train.feeds import BatchShard
-from engram.train.solve import PLAIN, Seen, Solution, Solver
+from engram.train.solve import PLAIN, Seen, Solution, Solver, Tried
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=4, batch=16, evaluations=2, workers=0)
@@ -36,20 +41,21 @@ class Given:
 
     values: Tensor
     labels: Tensor
-    unreadable: int = 0
-    cache, contents, per_epoch, bad = "off", "", 3, {}
+    bad: dict[str, str] = field(default_factory=dict)
+    cache, contents, per_epoch, plain = "off", "", 3, True
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         yield from self._shares(0, 48)
 
     def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
         yield from self._shares(48, 72)
-        yield BatchShard(self.values[:0], self.labels[:0], self.unreadable)
+        yield BatchShard(self.values[:0], self.labels[:0], torch.zeros(0).long(), len(self.bad))
 
     def _shares(self, start: int, end: int) -> Iterator[BatchShard]:
         for i in range(start, end, 20):
             upto = min(i + 20, end)
-            yield BatchShard(self.values[i:upto], self.labels[i:upto])
+            samples = torch.arange(i - start, upto - start)
+            yield BatchShard(self.values[i:upto], self.labels[i:upto], samples)
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         raise AssertionError("a solver reads layer statistics")
@@ -72,26 +78,61 @@ def seen(backbone: ViT) -> Tensor:
     return rows.half().float()
 
 
-def solver_of(backbone: ViT, kind: str, seen: Tensor, labels: Tensor, classes: int) -> Solver:
+def solver_of(
+    backbone: ViT,
+    kind: str,
+    seen: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    folds: Folds | None = None,
+    bad: int = 0,
+    **recipe: Any,
+) -> Solver:
     model = MemoryViT(backbone)
     task = model.add_task("t", classes, regime="head", kind=kind)
     task.kind.prepare(task.head, labels[:48].numpy())
-    return Solver(Given(seen, labels), backbone, task, ProcessGroup(), Recipe(), labels.numpy())
+    train = replace(in_memory([0] * 48, 1), labels=labels[:48].numpy())
+    val = in_memory([0] * (24 + bad), 1)
+    unreadable = {val.sample_name(24 + i): "broken" for i in range(bad)}
+    training: Any = SimpleNamespace(
+        feed=Given(seen, labels, unreadable),
+        recipe=Recipe(**recipe),
+        team=ProcessGroup(),
+        model=model,
+        splits=Splits("given", ("any",), train=train, val=val, folds=folds),
+    )
+    return Solver(training, task, statistics=True)
 
 
-def standardised(seen: Tensor, found: Solution) -> np.ndarray:
+def in_folds(count: int) -> Folds:
+    """Every image is held out once."""
+    dealt = torch.arange(48) % count
+    return Folds(count, 0, dealt, dealt)
+
+
+def chosen(found: Solution, score: str = "accuracy") -> Tried:
+    """The setting that was solved."""
+    return found.tried[best_of(score, [one.metrics for one in found.tried])]
+
+
+def standardised(seen: Tensor, found: Solution, score: str = "accuracy") -> np.ndarray:
     """What the solver's penalty is about, from scratch."""
-    columns = found.weight.shape[1]
+    columns = found.weight.shape[-1]
     x = seen[:, :columns].double().numpy()
     deviation = x[:48].std(0)
     x = np.where(deviation > 1e-5, (x - x[:48].mean(0)) / np.maximum(deviation, 1e-5), 0)
-    x[:, WIDTH:] *= found.alpha
+    x[:, WIDTH:] *= chosen(found, score).alpha
     x[:, FEATURES:] /= 2
     return np.asarray(x / WIDTH**0.5)
 
 
-def outputs(seen: Tensor, found: Solution) -> Tensor:
-    return seen[:, : found.weight.shape[1]] @ found.weight.T + found.bias
+def outputs(seen: Tensor, found: Solution, head: int = -1) -> Tensor:
+    return seen[:, : found.weight.shape[-1]] @ found.weight[head].T + found.bias[head]
+
+
+def classifier(penalty: float) -> LogisticRegression:
+    return LogisticRegression(C=1 / penalty, max_iter=10_000, tol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +145,36 @@ def test_a_classifier_is_the_one_of_scikit_learn(
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
     found = solver_of(backbone, "classification", seen, labels, 3).best([what])
     assert found.seen == what
-    assert found.weight.shape == (3, features)
+    assert found.weight.shape == (1, 3, features)
     x = standardised(seen, found)
-    peer = LogisticRegression(C=1 / found.penalty, max_iter=10_000, tol=1e-8)
-    peer.fit(x[:48], labels[:48].numpy())
+    peer = classifier(chosen(found).penalty).fit(x[:48], labels[:48].numpy())
     answers = outputs(seen, found).softmax(1).numpy()
     assert np.abs(answers - peer.predict_proba(x)).max() < 0.01
     accuracy = (answers[48:].argmax(1) == labels[48:].numpy()).mean()
     assert found.metrics["accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("what", [PLAIN, ALL], ids=["primal", "dual"])
+def test_the_classifier_of_a_fold_is_the_one_of_scikit_learn_without_its_images(
+    backbone: ViT, seen: Tensor, what: Seen
+) -> None:
+    """And the last is the one of all images; what is measured are answers for held-out images."""
+    labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
+    folds = in_folds(3)
+    found = solver_of(backbone, "classification", seen, labels, 3, folds=folds).best([what])
+    assert len(found.weight) == 4
+    x, penalty = standardised(seen, found), chosen(found).penalty
+    held_out = torch.zeros(48, 3)
+    for fold in range(4):
+        rows = (folds.train != fold).numpy()
+        peer = classifier(penalty).fit(x[:48][rows], labels[:48].numpy()[rows])
+        answers = outputs(seen, found, fold).softmax(1)
+        assert np.abs(answers.numpy() - peer.predict_proba(x)).max() < 0.01
+        held_out[~rows] = outputs(seen, found, fold)[:48][~rows]
+    assert torch.allclose(found.answers.outputs, held_out, atol=2e-3)
+    assert torch.equal(found.answers.samples, torch.arange(48))
+    accuracy = (held_out.argmax(1) == labels[:48]).double().mean()
+    assert found.metrics["accuracy"] == pytest.approx(float(accuracy))
 
 
 @pytest.mark.parametrize("what", [PLAIN, Seen(3), ALL])
@@ -119,9 +182,12 @@ def test_numbers_are_those_of_ridge_regression(backbone: ViT, seen: Tensor, what
     labels = seen[:, [2, 40]] * torch.tensor([100.0, 0.1]) + torch.tensor([7.0, -1.0])
     labels = labels + 0.3 * labels.std(0) * torch.randn(72, 2)
     found = solver_of(backbone, "regression", seen, labels, 2).best([what])
-    x, mean, std = standardised(seen, found), labels[:48].mean(0), labels[:48].std(0, correction=0)
+    x = standardised(seen, found, "r2")
+    mean, std = labels[:48].mean(0), labels[:48].std(0, correction=0)
     assert found.fitted["mean"].numpy() == pytest.approx(mean.numpy(), rel=1e-4)
-    peer = Ridge(alpha=found.penalty).fit(x[:48], ((labels[:48] - mean) / std).numpy())
+    peer = Ridge(alpha=chosen(found, "r2").penalty).fit(
+        x[:48], ((labels[:48] - mean) / std).numpy()
+    )
     gap = outputs(seen, found).numpy() - peer.predict(x)
     assert np.abs(gap).max() < 0.02
     assert found.metrics["r2"] > 0
@@ -130,11 +196,10 @@ def test_numbers_are_those_of_ridge_regression(backbone: ViT, seen: Tensor, what
 def test_several_labels_are_as_many_classifiers(backbone: ViT, seen: Tensor) -> None:
     labels = (seen[:, [1, 20]] + 0.2 * torch.randn(72, 2) > seen[:, [1, 20]].mean(0)).long()
     found = solver_of(backbone, "multilabel", seen, labels, 2).best([Seen(1)])
-    x = standardised(seen, found)
+    x, penalty = standardised(seen, found, "map"), chosen(found, "map").penalty
     answers = outputs(seen, found).sigmoid().numpy()
     for c in range(2):
-        peer = LogisticRegression(C=1 / (2 * found.penalty), max_iter=10_000, tol=1e-8)
-        peer.fit(x[:48], labels[:48, c].numpy())
+        peer = classifier(2 * penalty).fit(x[:48], labels[:48, c].numpy())
         assert np.abs(answers[:, c] - peer.predict_proba(x)[:, 1]).max() < 0.01
     assert 0 < found.fitted["thresholds"].min() <= found.fitted["thresholds"].max() < 1
 
@@ -146,7 +211,7 @@ def test_statistics_that_do_not_fit_the_memory_are_read_again(
     kept = solver_of(backbone, "classification", seen, labels, 3).best([PLAIN, Seen(3)])
     monkeypatch.setattr(solve, "_IN_MEMORY", 1)
     read = solver_of(backbone, "classification", seen, labels, 3).best([PLAIN, Seen(3)])
-    assert (read.seen, read.alpha, read.penalty) == (kept.seen, kept.alpha, kept.penalty)
+    assert chosen(read)[:3] == chosen(kept)[:3]
     assert torch.equal(read.weight, kept.weight)
     assert torch.equal(read.bias, kept.bias)
 
@@ -158,8 +223,7 @@ def test_what_is_chosen_on_a_share_is_solved_with_all(
     monkeypatch.setattr(solve, "_SEARCH", 10)
     found = solver_of(backbone, "classification", seen, labels, 3).best([Seen(3)])
     x = standardised(seen, found)
-    peer = LogisticRegression(C=1 / found.penalty, max_iter=10_000, tol=1e-8)
-    peer.fit(x[:48], labels[:48].numpy())
+    peer = classifier(chosen(found).penalty).fit(x[:48], labels[:48].numpy())
     assert np.abs(outputs(seen, found).softmax(1).numpy() - peer.predict_proba(x)).max() < 0.01
 
 
@@ -170,16 +234,13 @@ def test_a_statistic_that_never_changes_counts_for_nothing(backbone: ViT, seen: 
     found = solver_of(backbone, "classification", seen, labels, 3).best([Seen(3)])
     assert bool(found.weight.isfinite().all())
     assert bool(found.bias.isfinite().all())
-    assert not found.weight[:, constant].any()
+    assert not found.weight[..., constant].any()
 
 
 def test_unreadable_validation_images_count_as_wrong(backbone: ViT, seen: Tensor) -> None:
     labels = seen[:, :3].argmax(1)
-    task = MemoryViT(backbone).add_task("t", 3, regime="head")
     scores = [
-        Solver(Given(seen, labels, bad), backbone, task, ProcessGroup(), Recipe(), labels.numpy())
-        .best([PLAIN])
-        .metrics
+        solver_of(backbone, "classification", seen, labels, 3, bad=bad).best([PLAIN]).metrics
         for bad in (0, 24)
     ]
     assert scores[1]["images"] == 48
@@ -190,11 +251,7 @@ def test_a_solved_head_has_class_weights_in_place_of_a_sampler(backbone: ViT, se
     labels = (seen[:, 0] + seen[:, 1] > seen[:, 0].quantile(0.9)).long()
     found = {}
     for balance in ("none", "weights", "sampler"):
-        task = MemoryViT(backbone).add_task("t", 2, regime="head")
-        recipe = Recipe(balance=balance)
-        solver = Solver(
-            Given(seen, labels), backbone, task, ProcessGroup(), recipe, labels[:48].numpy()
-        )
+        solver = solver_of(backbone, "classification", seen, labels, 2, balance=balance)
         found[balance] = solver.best([PLAIN])
     assert torch.equal(found["weights"].weight, found["sampler"].weight)
     assert not torch.equal(found["weights"].weight, found["none"].weight)
@@ -215,7 +272,8 @@ def test_fit_writes_a_readout_that_answers_as_it_was_measured(
     out, backbone = tmp_path / "t.safetensors", model.backbone
     model, task = readout(backbone, splits)
     assert task.spec.method == Readout(layers=3)
-    result = engram.fit(model, "t", splits, QUICK.but(cache=cache), out=out, test=True)
+    recipe = QUICK.but(cache=cache, refit=False)
+    result = engram.fit(model, "t", splits, recipe, out=out, test=True)
     assert result.regime == "readout"
     written = engram.inspect(out)
     assert written.spec == model.task("t").spec

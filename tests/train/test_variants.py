@@ -10,7 +10,7 @@ from tests.support.training import alone
 
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
-from engram.methods import Head
+from engram.methods import MlpHead
 from engram.tasks.task_settings import TaskSettings
 from engram.train.callbacks import nobody
 from engram.train.recipe import learning_rate
@@ -32,8 +32,8 @@ def test_a_grid_has_every_combination_with_every_seed_once() -> None:
 
 
 def test_an_empty_grid_is_the_recipe_and_heads_have_no_cells() -> None:
-    [variant] = Grid(cells=(5, 10)).variants(Recipe(), "head")
-    assert variant.setting.lr == learning_rate(Recipe(), Head)
+    [variant] = Grid(cells=(5, 10)).variants(Recipe(), "mlp-head")
+    assert variant.setting.lr == learning_rate(Recipe(), MlpHead)
     assert variant.setting.cells == 0
 
 
@@ -43,7 +43,7 @@ def test_an_empty_grid_is_the_recipe_and_heads_have_no_cells() -> None:
         (QUICK.but(optimizer="sgd"), {}),
         (QUICK.but(optimizer="sgd", cache="off"), {"regime": "masked+adapter"}),
         (QUICK.but(optimizer="sgd", steps=40, evaluations=20, patience=2), {}),
-        (QUICK.but(optimizer="sgd"), {"regime": "head"}),
+        (QUICK.but(optimizer="sgd"), {"regime": "mlp-head"}),
         (QUICK.but(optimizer="sgd"), {"extends": ["parent"]}),
     ],
     ids=["cached", "uncached-adapters", "patience", "heads", "extends"],
@@ -53,7 +53,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
 ) -> None:
     if task.get("extends"):
         model.add_task("parent", 4, 2, seed=5)
-    counts = (0, 3) if task.get("regime") != "head" else (0,)
+    counts = (0, 3) if task.get("regime") != "mlp-head" else (0,)
     variants = [
         Variant(Setting(lr, cells, decay), seed)
         for lr in (0.02, 0.3)
@@ -61,8 +61,8 @@ def test_a_variant_ends_as_if_it_had_been_alone(
         for decay in (0.0, 0.1)
         for seed in (0, 1)
     ]
-    recipe = recipe.but(calibrate="off", statistics="off")
-    whole = splits.with_validation(recipe.val_share, recipe.data_seed)
+    recipe = recipe.but(calibrate="off", statistics="off", refit=False)
+    whole = splits.with_validation()
     workshop = SweepRunner(model, "t", whole, recipe, TaskSettings.create(task), ProcessGroup())
     scores = workshop.train(variants, None, silent, nobody(ProcessGroup())).trained
     for variant, score in list(zip(variants, scores, strict=True))[::3]:

@@ -88,20 +88,22 @@ def _options(items: list[Field[Any]], panel: str, defaults: Any) -> Iterator[Par
         about, choices = item.metadata["about"], item.metadata["choices"]
         default = item.default if defaults is None else getattr(defaults, item.name)
         notes = [", ".join(choices)] if choices else []
-        if not (default in ("", ()) or default is None or default is False):
+        called, kind = item.name.replace("_", "-"), item.metadata["kind"]
+        kind = list[str] if kind is tuple else kind
+        if kind is not bool and not (default in ("", ()) or default is None):
             shown = item.metadata["shown"] if default == item.default else default
             notes.append(f"default: {shown}")
         flag = typer.Option(
-            f"--{item.name.replace('_', '-')}",
+            f"--{called}/--no-{called}" if default is True else f"--{called}",
             help=help_line(about, *notes),
             show_default=False,
             metavar=item.metadata["metavar"] or None,
             autocompletion=among(item.metadata["offers"]) if item.metadata["offers"] else None,
             rich_help_panel=item.metadata["group"] or panel,
         )
-        kind = list[str] if item.metadata["kind"] is tuple else item.metadata["kind"]
-        hint = Annotated[kind, flag] if kind is bool else Annotated[kind | None, flag]
-        absent = False if kind is bool else None
+        plain = kind is bool and not default
+        hint = Annotated[kind, flag] if plain else Annotated[kind | None, flag]
+        absent = False if plain else None
         yield Parameter(item.name, Parameter.KEYWORD_ONLY, default=absent, annotation=hint)
 
 

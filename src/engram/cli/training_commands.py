@@ -26,6 +26,7 @@ from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.model import MemoryViT
+    from engram.tasks.kinds import Kind
     from engram.train.auto import AutoResult
     from engram.train.job import TrainingJob
     from engram.train.result import Result
@@ -279,8 +280,7 @@ def _result_rows(
     if result.ending is not None:
         rows.append(("training", str(result.ending)))
     for split, metrics in result.metrics.items():
-        score = f"{kind.shown(metrics[kind.score])} of {metrics['images']:,}"
-        rows.append((f"{split} {kind.title}", score))
+        rows.append((f"{split} {kind.title}", _score(kind, metrics)))
         even = metrics.get("balanced_accuracy", metrics[kind.score])
         if abs(even - metrics[kind.score]) >= 0.01:  # classes of unequal size
             rows.append(
@@ -299,6 +299,17 @@ def _result_rows(
         listed = unreadable_list(result.path)
         rows.append(("unreadable", f"{counted(len(result.unreadable), 'image')}, see {listed}"))
     return rows
+
+
+def _score(kind: Kind, metrics: Mapping[str, Any]) -> str:
+    """A score for people, with its interval and what it was measured on."""
+    score, images = kind.shown(metrics[kind.score]), f"{metrics['images']:,}"
+    if not metrics.get("interval"):
+        return f"{score} of {images}"
+    low, high = (kind.shown(end) for end in metrics["interval"])
+    folds = metrics["folds"]
+    measured = f"{folds} folds of {images} images" if folds > 1 else f"{images} held-out images"
+    return f"{score} ({low} to {high}), {measured}"
 
 
 # The cache

@@ -22,6 +22,7 @@ from engram.train.cache_plan import CachePlan
 from engram.train.job import TrainingJob
 from engram.train.options import DataOptions, RunOptions
 from engram.train.run import has_run_of_another, has_state, run_folder
+from engram.train.validation import with_held_out
 from engram.util.description import Description
 from engram.util.flag_names import flag
 from engram.util.progress import Progress, silent
@@ -121,7 +122,7 @@ class _Planner:
             )
         _check_bundle(job, work.model)
         specs, recipe, model = work.specs(job.task, regime), work.recipe, work.model
-        splits = work.splits.with_validation(recipe.val_share, recipe.data_seed)
+        splits = with_held_out(work.splits, recipe, cross=False)
         for spec in specs:
             check_fits(spec, splits, same_ignore=True)
             recipe.check_for(spec.kind_object)

@@ -14,10 +14,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
 from engram.data.arrays import read_digits, read_npz
 from engram.data.folders import read_class_folders, read_mask_folders
+from engram.data.folds import NONE, Folds, deal, usual_class_size
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.python_data import PythonData, object_name, read_objects
@@ -122,6 +124,7 @@ class Splits:
     split_by: str = ""
     kind: str = "classification"
     legend: Legend | None = None  # of segmentation: what the values in masks mean
+    folds: Folds | None = None  # of cross-validation: then validation images are training images
 
     def __repr__(self) -> str:
         sizes = [f"{name} {len(part):,}" for name, part in self.datasets.items()]
@@ -166,6 +169,24 @@ class Splits:
             return self
         train, val = split_validation(self["train"], share, seed)
         return replace(self, train=train, val=val)
+
+    def with_folds(self, count: int, share: float = 0.1, seed: int = 0) -> Splits:
+        """These splits with folds of the training data: `count`, or one with a share of it.
+
+        There are fewer than `count` where classes have fewer images.
+        """
+        train = self["train"]
+        if count == 1:
+            val = split_validation(train, share, seed)[1]
+            held_out = torch.from_numpy(np.isin(train.order, val.order))
+            folds = Folds(1, seed, torch.where(held_out, 0, NONE), torch.zeros(len(val)).long())
+            return replace(self, val=val, folds=folds)
+        count = max(2, min(count, usual_class_size(train)))
+        dealt = torch.from_numpy(deal(train, np.arange(len(train)), count, seed))
+        if not bool((dealt != NONE).any()):
+            raise _too_small(train)
+        folds = Folds(count, seed, dealt, dealt)
+        return replace(self, val=replace(train, split="val"), folds=folds)
 
 
 # Loading
@@ -339,7 +360,9 @@ def _numbered(
     return Splits(
         name,
         tuple(classes),
-        **datasets,
+        train=datasets.get("train"),
+        val=datasets.get("val"),
+        test=datasets.get("test"),
         augment=found.augment,
         flip=found.flip,
         left_out=found.left_out,
@@ -369,13 +392,17 @@ def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple
     ]
     held_out = np.sort(np.concatenate(chosen))
     if len(held_out) == 0:
-        raise EngramError(
-            f"{train.name} is too small to hold out {share:.0%} for validation: "
-            f"{counted(len(train), 'image')} in {counted(len(train.classes), 'class', 'classes')}; "
-            "add images or a val split."
-        )
+        raise _too_small(train)
     kept = np.setdiff1d(np.arange(len(train)), held_out)
     return train.subset(kept, "train"), train.subset(held_out, "val")
+
+
+def _too_small(train: Dataset) -> EngramError:
+    return EngramError(
+        f"{train.name} is too small to hold out images for validation: "
+        f"{counted(len(train), 'image')} in {counted(len(train.classes), 'class', 'classes')}; "
+        "add images or a val split."
+    )
 
 
 def _by_class(dataset: Dataset) -> list[Integers]:

@@ -17,6 +17,7 @@ class Head(Method):
 
     name: ClassVar[str] = "head"
     about: ClassVar[str] = "a linear head"
+    solved: ClassVar[bool] = True
     rates: ClassVar[Mapping[str, float]] = {"adamw": 3e-3, "sgd": 0.3}
 
     @classmethod
@@ -34,6 +35,7 @@ class MlpHead(Head):
 
     name: ClassVar[str] = "mlp-head"
     about: ClassVar[str] = "an MLP head"
+    solved: ClassVar[bool] = False
     mlp_head: ClassVar[bool] = True
 
 

@@ -221,7 +221,7 @@ class Method(ABC):
     about: ClassVar[str]  # what trains, in a few words
     #: False: it changes the backbone's own tokens, so it needs a pass of its own.
     shares_pass: ClassVar[bool] = True
-    #: The head is solved from all images at once, not trained in steps.
+    #: The head is solved from all images at once, not trained in steps (but per pixel it is).
     solved: ClassVar[bool] = False
     #: Made by `auto` from other tasks, and not trained by itself.
     composed: ClassVar[bool] = False

@@ -10,13 +10,14 @@ from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.report.page import answers_for_report, write_report
 from engram.report.task_section import TaskPart
-from engram.tasks.kinds import KINDS
+from engram.tasks.kinds import KINDS, Kind
 from engram.train.auto import AutoResult
 from engram.train.recipe import Recipe
 from engram.train.result import Result
 from engram.train.run import run_folder
 from engram.train.sweep import SweepResult
 from engram.train.trackers import history_rows
+from engram.train.validation import with_held_out
 from engram.util.files import check_writable
 
 
@@ -43,20 +44,22 @@ def write_run_report(
     assert result.path is not None
     folder = run_folder(result.path)
     split = "test" if "test" in result.metrics else "val"
-    dataset = splits.with_validation(recipe.val_share, recipe.data_seed)[split]
+    held_out = result.held_out if split == "val" else None
+    dataset = held_out.dataset if held_out else with_held_out(splits, recipe, cross=False)[split]
     lead = f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}."
     if result.ending is not None:
         lead += f" Training: {result.ending}."
+    lead += _measured(result, KINDS[splits.kind])
     lead += _calibrated(result, split)
     if isinstance(result, SweepResult) and result.soup is not None:
         lead += f" Averages that were tried: {result.soup.summary(KINDS[splits.kind])}."
-    if refit and split == "val":
+    if split == "val" and held_out is None and (refit or _learned_all(result)):
         dataset = dataset.subset(range(len(dataset)), "train")
-        lead += _after_refit(result, splits)
+        lead += " It has learned from the validation images since, so what follows flatters it."
     settings = [one.to_dict() for one in getattr(result, "settings", ())]
     tried = result.table(KINDS[splits.kind]) if isinstance(result, AutoResult) else None
     try:
-        answers = answers_for_report(model, dataset, result.task)
+        answers = held_out or answers_for_report(model, dataset, result.task)
         lead += _sampled(answers.dataset, dataset)
         page = write_report(
             folder / "report.html",
@@ -70,12 +73,23 @@ def write_run_report(
     return str(page)
 
 
-def _after_refit(result: AutoResult | Result | SweepResult, splits: Splits) -> str:
-    kind = KINDS[splits.kind]
-    before = kind.shown(result.metrics["val"][kind.score])
+def _learned_all(result: AutoResult | Result | SweepResult) -> bool:
+    """Whether the task learned from the images that it was validated on, in the end."""
+    return result.metrics["val"].get("learned_all", False) is True
+
+
+def _measured(result: AutoResult | Result | SweepResult, kind: Kind) -> str:
+    """The estimate from held-out images, with its interval."""
+    metrics = result.metrics["val"]
+    if not metrics.get("interval"):
+        return ""
+    low, high = (kind.shown(end) for end in metrics["interval"])
+    folds = f", in {metrics['folds']} folds" if metrics["folds"] > 1 else ""
+    learned = " Then it learned from all of them." if _learned_all(result) else ""
     return (
-        " It was trained once more with the validation images, so what follows is about images "
-        f"that it has learned; before that, its validation {kind.title} was {before}."
+        f" From {metrics['images']:,} held-out images{folds}, its {kind.title} is estimated to be "
+        f"{kind.shown(metrics[kind.score])}, and in nine of ten such cases it is between {low} and "
+        f"{high}.{learned}"
     )
 
 
@@ -84,9 +98,9 @@ def _calibrated(result: AutoResult | Result | SweepResult, split: str) -> str:
     if "uncalibrated_ece" not in metrics:
         return ""
     return (
-        f" Its probabilities were calibrated on the validation images, at the temperature "
-        f"{result.metrics['val']['temperature']:.3g}: the {split} calibration error was "
-        f"{metrics['uncalibrated_ece']:.4f} before and is {metrics['ece']:.4f}."
+        f" Its probabilities were calibrated on held-out images, at the temperature "
+        f"{result.metrics['val']['temperature']:.3g}; the {split} calibration error is "
+        f"{metrics['ece']:.4f}, and without it would be {metrics['uncalibrated_ece']:.4f}."
     )
 
 

@@ -12,6 +12,8 @@ of the deviations and in half precision, so that files stay small.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,8 @@ RANK = 16  # directions of correlation
 PREFIX = "statistics."
 #: The tensors that files hold in half precision.
 HALF = tuple(PREFIX + name for name in ("means", "basis"))
+FEWEST = 10  # held-out images, for what is usual
+_MANY = 100  # from here on quantiles are counted
 _LEAST = 0.05  # of a feature's variance that no direction explains
 
 
@@ -157,11 +161,35 @@ class ClassStatistics(nn.Module):
         self.basis.zero_()
         self.basis[:rank] = _rounded((found * largest.sign()).flip(0))
 
-    def adjust(self, likeness: Tensor) -> None:
-        """Set the scale of familiarity, from the `likeness` of validation images."""
-        low, middle = (float(likeness.double().quantile(q)) for q in (0.05, 0.5))
+    def adjust(self, likeness: Tensor) -> bool:
+        """Set what scores are measured by, from the `likeness` of held-out images.
+
+        Returns False, and sets nothing, where they are too few to know what is usual. Up to a
+        hundred, the value that 5 % are below is that of a normal distribution whose mean and
+        deviation are only known from so few (Student's prediction interval).
+        """
+        values, images = likeness.double(), len(likeness)
+        if images < FEWEST:
+            return False
+        low, middle = (float(values.quantile(q)) for q in (0.05, 0.5))
+        if images < _MANY:
+            wide = float(values.std()) * student_quantile(images - 1) * math.sqrt(1 + 1 / images)
+            low = min(low, float(values.mean()) - wide)
         least = 1e-6 * max(1.0, abs(middle))  # where they are all equally alike
         self.quantiles.copy_(torch.tensor([min(low, middle - least), middle]))
+        return True
+
+
+def student_quantile(freedom: int) -> float:
+    """The 95 % quantile of Student's t distribution, by its expansion around the normal one."""
+    z = 1.6448536269514722
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(sum(term / freedom**i for i, term in enumerate(terms)))
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.tasks import metrics
-from engram.tasks.calibration import as_pairs, best_temperature
+from engram.tasks import calibration, metrics
 from engram.tasks.heads import Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
 from engram.tasks.metrics import Pairs
 from engram.util.devices import to_device
@@ -184,7 +183,7 @@ class Classification(Kind):
         return torch.where(counts > 0, len(labels) / (counts > 0).sum() / counts, 0.0)
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
-        return best_temperature(logits, labels)
+        return calibration.temperature(logits, labels)
 
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
@@ -231,7 +230,7 @@ class Multilabel(Kind):
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
         """One for the sigmoids of all classes: a rare class has too few images for its own."""
-        return best_temperature(*as_pairs(logits, labels))
+        return calibration.temperature(*calibration.as_pairs(logits, labels))
 
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, fitted["thresholds"].float().cpu())

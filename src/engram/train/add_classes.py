@@ -29,6 +29,7 @@ from engram.train.replay import Images, drawn, real, solve_head
 from engram.train.result import Result
 from engram.train.run import Run
 from engram.train.training import Training
+from engram.train.validation import with_held_out
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -89,7 +90,7 @@ def add_classes(
     engram = old if isinstance(old, Engram) else read_engram(single_engram_path(old))
     name, known = task or engram.spec.name, len(engram.spec.classes)
     splits = data if isinstance(data, Splits) else load(data, one_class=True)
-    splits = with_known_classes(splits, engram).with_validation(recipe.val_share, recipe.data_seed)
+    splits = with_held_out(with_known_classes(splits, engram), recipe, cross=False)
     if test:
         splits["test"]  # whether there is one should show now
     replaces = name in model.tasks and model.engram(name).content == engram.renamed(name).content
@@ -187,8 +188,9 @@ def _check_old(old: Engram) -> None:
     if not old.has_statistics:
         raise EngramError(
             f"The engram of {name!r} has no statistics of its training images (it was trained "
-            f"with {flag('statistics', 'off')}), so its classes would be forgotten; train it once "
-            "more with its own images, or train a task with the images of all classes."
+            f"with {flag('statistics', 'off')}, or held out fewer than ten images), so its classes "
+            "would be forgotten; train it once more with its own images, or train a task with the "
+            "images of all classes."
         )
 
 

@@ -1,21 +1,22 @@
-"""`fit --regime auto`: try the regimes that leave the backbone alone, keep what validation likes
-best.
+"""`fit --regime auto`: try the regimes that leave the backbone alone, and keep the best.
 
 One pass of the backbone over the images, then all from the cache:
 
     solved    a linear head, and a readout of every layer: seconds, by `solve`
     trained   masked, masked+adapter and side, at several learning rates, together in one pass;
-              after a sixth of the steps the best three go on, after two fifths the best two
+              some are dropped on the way (`halving.py`)
     averaged  a side task with the solved head or readout, as one task: their mean output is again
               linear, so it costs nothing more
 
-The best on validation is kept. Where two differ by less than noise, it is the smaller file.
+In cross-validation each of these is a task for every fold and one for all images, which is what is
+kept (`validation.py`). The best has the lowest loss among those that tie for the highest score.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
@@ -33,21 +35,23 @@ from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
+from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
-from engram.train.choice import best_of, smallest_of
+from engram.train.choice import best_of, ties
 from engram.train.fit import ending_of, training_record
-from engram.train.halving import SuccessiveHalving
+from engram.train.halving import SuccessiveHalving, trials
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
-from engram.train.result import Ending, RunResult
+from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.train.solve import PLAIN, Seen, Solution, Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
+from engram.train.validation import HeldOut, with_held_out
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -74,6 +78,8 @@ class Tried:
     how: str  # trained, solved or averaged
     epochs: float = 0.0  # of training, until it was dropped or done
     kept: bool = False
+    tied: bool = False  # with the best, but for noise
+    dropped: bool = False  # before the end of its training
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,10 +108,17 @@ class AutoResult(RunResult):
                 f"{one.epochs:g}" if one.epochs else one.how,
                 f"{one.parameters:,}",
                 kind.shown(one.score),
-                "kept" if one.kept else "",
+                _remark(one),
             )
             for one in tried
         )
+
+
+def _remark(one: Tried) -> str:
+    """Whether a row was kept and why, is a tie, or was dropped."""
+    if one.kept:
+        return "kept: lowest loss of the ties" if one.tied else "kept"
+    return "tie" if one.tied else "dropped early" if one.dropped else ""
 
 
 def auto(
@@ -162,7 +175,7 @@ def auto(
     began = time.perf_counter()
     recipe, team = recipe or Recipe(), team or ProcessGroup()
     whole = data if isinstance(data, Splits) else load(data, kind=kind)
-    splits = whole.with_validation(recipe.val_share, recipe.data_seed)
+    splits = with_held_out(whole, recipe, not KINDS[whole.kind].per_pixel)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     task = TaskSettings("masked", tuple(extends), class_init, settings)
@@ -178,7 +191,8 @@ def auto(
             return _result(model, name, run, finished)
         engram, chosen, tried, training = portfolio.best(run, progress, told)
         model.attach(engram)
-        found = {"val": chosen.metrics}
+        final = chosen.final
+        found = {"val": final.metrics}
         if test:
             found["test"] = metrics_on_test(
                 model, name, splits, found["val"],
@@ -190,14 +204,15 @@ def auto(
             "unreadable": training.unreadable,
             "history": training.history,
             "tried": [one.to_dict() for one in tried],
-            "ending": chosen.ending and asdict(chosen.ending),
+            "ending": final.ending and asdict(final.ending),
             "measured_by": portfolio.measured_by,
         }
         if run is not None and team.main:
-            record = training_record(portfolio.recipe, splits, chosen.lr, chosen.ending)
+            record = training_record(portfolio.recipe, splits, chosen.lr, final.ending)
             model.save(name, run.out, metrics=found, recipe=record)
             run.finish(portfolio.identity, engram.content, result, training.history)
-        done = _result(model, name, run, result)
+        held_out = training.held_out(final, name)
+        done = replace(_result(model, name, run, result), held_out=held_out)
         told.finished(done)
     return done
 
@@ -233,14 +248,19 @@ def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, A
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A task of the portfolio's model, as it was last measured."""
+    """Tasks of the portfolio's model that were tried as one: of every fold, and the one to keep."""
 
-    name: str
-    metrics: dict[str, Any]
+    trainers: Sequence[TaskTrainer]
+    metrics: dict[str, Any]  # as last measured
     how: str
     lr: float = 0.0
     epochs: float = 0.0
-    ending: Ending | None = None
+    #: HeldOut of all that it was chosen from itself: the settings of a solved head.
+    rivals: Sequence[HeldOut] = ()
+
+    @property
+    def final(self) -> TaskTrainer:
+        return self.trainers[-1]
 
 
 def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) -> list[str]:
@@ -276,10 +296,17 @@ class Portfolio:
         self.model = MemoryViT(model.backbone)
         for parent in model.tasks if settings.extends else ():
             self.model.attach(model.engram(parent))
-        self.learners = []
+        self.learners: list[TaskTrainer] = []
+        self.scouts: list[TaskTrainer] = []  # of several folds; see SuccessiveHalving
+        self.followers: dict[str, list[TaskTrainer]] = {}
         for regime, lr in ((r, lr) for r in regimes for lr in self._rates(r)):
-            called = self._add(regime)
-            self.learners.append(TaskTrainer(self.model, called, recipe, lr))
+            trainers = self._trainers(regime, lr=lr)
+            self.learners += trainers
+            if len(trainers) > 2:
+                scout = TaskTrainer(self.model, self._add(regime), recipe, lr)
+                scout.fold = 0
+                self.followers[scout.name] = trainers
+                self.scouts.append(scout)
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
         self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
 
@@ -288,6 +315,15 @@ class Portfolio:
             return (self.recipe.lr,)
         sgd = self.recipe.optimizer == "sgd"
         return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
+
+    def _trainers(self, regime: str, seen: Seen = PLAIN, lr: float = 0.0) -> list[TaskTrainer]:
+        """Untrained tasks of one candidate: one for every fold, and one for all images."""
+        folds = self.splits.folds
+        names = [self._add(regime, seen) for _ in range(1 if folds is None else folds.count + 1)]
+        return [
+            TaskTrainer(self.model, name, self.recipe, lr, trial=names[-1], fold=fold)
+            for fold, name in enumerate(names)
+        ]
 
     def _add(self, regime: str, seen: Seen = PLAIN) -> str:
         """Add an untrained task, with a name that no parent has."""
@@ -320,90 +356,97 @@ class Portfolio:
     ) -> tuple[Engram, Candidate, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
         training = SuccessiveHalving(
-            self.model, self.learners, self.splits, self.recipe, run, self.team, progress, callbacks
-        )
+            self.model, self.scouts or self.learners, self.splits, self.recipe, run, self.team,
+            progress, callbacks,
+        )  # fmt: skip
+        training.followers = self.followers
         training.prepare()
         training.begin(self.identity)
         solved = self._solved(training, progress) if self.solves else []
+        scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
+        training.to_beat = max(scores, default=-math.inf)
         training.go()
         training.end()
-        trained = []
-        for one in self.learners:
-            metrics = training.dropped.get(one.name, one.metrics)
-            epochs = training.dropped_at.get(one.name, training.epochs)
-            trained.append(Candidate(one.name, metrics, "trained", one.lr, epochs, one.ending))
-        others = [Candidate(called, solution.metrics, "solved") for called, solution in solved]
-        for learner in training.learners:
-            if solved and isinstance(learner.task.method, Side):
-                others.append(self._averaged(training, learner, solved))
-        finished = [one for one in trained if one.name not in training.dropped] + others
-        sizes = [self._size(one) for one in finished]
-        chosen = finished[smallest_of(self.measured_by, [one.metrics for one in finished], sizes)]
+        trained, left = [], []
+        for trainers in trials(self.scouts) + trials(self.learners):
+            final = trainers[-1]
+            dropped = training.dropped.get(final.name)
+            if dropped is None and final not in training.learners:
+                continue  # a scout whose trial was followed, or a trial whose scout was dropped
+            metrics = final.metrics if dropped is None else dropped
+            epochs = training.dropped_at.get(final.name, training.epochs)
+            trained.append(Candidate(trainers, metrics, "trained", final.lr, epochs))
+            left += [] if dropped else trained[-1:]
+        others = [candidate for candidate, _ in solved]
+        for one in left:
+            if solved and isinstance(one.final.task.method, Side):
+                others.append(self._averaged(training, one, [solution for _, solution in solved]))
+        finished = [*left, *others]
+        measured = [one.metrics for one in finished]
+        chosen = finished[best_of(self.measured_by, measured)]
+        tied = [finished[i] for i in ties(self.measured_by, measured)]
         tried = [
             Tried(
-                regime=self.model.task(one.name).spec.regime,
+                regime=one.final.task.spec.regime,
                 lr=one.lr,
-                parameters=self._size(one),
+                parameters=self.model.engram(one.final.name).parameters,
                 score=float(one.metrics[self.measured_by]),
                 how=one.how,
                 epochs=one.epochs,
                 kept=one is chosen,
+                tied=one in tied and len(tied) > 1,
+                dropped=one not in finished,
             )
             for one in (*trained, *others)
         ]
-        learner = TaskTrainer(self.model, chosen.name, self.recipe)
-        learner.metrics = chosen.metrics
-        training.complete([learner])
-        chosen = replace(chosen, metrics=learner.metrics)
-        return self.model.engram(chosen.name).renamed(self.name), chosen, tried, training
+        answers, _ = training.validate([one for each in finished for one in each.trainers])
+        rivals = [*answers.values(), *(one for each in finished for one in each.rivals)]
+        chosen.final.metrics = chosen.metrics
+        training.complete(chosen.trainers, rivals)
+        return self.model.engram(chosen.final.name).renamed(self.name), chosen, tried, training
 
-    def _size(self, one: Candidate) -> int:
-        return self.model.engram(one.name).parameters
-
-    def _solved(self, training: Training, progress: Progress) -> list[tuple[str, Solution]]:
+    def _solved(self, training: Training, progress: Progress) -> list[tuple[Candidate, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""
         progress("solving", 0, 2, "")
         task = self.model.task(self._add(Head.name))
         self.kind.prepare(task.head, self.splits["train"].labels)
-        labels = self.splits["train"].labels
-        solver = Solver(training.feed, self.model.backbone, task, self.team, self.recipe, labels)
-        found = []
+        solver = Solver(training, task, statistics=True)
+        found: list[tuple[Candidate, Solution]] = []
         for regime, choices in ((Head.name, (PLAIN,)), (Readout.name, solver.choices)):
             solution = solver.best(choices)
-            called = self._add(regime, solution.seen)
-            solution.put_into(self.model.task(called))
-            found.append((called, solution))
+            trainers = self._trainers(regime, solution.seen)
+            for fold, one in enumerate(trainers):
+                solution.put_into(one.task, fold)
+            rivals = [one.answers for one in solution.tried]
+            found.append((Candidate(trainers, solution.metrics, "solved", rivals=rivals), solution))
             progress("solving", len(found), 2, "")
         return found
 
     def _averaged(
-        self, training: Training, side: TaskTrainer, solved: Sequence[tuple[str, Solution]]
+        self, training: Training, side: Candidate, solved: Sequence[Solution]
     ) -> Candidate:
         """The best average of a side task with a solved one."""
         made = []
-        for _, solution in solved:
+        for solution in solved:
             regime = SideReadout.name if solution.seen.layers else Side.name
-            average = self._add(regime, solution.seen)
-            _average(self.model, average, side.name, solution)
-            learner = TaskTrainer(self.model, average, self.recipe)
-            training.measure([learner])
-            made.append(
-                Candidate(average, learner.metrics, "averaged", side.lr, ending=side.ending)
-            )
+            trainers = self._trainers(regime, solution.seen)
+            for fold, (one, own) in enumerate(zip(trainers, side.trainers, strict=True)):
+                self._average(one.task, own.task, solution.weight[fold], solution.bias[fold])
+            training.measure(trainers)
+            trainers[-1].ending = side.final.ending
+            made.append(Candidate(trainers, trainers[-1].metrics, "averaged", side.lr))
         return made[best_of(self.measured_by, [one.metrics for one in made])]
 
-
-def _average(model: MemoryViT, called: str, side: str, solution: Solution) -> None:
-    """Fill a task with a side and a solved head: its output is the mean of both."""
-    task, own = model.task(called), model.task(side)
-    width, seen = model.backbone.config.width, solution.weight.shape[1]
-    with torch.no_grad():
-        for name, value in own.input().tensors.items():
-            task.get_parameter(name).copy_(value)
-        task.head.weight.zero_()
-        task.head.weight[:, :seen] += solution.weight / 2
-        task.head.weight[:, :width] += own.head.weight[:, :width] / 2
-        task.head.weight[:, seen:] += own.head.weight[:, width:] / 2
-        task.head.bias.copy_((solution.bias + own.head.bias) / 2)
-    for name, value in task.head.fitted.items():
-        value.copy_(own.head.fitted[name])
+    def _average(self, task: Task, side: Task, solved: Tensor, bias: Tensor) -> None:
+        """Fill a task with a side and a solved head: its output is the mean of both."""
+        width, seen = self.model.backbone.config.width, solved.shape[1]
+        with torch.no_grad():
+            for name, value in side.input().tensors.items():
+                task.get_parameter(name).copy_(value)
+            task.head.weight.zero_()
+            task.head.weight[:, :seen] += solved / 2
+            task.head.weight[:, :width] += side.head.weight[:, :width] / 2
+            task.head.weight[:, seen:] += side.head.weight[:, width:] / 2
+            task.head.bias.copy_((bias + side.head.bias) / 2)
+        for name, value in task.head.fitted.items():
+            value.copy_(side.head.fitted[name])

@@ -221,6 +221,16 @@ class Cache:
         layers = [layer for layer in cached.layers if isinstance(layer, Tensor)]
         return self._statistics([*layers, cached.final])
 
+    def class_tokens(self, rows: Tensor) -> Tensor:
+        """The class token of every layer (b, features), or the pooled token if that is all."""
+        config, kept = self.backbone.config, rows[:, -1]
+        if rows.shape[1] == self.shape[0] and self.keeps == "statistics":
+            steps, size = config.depth + 1, statistics_per_layer(config.class_token)
+            kept = rows[:, : steps * size : size].flatten(1)
+        elif rows.shape[1] == self.shape[0] and config.class_token and self.keeps != "final":
+            kept = rows[:, : -1 - self._final : self.tokens].flatten(1)
+        return kept.float()
+
     def _statistics(self, layers: Sequence[Tensor]) -> Tensor:
         grid = grid_weights(self.backbone, self.preprocessing.size, layers[0].device)
         return LayerStatistics.from_layers(layers, self.backbone, grid).all()

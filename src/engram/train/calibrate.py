@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
 from engram.train.learner import TaskTrainer
+from engram.train.validation import HeldOut
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 
-if TYPE_CHECKING:
-    from engram.train.training import Training
 
+def calibrate(learner: TaskTrainer, held_out: HeldOut, failed: int) -> HeldOut:
+    """Divide the logits of a task by the temperature that fits its answers for held-out images.
 
-def calibrate(training: Training, learners: Sequence[TaskTrainer]) -> None:
-    """Divide the logits of these learners by the temperatures that fit the validation images.
-
-    Their metrics are then those of the calibrated answers, with the `temperature` and what the
+    Its metrics are then those of the calibrated answers, with the `temperature` and what the
     calibration error was before, `uncalibrated_ece`. Nothing happens where the recipe turned it
-    off, or where the kind of task has no probabilities.
+    off, where the kind of task has no probabilities, or where it would not help.
+
+    Returns:
+        The answers, with calibrated logits.
     """
-    chosen = [one for one in learners if one.task.kind.calibrates]
-    if training.recipe.calibrate == "off" or not chosen:
-        return
-    found, failed = training.validate(chosen)
-    for learner in chosen:
-        if not found[learner.name]:
-            continue
-        kind, head = learner.task.kind, learner.task.head
-        logits, labels = (torch.cat(parts) for parts in zip(*found[learner.name], strict=True))
-        temperature = kind.temperature(logits, labels)
-        before = learner.measure([(logits, labels)], failed)["ece"]
-        head.divide(temperature)
-        kept = [(logits / temperature, labels)]
-        kind.fit_buffers(head, kept)
-        learner.metrics = {
-            **learner.measure(kept, failed),
-            "uncalibrated_ece": before,
-            "temperature": temperature,
-        }
+    kind, head = learner.task.kind, learner.task.head
+    if learner.recipe.calibrate == "off" or not kind.calibrates:
+        return held_out
+    temperature = kind.temperature(held_out.outputs, held_out.labels)
+    if temperature == 1.0:
+        return held_out
+    before = learner.metrics
+    head.divide(temperature)
+    calibrated = held_out._replace(outputs=held_out.outputs / temperature)
+    kind.fit_buffers(head, calibrated.pairs)
+    after = learner.measure(calibrated.pairs, failed)
+    estimated = ("interval", "folds", "held_out", "learned_all", learner.measured_by)
+    learner.metrics = {
+        **after,
+        **{name: before[name] for name in estimated},
+        "uncalibrated_ece": before["ece"],
+        "temperature": temperature,
+    }
+    return calibrated
 
 
 def metrics_on_test(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,43 +23,67 @@ _KEPT = 2_048  # images whose features are in memory, for correlations
 def keep_statistics(
     training: Training, learners: Sequence[TaskTrainer], old: ClassStatistics | None = None
 ) -> None:
-    """Go over the training images once more, and keep what their features are like.
+    """Go over the training images once more, and keep what the features of tasks are like.
 
-    `old` are statistics of the first classes, whose images are not there any more. Nothing happens
-    where the recipe turned it off.
+    The distances that are usual are those of held-out images: in cross-validation, from the
+    statistics of a fold's own task. `old` are statistics of the first classes, whose images are not
+    there any more. Nothing happens where the recipe turned it off.
     """
     if training.recipe.statistics == "off":
         return
     training.model.eval()
-    names = [learner.name for learner in learners]
     training.progress("keeping statistics", 0, 0)
-    sums = {
-        one.name: Sums(one.task.keep_statistics(), training.team, _KEPT // training.team.world)
-        for one in learners
-    }
-    for added in sums.values():
-        if old is not None and training.team.main:
+    final = [one for one in learners if one.name == one.trial]
+    sums = {one.name: _Sums(one.task.keep_statistics(), training.team) for one in final}
+    if old is not None and training.team.main:
+        for added in sums.values():
             added.remember(old)
-    shares = training.feed.epoch(0, 0, balanced=False)
-    for found, labels in _features(training, shares, names):
-        for one in learners:
-            sums[one.name].add(found[one.name], one.task.kind.group(labels))
-    for one in learners:
-        sums[one.name].finish()
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
-    for found, _ in _features(training, training.feed.validation(), names):
-        for name in names:
-            seen[name].append(sums[name].statistics.likeness(found[name]).cpu())
-    for one in learners:
-        statistics, likeness = sums[one.name].statistics, training.team.gather(seen[one.name])
-        if not likeness:  # no image can be read, so there is nothing to measure by
-            one.task.statistics = None
-            continue
-        statistics.adjust(torch.cat(likeness))
-        if old is not None:  # as usual for images of both
-            share = float(old.counts.sum() / statistics.counts.sum())
+    folds = training.splits.folds
+    parts = [_Part(one.trial, one.name, one.fold, one) for one in learners if one.fold is not None]
+    for part in parts:
+        groups, features = sums[part.trial].statistics.means.shape
+        statistics = ClassStatistics(groups, features).to(training.team.device)
+        part.sums = _Sums(statistics, training.team)
+    names = list(dict.fromkeys([*sums, *(part.name for part in parts)]))
+    for shard, found in _features(training, training.feed.epoch(0, 0, balanced=False), names):
+        for one in final:
+            sums[one.name].add(found[one.name], one.task.kind.group(shard.labels))
+        for part in parts:
+            assert folds is not None
+            rows = folds.learned_from(shard.samples, part.fold)
+            group = part.learner.task.kind.group(shard.labels[rows])
+            part.sums.add(found[part.name][rows], group)
+    for added in (*sums.values(), *(part.sums for part in parts)):
+        added.finish()
+    seen: dict[str, list[Tensor]] = {one.name: [] for one in final}
+    for shard, found in _features(training, training.feed.validation(), names):
+        for part in parts:
+            assert folds is not None
+            rows = folds.held_out(shard.samples, part.fold)
+            likeness = part.sums.statistics.likeness(found[part.name][rows])
+            seen[part.trial].append(likeness.cpu())
+        for one in final if folds is None else ():
+            seen[one.name].append(sums[one.name].statistics.likeness(found[one.name]).cpu())
+    for one in final:
+        statistics, values = sums[one.name].statistics, training.team.gather(seen[one.name])
+        known = statistics.adjust(torch.cat([torch.zeros(0), *values]))
+        if old is not None:  # as usual for images of both, or of the first alone
+            share = float(old.counts.sum() / statistics.counts.sum()) if known else 1.0
             statistics.quantiles.lerp_(old.quantiles, share)
+        elif not known:
+            one.task.statistics = None
     training.model.train()
+
+
+@dataclass(eq=False)
+class _Part:
+    """The statistics of a fold: of the features that a task has of the images it learned from."""
+
+    trial: str
+    name: str
+    fold: int
+    learner: TaskTrainer
+    sums: _Sums = field(init=False)
 
 
 def _generator() -> torch.Generator:
@@ -69,24 +94,24 @@ def features_of(
     training: Training, shares: Iterable[BatchShard], name: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What the head of a task is given of images, in half precision, and their labels."""
-    for found, labels in _features(training, shares, [name]):
-        yield found[name].half().cpu(), labels
+    for shard, found in _features(training, shares, [name]):
+        yield found[name].half().cpu(), shard.labels
 
 
 def _features(
     training: Training, shares: Iterable[BatchShard], names: Sequence[str]
-) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+) -> Iterator[tuple[BatchShard, dict[str, Tensor]]]:
     for share in shares:
-        for inputs, labels in share.split(training.recipe.micro_batch):
+        for part in share.split(training.recipe.micro_batch):
             with torch.no_grad():
-                yield training.feed.features(inputs, names), labels
+                yield part, training.feed.features(part.inputs, names)
 
 
-class Sums:
+class _Sums:
     """Adds up features, over the images of all processes, until `finish` makes statistics of it."""
 
-    def __init__(self, statistics: ClassStatistics, team: ProcessGroup, kept: int) -> None:
-        self.statistics, self.team, self._room = statistics, team, kept
+    def __init__(self, statistics: ClassStatistics, team: ProcessGroup) -> None:
+        self.statistics, self.team, self._room = statistics, team, _KEPT // team.world
         groups, features = statistics.means.shape
         self._counts = torch.zeros(groups, dtype=torch.float64)
         self._sums = torch.zeros(groups, features, dtype=torch.float64)

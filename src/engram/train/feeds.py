@@ -23,6 +23,7 @@ from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.caches import room
 from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
+from engram.train.validation import near_copies
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -36,14 +37,15 @@ class BatchShard:
 
     inputs: Tensor
     labels: Tensor
+    samples: Tensor  # their numbers in the dataset
     failed: int = 0  # pictures of it that could not be read
 
-    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def split(self, size: int) -> Iterator[BatchShard]:
         """Parts of at most this size; none of an empty batch."""
         if len(self.labels):
-            yield from zip(
-                torch.split(self.inputs, size), torch.split(self.labels, size), strict=True
-            )
+            parts = (torch.split(x, size) for x in (self.inputs, self.labels, self.samples))
+            for inputs, labels, samples in zip(*parts, strict=True):
+                yield BatchShard(inputs, labels, samples)
 
 
 class Feed(Protocol):
@@ -52,6 +54,7 @@ class Feed(Protocol):
     cache: str  # on or off
     contents: str  # a hash of all images' bytes, "" where they were not hashed
     per_epoch: int  # steps
+    plain: bool  # training images are seen as validation images are: nothing is random
 
     @property
     def bad(self) -> dict[str, str]:
@@ -85,6 +88,7 @@ class BackboneFeed:
     def __init__(self, plan: FeedPlan) -> None:
         self.model, self.team = plan.model, plan.team
         self.preprocessing = plan.model.preprocessing
+        self.plain = plan.augment == "none" and plan.transform is None
         self.per_epoch, self._order = plan.per_epoch, plan.order
 
         def loader(dataset: Dataset, mode: str) -> Loader:
@@ -112,14 +116,14 @@ class BackboneFeed:
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         order = self._order(epoch, balanced)
         for found in self._train.epoch(epoch, skip=skip, samples=order):
-            yield BatchShard(found.images, found.labels, len(found.failed))
+            yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
     def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
         samples = None if batches is None else range(batches * self._val.batch_size)
         if samples is not None:
             samples = samples[: len(self._val.dataset)]
         for found in self._val.epoch(0, samples=samples):
-            yield BatchShard(found.images, found.labels, len(found.failed))
+            yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         outputs: dict[str, Tensor] = self.model(self._pixels(inputs), tasks=tasks)
@@ -146,6 +150,7 @@ class CacheFeed:
     def __init__(self, plan: FeedPlan) -> None:
         self.plan, self.model, self.team, self.recipe = plan, plan.model, plan.team, plan.recipe
         self.train, self.val, self.per_epoch = plan.train, plan.val, plan.per_epoch
+        self.plain = plan.augment == "none"
         self.bad: dict[str, str] = {}
         self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
 
@@ -279,7 +284,8 @@ class CacheFeed:
                 good = [int(i) for i in batch if contents[i] in cache]
                 good = [i for i in good if masks is None or i in masks]
                 rows = cache.read([contents[i] for i in good], self.plan.only_pooled)
-                yield BatchShard(rows, self._labels(cache, dataset, good), len(batch) - len(good))
+                labels = self._labels(cache, dataset, good)
+                yield BatchShard(rows, labels, torch.tensor(good).long(), len(batch) - len(good))
 
         return prefetched(read())
 
@@ -295,6 +301,14 @@ class CacheFeed:
 
     def layer_statistics(self, inputs: Tensor) -> Tensor:
         return self._plain.layer_statistics(to_device(inputs, self.team.device))
+
+    def near_copies(self) -> tuple[Tensor, Integers]:
+        """Sample numbers of the validation images, and their groups of near-copies."""
+        found = [
+            (share.samples, self._plain.class_tokens(share.inputs)) for share in self.validation()
+        ]
+        samples, tokens = (torch.cat(p) for p in zip(*self.team.gather(found), strict=True))
+        return samples, near_copies(tokens)
 
 
 def open_feed(

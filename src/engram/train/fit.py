@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
 from engram.train.learner import TaskTrainer
-from engram.train.recipe import Recipe
+from engram.train.recipe import Recipe, learning_rate
 from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, Result
 from engram.train.run import Run
-from engram.train.solve import solve_task
+from engram.train.solve import solve_tasks
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
+from engram.train.validation import HeldOut, with_held_out
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -85,10 +86,11 @@ def fit(
             "auto makes; train one of them, or use engram.auto."
         )
     splits = data if isinstance(data, Splits) else load(data, like=task.spec)
-    splits = splits.with_validation(recipe.val_share, recipe.data_seed)
+    splits = with_held_out(splits, recipe, task.method.shares_pass and not task.kind.per_pixel)
     check_fits(task.spec, splits, same_ignore=True)
     recipe.check_for(task.kind)
-    if recipe.mixup and task.method.solved:
+    solved = task.method.solved and not task.kind.per_pixel
+    if recipe.mixup and solved:
         raise EngramError(
             f"{flag('mixup')} is {recipe.mixup:g}, but {task.spec.regime} is solved from all "
             "images at once, without batches whose images could be mixed; leave it out, or train "
@@ -97,9 +99,9 @@ def fit(
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
-    learner = TaskTrainer(model, name, recipe)
+    lr = learning_rate(recipe, type(task.method))
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
-    settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=learner.lr)
+    settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=lr)
     told = run_callbacks(callbacks, name, splits, settings, run, team)
     began = time.perf_counter()
     with run or contextlib.nullcontext(), told:
@@ -110,17 +112,21 @@ def fit(
                 task = model.swap(written.spec)
             written.fill(task)
             return _result(model, name, run, finished)
-        training = Training(model, [learner], splits, recipe, run, team, progress, told)
-        training.prepare(transform)
-        training.begin(identity)
-        if task.method.solved:
-            solve_task(model, name, training.feed, team, recipe, splits["train"].labels)
-            learner = TaskTrainer(model, name, recipe)
-            training.measure([learner])
-        else:
-            training.go()
-            training.end()
-        training.complete([learner])
+        with _with_folds(model, name, splits) as names:
+            trainers = _trainers(model, names, recipe)
+            training = Training(model, trainers, splits, recipe, run, team, progress, told)
+            training.prepare(transform)
+            training.begin(identity)
+            rivals: list[HeldOut] = []
+            if solved:
+                rivals = solve_tasks(training, names)
+                trainers = _trainers(model, names, recipe)
+                training.measure(trainers)
+            else:
+                training.go()
+                training.end()
+            training.complete(trainers, rivals)
+        learner = trainers[-1]
         history, unreadable = training.history, training.unreadable
         metrics = {"val": learner.metrics}
         if test:
@@ -136,13 +142,36 @@ def fit(
             "ending": learner.ending and asdict(learner.ending),
         }
         if run is not None and team.main:
-            used = None if task.method.solved else learner.lr
+            used = None if solved else learner.lr
             record = training_record(recipe, splits, used, learner.ending)
             model.save(name, run.out, metrics=metrics, recipe=record)
             run.finish(identity, model.engram(name).content, result, history)
-        done = _result(model, name, run, result)
+        held_out = training.held_out(learner, name)
+        done = replace(_result(model, name, run, result), held_out=held_out)
         told.finished(done)
     return done
+
+
+@contextlib.contextmanager
+def _with_folds(model: MemoryViT, name: str, splits: Splits) -> Iterator[list[str]]:
+    """The task, last, behind copies of it for the folds, which are gone afterwards."""
+    count, engram = 0 if splits.folds is None else splits.folds.count, model.engram(name)
+    copies = [f"{name[:50]}.fold-{fold}" for fold in range(count)]
+    try:
+        for copy in copies:
+            model.attach(engram.renamed(copy))
+        yield [*copies, name]
+    finally:
+        for copy in copies:
+            if copy in model.tasks:
+                model.detach(copy)
+
+
+def _trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[TaskTrainer]:
+    return [
+        TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
+        for fold, name in enumerate(names)
+    ]
 
 
 def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> Result:

@@ -41,11 +41,16 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     _check(name, _Own, {k: v for k, v in from_file.items() if k in _OWN})
     merged = {}
     for settings_class, values in given.items():
-        names = [item.name for item in settings_fields(settings_class) if item.name in said]
-        lower = {key: _tuple(said.pop(key)) for key in names}
+        items = {item.name: item for item in settings_fields(settings_class)}
+        lower = {key: _tuple(said.pop(key)) for key in items if key in said}
         if settings_class is not Recipe:  # which is checked with its flags
             _check(name, settings_class, lower)
-        above = {k: v for k, v in values.items() if v is not False or k not in lower}
+        # A flag that was not given is None, or False where it can only turn something on.
+        above = {
+            k: v
+            for k, v in values.items()
+            if v is not False or k not in lower or items[k].default is True
+        }
         merged[settings_class] = {**lower, **above}
     if any(said.values()):
         raise EngramError(f"{name} sets {', '.join(said)}, for which there is engram sweep.")

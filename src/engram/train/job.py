@@ -11,6 +11,7 @@ from engram.data.overview import warnings
 from engram.errors import EngramError
 from engram.methods import method_class
 from engram.model import MemoryViT
+from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import AutoResult, Portfolio, auto, shorter_recipe, trained_regimes
@@ -28,6 +29,7 @@ from engram.train.run import check_out
 from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep, sweep_identity
 from engram.train.trackers import trackers_named
+from engram.train.validation import with_held_out
 from engram.train.variants import Grid, SweepRunner
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -150,7 +152,9 @@ class TrainingJob:
     def identity(self, task: str, regime: str, seeds: int) -> str:
         """What `train` would be a run of, as its folder records it."""
         model, recipe, team, test = self.model, self.recipe, self.team, self.options.test
-        splits = self.splits.with_validation(recipe.val_share, recipe.data_seed)
+        kind = KINDS[self.splits.kind]
+        shared = regime == "auto" or method_class(regime).shares_pass
+        splits = with_held_out(self.splits, recipe, shared and not kind.per_pixel and seeds == 1)
         if regime == "auto":
             shorter, settings = shorter_recipe(recipe, len(splits["train"])), self.settings
             return Portfolio(model, task, splits, shorter, settings, team, test).identity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from engram.model import MemoryViT
+from engram.tasks.metrics import Pairs
 from engram.train.choice import noise
 from engram.train.mixup import Targets
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending
+from engram.train.validation import HeldOut
 
 #: By how much the score has to rise, or the loss to fall, for patience to begin anew. A validation
 #: loss that creeps down while all answers stay the same is no reason to go on.
@@ -22,7 +24,11 @@ _RISE, _FALL = 0.001, 0.02
 
 
 class TaskTrainer:
-    """One task in training: its optimiser, its learning rate, the averages and bests it keeps."""
+    """One task in training: its optimiser, its learning rate, the averages and bests it keeps.
+
+    In cross-validation several train for one `trial`: each that has a `fold` never sees its images
+    and is measured on them, and the last, which is called like the trial, sees all.
+    """
 
     def __init__(
         self,
@@ -31,8 +37,12 @@ class TaskTrainer:
         recipe: Recipe,
         lr: float = 0.0,
         decay: float | None = None,
+        trial: str = "",
+        fold: int | None = None,
     ) -> None:
         self.name, self.recipe = name, recipe
+        self.trial = trial or name
+        self.fold = fold if name != self.trial else None
         self.task = model.task(name)
         self.lr = lr or learning_rate(recipe, type(self.task.method))
         self.measured_by = self.task.kind.score_with(recipe.balance)
@@ -55,6 +65,7 @@ class TaskTrainer:
         self.level = [-math.inf, math.inf]  # score and loss when each last got clearly better
         self.ending: Ending | None = None
         self.metrics: dict[str, Any] = {}
+        self.held_out: HeldOut | None = None  # its answers, once it is completed
         half = recipe.precision == "fp16"
         self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
 
@@ -71,13 +82,14 @@ class TaskTrainer:
             device = self.task.head.weight.device
             self.weights = kind.class_weights(labels, len(self.task.spec.classes)).to(device)
 
-    def loss(self, outputs: Tensor, targets: Targets) -> Tensor:
-        """The sum over images: what several processes and parts of a batch add up to."""
+    def loss(self, outputs: Tensor, targets: Targets, weights: Tensor | None = None) -> Tensor:
+        """The sum over images, times their weights: what parts of a batch add up to."""
         head, smoothing = self.task.head, self.recipe.label_smoothing
         total = outputs.new_zeros((), dtype=torch.float32)
         for labels, share in targets:
             lost = self.task.kind.losses(outputs, labels, head, smoothing, self.weights)
-            total = total + (lost if share is None else lost * share).sum()
+            lost = lost if share is None else lost * share
+            total = total + (lost if weights is None else lost * weights).sum()
         return total
 
     def step(self, step: int, steps: int) -> None:
@@ -109,7 +121,7 @@ class TaskTrainer:
             self.scale, self.since_scaled = self.scale * 2, 0
         return True
 
-    def measure(self, kept: Sequence[tuple[Tensor, Tensor]], failed: int) -> dict[str, Any]:
+    def measure(self, kept: Pairs, failed: int) -> dict[str, Any]:
         """The metrics of what `Kind.keep` kept of a validation."""
         return self.task.kind.metrics(kept, self.task.head.fitted, failed)
 

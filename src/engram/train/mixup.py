@@ -52,11 +52,13 @@ class Mixup:
 
 def parts(
     share: BatchShard, size: int, mixup: Mixup | None, device: torch.device
-) -> Iterator[tuple[Tensor, Targets]]:
-    """The inputs and targets of a batch in parts of at most this size; none of an empty one."""
+) -> Iterator[tuple[Tensor, Targets, Tensor]]:
+    """Inputs, targets and sample numbers of a batch in parts of at most this size."""
     for start in range(0, len(share.labels), size):
         part = slice(start, start + size)
+        targets: Targets
         if mixup is None:
-            yield share.inputs[part], [(to_device(share.labels[part], device), None)]
+            inputs, targets = share.inputs[part], [(to_device(share.labels[part], device), None)]
         else:
-            yield mixup.inputs(share, part), mixup.targets(share, part, device)
+            inputs, targets = mixup.inputs(share, part), mixup.targets(share, part, device)
+        yield inputs, targets, share.samples[part]

@@ -11,6 +11,7 @@ from engram.train.cache import row_bytes
 from engram.train.cache_plan import CachePlan
 from engram.train.caches import default_root
 from engram.train.recipe import Recipe
+from engram.train.validation import with_held_out
 from engram.util.flag_names import flag
 from engram.util.text import counted, storage
 
@@ -28,7 +29,8 @@ def opening(
 
     `why` says why it is this backbone.
     """
-    splits = whole.with_validation(recipe.val_share, recipe.data_seed)
+    shared = all(spec.method.shares_pass and not spec.kind_object.per_pixel for spec in specs)
+    splits = with_held_out(whole, recipe, shared)
     height, width = model.preprocessing.size
     return [
         ("backbone", f"{model.backbone.source}, images of {height} x {width} pixels"),
@@ -46,13 +48,16 @@ def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
     """The images of every split, and where those for validation come from."""
     train, val = len(splits["train"]), len(splits["val"])
     parts = [f"{counted(train, 'image')} to train"]
+    seed = f"seed {recipe.data_seed}"
     if whole.val is not None:
         parts.append(f"{val:,} to validate (its own split)")
+    elif splits.folds is None:
+        parts.append(f"{val:,} held out of {train + val:,} to validate ({seed})")
+    elif splits.folds.count == 1:
+        parts.append(f"{val:,} of them held out to validate first ({seed})")
     else:
-        how = "at random" if whole["train"].labels.ndim > 1 else "at random in every class"
-        parts.append(
-            f"{val:,} held out of {train + val:,} to validate ({how}, seed {recipe.data_seed})"
-        )
+        held_out = f"held out in turn in {splits.folds.count} folds, near-copies together"
+        parts.append(f"{held_out} ({seed})")
     if splits.test is not None:
         parts.append(f"{len(splits.test):,} to test")
     return ", ".join(parts)

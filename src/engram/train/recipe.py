@@ -88,9 +88,16 @@ class Recipe:
     )
     seed: int = setting(0, "random seed for initialisation")
     data_seed: int = setting(0, "random seed for order, augmentation and the validation split")
-    val_share: float = setting(
-        0.1, "share of training images held out for validation, if there is no val split", below=1
+    folds: int = setting(
+        0,
+        "folds of cross-validation, if there is no val split; 0: five with up to 2,000 images, "
+        "else one, a tenth of the images",
+        most=20,
     )
+    val_share: float = setting(
+        0.0, "share of training images that a single fold holds out; 0: what folds says", below=1
+    )
+    refit: bool = setting(True, "learn from the held-out images too, once the choice is made")
     precision: str = setting(
         "auto",
         "numeric precision of training",
@@ -121,6 +128,11 @@ class Recipe:
             raise EngramError(
                 f"{flag('views')} is {self.views}, but {flag('augment')} is none, so all views "
                 f"would be the same; choose {flag('augment')} inception, pad-crop or auto."
+            )
+        if self.folds > 1 and self.val_share:
+            raise EngramError(
+                f"{flag('folds')} is {self.folds}, and {flag('val_share')} holds out one share; "
+                "give one of them."
             )
 
     def to_dict(self) -> dict[str, Any]:

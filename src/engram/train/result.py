@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engram.inference.evaluate import Answers
 from engram.tasks.kinds import KINDS
 
 
@@ -74,6 +75,7 @@ class RunResult:
     path: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     ending: Ending | None = None  # None: it was solved, not trained
+    held_out: Answers | None = None  # for validation images; None where an earlier run found them
 
     def __repr__(self) -> str:
         scores = [

@@ -2,36 +2,43 @@
 
 The layer statistics of all images are read once. They are standardised, all but the pooled
 token are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which
-takes seconds (`dual_solver.py` where images are few). Validation chooses the penalty,
-alpha, how many layers are seen, and whether the grid is. What was found is folded into one
-weight and bias for the statistics as they are.
+takes seconds (`dual_solver.py` where images are few). Held-out images choose the penalty, alpha,
+how many layers are seen, and whether the grid is. What was found is folded into one weight and bias
+for the statistics as they are.
+
+In cross-validation the heads of all folds, and the one for all images, are solved together: they
+are rows of one product, and each has its own weights of the images in its loss. Axes: f folds, the
+last of them for all images (or one alone, where there are no folds), c classes, d features, b
+images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engram.methods.method import Needs
 from engram.methods.readout import grid_count, statistics_per_layer
-from engram.model import MemoryViT
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
-from engram.train.choice import best_of
+from engram.train.choice import best_of, noise
 from engram.train.dual_solver import DualSolver
-from engram.train.feeds import BatchShard, Feed
-from engram.train.recipe import Recipe
+from engram.train.feeds import BatchShard
+from engram.train.validation import HeldOut
 from engram.util.devices import to_device
-from engram.util.processes import ProcessGroup
-from engram.vit import ViT
 
-PENALTIES = (0.1, 0.01, 0.001)
+if TYPE_CHECKING:
+    from engram.train.training import Training
+
+#: Values between these change nothing: 0.1 points at most in 123 runs with 2 to 50 images a class.
+PENALTIES = (0.1, 0.001)
 ALPHAS = (0.1, 0.3, 1.0)
+_WORSE = 4.0  # times the margin of a tie: from there on no larger alpha is tried
 _GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
@@ -48,103 +55,114 @@ class Seen(NamedTuple):
 PLAIN = Seen(0)  # a plain linear head
 
 
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """A solved head, for statistics as they are."""
+class Tried(NamedTuple):
+    """One setting of a solved head, and its answers for the held-out images."""
 
     seen: Seen
     alpha: float
     penalty: float
-    weight: Tensor  # (classes, features)
-    bias: Tensor
-    fitted: Fitted
-    metrics: dict[str, Any]  # on the validation images
+    answers: HeldOut
+    metrics: dict[str, Any]
 
-    def put_into(self, task: Task) -> None:
-        """Copy the head into a task whose head sees these features."""
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Solved heads, for statistics as they are."""
+
+    seen: Seen
+    weight: Tensor  # (f, c, d)
+    bias: Tensor  # (f, c)
+    fitted: Fitted
+    metrics: dict[str, Any]  # of the answers for the held-out images
+    answers: HeldOut
+    tried: Sequence[Tried]  # all that it was chosen from
+
+    def put_into(self, task: Task, fold: int = -1) -> None:
+        """Copy a head into a task that sees these features: the last, or that of a fold."""
         with torch.no_grad():
-            task.head.weight.copy_(self.weight)
-            task.head.bias.copy_(self.bias)
+            task.head.weight.copy_(self.weight[fold])
+            task.head.bias.copy_(self.bias[fold])
         for name, value in task.head.fitted.items():
             value.copy_(self.fitted[name])
 
 
-#: Statistics (b, features) in half precision, or standardised ones in full, with their labels.
-Batches = Iterable[tuple[Tensor, Tensor]]
+#: Statistics (b, d) in half precision, or standardised ones in full, labels, and sample numbers.
+Batch = tuple[Tensor, Tensor, Tensor]
+Batches = Iterable[Batch]
 
 
 class _Kept:
     """Batches that can be read again and again: from memory, or where they are too many, anew."""
 
-    def __init__(self, read: Callable[[], Iterator[tuple[Tensor, Tensor]]], keep: bool) -> None:
+    def __init__(self, read: Callable[[], Iterator[Batch]], keep: bool) -> None:
         self._read = read
         self._batches = list(read()) if keep else None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         return self._read() if self._batches is None else iter(self._batches)
 
 
 class Solver:
     """Solves heads for one task from the batches of a feed.
 
-    `task` is a task for this data: it says the kind, and its head settles what that needs. `labels`
-    are those of all training images. Where the recipe balances classes, by weights or a sampler,
-    the loss has weights: a solver takes no batches, and a sampler has the same mean.
+    `task` is a task for this data: it says the kind, and its head settles what that needs.
+    `statistics`: whether heads see the layer statistics; else the pooled token is all there is.
+    Where the recipe balances classes, by weights or a sampler, the loss has weights: a solver takes
+    no batches, and a sampler has the same mean.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        backbone: ViT,
-        task: Task,
-        team: ProcessGroup,
-        recipe: Recipe,
-        labels: npt.NDArray[Any],
-    ) -> None:
+    def __init__(self, training: Training, task: Task, statistics: bool) -> None:
+        feed, recipe, team = training.feed, training.recipe, training.team
         self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
+        self.folds = training.splits.folds
         self.measured_by = task.kind.score_with(recipe.balance)
         self.weights: Tensor | None = None
         if recipe.balance != "none":
+            labels = training.splits["train"].labels
             weights = task.kind.class_weights(labels, len(task.spec.classes))
             self.weights = weights.to(team.device)
         passes = max(1, recipe.views)
-        self.width, depth = backbone.config.width, backbone.config.depth
-        self.steps, self.grid = depth + 1, grid_count(depth) * self.width
-        self.per_layer = statistics_per_layer(backbone.config.class_token) * self.width
+        config = training.model.backbone.config
+        self.width, self.steps = config.width, config.depth + 1
+        self.grid = grid_count(config.depth) * self.width
+        self.per_layer = statistics_per_layer(config.class_token) * self.width
 
-        def train() -> Iterator[tuple[Tensor, Tensor]]:
+        self.features = self.width
+        if statistics:
+            self.features = self.steps * self.per_layer + self.grid
+
+        def rows(inputs: Tensor) -> Tensor:
+            if statistics:
+                return feed.layer_statistics(inputs)
+            return feed.features(inputs, [task.spec.name])[task.spec.name]
+
+        def train() -> Iterator[Batch]:
             for epoch in range(passes):
-                yield from _statistics(feed, feed.epoch(epoch, 0, balanced=False))
+                yield from _read(feed.epoch(epoch, 0, balanced=False), rows)
 
-        first = next(iter(train()), None)
-        size = 0 if first is None else first[0].numel() * 2 * feed.per_epoch * passes
+        size = 2 * self.features * len(training.splits["train"]) * passes
         self.train = _Kept(train, size <= _IN_MEMORY)
-        self.val, self.unreadable = self._validation(feed)
         self._standardise()
+        #: In cross-validation the training images, as they are, are those to measure on.
+        self.own_val = self.folds is not None and feed.plain
+        self.val = [] if self.own_val else list(_read(feed.validation(), rows))
+        bad = {name for found in team.gather([feed.bad]) for name in found}
+        val = training.splits["val"]
+        self.unreadable = sum(val.sample_name(i) in bad for i in range(len(val))) if bad else 0
 
-    def _validation(self, feed: Feed) -> tuple[Batches, int]:
-        """The validation images, and how many of them, in all processes, cannot be read."""
-        failed = 0
-
-        def shares() -> Iterator[BatchShard]:
-            nonlocal failed
-            for share in feed.validation():
-                failed += share.failed
-                yield share
-
-        batches = list(_statistics(feed, shares()))
-        return batches, sum(self.team.gather([failed]))
+    @property
+    def heads(self) -> int:
+        """The heads that are solved together: f."""
+        return 1 if self.folds is None else self.folds.count + 1
 
     def _standardise(self) -> None:
         """Mean and deviation of every statistic over the training images of all processes."""
-        features = self.steps * self.per_layer + self.grid
-        count, total, squares = 0, torch.zeros(features).double(), torch.zeros(features).double()
-        for rows, _ in self.train:
-            values = rows.double()
-            count += len(values)
-            total += values.sum(0)
-            squares += values.square().sum(0)
-        sums = self.team.sum(torch.cat([torch.tensor([float(count)]).double(), total, squares]))
+        sums = torch.zeros(1 + 2 * self.features).double()  # images, sums, sums of squares
+        for rows, _, _ in self.train:
+            x = rows.double()
+            count = torch.tensor([float(len(x))]).double()
+            sums += torch.cat([count, x.sum(0), x.square().sum(0)])
+        sums = self.team.sum(sums)
         self.count = max(1.0, float(sums[0]))
         mean, square = (part / self.count for part in sums[1:].chunk(2))
         deviation = (square - mean.square()).clamp(min=0).sqrt()
@@ -153,27 +171,41 @@ class Solver:
 
     @property
     def choices(self) -> tuple[Seen, ...]:
-        """What readouts are tried: a third of the layers, all, and all with the grid."""
-        return Seen(-(-self.steps // 3)), Seen(self.steps), Seen(self.steps, grid=True)
+        """What is tried: readouts of a third of the layers, and of all with the grid."""
+        if self.features == self.width:
+            return (PLAIN,)
+        return Seen(-(-self.steps // 3)), Seen(self.steps, grid=True)
 
     def best(self, choices: Sequence[Seen]) -> Solution:
         """The best of all penalties, and of all alphas, for heads that see this."""
         few = self._share()
-        tried = [
-            (seen, alpha, penalty, found)
-            for seen in choices
-            for alpha in (ALPHAS if seen.layers else (1.0,))
-            for penalty, found in self._path(seen, alpha, few)
+        tried = [one for seen in choices for one in self._alphas(seen, few)]
+        seen, alpha, penalty, answers, metrics = tried[
+            best_of(self.measured_by, [one.metrics for one in tried])
         ]
-        scores = [self._metrics(self._fold(found, s, a)) for s, a, _, found in tried]
-        at = best_of(self.measured_by, scores)
-        seen, alpha, penalty, found = tried[at]
+        *_, found = self._path(seen, alpha, self.train, PENALTIES[: PENALTIES.index(penalty) + 1])
         if few is not self.train:
-            found = self._solve(found, self._standardised(seen, alpha, self.train), penalty)
-        weight, bias = self._fold(found, seen, alpha)
-        metrics = self._metrics((weight, bias))
+            answers, metrics = self._measure(found)
+        self.task.kind.fit_buffers(self.task.head, answers.pairs)
+        weight, bias = self._fold(found)
         fitted = {name: value.clone() for name, value in self.task.head.fitted.items()}
-        return Solution(seen, alpha, penalty, weight, bias, fitted, metrics)
+        return Solution(seen, weight, bias, fitted, metrics, answers, tried)
+
+    def _alphas(self, seen: Seen, batches: Batches) -> list[Tried]:
+        """All penalties and alphas, until a larger alpha is clearly worse."""
+        tried: list[Tried] = []
+        for alpha in ALPHAS if seen.layers else (1.0,):
+            scores = [float(one.metrics[self.measured_by]) for one in tried]
+            now = []
+            for found in self._path(seen, alpha, batches, PENALTIES):
+                answers, metrics = self._measure(found)
+                tried.append(Tried(seen, alpha, found.penalty, answers, metrics))
+                now.append(float(metrics[self.measured_by]))
+            if scores:
+                best = tried[scores.index(max(scores))].metrics
+                if max(now) < max(scores) - _WORSE * noise(self.measured_by, best):
+                    break
+        return tried
 
     def _share(self) -> Batches:
         """At most `_SEARCH` training images, of all processes together."""
@@ -188,71 +220,91 @@ class Solver:
         return share
 
     def _path(
-        self, what: Seen, alpha: float, batches: Batches
-    ) -> Iterator[tuple[float, tuple[Tensor, Tensor]]]:
+        self, seen: Seen, alpha: float, batches: Batches, penalties: Sequence[float]
+    ) -> Iterator[_Found]:
         """A solution for each penalty, each starting from the one before."""
-        features, width = self._standardised(what, alpha, batches), self._features(what)
+        features, width = self._standardised(seen, alpha, batches), self._width(seen)
         here = self.team.world == 1 and self.mean.device.type == "cpu"
-        span = None
+        dual = None
         if here and 1 < self.count < width:
-            seen, labels = (torch.cat(parts) for parts in zip(*features, strict=True))
-            span = DualSolver(seen)
-            features, width = [(span.coordinates, labels)], len(seen)
+            x, labels, samples = (torch.cat(parts) for parts in zip(*features, strict=True))
+            dual = DualSolver(x)
+            features, width = [(dual.coordinates, labels, samples)], len(x)
         classes = len(self.task.spec.classes)
-        found = self.mean.new_zeros(classes, width), self.mean.new_zeros(classes)
-        for penalty in PENALTIES:
-            found = self._solve(found, features, penalty)
-            yield penalty, found if span is None else (span.weight(found[0]), found[1])
+        weight = self.mean.new_zeros(self.heads, classes, width)
+        bias = self.mean.new_zeros(self.heads, classes)
+        for penalty in penalties:
+            weight, bias = self._solve(weight, bias, features, penalty)
+            yield _Found(seen, alpha, penalty, weight, bias, features, dual)
 
     def _standardised(self, what: Seen, alpha: float, batches: Batches) -> Batches:
         """What a head sees, as it is solved: standardised, scaled by alpha."""
-        size, scale = self._features(what), self._column_scale(what, alpha)
+        size, scale = self._width(what), self._column_scale(what, alpha)
         mean, device = self.mean[:size], self.mean.device
 
-        def read() -> Iterator[tuple[Tensor, Tensor]]:
-            for rows, labels in batches:
-                yield (rows[:, :size].to(mean) - mean) * scale, to_device(labels, device)
+        def read() -> Iterator[Batch]:
+            for rows, labels, samples in batches:
+                yield (rows[:, :size].to(mean) - mean) * scale, to_device(labels, device), samples
 
         return _Kept(read, keep=False)
 
-    def _features(self, what: Seen) -> int:
+    def _width(self, what: Seen) -> int:
         return what.layers * self.per_layer + what.grid * self.grid or self.width
 
     def _column_scale(self, what: Seen, alpha: float) -> Tensor:
         """What standardises each number, with alpha for all but the pooled token."""
-        scale: Tensor = self.scale[: self._features(what)].clone()
+        scale: Tensor = self.scale[: self._width(what)].clone()
         scale[self.width :] *= alpha
         scale[self.steps * self.per_layer :] *= _GRID_SCALE
         return scale
 
     def _solve(
-        self, start: tuple[Tensor, Tensor], features: Batches, penalty: float
+        self, weight: Tensor, bias: Tensor, features: Batches, penalty: float
     ) -> tuple[Tensor, Tensor]:
-        """Minimise the mean loss and the penalty, from a start."""
-        weight, bias = (part.clone().requires_grad_() for part in start)
+        """Minimise the mean loss and the penalty of every head, from a start."""
+        weight, bias = (part.clone().requires_grad_() for part in (weight, bias))
         head, kind, smoothing = self.task.head, self.task.kind, self.smoothing
         optimizer = torch.optim.LBFGS(
-            [weight, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
+            [weight, bias], max_iter=_ITERATIONS, history_size=10, line_search_fn="strong_wolfe"
         )
 
         def closure() -> Tensor:
             for part in (weight, bias):
                 part.grad = torch.zeros_like(part)
             lost, count = bias.new_zeros(()), 0
-            for seen, labels in features:
-                outputs = head.finish(F.linear(seen, weight, bias))
-                loss = kind.losses(outputs, labels, head, smoothing, self.weights).sum()
+            for seen, labels, samples in features:
+                linear = F.linear(seen, weight.flatten(0, 1), bias.flatten())
+                outputs = head.finish(linear.view(-1, *bias.shape).movedim(1, 0))  # (f, b, c)
+                same = labels.repeat(len(bias), *[1] * (labels.ndim - 1))
+                losses = kind.losses(
+                    outputs.flatten(0, 1), same, head, smoothing, self.weights
+                ).view(len(bias), -1)
+                loss = (losses if self.folds is None else losses * self._counted(samples)).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
             lost, count = self._averaged([weight, bias], lost, count)
             with torch.no_grad():
                 assert weight.grad is not None
-                weight.grad += penalty / count * weight
-                lost += penalty / count / 2 * weight.square().sum()
+                penalties = penalty / count * self._penalised(count)
+                weight.grad += penalties * weight
+                lost += (penalties * weight.square()).sum() / 2
             return lost
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         return weight.detach(), bias.detach()
+
+    def _counted(self, samples: Tensor) -> Tensor:
+        """Weights of images in the losses of the heads: (f, b)."""
+        assert self.folds is not None
+        rows = [self.folds.weights(samples, fold) for fold in range(self.folds.count)]
+        return to_device(torch.stack([*rows, torch.ones(len(samples))]).float(), self.mean.device)
+
+    def _penalised(self, count: int) -> Tensor:
+        """Penalties are for sums over images; a fold's mean is over fewer: (f, 1, 1)."""
+        if self.folds is None:
+            return self.mean.new_ones(1, 1, 1)
+        kept = [(self.folds.train != fold).double().mean() for fold in range(self.folds.count)]
+        return (1 / torch.tensor([*kept, 1.0])).to(self.mean).view(-1, 1, 1)
 
     def _averaged(
         self, parameters: Sequence[Tensor], lost: Tensor, count: int
@@ -267,47 +319,68 @@ class Solver:
             gradient.copy_(piece.view_as(gradient))
         return sums[0] / images, int(images)
 
-    def _fold(
-        self, found: tuple[Tensor, Tensor], what: Seen, alpha: float
-    ) -> tuple[Tensor, Tensor]:
-        """The same head for statistics that are not standardised."""
-        weight = found[0] * self._column_scale(what, alpha)
-        return weight, found[1] - weight @ self.mean[: weight.shape[1]]
+    def _fold(self, found: _Found) -> tuple[Tensor, Tensor]:
+        """The same heads for statistics that are not standardised."""
+        weight = found.weight if found.dual is None else found.dual.weight(found.weight)
+        weight = weight * self._column_scale(found.seen, found.alpha)
+        return weight, found.bias - weight @ self.mean[: weight.shape[-1]]
 
-    def _metrics(self, head: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        """How good a folded head is on the validation images of all processes."""
-        weight, bias = head
-        kind, own = self.task.kind, self.task.head
+    def _measure(self, found: _Found) -> tuple[HeldOut, dict[str, Any]]:
+        """HeldOut of the heads for the images that they did not learn from, and their metrics."""
+        kind, own, folds = self.task.kind, self.task.head, self.folds
+        weight, bias, batches = found.weight, found.bias, found.features
+        if not self.own_val:
+            weight, bias = self._fold(found)
+            size, seen = weight.shape[-1], self.val
+            batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in seen)
         kept = []
-        for rows, labels in self.val:
-            outputs = own.finish(F.linear(rows[:, : weight.shape[1]].to(weight), weight, bias))
-            kept.append(kind.keep(outputs, labels))
-        kept = self.team.gather(kept)
-        kind.fit_buffers(own, kept)
-        return kind.metrics(kept, own.fitted, self.unreadable)
+        for x, labels, samples in batches:
+            linear = F.linear(x, weight.flatten(0, 1), bias.flatten()).view(-1, *bias.shape)
+            head = torch.zeros_like(samples)
+            if folds is not None:
+                head = (folds.train if self.own_val else folds.val)[samples]
+            rows = (head >= 0).nonzero()[:, 0]
+            outputs = own.finish(linear[rows, head[rows]])
+            kept.append((*kind.keep(outputs, labels.cpu()[rows]), samples[rows]))
+        answers = HeldOut.joined(self.team.gather(kept))
+        kind.fit_buffers(own, answers.pairs)
+        return answers, kind.metrics(answers.pairs, own.fitted, self.unreadable)
 
 
-def solve_task(
-    model: MemoryViT,
-    name: str,
-    feed: Feed,
-    team: ProcessGroup,
-    recipe: Recipe,
-    labels: npt.NDArray[Any],
-) -> None:
-    """Solve a `readout` task of the model, which then sees what validation chose."""
-    task = model.task(name)
-    solver = Solver(feed, model.backbone, task, team, recipe, labels)
+class _Found(NamedTuple):
+    """Heads as they were solved: for standardised features, or in coordinates of the images."""
+
+    seen: Seen
+    alpha: float
+    penalty: float
+    weight: Tensor  # (f, c, d)
+    bias: Tensor
+    features: Batches
+    dual: DualSolver | None
+
+
+def solve_tasks(training: Training, names: Sequence[str]) -> list[HeldOut]:
+    """Solve tasks of the model, of every fold and the last for all images.
+
+    They then see what the held-out images chose. Returns the answers of all that was tried.
+    """
+    model = training.model
+    task = model.task(names[-1])
+    solver = Solver(training, task, Needs.STATISTICS in task.method.needs)
     solution = solver.best(solver.choices)
-    method = replace(task.method, **solution.seen._asdict())
-    if method != task.method:
-        task = model.swap(replace(task.spec, method=method))
-    solution.put_into(task)
+    for fold, name in enumerate(names):
+        task = model.task(name)
+        if solution.seen.layers:
+            method = replace(task.method, **solution.seen._asdict())
+            if method != task.method:
+                task = model.swap(replace(task.spec, method=method))
+        solution.put_into(task, fold)
+    return [one.answers for one in solution.tried]
 
 
-def _statistics(feed: Feed, shares: Iterable[BatchShard]) -> Iterator[tuple[Tensor, Tensor]]:
+def _read(shares: Iterable[BatchShard], rows: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
     for share in shares:
         if len(share.labels):
             with torch.no_grad():  # not around the yield, where others need gradients
-                rows = feed.layer_statistics(share.inputs)
-            yield rows.cpu().half(), share.labels
+                found = rows(share.inputs)
+            yield found.cpu().half(), share.labels, share.samples

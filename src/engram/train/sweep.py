@@ -29,6 +29,7 @@ from engram.train.result import RunResult
 from engram.train.run import Run
 from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
 from engram.train.trackers import run_callbacks
+from engram.train.validation import with_held_out
 from engram.train.variants import Grid, Setting, SweepRunner, Trained, Variant
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -132,7 +133,7 @@ def sweep(
             f"{flag('refit')} uses the validation images that were taken from the training data, "
             f"but {whole.name} has a validation split of its own; leave it out."
         )
-    splits = whole.with_validation(recipe.val_share, recipe.data_seed)
+    splits = with_held_out(whole, recipe, cross=False)
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
     task = TaskSettings(regime, tuple(extends), class_init, settings)

@@ -7,22 +7,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.errors import EngramError, Interrupted
+from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.calibrate import calibrate
 from engram.train.callbacks import Callbacks, nobody
 from engram.train.class_statistics import keep_statistics
-from engram.train.feeds import BatchShard, Feed, open_feed
+from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
 from engram.train.run import Run
 from engram.train.trainable import train_only
+from engram.train.validation import Estimator, HeldOut
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup, Stop, dtype_for, stoppable
@@ -82,9 +85,11 @@ class Training:
         self.dtype = torch.float32
         # Where it is
         self.step, self.spent, self.began = 0, 0.0, 0.0
+        self.first = 0  # the step at which these learners began
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
         self.seen, self.loss = 0, math.nan  # of the last batch
+        self.copies = 0  # images that another one looks nearly like
         self.judged = ""  # how good the best learner was at the last validation, for people
 
     def _take(self, learners: Sequence[TaskTrainer]) -> None:
@@ -97,6 +102,9 @@ class Training:
     def keep(self, names: Sequence[str]) -> None:
         """Train on with some of the learners; the others stay as they are."""
         self._take([learner for learner in self.learners if learner.name in names])
+        self._freeze_others()
+
+    def _freeze_others(self) -> None:
         train_only(self.model, *self.names)
 
     @property
@@ -113,10 +121,30 @@ class Training:
         self.end()
         self.complete(self.learners)
 
-    def complete(self, learners: Sequence[TaskTrainer]) -> None:
-        """Calibrate trained tasks and give them the statistics of their classes."""
-        calibrate(self, learners)
+    def complete(self, learners: Sequence[TaskTrainer], rivals: Sequence[HeldOut] = ()) -> None:
+        """Estimate how good trained tasks are, calibrate them, keep statistics of their classes.
+
+        Learners of one trial belong together: only the last of them is completed. `rivals` are the
+        answers of all that it was chosen from.
+        """
+        answers, failed = self.validate(learners)
+        for one in learners:
+            if one.name == one.trial:
+                held_out, kind = answers[one.trial], one.task.kind
+                estimator = Estimator(kind, one.measured_by, self.splits)
+                fitted = one.task.head.fitted
+                one.metrics = estimator(one.metrics, held_out, rivals, fitted)
+                one.held_out = calibrate(one, held_out, failed)
         keep_statistics(self, learners)
+
+    def held_out(self, learner: TaskTrainer, task: str) -> Answers | None:
+        """The answers of a completed learner for the validation images, as those of `task`."""
+        if learner.held_out is None:
+            return None
+        outputs, labels, samples = learner.held_out
+        val = self.splits["val"]
+        bad = [name for i in range(len(val)) if (name := val.sample_name(i)) in self.unreadable]
+        return Answers(task, val, outputs, labels, samples, bad, learner.task.head.fitted)
 
     def prepare(self, transform: Transform | None = None) -> None:
         """All that comes before the first step; the backbone may run over all images, for the
@@ -133,8 +161,20 @@ class Training:
         self.feed = open_feed(
             self.model, self.names, self.splits, self.recipe, self.team, transform, self.progress
         )
+        self._keep_copies_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
+
+    def _keep_copies_together(self) -> None:
+        """Deal the folds again, so that no fold is measured on near-copies of what it learned."""
+        folds, train = self.splits.folds, self.splits["train"]
+        if folds is None or folds.count == 1 or not isinstance(self.feed, CacheFeed):
+            return
+        samples, together = self.feed.near_copies()
+        groups = np.arange(len(train))
+        groups[samples] = samples.numpy()[together]
+        self.copies = len(groups) - len(np.unique(groups))
+        folds.keep_together(train, groups)
 
     def begin(self, identity: str) -> None:
         """Resume an interrupted run, and try a validation: what is wrong should show now.
@@ -186,7 +226,7 @@ class Training:
         """Leave every learner with its final weights, averaged or the best, and measured."""
         self._refuse_bad()
         for learner in self.learners:
-            learner.finish(self.step, self.steps, self.feed.per_epoch)
+            learner.finish(self.step - self.first, self.steps - self.first, self.feed.per_epoch)
         self.measure(self.learners)
         self._show_validation()
 
@@ -206,9 +246,13 @@ class Training:
         learners, device = self.learners, self.team.device
         losses = torch.zeros(len(learners), device=device)
         scales = to_device(torch.tensor([one.scale for one in learners]), device)
-        for inputs, targets in parts(share, self.recipe.micro_batch, self._mixup(share), device):
+        mixup, size = self._mixup(share), self.recipe.micro_batch
+        for inputs, targets, samples in parts(share, size, mixup, device):
             outputs = self._outputs(inputs, self.names)
-            each = torch.stack([one.loss(outputs[one.name], targets) for one in learners])
+            weights = self._fold_weights(samples)
+            each = torch.stack(
+                [one.loss(outputs[one.name], targets, weights[one.fold]) for one in learners]
+            )
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
             losses += each.detach()
         sums = [float(len(share.labels)), float(share.failed), float(stop.asked), *losses.tolist()]
@@ -218,13 +262,22 @@ class Training:
         self.loss = sum(sums) / (count * len(learners)) if count else math.nan
         for learner in learners:
             if count:
-                learner.step(self.step, self.steps)
+                learner.step(self.step - self.first, self.steps - self.first)
             learner.optimizer.zero_grad()
         self.step += 1
         if failed:
             self._refuse_bad()
         self._show(float(self.losses.mean()) / max(1, self.seen))
         return bool(asked)
+
+    def _fold_weights(self, samples: Tensor) -> dict[int | None, Tensor | None]:
+        """By fold, the weights of images in the loss; without a fold, all count."""
+        folds, numbers = self.splits.folds, {one.fold for one in self.learners}
+        found: dict[int | None, Tensor | None] = {None: None}
+        for fold in numbers:
+            if folds is not None and fold is not None:
+                found[fold] = to_device(folds.weights(samples, fold), self.team.device)
+        return found
 
     def _show(self, loss: float) -> None:
         self.progress("training", self.step, self.steps, f"loss {loss:.3f}{self.judged}")
@@ -270,32 +323,39 @@ class Training:
         self.measure(self.learners, batches)
         for learner in self.learners:
             if batches is None:
-                learner.record(learner.metrics, self.step)
+                learner.record(learner.metrics, self.step - self.first)
             learner.swap_average()
 
     def measure(self, learners: Sequence[TaskTrainer], batches: int | None = None) -> None:
         """Set the metrics of these learners, which need not be those in training."""
         answers, failed = self.validate(learners, batches)
         for learner in learners:
-            kept = answers[learner.name]
+            kept = answers[learner.trial].pairs
             if batches is None:
                 learner.task.kind.fit_buffers(learner.task.head, kept)
             learner.metrics = learner.measure(kept, failed)
 
     def validate(
         self, learners: Sequence[TaskTrainer], batches: int | None = None
-    ) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
-        """By task, what its kind keeps of all answers; and how many images cannot be read."""
+    ) -> tuple[dict[str, HeldOut], int]:
+        """By trial, what its kind keeps of all answers; and how many images cannot be read.
+
+        In cross-validation, the answers of the task that did not learn from the image.
+        """
         self.model.eval()
-        names = [learner.name for learner in learners]
-        answers: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
+        asked = [one for one in learners if self.splits.folds is None or one.fold is not None]
+        names = [learner.name for learner in asked]
+        kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.trial: [] for one in asked}
         failed, seen, images = 0, 0, len(self.splits["val"])
         with torch.no_grad():
             for share in self.feed.validation(batches):
                 failed += share.failed
-                for inputs, labels in share.split(self.recipe.micro_batch):
-                    for name, outputs in self._outputs(inputs, names).items():
-                        answers[name].append(self.model.task(name).kind.keep(outputs, labels))
+                for part in share.split(self.recipe.micro_batch):
+                    outputs = self._outputs(part.inputs, names)
+                    for one in asked:
+                        rows = self._held_out(part.samples, one.fold)
+                        found = outputs[one.name][rows], part.labels[rows]
+                        kept[one.trial].append((*one.task.kind.keep(*found), part.samples[rows]))
                 seen += self.team.world * (len(share.labels) + share.failed)
                 if self.step and learners is self.learners:
                     note = f"validating {min(seen, images):,} of {images:,}"
@@ -304,7 +364,13 @@ class Training:
         if failed:
             self._refuse_bad()
         self.model.train()
-        return {name: self.team.gather(answers[name]) for name in names}, failed
+        return {one: HeldOut.joined(self.team.gather(kept[one])) for one in kept}, failed
+
+    def _held_out(self, samples: Tensor, fold: int | None) -> Tensor | slice:
+        """The rows of these validation images that a fold holds out; all without folds."""
+        if self.splits.folds is None or fold is None:
+            return slice(None)
+        return self.splits.folds.held_out(samples, fold)
 
     def _line(self) -> dict[str, float]:
         """One row of the history; of several learners, the best."""
@@ -315,7 +381,9 @@ class Training:
             "step": self.step,
             "epoch": round(self.step / self.feed.per_epoch, 3),
             "loss": round(float(self.losses[best] / max(1, self.seen)), 6),
-            "lr": self.recipe.rate_at(self.step - 1, self.steps, learner.lr),
+            "lr": self.recipe.rate_at(
+                self.step - 1 - self.first, self.steps - self.first, learner.lr
+            ),
             "val_loss": round(metrics.get("loss", math.nan), 6),
             f"val_{score}": metrics[score],
             "best_step": learner.best_step,
@@ -326,7 +394,9 @@ class Training:
         known = len(self.unreadable)
         for shared in self.team.gather([self.feed.bad]):
             self.unreadable.update(shared)
-        images = len(self.splits["train"]) + len(self.splits["val"])
+        images = len(self.splits["train"])
+        if self.splits.folds is None:  # else they are training images too
+            images += len(self.splits["val"])
         reasons = sorted(self.unreadable.values())
         if self.run is not None and self.team.main and len(reasons) > known:
             self.run.list_unreadable(self.unreadable)

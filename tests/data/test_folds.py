@@ -1,0 +1,61 @@
+"""Folds are stratified, keep groups together, and depend on names alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.datasets import in_memory, sample_names
+
+from engram.data.datasets import Splits
+from engram.data.folds import NONE, deal
+from engram.errors import EngramError
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=60), st.integers(2, 5), st.integers(0, 99))
+def test_every_class_is_in_all_folds_in_equal_shares(
+    labels: list[int], count: int, seed: int
+) -> None:
+    found = deal(in_memory(labels, 4), np.arange(len(labels)), count, seed)
+    for c, size in enumerate(np.bincount(labels, minlength=4)):
+        own = found[np.array(labels) == c]
+        if size == 1:
+            assert own.tolist() == [NONE]  # its class could not be learned otherwise
+        elif size:
+            shares = np.bincount(own, minlength=count)
+            assert shares.max() - shares.min() <= 1
+
+
+def test_groups_stay_together_unless_they_are_a_whole_class() -> None:
+    dataset = in_memory([i % 2 for i in range(40)], 2)
+    groups = np.arange(40)
+    groups[[0, 2, 4, 7]] = 0
+    found = deal(dataset, groups, 5, 0)
+    assert len(set(found[[0, 2, 4, 7]])) == 1
+    groups[np.arange(0, 40, 2)] = 0
+    found = deal(dataset, groups, 5, 0)
+    assert np.bincount(found[::2]).tolist() == [4] * 5
+
+
+def test_folds_depend_on_names_and_the_seed_and_not_on_the_order() -> None:
+    dataset = in_memory([i % 3 for i in range(30)], 3)
+    shuffled = dataset.subset(np.random.default_rng(1).permutation(30))
+    first, again = (deal(one, np.arange(30), 3, 0) for one in (dataset, shuffled))
+    assert dict(zip(sample_names(dataset), first, strict=True)) == dict(
+        zip(sample_names(shuffled), again, strict=True)
+    )
+    assert deal(dataset, np.arange(30), 3, 1).tolist() != first.tolist()
+
+
+def test_one_image_of_each_class_is_too_small() -> None:
+    splits = Splits("memory", ("0", "1", "2"), train=in_memory([0, 1, 2], 3))
+    with pytest.raises(EngramError, match="too small to hold out"):
+        splits.with_folds(5)
+
+
+def test_there_are_no_more_folds_than_images_of_a_class() -> None:
+    splits = Splits("memory", ("0", "1"), train=in_memory([0, 0, 0, 1, 1, 1], 2)).with_folds(5)
+    assert splits.folds is not None
+    assert splits.folds.count == 3
+    assert splits.folds.learned_share == pytest.approx(2 / 3)

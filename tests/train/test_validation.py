@@ -1,0 +1,141 @@
+"""Estimates are honest: of images that were not learned, without flattery, with an interval."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import t as student
+from tests.support.training import learned, same, start
+
+import engram
+from engram import MemoryViT, Recipe
+from engram.data.datasets import Splits, load
+from engram.tasks.calibration import best_temperature, temperature
+from engram.tasks.class_statistics import student_quantile
+from engram.tasks.kinds import KINDS
+from engram.train.fit import _trainers, _with_folds
+from engram.train.training import Training
+from engram.train.validation import Estimator, HeldOut, near_copies, wilson, with_held_out
+from engram.util.processes import ProcessGroup
+from engram.util.progress import silent
+
+QUICK = Recipe(steps=6, batch=16, evaluations=1, workers=0, cache="off")
+
+
+def trained(model: MemoryViT, splits: Splits) -> dict[int | None, dict[str, torch.Tensor]]:
+    """By fold, the tensors of its task."""
+    with _with_folds(model, "colours", splits) as names:
+        trainers = _trainers(model, names, QUICK)
+        training = Training(model, trainers, splits, QUICK, None, ProcessGroup(), silent)
+        training.prepare()
+        training.begin("")
+        training.go()
+        training.end()
+        return {one.fold: {k: v.clone() for k, v in one.task.tensors().items()} for one in trainers}
+
+
+def test_the_task_of_a_fold_never_learns_from_its_images(
+    small_backbone: Path, colours: Path
+) -> None:
+    splits = with_held_out(load(colours), QUICK)
+    assert splits.folds is not None
+    before = trained(start(small_backbone, splits), splits)
+    train = splits["train"]
+    row = int((splits.folds.train == 0).nonzero()[0])
+    labels = train.labels.copy()
+    labels[row] = (labels[row] + 1) % 3
+    wrong = replace(train, labels=labels)
+    other = replace(splits, train=wrong, val=replace(wrong, split="val"))
+    after = trained(start(small_backbone, other), other)
+    assert same(before[0], after[0])
+    assert not same(before[1], after[1])
+    assert not same(before[None], after[None])
+
+
+def test_what_is_kept_is_a_training_with_all_images(small_backbone: Path, colours: Path) -> None:
+    splits = load(colours)
+    everything = replace(splits, val=splits["train"].subset(range(3), "val"))
+    kept = learned(small_backbone, splits, QUICK)
+    alone = learned(small_backbone, everything, QUICK)
+    for name, value in alone.items():
+        assert (kept[name] - value).abs().max() <= 1e-6, name
+
+
+def test_near_copies_are_one_group() -> None:
+    x = torch.randn(20, 64)
+    x[7] = x[3] + 0.05 * torch.randn(64)
+    x[11] = x[7] + 0.05 * torch.randn(64)
+    groups = near_copies(x)
+    assert groups[3] == groups[7] == groups[11]
+    assert len(set(groups.tolist())) == 18
+
+
+def test_wilson_is_the_interval_of_the_books() -> None:
+    low, high = wilson(0.9, 100)  # by hand, with z = 1.645
+    assert (low, high) == (pytest.approx(0.8397, abs=1e-3), pytest.approx(0.9392, abs=1e-3))
+    assert wilson(1.0, 10)[1] == 1.0
+    assert wilson(1.0, 10)[0] == pytest.approx(10 / (10 + 1.645**2), abs=1e-6)
+    assert wilson(0.5, 10)[0] < wilson(0.5, 100)[0]
+
+
+def noise_answers(images: int, labels: torch.Tensor) -> HeldOut:
+    return HeldOut(torch.randn(images, 4), labels, torch.arange(images))
+
+
+def estimator(score: str, kind: str, splits: Splits) -> Estimator:
+    return Estimator(KINDS[kind], score, splits)
+
+
+def test_choosing_among_noise_is_not_flattered(colours: Path) -> None:
+    splits, torch_labels = load(colours).with_folds(5), torch.randint(4, (60,))
+    tried = [noise_answers(60, torch_labels) for _ in range(40)]
+    kind = KINDS["classification"]
+    metrics = [kind.metrics(one.pairs, {}) for one in tried]
+    best = max(range(40), key=lambda i: metrics[i]["accuracy"])
+    assert metrics[best]["accuracy"] > 0.33
+    found = estimator("accuracy", "classification", splits)(metrics[best], tried[best], tried, {})
+    assert found["held_out"] == metrics[best]["accuracy"]
+    assert found["accuracy"] < 0.33
+    assert found["accuracy"] == pytest.approx(0.3, abs=0.06)  # scaled to all images
+    low, high = found["interval"]
+    assert low < 0.25 < high
+
+
+def test_any_score_has_an_interval(colours: Path) -> None:
+    splits = load(colours).with_folds(5)
+    labels = torch.randn(60, 1)
+    answers = HeldOut(labels + 0.3 * torch.randn(60, 1), labels, torch.arange(60))
+    fitted = {"mean": torch.zeros(1), "std": torch.ones(1)}
+    kind = KINDS["regression"]
+    found = estimator("r2", "regression", splits)(
+        kind.metrics(answers.pairs, fitted), answers, [], fitted
+    )
+    low, high = found["interval"]
+    assert low < found["r2"] < high
+
+
+def test_calibrated_logits_stay_as_they_are() -> None:
+    logits = torch.randn(2000, 3)
+    labels = torch.distributions.Categorical(logits=logits).sample()
+    assert temperature(logits[:20], labels[:20]) == 1.0
+    assert temperature(8 * logits[:20], labels[:20]) == 1.0  # too few to know
+    assert temperature(logits, labels) == pytest.approx(1.0, abs=0.15)
+    found = temperature(4 * logits, labels)
+    assert found == pytest.approx(best_temperature(4 * logits, labels), rel=0.05)
+    assert found == pytest.approx(4, rel=0.15)
+
+
+@pytest.mark.parametrize("freedom", [9, 20, 99])
+def test_the_quantile_is_that_of_student(freedom: int) -> None:
+    assert student_quantile(freedom) == pytest.approx(student.ppf(0.95, freedom), rel=2e-4)
+
+
+def test_fit_says_how_sure_it_is_and_leaves_no_copies(model: MemoryViT, splits: Splits) -> None:
+    model.add_task("t", splits.classes, 2, seed=0)
+    val = engram.fit(model, "t", splits, QUICK).metrics["val"]
+    assert (val["folds"], val["images"], val["learned_all"]) == (5, 60, True)
+    assert val["interval"][0] <= val["accuracy"] <= val["interval"][1]
+    assert list(model.tasks) == ["t"]
