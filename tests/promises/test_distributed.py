@@ -95,7 +95,7 @@ def test_torchrun_learns_what_one_process_does(
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)  # one document: only the first process prints
     assert said["path"] == str(two)
-    assert said["metrics"]["val"]["images"] == 6
+    assert said["metrics"]["val"]["images"] == 60
     agree(one, two, 1e-5)
     histories = [path.with_suffix(".run") / "history.csv" for path in (one, two)]
     a, b = (np.genfromtxt(path, delimiter=",", skip_header=1) for path in histories)

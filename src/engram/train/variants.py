@@ -20,6 +20,7 @@ from typing import Any
 from engram.data.datasets import Splits
 from engram.errors import EngramError
 from engram.methods import Masked, method_class
+from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.store.format import read_engram
@@ -96,7 +97,7 @@ class Grid:
     def variants(self, recipe: Recipe, regime: str) -> list[Variant]:
         """Every setting with every seed; what makes no sense is an EngramError."""
         method = method_class(regime)
-        if method.solved or method.composed:
+        if method.composed or (method.solved and Needs.STATISTICS in method().needs):
             raise EngramError(
                 f"The regime {regime} is solved, not trained at a learning rate, and chooses its "
                 f"own settings; use fit, without {flag('seeds')} and {flag('soup')}."
