@@ -62,10 +62,23 @@ def test_familiarity_is_a_column(
     shown = capsys.readouterr().out
     assert "familiarity" in shown
     assert all(f"{value:.2f}" in shown for value in expected)
+    assert shown.count("1 is usual") == 1
     out = tmp_path / "answers.jsonl"
     assert main(["predict", task, str(photos), "--out", str(out), "--decoders", "0"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["colours.familiarity"] for row in rows] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_task_of_too_few_images_says_why_it_has_no_familiarity(
+    small_backbone: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = MemoryViT(load_backbone(small_backbone))
+    model.add_task("colours", ["red", "green"])
+    for statistics, said in (("on", 1), ("off", 0)):
+        file = tmp_path / f"{statistics}.safetensors"
+        model.save("colours", file, recipe={"statistics": statistics})
+        assert main(["predict", str(file), str(photos)]) == 0
+        assert capsys.readouterr().out.count("too few images") == said
 
 
 def test_mistakes_are_sentences(

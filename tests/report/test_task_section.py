@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.engrams import familiar
 from tests.support.regimes import known
 from tests.support.reports import answered, model_with, noise, settings_of, write_page
 
 from engram.inference.evaluate import Answers
 from engram.methods import METHODS, Side
-from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table
+from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table, Text
 from engram.report.task_section import TaskPart, task_section
 
 
@@ -49,6 +50,17 @@ def test_facts_say_what_a_regime_gives_the_task() -> None:
         words = ("cells", "rank", "layers")
         given = {name: value for name, value in facts.pairs if name.startswith(words)}
         assert given == expected
+
+
+def test_familiarity_of_the_images_is_a_sentence() -> None:
+    model, answers = answered(noise(6, "ab"))
+    contents = task_section(model, TaskPart(answers)).contents
+    said = [one.text for one in contents if isinstance(one, Text)]
+    assert not any("Familiarity" in text for text in said)
+    familiar(model.task("t"))
+    contents = task_section(model, TaskPart(answers)).contents
+    said = [one.text for one in contents if isinstance(one, Text)]
+    assert any("Familiarity of 6 images" in text for text in said)
 
 
 def test_the_best_settings_of_a_sweep_come_first() -> None:

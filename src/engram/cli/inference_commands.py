@@ -437,7 +437,11 @@ def _describe_export(
     }
     table = []
     for name, found in made.differences.items():
-        document["tasks"][name] = {"change": asdict(found)}
+        task_name, _, familiarity = name.partition(":")
+        if familiarity:
+            document["tasks"][task_name]["familiarity"] = asdict(found)
+        else:
+            document["tasks"][name] = {"change": asdict(found)}
         cells = [name, f"{found.largest:.2g}", f"{found.relative:.2%}", f"{found.agreement:.0%}"]
         if name in before:
             document["tasks"][name] |= {"before": before[name], "after": after[name]}
@@ -461,7 +465,7 @@ def _describe_export(
         rows.append(("script", script))
     if made.int8 and not before:
         rows.append(("accuracy", "not measured; give --data NAME=DATA to see what int8 costs"))
-    columns: tuple[str, ...] = ("task", "largest difference", "relative", "same best class")
+    columns: tuple[str, ...] = ("task", "largest difference", "relative", "same answer")
     if before:
         columns += ("images", "metric", "model", "exported", "change")
     return Description(document, rows, columns, tuple(table))

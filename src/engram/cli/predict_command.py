@@ -162,6 +162,8 @@ def _images(sources: Sequence[str]) -> list[str]:
 
 def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Description:
     """A row for each image and task; familiarity has a column if there is any."""
+    from engram.export.standalone import LEGEND
+
     known = any("familiarity" in result for result in results)
     table: list[tuple[str, ...]] = []
     for result in results:
@@ -172,7 +174,17 @@ def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Descriptio
             shown = [("" if value is None else f"{value:.2f}")] if known else []
             table.append((result["image"], name, model.task(name).kind.words(answer), *shown))
     columns = ("image", "task", "answer", *(["familiarity"] if known else []))
-    return Description(results, [], columns, tuple(table))
+    legend = [LEGEND] if known else []
+    few = [name for name in model.tasks if _too_few(model, name)]
+    if few:
+        legend.append(f"no familiarity of {', '.join(few)}: too few images were learned from")
+    return Description(results, [], columns, tuple(table), tuple(legend))
+
+
+def _too_few(model: MemoryViT, name: str) -> bool:
+    """Whether a training was to keep statistics of its images, and they were too few for it."""
+    asked = model.engram(name).recipe.get("statistics") == "on"
+    return asked and model.task(name).statistics is None
 
 
 def _description(result: BulkResult) -> Description:

@@ -48,6 +48,8 @@ def show(result: Description, as_json: bool) -> None:
         for cells in result.table:
             table.add_row(*map(visible, cells))
         console.print(table)
+    for line in result.legend:
+        console.print(visible(line), soft_wrap=True)
 
 
 def show_document(document: object) -> None:

@@ -12,7 +12,6 @@ inputs, and the graph has a copy of it for each layer: seconds, where tracing al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch.func import functional_call
 
 from engram.export.quantise import Array, quantise
 from engram.export.runtime import INPUT, RUNTIMES, Runtime, require_onnx
-from engram.export.verify import check_differences, compare, expected_logits
+from engram.export.verify import all_outputs, check_differences, compare, expected_outputs
 from engram.export.write import (
     OPSET,
     check_exportable,
@@ -31,7 +30,7 @@ from engram.export.write import (
     converted,
     quiet_exporters,
 )
-from engram.inference.engine import Engine
+from engram.inference.engine import Engine, join_images
 from engram.methods.adapters import PaddedAdapters
 from engram.methods.forward import Cached, FastPass
 from engram.methods.masked import JoinedMemory
@@ -67,7 +66,7 @@ class OnnxEngine:
         self.model, self.runtime, self.names = model, runtime, check_exportable(model)
         self.device = torch.device("cpu")
         methods = {name: task.method for name, task in model.tasks.items()}
-        pixels, expected = expected_logits(model, self.names)
+        pixels, expected = expected_outputs(model, self.names)
         streams = [name for name, method in methods.items() if method.streams]
         self.memory: Memory | None = None
         if streams:
@@ -92,7 +91,7 @@ class OnnxEngine:
             method.needs & (Needs.LAYERS | Needs.STATISTICS) and not method.streams
             for method in methods.values()
         )
-        found = compare(partial(self.run, tasks=self.names), pixels, expected)
+        found = compare(all_outputs(self, self.names), pixels, expected)
         check_differences(found, runtime.precision, "it is not used")
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
@@ -104,7 +103,7 @@ class OnnxEngine:
         """Outputs and familiarity of `MemoryViT.with_familiarity`."""
         # With RMSNorm, last bits of the graph's tokens were seen to depend on the batch.
         if self.runtime.rounds and len(pixels) > 1 and self.model.backbone.config.norm == "rms":
-            return _joined(
+            return join_images(
                 [self.with_familiarity(one, tasks) for one in torch.split(pixels, 1)], tasks
             )
         raw, tokens, layers = self.graph.run(pixels, self.inputs, self.reads_layers)
@@ -122,19 +121,7 @@ class OnnxEngine:
                 normed = [one[i : i + 1] for one in layers]
                 cached = Cached(layers=normed, raw=raw[i : i + 1], streams=own)
                 parts.append(self.model.with_familiarity_from_cache(cached, self.names, size))
-        return _joined(parts, tasks)
-
-
-def _joined(
-    parts: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]], tasks: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs and familiarity of single images as those of a batch."""
-    first = parts[0]
-    outputs, familiarity = (
-        {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in first[i]}
-        for i in (0, 1)
-    )
-    return outputs, familiarity
+        return join_images(parts, tasks)
 
 
 # The graph of the backbone

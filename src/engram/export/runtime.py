@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError, Notice
+from engram.inference.engine import familiarity_name
 from engram.util.optional import require
 from engram.util.text import first_line
 
@@ -33,7 +34,7 @@ class OnnxModel:
         threads: CPU threads. By default as many as torch uses.
 
     Attributes:
-        tasks: The names of the outputs.
+        tasks: The names of the tasks.
         about: The file's metadata: preprocessing, backbone, and each task with its classes.
 
     Raises:
@@ -66,18 +67,34 @@ class OnnxModel:
 
         Args:
             pixels: Normalised images, float (batch, 3, height, width).
-            tasks: The outputs to return. By default all of them.
+            tasks: The tasks to answer. By default all of them.
 
         Returns:
             The logits by task; "base" is the backbone's own head.
         """
-        names = list(self.tasks if tasks is None else dict.fromkeys(tasks))
+        return self.with_familiarity(pixels, self.tasks if tasks is None else tasks)[0]
+
+    def with_familiarity(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compute the logits, and the familiarity of tasks that keep statistics, both by task."""
+        names = list(dict.fromkeys(tasks))
         for name in names:
             if name not in self.tasks:
                 raise EngramError(f"There is no {name!r} in this file: {', '.join(self.tasks)}.")
-        array = pixels.detach().cpu().float().contiguous().numpy()
-        arrays = self._session.run(names, {INPUT: array})
-        return {name: torch.from_numpy(logits) for name, logits in zip(names, arrays, strict=True)}
+        familiar = [name for name in names if "familiarity" in self.about["tasks"][name]]
+        return run_session(self._session, pixels, names, familiar)
+
+
+def run_session(
+    session: Any, pixels: Tensor, tasks: Sequence[str], familiar: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Logits of the tasks, and familiarity of those that have such an output."""
+    names = [*tasks, *map(familiarity_name, familiar)]
+    array = pixels.detach().cpu().float().contiguous().numpy()
+    found = list(map(torch.from_numpy, session.run(names, {INPUT: array})))
+    logits = dict(zip(tasks, found, strict=False))
+    return logits, dict(zip(familiar, found[len(tasks) :], strict=True))
 
 
 class TorchProgram:
@@ -87,8 +104,19 @@ class TorchProgram:
         self._program = torch.export.load(path).module()
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return self.with_familiarity(pixels, tasks)[0]
+
+    def with_familiarity(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         outputs = self._program(pixels)
-        return {name: outputs[name] for name in tasks}
+        known = {
+            name: familiarity_name(name) for name in tasks if familiarity_name(name) in outputs
+        }
+        return (
+            {name: outputs[name] for name in tasks},
+            {name: outputs[output] for name, output in known.items()},
+        )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ MODEL = "model.onnx"
 #: The formats that Pillow may open. It knows more, and for some of them it starts other programs.
 FORMATS = ("JPEG", "PNG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
+LEGEND = "familiarity: 1 is usual, below 0 looks unlike what the task learned from"
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -246,12 +248,20 @@ class Model:
                 f"{path} is not a model that `engram export` wrote ({error})."
             ) from error
 
-    def logits(self, path: Path, tasks: list[str]) -> dict[str, Array]:
-        """The logits of one image, by task."""
+    def outputs(self, path: Path, tasks: list[str]) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The logits of one image by task, and its familiarity where the file has that."""
         preprocessing = self.about["preprocessing"]
         seen = view(*read(path, preprocessing), preprocessing)
-        found = self.session.run(tasks, {"pixels": normalise(seen[None], preprocessing)})
-        return {name: values[0] for name, values in zip(tasks, found, strict=True)}
+        known = self.about["tasks"]
+        familiar = {one: known[one]["familiarity"] for one in tasks if "familiarity" in known[one]}
+        names = [*tasks, *familiar.values()]
+        found = self.session.run(names, {"pixels": normalise(seen[None], preprocessing)})
+        values = {name: value[0] for name, value in zip(names, found, strict=True)}
+        familiarity = {name: float(values[output]) for name, output in familiar.items()}
+        return (
+            {name: values[name] for name in tasks},
+            {n: round(v, 4) if math.isfinite(v) else None for n, v in familiarity.items()},
+        )
 
     def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
         """The answer of `engram predict`; for segmentation only the share of each class."""
@@ -290,14 +300,15 @@ class Model:
 def predict(model: Model, path: Path, tasks: list[str], top_k: int) -> dict[str, Any]:
     """The answers about one image, or an error if it cannot be read."""
     try:
-        logits = model.logits(path, tasks)
+        logits, familiarity = model.outputs(path, tasks)
         for name, values in logits.items():
             if not np.isfinite(values).all():
                 raise Unusable(f"{path}: the output of {name!r} is not finite")
     except Unusable as error:
         return {"image": str(path), "error": str(error)}
     answers = {name: model.answer(name, values, top_k) for name, values in logits.items()}
-    return {"image": str(path), "tasks": answers}
+    known = {"familiarity": familiarity} if familiarity else {}
+    return {"image": str(path), "tasks": answers, **known}
 
 
 def in_words(one: dict[str, Any]) -> str:
@@ -340,7 +351,11 @@ def main(arguments: list[str] | None = None) -> int:
         for result in results:
             print(visible(result.get("error") or result["image"]))
             for name, best in result.get("tasks", {}).items():
-                print(visible(f"  {name}: {', '.join(map(in_words, best)) or 'none'}"))
+                familiarity = result.get("familiarity", {}).get(name)
+                known = "" if familiarity is None else f" (familiarity {familiarity:.2f})"
+                print(visible(f"  {name}: {', '.join(map(in_words, best)) or 'none'}{known}"))
+        if any("familiarity" in result for result in results):
+            print(LEGEND)
     return 2 if any("error" in result for result in results) else 0
 
 

@@ -1,4 +1,4 @@
-"""Does an exported file give the same logits as the model it came from?"""
+"""Does an exported file give the same logits and familiarity as the model it came from?"""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from engram.data.scenes import draw_scenes
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.images.views import evaluation_view
+from engram.inference.engine import FamiliarityEngine, familiarity_name
 from engram.model import MemoryViT
 
 BATCHES = (1, 3, 8)  # sizes to try: any number of images must give the same answers
 
 #: How far a logit may be from the model's, as a share of the largest one (or of 1).
 TOLERANCE = 1e-4
-#: Where rounding is intended: norm of the error over norm of the logits.
+#: The same for familiarity: where images differ little, small differences are scaled up.
+FAMILIARITY_TOLERANCE = 1e-3
+#: Where rounding is intended: norm of the error over norm of the output.
 ROUNDING_TOLERANCES = {"bf16": 0.1, "int8": 0.5}
 
-Forward = Callable[[Tensor], Mapping[str, Tensor]]  # normalised pixels to logits by task
+Forward = Callable[[Tensor], Mapping[str, Tensor]]  # normalised pixels to outputs by name
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How the logits of an exported file differ from the model's on the same images."""
+    """How an output of an exported file differs from the model's on the same images."""
 
     largest: float  # largest absolute difference
-    relative: float  # norm of the difference over norm of the model's logits
-    agreement: float  # share of images with the same top class
-    size: float  # the model's largest absolute logit
+    relative: float  # norm of the difference over norm of the model's output
+    agreement: float  # share of images with the same top class, or on the same side of 0
+    size: float  # the model's largest absolute value
 
-    def acceptable(self, precision: str) -> bool:
+    def acceptable(self, precision: str, tolerance: float = TOLERANCE) -> bool:
         if precision in ROUNDING_TOLERANCES:
             return self.relative <= ROUNDING_TOLERANCES[precision]
-        return self.largest <= TOLERANCE * max(1.0, self.size)
+        return self.largest <= tolerance * max(1.0, self.size)
 
 
 def generated_pixels(preprocessing: Preprocessing, images: int, seed: int = 0) -> Tensor:
@@ -47,36 +50,50 @@ def generated_pixels(preprocessing: Preprocessing, images: int, seed: int = 0) -
     return normalise(torch.from_numpy(views), preprocessing)
 
 
-def expected_logits(model: MemoryViT, names: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Generated images, and the model's logits for them."""
+def expected_outputs(model: MemoryViT, names: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Generated images, and the model's logits and familiarity for them."""
     pixels = generated_pixels(model.preprocessing, sum(BATCHES))
     with torch.inference_mode():
-        logits = model(pixels.to(model.backbone.device), names)
-    return pixels, {name: values.cpu() for name, values in logits.items()}
+        outputs = by_output(*model.with_familiarity(pixels.to(model.backbone.device), names))
+    return pixels, {name: values.cpu() for name, values in outputs.items()}
+
+
+def by_output(
+    outputs: Mapping[str, Tensor], familiarity: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Outputs and familiarity under the names that they have in an exported file."""
+    return {**outputs, **{familiarity_name(name): own for name, own in familiarity.items()}}
+
+
+def all_outputs(engine: FamiliarityEngine, names: Sequence[str]) -> Forward:
+    """An engine as a function of pixels alone."""
+    return lambda pixels: by_output(*engine.with_familiarity(pixels, names))
 
 
 def compare(
     forward: Forward, pixels: Tensor, expected: Mapping[str, Tensor]
 ) -> dict[str, Difference]:
-    """Run the images in batches of several sizes, and compare the logits with those expected."""
+    """Run the images in batches of several sizes, and compare the outputs with those expected."""
     parts = [forward(part) for part in torch.split(pixels, list(BATCHES))]
     return {
-        name: _difference(torch.cat([part[name] for part in parts]), logits)
-        for name, logits in expected.items()
+        name: _difference(torch.cat([part[name] for part in parts]), outputs)
+        for name, outputs in expected.items()
     }
 
 
 def check_differences(
     differences: Mapping[str, Difference], precision: str, consequence: str
 ) -> None:
-    """Refuse logits that differ too much; the error ends with the `consequence`."""
+    """Refuse outputs that differ too much; the error ends with the `consequence`."""
     for name, found in differences.items():
-        if not found.acceptable(precision):
+        task, _, familiarity = name.partition(":")
+        tolerance = FAMILIARITY_TOLERANCE if familiarity else TOLERANCE
+        if not found.acceptable(precision, tolerance):
             how = f"with {precision}, " if precision in ROUNDING_TOLERANCES else ""
             raise EngramError(
-                f"The exported {name!r} does not answer as the model does: {how}its logits are "
-                f"off by up to {found.largest:.2g} (the largest logit is {found.size:.2g}), so "
-                f"{consequence}."
+                f"The exported {task!r} does not answer as the model does: {how}its "
+                f"{'familiarity is' if familiarity else 'logits are'} off by up to "
+                f"{found.largest:.2g} (the largest is {found.size:.2g}), so {consequence}."
             )
 
 
@@ -87,6 +104,11 @@ def _difference(actual: Tensor, expected: Tensor) -> Difference:
     return Difference(
         largest=largest,
         relative=float(error.norm()) / norm if norm else largest,
-        agreement=float((actual.argmax(1) == expected.argmax(1)).float().mean()),
+        agreement=float((_answer(actual) == _answer(expected)).float().mean()),
         size=float(expected.abs().max()),
     )
+
+
+def _answer(output: Tensor) -> Tensor:
+    """The top class of logits; whether familiarity is below 0."""
+    return output.argmax(1) if output.ndim > 1 else output < 0

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from engram.errors import EngramError
 from engram.export import standalone
@@ -28,11 +29,15 @@ from engram.export.runtime import INPUT, KEY, OnnxModel, require_onnx
 from engram.export.verify import (
     Difference,
     Forward,
+    all_outputs,
+    by_output,
     check_differences,
     compare,
-    expected_logits,
+    expected_outputs,
 )
+from engram.inference.engine import familiarity_name
 from engram.model import MemoryViT
+from engram.tasks.class_statistics import ClassStatistics
 from engram.util.files import check_writable, write_atomically
 from engram.util.flag_names import flag
 from engram.util.text import without_folder
@@ -53,7 +58,8 @@ class Export:
         int8: Whether its linear layers are quantised.
         bytes: Its size.
         seconds: How long the export took.
-        differences: By task, how its logits differ from the model's on generated images.
+        differences: By output, how it differs from the model's on generated images: `flowers` are
+            the logits of a task, `flowers:familiarity` is its familiarity.
         script: The `predict.py` next to it, if one was written.
     """
 
@@ -76,7 +82,8 @@ def export_onnx(
 ) -> Export:
     """Write a model as an ONNX file with one output per task, and a `predict.py` next to it.
 
-    The file is run and compared with the model before it is written. The model does not change.
+    Tasks that keep statistics have a second output, their familiarity. The file is run and compared
+    with the model before it is written. The model does not change.
 
     Args:
         model: The model to export, in float32.
@@ -115,16 +122,16 @@ def onnx_file(
     If they differ too much there is an EngramError, which ends with the `consequence`.
     """
     check_onnx_size(model)
-    pixels, expected = expected_logits(model, names)
+    pixels, expected = expected_outputs(model, names)
     proto = onnx_graph(model, names, pixels)
     data = proto.SerializeToString()
-    differences = compare(OnnxModel(data).run, pixels, expected)
+    differences = compare(all_outputs(OnnxModel(data), names), pixels, expected)
     check_differences(differences, "fp32", consequence)
     if int8:
         quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
         set_metadata(proto, metadata(model, names, int8=True))
         data = proto.SerializeToString()
-        differences = compare(OnnxModel(data).run, pixels, expected)
+        differences = compare(all_outputs(OnnxModel(data), names), pixels, expected)
         check_differences(differences, "int8", consequence)
     return data, differences
 
@@ -160,7 +167,7 @@ def export_torch(
     began, path = time.monotonic(), Path(path)
     check_output_path(path, "torch", overwrite)
     names = check_exportable(model, tasks)
-    pixels, expected = expected_logits(model, names)
+    pixels, expected = expected_outputs(model, names)
     about = {f"{KEY}.json": json.dumps(metadata(model, names))}
     file = io.BytesIO()
     with quiet_exporters():
@@ -276,7 +283,31 @@ def _task_metadata(model: MemoryViT, name: str) -> dict[str, Any]:
         "regime": spec.regime,
         "extends": list(spec.extends),
         "content": model.engram(name).content,
+        **({} if model.task(name).statistics is None else {"familiarity": familiarity_name(name)}),
     }
+
+
+class _ConstantStatistics(ClassStatistics):
+    """Statistics with the inverse of the covariance as constants of a graph.
+
+    All products have a bias, so that they stay in float32 as those of heads do (`quantise`).
+    """
+
+    def __init__(self, known: ClassStatistics) -> None:
+        super().__init__(*known.means.shape)
+        centre, deviation, scaled, inverse, unexplained, pulled, lengths = known.prepared()
+        root = torch.linalg.cholesky(inverse.double()).mT.float()  # root.T @ root is the inverse
+        self.centre, self.deviation, self.quantiles = centre, deviation, known.quantiles.float()
+        self.explained, self.none = root @ scaled, torch.zeros(len(root))
+        self.weight, self.pulled, self.lengths = 1 / unexplained, -2 * pulled, lengths
+
+    def familiarity(self, features: Tensor) -> Tensor:
+        x = (features - self.centre) / self.deviation
+        own = (x.square() * self.weight).sum(1, keepdim=True)
+        own = own - F.linear(x, self.explained, self.none).square().sum(1, keepdim=True)
+        distance = (own + F.linear(x, self.pulled, self.lengths)).amin(1).clamp(min=0)
+        likeness = -(distance / x.shape[1]).sqrt()
+        return (likeness - self.quantiles[0]) / (self.quantiles[1] - self.quantiles[0])
 
 
 class _ExportModule(nn.Module):
@@ -285,16 +316,20 @@ class _ExportModule(nn.Module):
     def __init__(self, model: MemoryViT, names: Sequence[str]) -> None:
         super().__init__()
         self.model, self.names = model.constant(names, model.preprocessing.size), list(names)
+        with torch.no_grad():
+            for task in self.model.tasks.values():
+                if task.statistics is not None:
+                    task.statistics = _ConstantStatistics(task.statistics)
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        outputs: dict[str, Tensor] = self.model(pixels, self.names)
-        return outputs
+        return by_output(*self.model.with_familiarity(pixels, self.names))
 
 
 def onnx_graph(model: MemoryViT, names: Sequence[str], pixels: Tensor) -> Any:
-    """An ONNX model with one output for each of `names`, and the metadata."""
+    """An ONNX model with the outputs of each of `names`, and the metadata."""
     proto = converted(trace(model, names, pixels))
-    _rename_values(proto, names)
+    familiar = [name for name in names if model.task(name).statistics is not None]
+    _rename_values(proto, [*names, *map(familiarity_name, familiar)])
     set_metadata(proto, metadata(model, names))
     return proto
 

@@ -24,6 +24,11 @@ from engram.util.processes import ProcessGroup, dtype_for
 Route: TypeAlias = Sequence[Sequence[str]] | None  # the tasks of each image
 
 
+def familiarity_name(task: str) -> str:
+    """The familiarity of a task among outputs by name. No task can have such a name."""
+    return f"{task}:familiarity"
+
+
 class Engine(Protocol):
     """The outputs of a model that does not change any more."""
 
@@ -148,8 +153,24 @@ class OneByOne:
         self.engine = engine
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        parts = [self.engine.run(pixels[i : i + 1], tasks) for i in range(len(pixels))]
-        return {name: torch.cat([part[name] for part in parts]) for name in tasks}
+        return self.with_familiarity(pixels, tasks)[0]
+
+    def with_familiarity(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        single = torch.split(pixels, 1)
+        return join_images([run_with_familiarity(self.engine, one, tasks) for one in single], tasks)
+
+
+def join_images(
+    parts: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]], tasks: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs and familiarity of single images as those of a batch."""
+    outputs, familiarity = (
+        {n: torch.cat([part[i][n] for part in parts]) for n in tasks if n in parts[0][i]}
+        for i in (0, 1)
+    )
+    return outputs, familiarity
 
 
 def load_model(

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
+from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.report.attention_section import attention_subsections
@@ -20,6 +24,7 @@ from engram.report.contents import (
     Text,
 )
 from engram.report.findings import FINDINGS
+from engram.report.images import backbone_view
 from engram.store.portable import data_name
 from engram.tasks.kinds import Kind
 from engram.tasks.metrics import TITLES
@@ -34,6 +39,9 @@ _TOGETHER = (
     "Of the tasks that were trained, not solved: at each step the one that was best then. Where "
     "another takes over, a curve may jump."
 )
+
+
+_FAMILIAR_IMAGES, _BATCH = 128, 16
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         charts = Charts(learning_curves(part.history, metric), note)
         contents.append(Subsection(f"curves-{name}", "Learning curves", [charts]))
     if len(answers.labels):
+        contents += _familiarity(model, answers)
         contents += FINDINGS[kind.name](model, answers)
         if spec.method.token_per_class or not kind.per_pixel:  # else no token reads the answer
             contents += attention_subsections(model, answers)
@@ -98,6 +107,30 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
     if answers.failed:
         facts.append(("unreadable", f"{len(answers.failed):,}"))
     return facts
+
+
+def _familiarity(model: MemoryViT, answers: Answers) -> list[Content]:
+    """How familiar images of the split look, evenly spaced ones if there are many."""
+    if model.task(answers.task).statistics is None:
+        return []
+    samples = answers.samples[:: -(-len(answers.samples) // _FAMILIAR_IMAGES)]
+    found = []
+    for some in torch.split(samples, _BATCH):
+        views = [backbone_view(model, answers.dataset, int(i)) for i in some]
+        pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
+        with torch.inference_mode():
+            pixels = pixels.to(model.backbone.device)
+            found.append(model.with_familiarity(pixels, [answers.task])[1][answers.task].cpu())
+    values = torch.cat(found).double()
+    low, middle, high = values.quantile(values.new_tensor([0.05, 0.5, 0.95])).tolist()
+    strange = float((values < 0).double().mean())
+    return [
+        Text(
+            f"Familiarity of {len(values):,} images: {middle:.2f} in the middle, nine of ten "
+            f"between {low:.2f} and {high:.2f}; {strange:.0%} are below 0 and look unlike what the "
+            "task learned from. Usual are 1 and 5%."
+        )
+    ]
 
 
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:

@@ -14,14 +14,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engram.inference.engine import run_with_familiarity, stack_views
+from engram.inference.engine import familiarity_name, run_with_familiarity, stack_views
 from engram.serve.catalogue import Snapshot
 from engram.serve.limits import Shares
 from engram.serve.outputs import (
     Outputs,
     computed_values,
     copied,
-    familiarity_name,
     fetch,
     task_name,
 )

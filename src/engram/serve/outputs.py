@@ -13,17 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engram.inference.engine import on_cpu
+from engram.inference.engine import familiarity_name, on_cpu
 from engram.serve.catalogue import Snapshot
 from engram.serve.routes.schemas import LOGITS
 
 Outputs = dict[str, Tensor]  # of one image, by name
 
 VALUE_BYTES = 4  # of a value in memory, at most
-
-
-def familiarity_name(task: str) -> str:
-    return f"{task}:familiarity"
 
 
 def logits_name(task: str) -> str:

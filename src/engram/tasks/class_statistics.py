@@ -74,14 +74,14 @@ class ClassStatistics(nn.Module):
         device = features.device
         with torch.autocast(device.type, enabled=False):
             centre, deviation, scaled, inverse, unexplained, pulled, lengths = (
-                part.to(device) for part in self._prepared()
+                part.to(device) for part in self.prepared()
             )
             x = (features.detach().float() - centre) / deviation
             own = x / unexplained - ((x @ scaled.mT) @ inverse) @ scaled
             distance = (x * own).sum(1, keepdim=True) - 2 * x @ pulled.mT + lengths
             return -(distance.amin(1).clamp(min=0) / x.shape[1]).sqrt()
 
-    def _prepared(self) -> tuple[Tensor, ...]:
+    def prepared(self) -> tuple[Tensor, ...]:
         """What no image changes: the inverse of the covariance, by Woodbury, and what it does."""
         state = tuple(map(version, self.buffers()))
         if self._made[0] != state:

@@ -12,3 +12,4 @@ class Description:
     rows: list[tuple[str, str]]  # a label and what it says
     columns: tuple[str, ...] = ()  # of a table below, if there is one
     table: tuple[tuple[str, ...], ...] = ()
+    legend: tuple[str, ...] = ()  # lines below the table

@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from fastapi.testclient import TestClient
+from tests.support.engrams import familiar
 from tests.support.serving import AUTH, Launch, Server, World, picture
 
 from engram import MemoryViT, load_backbone, random_backbone, save_backbone
@@ -240,6 +242,25 @@ def test_a_task_that_is_not_finite_says_so_on_its_card(
     assert not seen.page.locator("#problem").is_visible()
     assert seen.console == []
     httpx.delete(url, headers=AUTH, timeout=60)
+
+
+def test_a_picture_that_looks_unfamiliar_is_said_on_the_card(
+    seen: Seen, service: Server, world: World, tmp_path: Path
+) -> None:
+    model = MemoryViT(load_backbone(world.backbone))
+    task, url = familiar(model.add_task("known", 3)), f"{service.url}/v1/tasks/known"
+    note = seen.page.locator("[data-task='known']")
+    for least, words in ((1e3, "unlike what known learned from"), (-1e3, "where 1 is usual")):
+        assert task.statistics is not None
+        task.statistics.quantiles.copy_(torch.tensor([least, least + 1]))
+        data = model.save("known", tmp_path / "known.safetensors").read_bytes()
+        assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+        seen.refresh()
+        seen.upload(picture())
+        note.filter(has_text=words).wait_for()
+        assert note.locator(".unfamiliar").count() == (least > 0)
+        httpx.delete(url, headers=AUTH, timeout=60)
+    assert seen.console == []
 
 
 def test_a_task_that_is_replaced_answers_anew(seen: Seen, service: Server, world: World) -> None:

@@ -240,7 +240,8 @@ function summary(result) {
   if (!result || result.error) return "no answer";
   const rows = rowsOf[result.kind](result.answer);
   const best = result.kind === "regression" ? rows : result.kind === "multilabel" ? rows.filter((row) => row.first) : rows.slice(0, 1);
-  return best.map((row) => `${row.label} ${row.text}`).join(", ") || "none";
+  const words = best.map((row) => `${row.label} ${row.text}`).join(", ") || "none";
+  return isUnfamiliar(result) ? `${words}, unfamiliar` : words;
 }
 
 function drawCards(fresh = new Set()) {
@@ -274,8 +275,18 @@ function card(name, task, fresh) {
   node.classList.toggle("chosen", attentionIsShown(name));
   const result = on && state.image?.tasks[name];
   if (result?.error) node.append(make("p", { className: "quiet", textContent: result.error }));
-  else if (result) node.append(answerRows(name, result));
+  else if (result) node.append(answerRows(name, result), ...familiarityNote(name, result));
   return node;
+}
+
+const isUnfamiliar = (result) => typeof result.familiarity === "number" && result.familiarity < 0;
+
+function familiarityNote(name, result) {
+  if (typeof result.familiarity !== "number") return []; // the task keeps no statistics
+  const number = result.familiarity.toFixed(2).replace("-", "−");
+  return isUnfamiliar(result)
+    ? [make("p", { className: "unfamiliar", textContent: `Looks unlike what ${name} learned from: familiarity ${number}, where 1 is usual.` })]
+    : [make("p", { className: "quiet", textContent: `Familiarity ${number}, where 1 is usual.` })];
 }
 
 function factsOf(task) {

@@ -15,9 +15,10 @@ from engram.errors import EngramError
 from engram.images.masks import palette
 from engram.images.preprocessing import normalise
 from engram.inference import predict as inference
+from engram.inference.engine import familiarity_name
 from engram.methods.attention_maps import SOURCES
 from engram.serve.catalogue import Catalogue, Snapshot
-from engram.serve.outputs import familiarity_name, kept_values
+from engram.serve.outputs import kept_values
 from engram.serve.routes.request_pipeline import (
     Answered,
     Asked,

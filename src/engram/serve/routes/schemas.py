@@ -263,7 +263,7 @@ class TaskAnswer(BaseModel):
         default=None,
         description="How much the image is like those that the task learned from: 1 is usual, "
         "and below 0 it is less like them than 95 % of validation images. Only of tasks that "
-        "keep statistics of their training images, and not of the ONNX engines",
+        "keep statistics of their training images",
     )
 
 
