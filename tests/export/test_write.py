@@ -83,7 +83,7 @@ def test_every_kind_is_exported_with_what_its_answers_need(
     Image.fromarray(picture).save(tmp_path / "picture.ppm")
     (result,) = engram.predict(model, [tmp_path / "picture.ppm"])
     script = standalone.Model(made.path)
-    logits = script.logits(tmp_path / "picture.ppm", list(tasks))
+    logits, _ = script.outputs(tmp_path / "picture.ppm", list(tasks))
     for name, answer in result["tasks"].items():
         per_pixel = tasks[name]["kind"] == "segmentation"
         wanted = answer["classes"] if per_pixel else answer
