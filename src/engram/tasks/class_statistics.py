@@ -162,7 +162,7 @@ class ClassStatistics(nn.Module):
         self.basis[:rank] = _rounded((found * largest.sign()).flip(0))
 
     def adjust(self, likeness: Tensor) -> bool:
-        """Set what scores are measured by, from the `likeness` of held-out images.
+        """Set the scale of familiarity, from the `likeness` of held-out images.
 
         Returns False, and sets nothing, where they are too few to know what is usual. Up to a
         hundred, the value that 5 % are below is that of a normal distribution whose mean and
