@@ -158,7 +158,8 @@ def test_the_script_prints_no_control_characters_and_no_nan(
     model = object.__new__(standalone.Model)
     model.about = {"tasks": {"t": {"kind": "classification", "classes": ["a", "\x1b[2J\u202e"]}}}
     monkeypatch.setattr(standalone, "Model", lambda path: model)
-    monkeypatch.setattr(model, "logits", lambda path, tasks: {"t": np.array([0.0, value])})
+    outputs = {"t": np.array([0.0, value])}, {}
+    monkeypatch.setattr(model, "outputs", lambda path, tasks: outputs)
     code = standalone.main(["odd\x1b[2J.png"])
     printed = capsys.readouterr().out
     assert all(line.isprintable() for line in printed.splitlines())

@@ -50,7 +50,7 @@ def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World)
     }
 
 
-def test_a_task_that_knows_its_images_gives_a_score(
+def test_a_task_that_knows_its_images_gives_its_familiarity(
     client: TestClient, world: World, tmp_path: Path
 ) -> None:
     model = MemoryViT(world.model.backbone).eval()
