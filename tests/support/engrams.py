@@ -32,7 +32,7 @@ def familiar(task: Task) -> Task:
     """The task with statistics of images that might have been."""
     found = task.keep_statistics()
     groups, features = found.means.shape
-    labels = torch.arange(4 * groups) % groups
+    labels = torch.arange(12 * groups) % groups
     x = torch.randn(len(labels), features).double() + labels[:, None]
     sums = torch.zeros(groups, features, dtype=torch.float64).index_add_(0, labels, x)
     found.estimate(torch.bincount(labels).double(), sums, x.square().sum(0))

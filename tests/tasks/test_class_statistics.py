@@ -42,7 +42,7 @@ def test_means_and_covariance_are_those_of_the_images() -> None:
     assert found.counts.tolist() == torch.bincount(groups).tolist()
 
 
-def test_a_score_is_the_distance_to_the_nearest_class() -> None:
+def test_familiarity_is_the_distance_to_the_nearest_class() -> None:
     x, groups = images(600)
     found = kept(x, groups)
     inverse = torch.linalg.inv(covariance(found))
@@ -80,12 +80,14 @@ def test_sums_are_those_that_statistics_were_made_from(number: int) -> None:
     assert torch.allclose(squares, x.double().square().sum(0), rtol=1e-2)
 
 
-def test_one_image_a_class_and_constant_features_have_a_score() -> None:
+def test_one_image_a_class_and_constant_features_have_a_distance() -> None:
     x, _ = images(3)
     few = kept(torch.cat([x, torch.full((3, 1), 5.0)], 1), torch.arange(3))
     assert bool((few.deviation > 0).all())
-    assert bool(few.familiarity(torch.randn(4, FEATURES + 1)).isfinite().all())
-    same = kept(torch.ones(5, FEATURES), torch.zeros(5, dtype=torch.long))
+    likeness = few.likeness(torch.randn(4, FEATURES + 1))
+    assert bool(likeness.isfinite().all())
+    assert not few.adjust(likeness)  # too few to know what is usual
+    same = kept(torch.ones(12, FEATURES), torch.zeros(12, dtype=torch.long))
     assert float(same.familiarity(torch.ones(1, FEATURES))) == pytest.approx(1)
     assert float(same.familiarity(torch.zeros(1, FEATURES))) < 0
 
