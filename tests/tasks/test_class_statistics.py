@@ -80,14 +80,17 @@ def test_sums_are_those_that_statistics_were_made_from(number: int) -> None:
     assert torch.allclose(squares, x.double().square().sum(0), rtol=1e-2)
 
 
-def test_one_image_a_class_and_constant_features_have_a_distance() -> None:
+def test_one_image_a_class_says_nothing_of_what_is_usual() -> None:
     x, _ = images(3)
     few = kept(torch.cat([x, torch.full((3, 1), 5.0)], 1), torch.arange(3))
     assert bool((few.deviation > 0).all())
-    likeness = few.likeness(torch.randn(4, FEATURES + 1))
+    likeness = few.likeness(torch.randn(40, FEATURES + 1))
     assert bool(likeness.isfinite().all())
-    assert not few.adjust(likeness)  # too few to know what is usual
-    same = kept(torch.ones(12, FEATURES), torch.zeros(12, dtype=torch.long))
+    assert not few.adjust(likeness)
+
+
+def test_constant_features_have_a_familiarity() -> None:
+    same = kept(torch.ones(20, FEATURES), torch.zeros(20, dtype=torch.long))
     assert float(same.familiarity(torch.ones(1, FEATURES))) == pytest.approx(1)
     assert float(same.familiarity(torch.zeros(1, FEATURES))) < 0
 
@@ -98,12 +101,17 @@ def test_nothing_is_like_a_class_without_images() -> None:
     assert torch.allclose(found.likeness(x), kept(x, groups).likeness(x), atol=1e-3)
 
 
-def test_fewer_images_than_features_have_directions_too() -> None:
-    x = torch.randn(10, 40)
-    found = kept(x, torch.zeros(10, dtype=torch.long), number=1)
+def test_fewer_images_than_features_have_directions_too_less_what_noise_explains() -> None:
+    x = torch.randn(30, 40)
+    found = kept(x, torch.zeros(30, dtype=torch.long), number=1)
     assert found.basis.shape == (RANK, 40)
     centred = (x - found.centre) / found.deviation
-    assert torch.allclose(found.basis.mT @ found.basis, centred.mT @ centred / 10, atol=0.15)
+    values, vectors = torch.linalg.eigh(centred.mT @ centred / 30)
+    largest = (vectors[:, -RANK:] * values[-RANK:]) @ vectors[:, -RANK:].mT
+    believed = 1 - RANK / 29
+    assert torch.allclose(found.basis.mT @ found.basis, believed * largest, atol=0.05)
+    few = kept(torch.randn(10, 40), torch.zeros(10, dtype=torch.long), number=1)
+    assert not bool(few.basis.any())
 
 
 def test_shapes_are_those_of_the_tensors() -> None:

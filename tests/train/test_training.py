@@ -107,7 +107,7 @@ def test_patience_stops_and_keeps_the_best(small_backbone: Path, colours: Path) 
     good = [row for row in result.history if row["val_accuracy"] > best - 1.5 / 6]  # of 6 images
     kept = min(good, key=lambda row: row["val_loss"])
     assert len(result.history) < 100
-    assert result.metrics["val"]["accuracy"] == kept["val_accuracy"]
+    assert result.metrics["val"]["held_out"] == kept["val_accuracy"]
     assert result.metrics["val"]["loss"] == pytest.approx(kept["val_loss"], abs=1e-6)
     ending, last = result.ending, result.history[-1]
     assert ending is not None

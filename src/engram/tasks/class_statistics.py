@@ -23,7 +23,7 @@ RANK = 16  # directions of correlation
 PREFIX = "statistics."
 #: The tensors that files hold in half precision.
 HALF = tuple(PREFIX + name for name in ("means", "basis"))
-FEWEST = 10  # held-out images, for what is usual
+FEWEST, EACH = 10, 4  # held-out images, and images of the usual class, to know what is usual
 _MANY = 100  # from here on quantiles are counted
 _LEAST = 0.05  # of a feature's variance that no direction explains
 
@@ -151,6 +151,8 @@ class ClassStatistics(nn.Module):
         share = (self._free() + 1) / max(1.0, float(self.counts.sum()))
         x = (x - self.means[groups.to(x.device)]) / (max(1, len(x)) * share) ** 0.5
         rank = min(len(self.basis), *x.shape)
+        # Of the variance, as much as directions of mere noise would explain is not believed.
+        believed = max(0.0, 1 - rank / max(1.0, self._free())) ** 0.5
         if x.shape[0] < x.shape[1]:  # fewer images than features
             values, vectors = torch.linalg.eigh((x @ x.mT).double())
             found = vectors[:, -rank:].mT.to(x) @ x if rank else x[:0]
@@ -159,7 +161,7 @@ class ClassStatistics(nn.Module):
             found = (vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()).mT.to(x)
         largest = found.gather(1, found.abs().argmax(1, keepdim=True))
         self.basis.zero_()
-        self.basis[:rank] = _rounded((found * largest.sign()).flip(0))
+        self.basis[:rank] = _rounded((found * largest.sign() * believed).flip(0))
 
     def adjust(self, likeness: Tensor) -> bool:
         """Set the scale of familiarity, from the `likeness` of held-out images.
@@ -169,7 +171,8 @@ class ClassStatistics(nn.Module):
         deviation are only known from so few (Student's prediction interval).
         """
         values, images = likeness.double(), len(likeness)
-        if images < FEWEST:
+        each = self.counts[self.counts > 0].median()
+        if images < FEWEST or float(each) < EACH:
             return False
         low, middle = (float(values.quantile(q)) for q in (0.05, 0.5))
         if images < _MANY:

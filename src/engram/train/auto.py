@@ -56,11 +56,13 @@ from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
 
-#: The regimes that are trained, with the learning rates that are tried.
+#: The regimes that are trained, with the learning rates that are tried. Of rates from 2e-4 to 3e-2,
+#: with 10 images a class on a ViT-Ti and DINOv2-small, the lowest held-out loss was at one of these
+#: in eight of nine cases.
 RATES: Mapping[str, tuple[float, ...]] = {
-    Masked.name: (5e-4, 2e-3),
-    MaskedAdapter.name: (5e-4,),
-    Side.name: (1e-3, 3e-3),
+    Masked.name: (5e-4, 2e-3, 8e-3),
+    MaskedAdapter.name: (5e-4, 2e-3),
+    Side.name: (1e-3, 3e-3, 1e-2),
 }
 #: Of the recipe's epochs, which are meant for one task; but not fewer steps than `_STEPS`.
 _EPOCHS, _STEPS = 1 / 3, 300
@@ -299,6 +301,7 @@ class Portfolio:
         self.learners: list[TaskTrainer] = []
         self.scouts: list[TaskTrainer] = []  # of several folds; see SuccessiveHalving
         self.followers: dict[str, list[TaskTrainer]] = {}
+        self.finished: list[Candidate] = []  # what the choice was made from
         for regime, lr in ((r, lr) for r in regimes for lr in self._rates(r)):
             trainers = self._trainers(regime, lr=lr)
             self.learners += trainers
@@ -381,7 +384,7 @@ class Portfolio:
         for one in left:
             if solved and isinstance(one.final.task.method, Side):
                 others.append(self._averaged(training, one, [solution for _, solution in solved]))
-        finished = [*left, *others]
+        self.finished = finished = [*left, *others]
         measured = [one.metrics for one in finished]
         chosen = finished[best_of(self.measured_by, measured)]
         tied = [finished[i] for i in ties(self.measured_by, measured)]

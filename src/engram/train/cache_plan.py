@@ -78,8 +78,11 @@ class CachePlan:
         return self._bytes_of(self.keeps)
 
     def _bytes_of(self, keeps: Keeps) -> int:
-        views = self.recipe.views if self.augment != "none" else 1
-        images = len(self.splits["train"]) * views + len(self.splits["val"])
+        images = len(self.splits["train"])
+        if self.augment != "none":
+            images = images * self.recipe.views + len(self.splits["val"])
+        elif self.splits.folds is None:  # else validation images are training images
+            images += len(self.splits["val"])
         return images * row_bytes(self.model.backbone, self.model.preprocessing, keeps)
 
     def _fits(self, keeps: Keeps) -> bool:

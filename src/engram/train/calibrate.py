@@ -6,6 +6,7 @@ from typing import Any
 
 from engram.data.datasets import Splits
 from engram.data.loader import Transform
+from engram.data.overview import find_leaks
 from engram.inference.evaluate import answers
 from engram.model import MemoryViT
 from engram.train.learner import TaskTrainer
@@ -65,7 +66,7 @@ def metrics_on_test(
         model, splits, name, workers=workers, transform=transform, team=team,
         progress=lambda done, total: progress("testing", done, total),
     )  # fmt: skip
-    metrics = answered.metrics()
+    metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))
     if "temperature" in val and len(answered.labels):
         raw = [(answered.logits * val["temperature"], answered.labels)]
         metrics["uncalibrated_ece"] = answered.kind.metrics(raw, answered.fitted)["ece"]

@@ -156,9 +156,12 @@ class CacheFeed:
 
     def scan(self, progress: Progress) -> None:
         """Hash every image, and open the caches that belong to them."""
-        count = counter(progress, "hashing images", len(self.train) + len(self.val))
+        folds = self.plan.splits.folds
+        same = folds is not None and folds.count > 1  # validation images are the training images
+        images = len(self.train) + (0 if same else len(self.val))
+        count = counter(progress, "hashing images", images)
         self._train_contents = contents_of(self.train, count)
-        self._val_contents = contents_of(self.val, count)
+        self._val_contents = self._train_contents if same else contents_of(self.val, count)
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         backbone, preprocessing = self.model.backbone, self.model.preprocessing

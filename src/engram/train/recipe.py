@@ -110,7 +110,9 @@ class Recipe:
 
     evaluations: int = setting(0, "number of validations in a run; 0: one an epoch, 10 to 30")
     checkpoint_seconds: float = setting(60.0, "seconds between checkpoints", group="Resources")
-    max_bad: float = setting(0.01, "share of unreadable images above which the run stops")
+    max_bad: float = setting(
+        0.01, "share of unreadable images above which the run stops, if they are more than two"
+    )
     cache: str = setting(
         "auto",
         "train from a cache of the backbone's tokens; auto: where nothing is random and it fits",

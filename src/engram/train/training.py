@@ -32,6 +32,8 @@ from engram.util.processes import ProcessGroup, Stop, dtype_for, stoppable
 from engram.util.progress import Progress
 from engram.util.text import counted
 
+_FEW_BAD = 2  # unreadable images that never stop a run
+
 
 def train(
     model: MemoryViT,
@@ -400,7 +402,7 @@ class Training:
         reasons = sorted(self.unreadable.values())
         if self.run is not None and self.team.main and len(reasons) > known:
             self.run.list_unreadable(self.unreadable)
-        if len(reasons) > self.recipe.max_bad * images:
+        if len(reasons) > max(_FEW_BAD, self.recipe.max_bad * images):
             raise EngramError(
                 f"{len(reasons):,} of {counted(images, 'image')} cannot be read, more than "
                 f"{flag('max_bad')} ({self.recipe.max_bad:.1%}) allows. The first: "

@@ -134,8 +134,11 @@ class Estimator:
         right *= len(answers.labels) / metrics["images"]  # those that cannot be read are wrong
         if folds is not None:
             right = 1 - (1 - right) * learned**POWER
-        interval = wilson(right, metrics["images"] / worth)
-        return {**found, self.score: right, "interval": list(interval)}
+        images = metrics["images"] / worth
+        interval = list(wilson(right, images))
+        if folds is not None:  # Jeffreys' prior: all of a few answers are not all answers
+            right = (right * images + 0.5) / (images + 1)
+        return {**found, self.score: right, "interval": interval}
 
     @property
     def _learned(self) -> float:

@@ -1,0 +1,277 @@
+"""What `fit` promises with few images, and what is true: nine datasets, 2 to 50 images a class.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.small [--backbone FOLDER --only pets,waste] [--draws 5]
+
+For every dataset, number of images a class and draw of them, `auto` runs with its defaults, and all
+that it tried is measured on the test images, which decide nothing. A finished run is one line of
+benchmarks/results/small.jsonl; the same command continues, and several may run beside each other on
+parts of the datasets (--only). `--table` only writes benchmarks/results/small.md from the records.
+The ViT's pass over each dataset is cached in build/small. It needs what benchmarks.paper needs, and
+takes hours of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import engram
+from benchmarks.paper.runs import datasets
+from benchmarks.paths import ASSETS, BACKBONE, BUILD, RESULTS
+from benchmarks.report import markdown_table, write_report
+from engram.data.datasets import Dataset, Splits
+from engram.tasks.metrics import classification_metrics
+from engram.tasks.task_settings import TaskSettings
+from engram.train.auto import Portfolio, shorter_recipe
+from engram.train.callbacks import nobody
+from engram.train.feeds import Feed, open_feed
+from engram.train.validation import with_held_out
+from engram.util.processes import ProcessGroup
+from engram.util.progress import silent
+
+SETS = (
+    *("waste", "textures", "xray", "bloodcells", "leaves", "pets", "flowers"),
+    *("fashion", "cifar10"),
+)
+SIZES = (2, 5, 10, 20, 50)  # images a class
+RECORDS = RESULTS / "small.jsonl"
+STRANGERS = 40  # images of every other dataset
+RECIPE = engram.Recipe(workers=0)
+
+
+def load(name: str) -> Splits:
+    """All training images of a dataset, and its test images."""
+    if name in ("fashion", "cifar10"):
+        found = datasets.splits(name, 224, 1_000)
+        return replace(found, val=None, test=found["test"].subset(range(600)))
+    return replace(engram.data.load(ASSETS / "data" / name), val=None)
+
+
+def drawn(train: Dataset, each: int, draw: int) -> Dataset | None:
+    """So many images of every class, or None where most classes have fewer."""
+    groups = [np.flatnonzero(train.labels == c) for c in range(len(train.classes))]
+    if np.median([len(group) for group in groups]) < each:
+        return None
+    random = np.random.default_rng([draw, each])
+    chosen = np.concatenate([random.permutation(group)[:each] for group in groups])
+    return train.subset(np.sort(chosen))
+
+
+class Bench:
+    """One backbone, and the cached features of all datasets."""
+
+    def __init__(self, backbone: str, work: Path) -> None:
+        os.environ["ENGRAM_CACHE"] = str(work / "cache")
+        self.backbone, self.name = engram.load_backbone(backbone), Path(backbone).name
+        self.splits = {name: load(name) for name in SETS}
+        self.team = ProcessGroup("cpu")
+
+    def run(self, name: str, each: int, draw: int) -> dict[str, Any] | None:
+        """One run of `auto`, and how good all that it tried is on the test images."""
+        whole = self.splits[name]
+        train = drawn(whole["train"], each, draw)
+        if train is None:
+            return None
+        model = engram.MemoryViT(self.backbone)
+        splits = with_held_out(replace(whole, train=train), RECIPE)
+        recipe = shorter_recipe(RECIPE, len(train))
+        settings = TaskSettings("masked", (), "backbone", {})
+        began = time.process_time()
+        portfolio = Portfolio(model, name, splits, recipe, settings, self.team)
+        _, chosen, tried, training = portfolio.best(None, silent, nobody(self.team))
+        seconds = time.process_time() - began
+        finished = [(one.final.task.spec.regime, one.final.name) for one in portfolio.finished]
+        names = [called for _, called in finished] + [chosen.trainers[0].name]
+        feed = self._feed(portfolio.model, names, whole["test"])
+        logits, labels = self._answers(feed, names)
+        metrics = {called: classification_metrics([(logits[called], labels)]) for called in names}
+        final = chosen.final
+        val, test = final.metrics, metrics[final.name]
+        raw = logits[final.name] * val.get("temperature", 1.0)
+        own, others = self._familiarity(portfolio.model, final.name, name)
+        return {
+            "backbone": self.name,
+            "dataset": name,
+            "each": each,
+            "draw": draw,
+            "images": len(train),
+            "regime": final.task.spec.regime,
+            "printed": val["accuracy"],
+            "interval": val["interval"],
+            "held_out": val["held_out"],
+            "test": test["accuracy"],
+            "fold": metrics[chosen.trainers[0].name]["accuracy"],
+            "candidates": [[regime, metrics[called]["accuracy"]] for regime, called in finished],
+            "tried": [[one.regime, one.lr, one.score, one.epochs] for one in tried],
+            "ece": test["ece"],
+            "uncalibrated_ece": classification_metrics([(raw, labels)])["ece"],
+            "temperature": val.get("temperature", 1.0),
+            "unfamiliar": None if own is None else float((own < 0).double().mean()),
+            "auroc": None if own is None else _auroc(own, others),
+            "seconds": round(seconds, 1),
+            "copies": training.copies,
+        }
+
+    def _feed(self, model: engram.MemoryViT, names: Sequence[str], images: Dataset) -> Feed:
+        both = Splits(images.name, images.classes, train=images, val=images)
+        return open_feed(model, names, both, RECIPE, self.team)
+
+    def _answers(self, feed: Feed, names: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
+        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        labels = []
+        with torch.no_grad():
+            for share in feed.validation():
+                labels.append(share.labels)
+                for name, output in feed.outputs(share.inputs, list(found)).items():
+                    found[name].append(output.float())
+        return {name: torch.cat(parts) for name, parts in found.items()}, torch.cat(labels)
+
+    def _familiarity(
+        self, model: engram.MemoryViT, task: str, dataset: str
+    ) -> tuple[Tensor | None, Tensor]:
+        """Of its own test images, and of images of the other datasets."""
+        statistics = model.task(task).statistics
+        if statistics is None:
+            return None, torch.zeros(0)
+
+        def familiar(images: Dataset) -> Iterator[Tensor]:
+            feed = self._feed(model, [task], images)
+            with torch.no_grad():
+                for share in feed.validation():
+                    yield statistics.familiarity(feed.features(share.inputs, [task])[task]).cpu()
+
+        others = [
+            part
+            for name, splits in self.splits.items()
+            if name != dataset
+            for part in familiar(splits["test"].subset(range(STRANGERS)))
+        ]
+        return torch.cat(list(familiar(self.splits[dataset]["test"]))), torch.cat(others)
+
+
+def _auroc(own: Tensor, others: Tensor) -> float:
+    truth = [1] * len(own) + [0] * len(others)
+    return float(roc_auc_score(truth, torch.cat([own, others]).numpy()))
+
+
+# The table
+
+
+def records() -> list[dict[str, Any]]:
+    if not RECORDS.exists():
+        return []
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def covered(one: dict[str, Any]) -> float:
+    low, high = one["interval"]
+    return float(low <= one["test"] <= high)
+
+
+def width(one: dict[str, Any]) -> float:
+    low, high = one["interval"]
+    return float(high - low)
+
+
+def regret(one: dict[str, Any]) -> float:
+    return float(max(accuracy for _, accuracy in one["candidates"]) - one["test"])
+
+
+#: Title, value of a run, and how values become one number.
+ROWS: tuple[tuple[str, Callable[[dict[str, Any]], float | None], Callable[..., Any], str], ...] = (
+    ("interval holds the test accuracy", covered, mean, "{:.0%}"),
+    ("printed − test, points", lambda r: 100 * (r["printed"] - r["test"]), mean, "{:+.1f}"),
+    ("its size", lambda r: 100 * abs(r["printed"] - r["test"]), mean, "{:.1f}"),
+    ("held out − test, points", lambda r: 100 * (r["held_out"] - r["test"]), mean, "{:+.1f}"),
+    (
+        "width of the interval",
+        lambda r: 100 * (r["interval"][1] - r["interval"][0]),
+        mean,
+        "{:.1f}",
+    ),
+    ("regret of the choice, points", lambda r: 100 * regret(r), mean, "{:.2f}"),
+    ("gain of the refit, points", lambda r: 100 * (r["test"] - r["fold"]), mean, "{:+.1f}"),
+    ("test ECE before", lambda r: r["uncalibrated_ece"], mean, "{:.3f}"),
+    ("after − before", lambda r: r["ece"] - r["uncalibrated_ece"], mean, "{:+.3f}"),
+    ("worst of it", lambda r: r["ece"] - r["uncalibrated_ece"], max, "{:+.3f}"),
+    ("own test images called unfamiliar", lambda r: r["unfamiliar"], mean, "{:.1%}"),
+    ("AUROC against other datasets", lambda r: r["auroc"], mean, "{:.3f}"),
+    ("test accuracy", lambda r: 100 * r["test"], mean, "{:.1f}"),
+    ("processor seconds from the cache", lambda r: r["seconds"], mean, "{:.0f}"),
+)
+
+
+def lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """A table for each backbone: a column for each number of images a class, and all together."""
+    text: list[str] = []
+    for backbone in sorted({one["backbone"] for one in found}):
+        own = [one for one in found if one["backbone"] == backbone]
+        by_size = defaultdict(list)
+        for one in own:
+            by_size[one["each"]].append(one)
+        columns = [*(by_size[each] for each in sorted(by_size)), own]
+        titles = [*(f"{each} a class" for each in sorted(by_size)), "all"]
+        rows = [["runs", *(str(len(column)) for column in columns)]]
+        for title, value, together, form in ROWS:
+            cells = []
+            for column in columns:
+                values = [v for v in map(value, column) if v is not None]
+                cells.append(form.format(together(values)) if values else "")
+            rows.append([title, *cells])
+        kept: dict[str, int] = defaultdict(int)
+        for one in own:
+            kept[one["regime"]] += 1
+        chosen = ", ".join(f"{name} {count}" for name, count in sorted(kept.items()))
+        sets = ", ".join(sorted({one["dataset"] for one in own}))
+        text += ["", f"## {backbone}", "", f"Datasets: {sets}. Kept: {chosen}.", ""]
+        text += markdown_table(("", *titles), rows)
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.small", description=str(__doc__).splitlines()[0]
+    )
+    parser.add_argument("--backbone", default=str(BACKBONE))
+    parser.add_argument("--only", default=",".join(SETS), help="datasets, with commas")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="images a class")
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    given = parser.parse_args(arguments)
+    if not given.table:
+        bench = Bench(given.backbone, BUILD / "small")
+        done = {(r["backbone"], r["dataset"], r["each"], r["draw"]) for r in records()}
+        for draw in range(given.draws):
+            for each in map(int, given.sizes.split(",")):
+                for name in given.only.split(","):
+                    if (bench.name, name, each, draw) in done:
+                        continue
+                    found = bench.run(name, each, draw)
+                    if found is not None:
+                        with RECORDS.open("a") as file:  # one write a line: others may append too
+                            file.write(json.dumps(found) + "\n")
+                        print(name, each, draw, f"{found['printed']:.3f} {found['test']:.3f}",
+                              found["regime"], found["seconds"], flush=True)  # fmt: skip
+    write_report(
+        "small", "Few images", ["Written by `python -m benchmarks.small`.", *lines(records())]
+    )
+
+
+if __name__ == "__main__":
+    main()
