@@ -190,6 +190,12 @@ def test_sweep_prints_every_setting_and_the_best(work: Path, capsys: Output) -> 
     assert "best" in table
 
 
+def test_a_sweep_without_lists_tries_rates_around_the_default(work: Path, capsys: Output) -> None:
+    command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
+    assert run(*command, "-o", "new.safetensors", "--json") == 0
+    assert [s["lr"] for s in document(capsys)["settings"]] == [0.000333, 0.001, 0.003]
+
+
 def test_the_page_of_a_refit_says_that_its_pictures_were_learned(work: Path) -> None:
     command = ("sweep", "colours.npz", "--task", "new", "--backbone", "vit", *QUICK)
     assert run(*command, "--lr", 0.01, "--refit", "-o", "new.safetensors") == 0

@@ -234,6 +234,8 @@ def sweep_command(
         from engram.train.job import TrainingJob
 
         job = TrainingJob.start(data, out, given, progress, announce)
+        if all(value is None for name, value in own.items() if name != "refit"):
+            grid["lrs"] = job.usual_rates()
         progress.say(job.opening(task, job.settings.regime))
         result = job.sweep(task, out, progress, **grid)
         report = ""

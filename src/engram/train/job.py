@@ -149,6 +149,11 @@ class TrainingJob:
         rates = spread(learning_rate(self.recipe, method_class(regime)), soup) if soup > 1 else []
         return job.sweep(task, out, progress, lrs=rates, cells=job.cells, seeds=seeds, soup=soup)
 
+    def usual_rates(self) -> list[float]:
+        """What a sweep tries that was given nothing to try: rates around the method's own."""
+        rate = learning_rate(self.recipe, method_class(self.settings.regime))
+        return [float(f"{rate * times:.3g}") for times in (1 / 3, 1, 3)]
+
     def identity(self, task: str, regime: str, seeds: int) -> str:
         """What `train` would be a run of, as its folder records it."""
         model, recipe, team, test = self.model, self.recipe, self.team, self.options.test
