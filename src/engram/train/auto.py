@@ -422,7 +422,8 @@ class Portfolio:
                 solution.put_into(one.task, fold)
             rivals = [one.answers for one in solution.tried]
             found.append((Candidate(trainers, solution.metrics, "solved", rivals=rivals), solution))
-            progress("solving", len(found), 2, "")
+            score = self.kind.shown(float(solution.metrics[self.measured_by]))
+            progress("solving", len(found), 2, f"{regime} {score} on held-out images")
         return found
 
     def _averaged(
