@@ -93,7 +93,10 @@ def test_adapters_have_as_many_parameters_as_table_4_counts() -> None:
     assert 4 * width * depth * TableRow(FullAdapter).width == 737_280
 
 
-def test_help_tells_the_defaults_of_the_papers_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_the_defaults_of_the_papers_recipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(["reproduce", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "default: 20000" in shown

@@ -47,7 +47,7 @@ def share_for(kind: str, classes: int, images: int = 3) -> BatchShard:
         "regression": torch.ones(images, classes),
         "segmentation": torch.zeros(images, 8, 8, dtype=torch.uint8),
     }
-    return BatchShard(torch.stack(views(images)), labels[kind], 0)
+    return BatchShard(torch.stack(views(images)), labels[kind], torch.arange(images))
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["together", "exact"])
@@ -90,7 +90,7 @@ def stepped(model: MemoryViT, name: str, recipe: Recipe) -> TaskTrainer:
     learner, device = TaskTrainer(model, name, recipe), model.backbone.device
     share = share_for(learner.task.kind.name, len(learner.task.spec.classes))
     mixup = Mixup.drawn(3, 0.2, [0]) if learner.task.kind.mixes else None
-    for inputs, targets in parts(share, 2, mixup, device):
+    for inputs, targets, _ in parts(share, 2, mixup, device):
         pixels = stack_views(inputs.unbind(), model.preprocessing, device)
         loss = learner.loss(model(pixels, tasks=[name])[name], targets)
         loss.backward()
