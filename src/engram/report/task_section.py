@@ -32,8 +32,8 @@ from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
 
 _TRIED = (
-    "The best first. Of those that differ by less than noise, the one with the fewest parameters "
-    "was kept. Those with few epochs were dropped early."
+    "The best on held-out images first. Of those that tie, the one with the lowest loss was kept. "
+    "Those that were dropped early were measured then, some on a part of these images."
 )
 _TOGETHER = (
     "Of the tasks that were trained, not solved: at each step the one that was best then. Where "
@@ -63,7 +63,7 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
         contents.append(Subsection(f"settings-{name}", "Settings that were tried", [table]))
     if part.tried is not None:
         columns, rows = part.tried
-        kept = next(i for i, row in enumerate(rows) if row[-1])
+        kept = next(i for i, row in enumerate(rows) if row[-1].startswith("kept"))
         table = Table(columns, rows, _TRIED, highlighted=kept)
         contents.append(Subsection(f"tried-{name}", "Regimes that were tried", [table]))
     if part.history:
