@@ -171,7 +171,7 @@ def find_leaks(splits: Splits, split: str) -> list[int]:
 
 
 def warnings(splits: Splits) -> Iterator[str]:
-    """What is wrong with the data and touches what a task will be measured to be."""
+    """Warnings about leaks and classes, which touch the measured accuracy of a task."""
     for split in ("val", "test"):
         if count := len(find_leaks(splits, split)):
             are = "image of {0} is" if count == 1 else "images of {0} are"

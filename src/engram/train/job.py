@@ -150,7 +150,7 @@ class TrainingJob:
         return job.sweep(task, out, progress, lrs=rates, cells=job.cells, seeds=seeds, soup=soup)
 
     def usual_rates(self) -> list[float]:
-        """What a sweep tries that was given nothing to try: rates around the method's own."""
+        """Learning rates around the method's own, for a sweep that was given no list."""
         rate = learning_rate(self.recipe, method_class(self.settings.regime))
         return [float(f"{rate * times:.3g}") for times in (1 / 3, 1, 3)]
 

@@ -171,7 +171,7 @@ class Solver:
 
     @property
     def choices(self) -> tuple[Seen, ...]:
-        """What is tried: readouts of a third of the layers, and of all with the grid."""
+        """Inputs to try: a third of the layers, and all of them with the grid."""
         if self.features == self.width:
             return (PLAIN,)
         return Seen(-(-self.steps // 3)), Seen(self.steps, grid=True)
