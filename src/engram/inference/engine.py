@@ -109,7 +109,7 @@ class TorchEngine:
 
 
 class EngineSettings(Protocol):
-    """What settings say of the engine."""
+    """Engine options, from the settings."""
 
     @property
     def engine(self) -> str: ...

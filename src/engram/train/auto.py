@@ -266,7 +266,7 @@ class Candidate:
 
 
 def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) -> list[str]:
-    """What can be trained on this data: a child is of its parents' family."""
+    """Regimes that can be trained on this data: a child is of its parents' family."""
     if extends:
         family = model.task(extends[0]).method.family()
         found = [regime for regime in RATES if METHODS[regime].family() is family]

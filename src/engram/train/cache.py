@@ -1,4 +1,4 @@
-"""What the backbone's layers feed to tasks, stored once, read every epoch.
+"""The feature cache: tokens of the backbone, stored once, read every epoch.
 
 The backbone never depends on a task, so what a task reads of an image (the normed tokens of every
 layer, and the pooled last one for heads) is the same in every epoch and for every task. A cache

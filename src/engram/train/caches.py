@@ -22,7 +22,7 @@ def default_root() -> Path:
 
 
 def info(root: str | Path | None = None) -> list[dict[str, Any]]:
-    """What every cache holds: a dictionary for each backbone, preprocessing and view."""
+    """Contents of every cache: a dictionary for each backbone, preprocessing and view."""
     found = []
     for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
         if (about := _about(meta)) is None:

@@ -21,7 +21,7 @@ NAME = "recipe.toml"
 def settings_of(
     model: MemoryViT, splits: Splits, task: TaskSettings, recipe: Recipe, **others: Any
 ) -> dict[str, Any]:
-    """What repeats a run, but for the data itself: backbone, kind, task, recipe, and `others`."""
+    """Settings that repeat a run on the same data: backbone, kind, task, recipe, and `others`."""
     source = model.backbone.source
     backbone = os.path.abspath(source) if source != "pico" and os.path.exists(source) else source
     about = {"backbone": backbone, "kind": splits.kind, **task.to_dict(), **recipe.to_dict()}

@@ -285,7 +285,7 @@ class Solver:
             lost, count = self._averaged([weight, bias], lost, count)
             with torch.no_grad():
                 assert weight.grad is not None
-                penalties = penalty / count * self._penalised(count)
+                penalties = penalty / count * self._penalised()
                 weight.grad += penalties * weight
                 lost += (penalties * weight.square()).sum() / 2
             return lost
@@ -299,7 +299,7 @@ class Solver:
         rows = [self.folds.weights(samples, fold) for fold in range(self.folds.count)]
         return to_device(torch.stack([*rows, torch.ones(len(samples))]).float(), self.mean.device)
 
-    def _penalised(self, count: int) -> Tensor:
+    def _penalised(self) -> Tensor:
         """Penalties are for sums over images; a fold's mean is over fewer: (f, 1, 1)."""
         if self.folds is None:
             return self.mean.new_ones(1, 1, 1)
@@ -320,7 +320,7 @@ class Solver:
         return sums[0] / images, int(images)
 
     def _fold(self, found: _Found) -> tuple[Tensor, Tensor]:
-        """The same heads for statistics that are not standardised."""
+        """Fold the standardisation into weight and bias."""
         weight = found.weight if found.dual is None else found.dual.weight(found.weight)
         weight = weight * self._column_scale(found.seen, found.alpha)
         return weight, found.bias - weight @ self.mean[: weight.shape[-1]]

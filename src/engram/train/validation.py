@@ -72,7 +72,7 @@ def near_copies(features: Tensor) -> Integers:
 
 
 class HeldOut(NamedTuple):
-    """What `Kind.keep` kept of the answers for all held-out images, in the order of the images."""
+    """Answers for all held-out images (`Kind.keep`), in the order of the images."""
 
     outputs: Tensor
     labels: Tensor
