@@ -1,13 +1,15 @@
 """What `fit` promises with few images, and what is true: nine datasets, 2 to 50 images a class.
 
     OMP_NUM_THREADS=1 python -m benchmarks.small [--backbone FOLDER --only pets,waste] [--draws 5]
+    OMP_NUM_THREADS=1 python -m benchmarks.small --sizes 0 [--backbone FOLDER] [--draws 3]
 
 For every dataset, number of images a class and draw of them, `auto` runs with its defaults, and all
-that it tried is measured on the test images, which decide nothing. A finished run is one line of
-benchmarks/results/small.jsonl; the same command continues, and several may run beside each other on
-parts of the datasets (--only). `--table` only writes benchmarks/results/small.md from the records.
-The ViT's pass over each dataset is cached in build/small. It needs what benchmarks.paper needs, and
-takes hours of one core.
+that it tried is measured on the test images, which decide nothing. The size 0 is all images of a
+dataset, and a draw is then a seed. A finished run is a line of benchmarks/results/small.jsonl; the
+same command continues, and several may run beside each other on parts of the datasets (--only).
+`--table` only writes benchmarks/results/small.md, and backbones.md for all images, from the
+records. The ViT's pass over each dataset is cached in build/small. It needs what benchmarks.paper
+needs, and takes hours of one core.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def load(name: str) -> Splits:
 
 
 def drawn(train: Dataset, each: int, draw: int) -> Dataset | None:
-    """So many images of every class, or None where most classes have fewer."""
+    """So many images of every class, 0 for all, or None where most classes have fewer."""
+    if each == 0:
+        return train
     groups = [np.flatnonzero(train.labels == c) for c in range(len(train.classes))]
     if np.median([len(group) for group in groups]) < each:
         return None
@@ -85,8 +89,8 @@ class Bench:
         if train is None:
             return None
         model = engram.MemoryViT(self.backbone)
-        splits = with_held_out(replace(whole, train=train), RECIPE)
-        recipe = shorter_recipe(RECIPE, len(train))
+        recipe = shorter_recipe(replace(RECIPE, seed=0 if each else draw), len(train))
+        splits = with_held_out(replace(whole, train=train), recipe)
         settings = TaskSettings("masked", (), "backbone", {})
         began = time.process_time()
         portfolio = Portfolio(model, name, splits, recipe, settings, self.team)
@@ -221,7 +225,9 @@ def lines(found: Sequence[dict[str, Any]]) -> list[str]:
     """A table for each backbone: a column for each number of images a class, and all together."""
     text: list[str] = []
     for backbone in sorted({one["backbone"] for one in found}):
-        own = [one for one in found if one["backbone"] == backbone]
+        own = [one for one in found if one["backbone"] == backbone and one["each"]]
+        if not own:
+            continue
         by_size = defaultdict(list)
         for one in own:
             by_size[one["each"]].append(one)
@@ -244,13 +250,50 @@ def lines(found: Sequence[dict[str, Any]]) -> list[str]:
     return text
 
 
+def whole_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """A table for each backbone: test accuracy of `auto` and of all it tried, on all images."""
+    text: list[str] = []
+    for backbone in sorted({one["backbone"] for one in found if not one["each"]}):
+        own = [one for one in found if one["backbone"] == backbone and not one["each"]]
+        regimes = sorted({regime for one in own for regime, _ in one["candidates"]})
+        rows = []
+        for dataset in (name for name in SETS if any(one["dataset"] == name for one in own)):
+            runs = [one for one in own if one["dataset"] == dataset]
+            cells = [_spread([one["test"] for one in runs])]
+            cells += [_spread([a for one in runs for r, a in one["candidates"] if r == regime])
+                      for regime in regimes]  # fmt: skip
+            kept = ", ".join(sorted({one["regime"] for one in runs}))
+            numbers = (f"{100 * mean([regret(one) for one in runs]):.1f}",
+                       f"{mean([one['seconds'] for one in runs]):.0f}")  # fmt: skip
+            rows.append([dataset, str(runs[0]["images"]), *cells, kept, *numbers])
+        average = [mean([one["test"] for one in own])]
+        average += [mean([a for one in own for r, a in one["candidates"] if r == regime])
+                    for regime in regimes]  # fmt: skip
+        regrets = f"{100 * mean([regret(one) for one in own]):.2f}"
+        rows.append(["mean", "", *(f"{100 * a:.1f}" for a in average), "", regrets, ""])
+        titles = ("dataset", "images", "auto", *regimes, "kept", "regret", "CPU seconds")
+        text += ["", f"## {backbone}", "", *markdown_table(titles, rows)]
+    return text
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation in per cent, with the number of runs where it is not three."""
+    if not values:
+        return ""
+    text = f"{100 * mean(values):.1f}"
+    if len(values) > 1:
+        text += f" ± {100 * float(np.std(values, ddof=1)):.1f}"
+    return text if len(values) == 3 else f"{text} ({len(values)})"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.small", description=str(__doc__).splitlines()[0]
     )
     parser.add_argument("--backbone", default=str(BACKBONE))
     parser.add_argument("--only", default=",".join(SETS), help="datasets, with commas")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="images a class")
+    sizes = ",".join(map(str, SIZES))
+    parser.add_argument("--sizes", default=sizes, help="images a class; 0: all there are")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--table", action="store_true", help="only write the table")
     given = parser.parse_args(arguments)
@@ -268,9 +311,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                             file.write(json.dumps(found) + "\n")
                         print(name, each, draw, f"{found['printed']:.3f} {found['test']:.3f}",
                               found["regime"], found["seconds"], flush=True)  # fmt: skip
-    write_report(
-        "small", "Few images", ["Written by `python -m benchmarks.small`.", *lines(records())]
-    )
+    found, command = records(), "Written by `python -m benchmarks.small`"
+    write_report("small", "Few images", [f"{command}.", *lines(found)])
+    whole = [
+        f"{command} with `--sizes 0`: `auto` with its defaults on all training images, test "
+        "accuracy in per cent (± standard deviation over seeds; how many, where they are not "
+        "three), and that of every candidate which `auto` trained to the end. `regret` is the best "
+        "candidate on test minus the chosen one, in points; seconds are those of one core, from "
+        "the cache."
+    ]
+    write_report("backbones", "Backbones", [*whole, *whole_lines(found)])
 
 
 if __name__ == "__main__":
