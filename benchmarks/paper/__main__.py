@@ -1,11 +1,12 @@
-"""Run the paper's experiments, print their tables, and write the tables of docs/results.md.
+"""Run the paper's experiments, print their tables, and write the tables of the pages.
 
     python -m benchmarks.paper --list               what is done and what is missing
     OMP_NUM_THREADS=1 python -m benchmarks.paper    run what is missing, the most valuable first
     python -m benchmarks.paper table2               run what one experiment misses, print its table
     python -m benchmarks.paper table2 --table       only print its table
-    python -m benchmarks.paper --write              write the tables and plot of docs/results.md
-    python -m benchmarks.paper --check              exit with 1 if that page has other numbers
+    python -m benchmarks.paper --write              write the tables and plots of docs/results.md
+                                                    and benchmarks/results/paper.md
+    python -m benchmarks.paper --check              exit with 1 if a page has other numbers
 
 Start one process per core: they share the work, and each can be stopped and started at any time.
 A finished run is recorded in benchmarks/results/paper and never repeated.
@@ -53,8 +54,8 @@ def _jobs(names: Sequence[str]) -> list[Job]:
 
 
 def _check_page() -> None:
-    if not page.up_to_date():
-        sys.exit(f"{page.PAGE} differs from {FOLDER}; run `python -m benchmarks.paper --write`.")
+    if old := page.outdated():
+        sys.exit(f"{old[0]} differs from {FOLDER}; run `python -m benchmarks.paper --write`.")
 
 
 def _print_list(jobs: Sequence[Job]) -> None:
@@ -84,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", default="", metavar="TEXT", help="only runs whose name contains TEXT")
     add("--limit", type=int, default=0, metavar="N", help="stop after N runs; 0: at the end")
     add("--table", action="store_true", help="print the tables and run nothing")
-    add("--write", action="store_true", help="write docs/results.md and its plot; run nothing")
-    add("--check", action="store_true", help="check that docs/results.md has the recorded numbers")
+    add("--write", action="store_true", help="write the pages and plots; run nothing")
+    add("--check", action="store_true", help="check that the pages have the recorded numbers")
     return parser
 
 

@@ -1,7 +1,7 @@
 """The experiments: the runs that each of them needs, and its table.
 
 Times are processor seconds on one core; accuracies are on the test images in per cent. How many
-of the runs are done, and what they mean, is in docs/results.md.
+of the runs are done, and what they mean, is in benchmarks/results/paper.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIDE: Row = {"regime": "masked+adapter", "width": 128}
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table of docs/results.md."""
+    """One table of the pages."""
 
     title: str
     jobs: Callable[[], Sequence[Job]]

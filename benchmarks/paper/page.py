@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, from the records.
+"""The tables of docs/results.md and benchmarks/results/paper.md, from the records.
 
 A table stands between <!-- table: NAME --> and <!-- end -->; the text around it is written by hand.
 """
@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from benchmarks.paper.experiments import EXPERIMENTS
 from benchmarks.paper.figures import draw
 from benchmarks.paper.queue import all_jobs
 from benchmarks.paper.records import RATES
 from benchmarks.paper.runs.settings import Setting, best_rate
-from benchmarks.paths import ROOT
+from benchmarks.paths import RESULTS, ROOT
 from benchmarks.report import markdown_table
 from engram.util.files import write_atomically
 
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", RESULTS / "paper.md")
 
 
-def up_to_date() -> bool:
-    """Whether the tables of the page are those of the records."""
-    page = PAGE.read_text(encoding="utf-8")
-    return filled(page) == page
+def outdated() -> list[Path]:
+    """The pages whose tables are not those of the records."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    return [page for page, text in texts.items() if filled(text) != text]
 
 
 def write() -> None:
-    write_atomically(PAGE, filled(PAGE.read_text(encoding="utf-8")).encode())
+    for page in PAGES:
+        write_atomically(page, filled(page.read_text(encoding="utf-8")).encode())
     draw()
 
 
