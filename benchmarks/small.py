@@ -311,8 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                             file.write(json.dumps(found) + "\n")
                         print(name, each, draw, f"{found['printed']:.3f} {found['test']:.3f}",
                               found["regime"], found["seconds"], flush=True)  # fmt: skip
-    found, command = records(), "Written by `python -m benchmarks.small`"
-    write_report("small", "Few images", [f"{command}.", *lines(found)])
+    kept, command = records(), "Written by `python -m benchmarks.small`"
+    write_report("small", "Few images", [f"{command}.", *lines(kept)])
     whole = [
         f"{command} with `--sizes 0`: `auto` with its defaults on all training images, test "
         "accuracy in per cent (± standard deviation over seeds; how many, where they are not "
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "candidate on test minus the chosen one, in points; seconds are those of one core, from "
         "the cache."
     ]
-    write_report("backbones", "Backbones", [*whole, *whole_lines(found)])
+    write_report("backbones", "Backbones", [*whole, *whole_lines(kept)])
 
 
 if __name__ == "__main__":
