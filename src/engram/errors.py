@@ -1,4 +1,4 @@
-"""What users see when something is wrong."""
+"""Exceptions and notices: sentences for users."""
 
 #: DataLoader may say so anywhere in the main process: it hears of it by a signal.
 LOST_WORKER = (
@@ -31,4 +31,4 @@ class Interrupted(EngramError):
 
 
 class Notice(UserWarning):
-    """What a user should know while all goes on, as a sentence."""
+    """A warning for the user, as a sentence; work goes on."""

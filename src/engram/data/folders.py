@@ -260,14 +260,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _identity(folder: str | Path) -> Hashable:
-    """The same for all paths of one folder."""
+    """A key of a folder, equal for all paths to it."""
     status = os.stat(folder)
     # Some file systems do not number their files.
     return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(folder)
 
 
 def _sorted_out(files: Iterable[str]) -> tuple[list[str], Counter[str]]:
-    """Those files that are images and not hidden, sorted, and what the others are."""
+    """Sort files into visible images, in order, and counts of everything else."""
     images: list[str] = []
     others: Counter[str] = Counter()
     for path in files:

@@ -105,7 +105,7 @@ class Answers:
         return {**metrics, "unreadable": list(self.failed)}
 
     def without_leaks(self, leaked: Sequence[int], skip_bad: bool = False) -> dict[str, Any]:
-        """How many images were learned from (`leaked`), and the metrics of the others (`clean`)."""
+        """The number of leaked images (`leaked`), and metrics without them (`clean`)."""
         if not leaked:
             return {}
         rows = torch.isin(self.samples, torch.tensor(leaked), invert=True)

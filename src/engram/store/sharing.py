@@ -26,7 +26,7 @@ from engram.util.hub import PathOrHubId
 
 @dataclass(frozen=True)
 class Push:
-    """What a push sends, byte for byte, and where it went."""
+    """The files of a push, byte for byte, and its destination."""
 
     repo: str
     revision: str | None

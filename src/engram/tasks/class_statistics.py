@@ -1,4 +1,4 @@
-"""What a task keeps of its training images: the mean of each class and the spread around it.
+"""Statistics of a task's training images: the mean of each class and the spread around it.
 
 The features are what the head is given of an image (`TaskHead.embed`). Around the mean of every
 class they are taken to be normal, with one covariance for all: a deviation of each feature, and
@@ -82,7 +82,7 @@ class ClassStatistics(nn.Module):
             return -(distance.amin(1).clamp(min=0) / x.shape[1]).sqrt()
 
     def prepared(self) -> tuple[Tensor, ...]:
-        """What no image changes: the inverse of the covariance, by Woodbury, and what it does."""
+        """Constants of the distance: the inverse covariance, by Woodbury, and its products."""
         state = tuple(map(version, self.buffers()))
         if self._made[0] != state:
             means, basis = self.means.float(), self.basis.float()
@@ -136,7 +136,7 @@ class ClassStatistics(nn.Module):
         return float(self.counts.double().sum() - (self.counts > 0).sum())
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What `estimate` took, but for rounding: counts, sums and the sum of squares."""
+        """Counts, sums and the sum of squares, the input of `estimate` but for rounding."""
         counts, deviation = self.counts.double(), self.deviation.double()
         images, away = float(counts.sum()), self.means.double() * deviation
         means = away + self.centre

@@ -113,7 +113,7 @@ class Kind(ABC):
         """After training: take from the answers on the validation split what is found there."""
 
     def temperature(self, logits: Tensor, labels: Tensor) -> float:
-        """What to divide logits by, from what `keep` kept; 1 in kinds without `calibrates`."""
+        """The temperature, from what `keep` kept; 1 in kinds without `calibrates`."""
         return 1.0
 
     # Judging

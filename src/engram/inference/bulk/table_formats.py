@@ -57,7 +57,7 @@ class TableFormat(ABC):
 
 @contextmanager
 def _reading(part: Path) -> Iterator[None]:
-    """Whatever readers raise is an EngramError: somebody else changed the part."""
+    """Raise an EngramError for any error of a reader: somebody else changed the part."""
     try:
         yield
     except Exception as error:
