@@ -43,7 +43,7 @@ def test_answers_go_to_a_file(
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [Path(row["image"]).name for row in rows] == ["0.png", "1.png", "2.png"]
     assert "error" in rows[1]
-    assert {answer["class"] for answer in rows[0]["colours"]} == {"red", "green"}
+    assert {answer["class"] for answer in rows[0]["colours.top"]} == {"red", "green"}
     assert main(command) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
@@ -148,7 +148,7 @@ def test_another_engine_answers_as_the_model_does(
     bulk = [*command[:-1], "--out", str(out), "--decoders", "0", "--engine", engine, "--embed"]
     assert main(bulk) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    found = [one["probability"] for row in rows for one in row["colours"]]
+    found = [one["probability"] for row in rows for one in row["colours.top"]]
     assert found == pytest.approx(expected, abs=0.01)
     assert all("colours.embedding" in row for row in rows)
     assert main([*command, "--engine", engine, "--precision", "bf16"]) == 2

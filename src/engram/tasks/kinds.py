@@ -17,6 +17,7 @@ and `Kind.answer` turns the output of one image into the answer for people and p
 from __future__ import annotations
 
 import base64
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -32,6 +33,10 @@ from engram.tasks.heads import Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
 from engram.tasks.metrics import Pairs
 from engram.util.devices import to_device
 
+#: The type of a column: "number", "text", "truth", "texts" (a list), "halves" or
+#: "floats" (vectors); or the types of the fields of a list of records.
+ColumnType: TypeAlias = str | Mapping[str, str]
+
 #: What the classes count for in the loss, as `Kind.class_weights` returns it; None: the same.
 Weights: TypeAlias = Tensor | None
 
@@ -45,6 +50,7 @@ class Kind(ABC):
     nouns = ("class", "classes")  # what a task has `len(classes)` of
     columns: tuple[str, ...]  # its metrics in the order of tables, the one that chooses first
     title: str  # what that one is called in a sentence
+    class_title = ""  # what `class_scores` are called
     least = 1  # classes
     fitted: tuple[str, ...] = ()  # tensors of the head that are found, not trained
     per_pixel = False  # read from the backbone's patches: labels are masks
@@ -130,6 +136,10 @@ class Kind(ABC):
         thing as a wrong answer, they are left out.
         """
 
+    def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The score of every class, from what `keep` kept; NaN for one that does not occur."""
+        return torch.full((logits.shape[-1],), math.nan)
+
     # Answering
 
     def scores(self, output: Tensor) -> Tensor:
@@ -154,11 +164,20 @@ class Kind(ABC):
     def words(self, answer: Any) -> str:
         """An answer in a line for people."""
 
+    @abstractmethod
+    def table_columns(self, names: Sequence[str]) -> dict[str, ColumnType]:
+        """Columns of a table of answers, "" for the task's own and "x" for `TASK.x`."""
+
+    @abstractmethod
+    def table_row(self, answer: Any) -> dict[str, Any]:
+        """The cells of an answer, by `table_columns`."""
+
 
 class Classification(Kind):
     name = "classification"
     columns = ("accuracy", "balanced_accuracy", "top5", "macro_f1", "ece", "loss")
     title = "accuracy"
+    class_title = "accuracy"
     balances = ("weights", "sampler")
     calibrates = True
 
@@ -188,6 +207,11 @@ class Classification(Kind):
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.classification_metrics(kept, unreadable)
 
+    def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
+        right, classes = logits.argmax(1) == labels, logits.shape[1]
+        hits = torch.bincount(labels[right], minlength=classes)
+        return hits / torch.bincount(labels, minlength=classes)
+
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """The `top_k` likeliest: [{"class", "probability"}, …]."""
         best = self.scores(output).topk(min(top_k, len(names)))
@@ -197,11 +221,20 @@ class Classification(Kind):
     def words(self, answer: Any) -> str:
         return ", ".join(f"{one['class']} {one['probability']:.1%}" for one in answer)
 
+    def table_columns(self, names: Sequence[str]) -> dict[str, ColumnType]:
+        top = {"class": "text", "probability": "number"}
+        return {"": "text", "probability": "number", "top": top}
+
+    def table_row(self, answer: Any) -> dict[str, Any]:
+        """The likeliest class, its probability, and the likeliest `top_k`."""
+        return {"": answer[0]["class"], "probability": answer[0]["probability"], "top": answer}
+
 
 class Multilabel(Kind):
     name = "multilabel"
     columns = ("map", "macro_f1", "micro_f1", "ece", "loss")
     title = "mean average precision"
+    class_title = "average precision"
     fitted = ("thresholds",)
     balances = ("weights",)
     calibrates = True
@@ -235,6 +268,9 @@ class Multilabel(Kind):
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.multilabel_metrics(kept, fitted["thresholds"].float().cpu())
 
+    def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return metrics.average_precision(logits, labels).where(labels.bool().any(0), math.nan)
+
     def scores(self, output: Tensor) -> Tensor:
         return output.float().sigmoid()
 
@@ -260,12 +296,21 @@ class Multilabel(Kind):
         present = [f"{one['class']} {one['probability']:.1%}" for one in answer if one["present"]]
         return ", ".join(present) or "none"
 
+    def table_columns(self, names: Sequence[str]) -> dict[str, ColumnType]:
+        numbers = dict.fromkeys(("probability", "threshold"), "number")
+        return {"": "texts", "top": {"class": "text", **numbers, "present": "truth"}}
+
+    def table_row(self, answer: Any) -> dict[str, Any]:
+        """The classes that are present, and the whole answer."""
+        return {"": [one["class"] for one in answer if one["present"]], "top": answer}
+
 
 class Regression(Kind):
     name = "regression"
     nouns = ("number", "numbers")
     columns = ("r2", "mae", "rmse", "loss")
     title = "R²"
+    class_title = "R²"
     fitted = ("mean", "std")
     smooths = False
     ranked = False
@@ -290,6 +335,9 @@ class Regression(Kind):
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.regression_metrics(kept, fitted["std"].cpu().double())
 
+    def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return metrics.r_squared(logits.double(), labels.double())
+
     def scores(self, output: Tensor) -> Tensor:
         """The numbers themselves, in the units of the labels."""
         return output.float()
@@ -302,11 +350,21 @@ class Regression(Kind):
     def words(self, answer: Any) -> str:
         return ", ".join(f"{one['name']} {one['value']:.5g}" for one in answer)
 
+    def table_columns(self, names: Sequence[str]) -> dict[str, ColumnType]:
+        return dict.fromkeys([""] if len(names) == 1 else names, "number")
+
+    def table_row(self, answer: Any) -> dict[str, Any]:
+        """Every number by its name; a single one is the task's own."""
+        if len(answer) == 1:
+            return {"": answer[0]["value"]}
+        return {one["name"]: one["value"] for one in answer}
+
 
 class Segmentation(Kind):
     name = "segmentation"
     columns = ("miou", "pixel_accuracy", "loss")
     title = "mean IoU"
+    class_title = "IoU"
     least = 2
     per_pixel = True
     mixes = False
@@ -345,6 +403,9 @@ class Segmentation(Kind):
     def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
         return metrics.segmentation_metrics(kept)
 
+    def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return metrics.intersection_over_union(logits.sum(0))
+
     def condensed(self, outputs: Tensor) -> Tensor:
         """Masks, uint8 (b, h, w): the class of every pixel."""
         return outputs.argmax(1).to(torch.uint8)
@@ -373,6 +434,16 @@ class Segmentation(Kind):
 
     def words(self, answer: Any) -> str:
         return ", ".join(f"{one['class']} {one['share']:.1%}" for one in answer["classes"])
+
+    def table_columns(self, names: Sequence[str]) -> dict[str, ColumnType]:
+        top = {"class": "text", "share": "number"}
+        return {"": "text", "share": "number", "top": top, "mask": "text"}
+
+    def table_row(self, answer: Any) -> dict[str, Any]:
+        """The class with most pixels, its share, the shares of `top_k` classes, and the mask."""
+        first = answer["classes"][0]
+        shares = {"share": first["share"], "top": answer["classes"]}
+        return {"": first["class"], **shares, "mask": answer["mask"]}
 
 
 KINDS: Mapping[str, Kind] = {

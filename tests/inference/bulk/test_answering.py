@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 import engram
-from engram import MemoryViT
+from engram import EngramError, MemoryViT
 from engram.inference.bulk.answering import ItemBatch, Questions, answered_here, column, keep_masks
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.items import Item
@@ -26,9 +27,23 @@ def questions(small_backbone: Path) -> Questions:
 
 def test_columns_have_names_of_their_own(questions: Questions) -> None:
     assert column("error") == "error_"
-    assert questions.kinds == {"error_": "classification", "ground": "segmentation"}
-    assert questions.vectors == {"error_.logits": True, "ground.logits": True}
-    assert questions.masked == {"ground": "ground"}
+    assert [*questions.columns] == [
+        "image", "error_", "error_.probability", "error_.top", "ground", "ground.share",
+        "ground.top", "ground.mask", "error_.logits", "ground.logits", "error",
+    ]  # fmt: skip
+    assert questions.masked == {"ground.mask": "ground"}
+
+
+def test_a_number_may_have_the_name_of_a_column_but_two_tasks_may_not(
+    questions: Questions,
+) -> None:
+    model = questions.model
+    model.add_task("age", ["years", "logits"], kind="regression")
+    columns = replace(questions, names=["age"]).columns
+    assert [*columns] == ["image", "age.years", "age.logits_", "age.logits", "error"]
+    model.add_task("age.years", ["one", "two"])
+    with pytest.raises(EngramError, match=r"age\.years"):
+        replace(questions, names=["age", "age.years"]).columns  # noqa: B018
 
 
 def test_batches_keep_their_images_and_masks_become_files(
@@ -45,6 +60,6 @@ def test_batches_keep_their_images_and_masks_become_files(
     assert [row["image"] for row in rows] == [item.name for item in items]
     assert [row["error"] is not None for row in rows] == [False, True, False, False]
     keep_masks(rows, 40, questions.masked, tmp_path)
-    assert rows[3]["ground"]["mask"] == str(tmp_path / "000000043-3.ground.png")
+    assert rows[3]["ground.mask"] == str(tmp_path / "000000043-3.ground.png")
     assert Image.open(tmp_path / "000000043-3.ground.png").size == (16, 16)
     assert not list(tmp_path.glob("000000041*"))

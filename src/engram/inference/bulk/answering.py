@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from engram.errors import EngramError
 from engram.images.preprocessing import normalise
 from engram.inference.bulk.bulk_settings import BulkSettings
 from engram.inference.bulk.decoders import DecodedItem, Decoders
@@ -26,6 +27,7 @@ from engram.inference.engine import (
 )
 from engram.inference.predict import answers_about, shown_familiarity
 from engram.model import MemoryViT
+from engram.tasks.kinds import ColumnType
 from engram.util.devices import to_device
 from engram.util.files import write_atomically
 
@@ -54,32 +56,50 @@ class Questions:
 
     @property
     def masked(self) -> dict[str, str]:
-        """The columns of answers with masks, each with its task."""
-        return {column(n): n for n in self.names if self.model.task(n).kind.per_pixel}
+        """The columns of masks, each with its task."""
+        return {f"{column(n)}.mask": n for n in self.names if self.model.task(n).kind.per_pixel}
 
     @property
-    def kinds(self) -> dict[str, str]:
-        """The columns of answers, each with its kind of task."""
-        return {column(name): self.model.task(name).kind.name for name in self.names}
+    def columns(self) -> dict[str, ColumnType]:
+        """The columns of the table, in its order, each with its type.
 
-    @property
-    def familiarity(self) -> list[str]:
-        """The columns of familiarity, of the tasks with statistics."""
-        known = [name for name in self.names if self.model.task(name).statistics is not None]
-        return [f"{column(name)}.familiarity" for name in known]
-
-    @property
-    def vectors(self) -> dict[str, bool]:
-        """The columns of numbers, each with whether they are in half precision."""
-        columns = {f"{column(n)}.logits": True for n in self.names if self.settings.logits}
+        Raises:
+            EngramError: Two tasks have columns of the same name.
+        """
+        answers, numbers, vectors = [], [], []
+        for name in self.names:
+            task = self.model.task(name)
+            for part, type_ in task.kind.table_columns(task.spec.classes).items():
+                if (full := _column(name, part)) not in self.masked or self.masks:
+                    answers.append((full, type_))
+            if task.statistics is not None:
+                numbers.append((f"{column(name)}.familiarity", "number"))
+            if self.settings.logits:
+                vectors.append((f"{column(name)}.logits", "halves"))
         if self.settings.embed:
-            columns |= {f"{name}.embedding": False for name in self.model.embedding_names(None)}
-        return columns
+            embedded = self.model.embedding_names(None)
+            vectors += [(f"{name}.embedding", "floats") for name in embedded]
+        listed = [("image", "text"), *answers, *numbers, *vectors, ("error", "text")]
+        for name, times in Counter(name for name, _ in listed).items():
+            if times > 1:
+                raise EngramError(
+                    f"Two tasks would have the column {name!r}; ask one after the other, with "
+                    "--task."
+                )
+        return dict(listed)
 
 
 def column(name: str) -> str:
     """The column of a task's answers."""
     return f"{name}_" if name in ("image", "error") else name  # every table has these
+
+
+def _column(name: str, part: str) -> str:
+    """The column of a part of a task's answers, as its kind calls it."""
+    if not part:
+        return column(name)
+    own = part in ("familiarity", "logits", "embedding")  # names of numbers that are taken
+    return f"{column(name)}.{part}{'_' if own else ''}"
 
 
 #: Answers batches, each once, in any order. None says that nothing is new for a while.
@@ -144,9 +164,11 @@ class Answerer:
             row = rows[i]
             own = {name: output[place] for name, output in outputs.items()}
             answers, problem = answers_about(self.questions.model, own, settings.top_k)
-            row |= {column(name): answer for name, answer in answers.items()}
-            for masked in () if self.questions.masks else self.masked.keys() & row.keys():
-                row[masked] = {**row[masked], "mask": None}
+            for name, answer in answers.items():
+                cells = self.questions.model.task(name).kind.table_row(answer)
+                row |= {_column(name, part): cell for part, cell in cells.items()}
+            for unwanted in () if self.questions.masks else self.masked.keys() & row.keys():
+                del row[unwanted]
             for name, values in familiarity.items():
                 row[f"{column(name)}.familiarity"] = shown_familiarity(values[place])
             if problem:
@@ -164,9 +186,9 @@ def keep_masks(rows: Sequence[Row], number: int, masked: Mapping[str, str], fold
     `number` is that of the first row among all, `masked` are the columns and their tasks.
     """
     for i, row in enumerate(rows, number):
-        for answer, name in masked.items():
-            if answer in row:
+        for mask, name in masked.items():
+            if mask in row:
                 stem = Path(row["image"]).stem.encode()[:_STEM].decode(errors="ignore")
                 path = folder / f"{i:09}-{stem}.{name}.png"
-                write_atomically(path, base64.b64decode(row[answer]["mask"].partition(",")[2]))
-                row[answer] = {**row[answer], "mask": str(path)}
+                write_atomically(path, base64.b64decode(row[mask].partition(",")[2]))
+                row[mask] = str(path)

@@ -83,7 +83,7 @@ def predict_to(
     names = answered_names(model, tasks)
     questions = Questions(model, names, settings, masks is not None, make_engine)
     suffix = out.suffix or ".parquet"
-    table = table_format(suffix, questions.kinds, questions.vectors, questions.familiarity)
+    table = table_format(suffix, questions.columns)
     identity = _identity(questions, sources, masks)
     with Parts(out, table, identity, overwrite) as parts:
         if images := parts.finished():

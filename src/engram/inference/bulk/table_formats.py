@@ -1,4 +1,7 @@
-"""Table formats of answers, written in parts: parquet, JSON lines or CSV."""
+"""Table formats of answers, written in parts: parquet, JSON lines or CSV.
+
+All have the same columns.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from engram.errors import EngramError
+from engram.tasks.kinds import ColumnType
 from engram.util.files import write_atomically
 from engram.util.optional import require
 from engram.util.text import first_line, visible
@@ -23,7 +27,6 @@ Row = Mapping[str, Any]
 
 #: The beginning of a spreadsheet's formula; some take the wide forms, too.
 _FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-_RANKED = ("classification", "multilabel")  # kinds whose best answer has a probability
 
 
 class TableFormat(ABC):
@@ -100,7 +103,7 @@ class JsonLines(_LineFormat):
 
 
 class Csv(_LineFormat):
-    """A column for each task: its best class, and its probability; lists are JSON in a cell.
+    """Lists of texts are joined by `; `, as `fit` reads them; other lists are JSON in a cell.
 
     A row is a line, and a cell is what a terminal shows and no spreadsheet computes.
     """
@@ -128,7 +131,7 @@ class Csv(_LineFormat):
 
 
 class Parquet(TableFormat):
-    """A row group for each part; answers are lists of structs, vectors lists of numbers."""
+    """A row group for each part; vectors are lists of numbers, records lists of structs."""
 
     suffix = ".parquet"
 
@@ -164,49 +167,36 @@ def _pyarrow(module: str) -> Any:
     return require(module, extra="hub-data", purpose="Writing parquet")
 
 
-def table_format(
-    suffix: str,
-    answers: Mapping[str, str],
-    vectors: Mapping[str, bool],
-    numbers: Sequence[str] = (),
-) -> TableFormat:
-    """The format of a file name's suffix.
-
-    `answers` are columns with their kind of task, `vectors` columns of lists of numbers with
-    whether they are in half precision, `numbers` columns of one number.
-    """
+def table_format(suffix: str, columns: Mapping[str, ColumnType]) -> TableFormat:
+    """The format of a file name's suffix, with these columns."""
     if suffix == Csv.suffix:
-        best = [f"{name}.probability" for name, kind in answers.items() if kind in _RANKED]
-        return Csv(["image", *answers, *numbers, *vectors, "error", *best])
+        return Csv(list(columns))
     if suffix == JsonLines.suffix:
         return JsonLines()
     if suffix == Parquet.suffix:
-        return Parquet(_schema(answers, vectors, numbers))
+        return Parquet(_schema(columns))
     raise EngramError(
         f"Answers are written as .parquet, .jsonl or .csv, or into a folder, not as {suffix!r}."
     )
 
 
-def _schema(answers: Mapping[str, str], vectors: Mapping[str, bool], numbers: Sequence[str]) -> Any:
+def _schema(columns: Mapping[str, ColumnType]) -> Any:
     arrow = _pyarrow("pyarrow")
-    text, number, truth = arrow.string(), arrow.float32(), arrow.bool_()
-    rows: dict[str, Any] = {
-        "classification": {"class": text, "probability": number},
-        "multilabel": {"class": text, "probability": number, "threshold": number, "present": truth},
-        "regression": {"name": text, "value": arrow.float64()},
-        "segmentation": {"class": text, "share": number},
+    types = {
+        "text": arrow.string(),
+        "number": arrow.float64(),
+        "truth": arrow.bool_(),
+        "texts": arrow.list_(arrow.string()),
+        "floats": arrow.list_(arrow.float32()),
+        "halves": arrow.list_(arrow.float16()),
     }
-    fields = [("image", text)]
-    for name, kind in answers.items():
-        listed = arrow.list_(arrow.struct(list(rows[kind].items())))
-        if kind == "segmentation":
-            size = arrow.list_(arrow.int32())
-            listed = arrow.struct([("classes", listed), ("size", size), ("mask", text)])
-        fields.append((name, listed))
-    fields += [(name, number) for name in numbers]
-    for name, half in vectors.items():
-        fields.append((name, arrow.list_(arrow.float16() if half else number)))
-    return arrow.schema([*fields, ("error", text)])
+
+    def arrow_type(type_: ColumnType) -> Any:
+        if isinstance(type_, str):
+            return types[type_]
+        return arrow.list_(arrow.struct([(name, types[field]) for name, field in type_.items()]))
+
+    return arrow.schema([(name, arrow_type(type_)) for name, type_ in columns.items()])
 
 
 def _plain(value: Any) -> Any:
@@ -220,16 +210,15 @@ def _plain(value: Any) -> Any:
 
 def _flat(row: Row) -> dict[str, Any]:
     """A row as a line of CSV has it."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        best = value[0] if isinstance(value, list) and value else None
-        if isinstance(best, Mapping) and "probability" in best:
-            flat[name], flat[f"{name}.probability"] = best["class"], best["probability"]
-        elif isinstance(value, (list, Mapping, np.ndarray)):
-            flat[name] = json.dumps(_plain(value))
-        else:
-            flat[name] = value
-    return {n: _safe_text(value) if isinstance(value, str) else value for n, value in flat.items()}
+    return {name: _cell(value) for name, value in row.items()}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = "; ".join(value)
+    elif isinstance(value, (list, np.ndarray)):
+        return json.dumps(_plain(value))
+    return _safe_text(value) if isinstance(value, str) else value
 
 
 def _safe_text(text: str) -> str:
