@@ -55,6 +55,15 @@ def test_agrees_with_transformers(
             assert backbone.head is None
 
 
+def test_a_projection_is_an_embedding_and_has_no_classes(saved: Callable[[str], Path]) -> None:
+    """CLIP's 512 numbers are not 512 classes."""
+    for family in ("clip-projection", "clip-full", "aimv2-full"):
+        backbone = load_backbone(saved(family))
+        assert backbone.class_names == ()
+        assert backbone(torch.randn(1, 3, 32, 32)).shape == (1, 7)
+    assert len(load_backbone(saved("clip-classes")).class_names) == 5
+
+
 def test_agrees_with_the_encoder_of_mae(tmp_path: Path) -> None:
     model = mae()
     model.save_pretrained(tmp_path)
@@ -106,6 +115,7 @@ def test_timm_and_transformers_are_the_same_backbone(
     assert torch.equal(timm.tokens(pixels), backbone.tokens(pixels))
     if timm.head is not None:
         near(timm(pixels), backbone(pixels))
+        assert timm.class_names == backbone.class_names  # none of a projection
     else:
         assert backbone.head is None or family == "dinov2-swiglu"
 

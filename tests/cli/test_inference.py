@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests.support.commands import Output, assert_refused, document, fit, run
 from tests.support.regimes import known
@@ -127,6 +128,32 @@ def test_eval_counts_bad_files_unless_told_otherwise(work: Path, capsys: Output)
     assert document(capsys)["old"]["images"] == 6
 
 
+def test_eval_compares_two_versions_by_class_and_by_image(work: Path, capsys: Output) -> None:
+    model = MemoryViT(load_backbone("vit"))
+    task = model.add_task("old", ["red", "green", "blue"], regime="head")
+    with torch.no_grad():
+        task.head.weight.zero_()
+    for name, best in (("red", 0), ("blue", 2)):  # one answer for all images
+        with torch.no_grad():
+            task.head.bias.copy_(torch.eye(3)[best])
+        model.save("old", f"{name}.safetensors")
+    command = ("eval", "blue.safetensors", "--data", "colours.npz", "--workers", 0)
+    assert run(*command, "--against", "red.safetensors", "--json") == 0
+    found = document(capsys)["old"]["against"]
+    assert found["classes"]["red"] == {"before": 1.0, "after": 0.0}
+    assert found["classes"]["blue"] == {"before": 0.0, "after": 1.0}
+    assert found["classes"]["green"] == {"before": 0.0, "after": 0.0}
+    assert (found["mended"], found["broken"], len(found["changed"])) == (7, 7, 21)
+    change = found["changed"][0]
+    assert (change["before"], change["after"]) == ("red", "blue")
+    assert found["before"]["accuracy"] == pytest.approx(1 / 3)
+    assert run(*command, "--against", "red.safetensors") == 0
+    assert "7 mended, 7 broken of 21 changed" in (said := capsys.readouterr().out)
+    assert "-100.00%" in said
+    assert run(*command, "--against", "blue.safetensors", "--json") == 0
+    assert document(capsys)["old"]["against"]["changed"] == []
+
+
 # predict
 
 
@@ -141,7 +168,7 @@ def test_predict_prints_one_object_for_each_image(work: Path, capsys: Output) ->
     assert [one["image"] for one in said] == ["red.png", "more/a.png", "more/b.png"]
     for one in said:
         assert set(one) == {"image", "tasks"}
-        assert list(one["tasks"]) == ["base", "old"]
+        assert list(one["tasks"]) == ["old"]
         assert len(one["tasks"]["old"]) == 2
         assert set(one["tasks"]["old"][0]) == {"class", "probability"}
     assert run("predict", "old.safetensors", "red.png", "--task", "old") == 0
@@ -170,7 +197,7 @@ def test_side_patches_and_readouts_are_measured_and_answer(work: Path, capsys: O
         assert document(capsys)[name]["loss"] == pytest.approx(measured["loss"], abs=1e-5)
     assert run("predict", "old.safetensors", *files, "red.png", "--json") == 0
     (answer,) = document(capsys)
-    assert list(answer["tasks"]) == ["base", "old", *names]
+    assert list(answer["tasks"]) == ["old", *names]
     assert all(len(answer["tasks"][name]) == 3 for name in names)
 
 

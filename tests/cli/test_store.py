@@ -51,6 +51,9 @@ def test_merge_writes_the_average_and_shows_what_it_is_of(folder: Path, capsys: 
     assert "--overwrite" in capsys.readouterr().err
     assert run("merge", *files, "--weights", "1,1", "-o", "more.safetensors") == 2
     assert "--weights is 1, 1, which is 2 together" in " ".join(capsys.readouterr().err.split())
+    assert run("merge", *files, "-o", "both.pt") == 2
+    assert "both.safetensors" in capsys.readouterr().err
+    assert not Path("both.pt").exists()
 
 
 def test_inspect_needs_no_backbone(folder: Path, capsys: Output) -> None:

@@ -22,7 +22,7 @@ def test_predict_gives_the_top_classes_of_every_task(model: MemoryViT, photos: P
     images = [photos / "test" / "red" / name for name in ("0.png", "empty.png", "1.png")]
     first, broken, second = predict(model, images, top_k=2, batch=1)
     assert first["image"] == str(images[0])
-    assert list(first["tasks"]) == ["base", "colours", "more"]
+    assert list(first["tasks"]) == ["colours", "more"]  # the backbone's own only where asked
     assert broken == {
         "image": str(images[1]),
         "error": f"{images[1]}: the file is empty",
@@ -38,8 +38,9 @@ def test_predict_gives_the_top_classes_of_every_task(model: MemoryViT, photos: P
         predict(model, images, top_k=0)
 
 
-def test_an_embedding_is_not_answered_as_classes(photos: Path) -> None:
-    model = MemoryViT(random_backbone(head=HeadConfig(0)))
+@pytest.mark.parametrize("head", [HeadConfig(0), HeadConfig(512, projection=True)])
+def test_an_embedding_is_not_answered_as_classes(photos: Path, head: HeadConfig) -> None:
+    model = MemoryViT(random_backbone(head=head))
     image = photos / "test" / "red" / "0.png"
     with pytest.raises(EngramError, match="has no classifier"):
         predict(model, [image])

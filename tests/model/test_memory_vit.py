@@ -282,6 +282,7 @@ def test_an_unknown_task_is_refused_with_those_there_are(pixels: Tensor) -> None
         (torch.zeros(2, 3, 9, 8), "got images of 9 x 8 pixels"),
         (torch.zeros(2, 3, 0, 8), "got images of 0 x 8 pixels"),
         (np.zeros((2, 3, 8, 8), np.float32), "got pixels as ndarray"),
+        ("cat.jpg", "engram.predict(model, image)"),
     ],
 )
 def test_wrong_pixels_are_refused(either_family: MemoryViT, pixels: Tensor, problem: str) -> None:

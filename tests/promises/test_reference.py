@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts.document_reference import written
 from tests.support.paths import ROOT
 
 import engram
@@ -47,6 +48,12 @@ def hook() -> ModuleType:
 def test_every_public_name_is_in_the_reference() -> None:
     listed = set(re.findall(r"^::: engram\.(\S+)$", REFERENCE, re.MULTILINE))
     assert {*engram.__all__, *ALSO} - listed == set()
+
+
+def test_the_page_lists_every_name_in_words_of_today() -> None:
+    """The page is also read where there is no site: in an editor, or in a clone's web view."""
+    assert written(REFERENCE) == REFERENCE
+    assert "| `engram.fit(model, name, data, …)` | Train" in REFERENCE
 
 
 def test_members_that_the_reference_lists_exist() -> None:

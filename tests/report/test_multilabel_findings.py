@@ -26,8 +26,8 @@ def test_scores_are_those_of_the_thresholds() -> None:
     scores = FINDINGS["multilabel"](model_with(NAMES, "multilabel"), some_answers())[0].contents[0]
     assert isinstance(scores, Table)
     assert scores.columns[2:] == ("F1", "precision", "recall", "threshold", "images")
-    assert scores.rows[0] == ("cat", "1.000", "1.000", "1.000", "1.000", "0.500", "2")
-    assert scores.rows[1][2:] == ("0.500", "0.500", "0.500", "0.500", "2")
+    assert scores.rows[0] == ("cat", "100.0%", "100.0%", "100.0%", "100.0%", "50.0%", "2")
+    assert scores.rows[1][2:] == ("50.0%", "50.0%", "50.0%", "50.0%", "2")
 
 
 def test_a_label_too_many_or_too_few_is_a_mistake() -> None:

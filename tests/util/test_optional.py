@@ -1,5 +1,7 @@
 """An optional package is imported, or an error says how to install it."""
 
+import importlib.metadata
+import json
 import re
 import sys
 import tomllib
@@ -9,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 
 from engram.errors import EngramError
-from engram.util.optional import require
+from engram.util.optional import how_to_install, require
 
 
 def test_an_installed_module_is_returned() -> None:
@@ -20,7 +22,7 @@ def test_a_missing_module_is_named_with_the_extra_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    expected = r"A plot needs the package matplotlib.*pip install 'engram-vit\[plots\]'"
+    expected = r"A plot needs the package matplotlib.*pip install .*matplotlib>=.*tensorboard"
     with pytest.raises(EngramError, match=expected):
         require("matplotlib.figure", extra="plots", purpose="A plot")
 
@@ -32,6 +34,31 @@ def test_what_the_module_itself_lacks_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EngramError, match="Reading needs the package no_such_package"):
         require("half_installed", extra="plots", purpose="Reading")
+
+
+def test_how_to_install_names_packages_and_the_pins_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index has this package; an extra of an extra is what both need."""
+
+    class Installed:
+        direct_url: str | None = None
+
+        def read_text(self, name: str) -> str | None:
+            return self.direct_url
+
+        requires = importlib.metadata.requires("engram-vit")
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
+    command = how_to_install("openvino")
+    assert command.startswith("pip install 'onnx>=")
+    assert "openvino>=" in command
+    assert "engram" not in command
+    (tmp_path / "constraints.txt").touch()
+    Installed.direct_url = json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    assert f"-c {tmp_path / 'constraints.txt'} " in how_to_install("openvino")
+    Installed.direct_url = json.dumps({"url": (tmp_path / "engram.whl").as_uri()})
+    assert "-c " not in how_to_install("openvino")
 
 
 def test_every_extra_that_the_code_names_exists() -> None:

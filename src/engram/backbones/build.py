@@ -253,6 +253,7 @@ def _infer_head(found: Translated, settings: ModelSettings) -> HeadConfig | None
         hidden = own if own != tensors["blocks.0.mlp.fc2.weight"].shape[1] else None
     return HeadConfig(
         classes=max(rows, default=0),
+        projection=settings.projection,
         pooling=settings.pooling,
         bias=settings.head_bias,
         hidden=found.has("head.hidden"),

@@ -54,6 +54,7 @@ class ModelSettings:
     activation: Activation = "gelu"
     pooling: Pooling = "class"
     raw: bool = False
+    projection: bool = False
     head_bias: bool = True
     norm: Norm = "layer"
     positions: Positions = "learned"
@@ -186,6 +187,7 @@ def transformers_settings(
         activation=_ACTIVATIONS[activation],
         pooling=_transformers_pooling(family, layout, classifier),
         raw=family == "clip" and classifier,
+        projection=layout.names.get("head.linear") == "visual_projection",
         head_bias=family not in ("clip", "aimv2") or classifier,
         norm="rms" if family == "aimv2" else "layer",
         positions=positions,
@@ -305,6 +307,7 @@ def timm_settings(config: Mapping[str, Any], found: Translated, name: str) -> Mo
         heads=heads,
         activation=_ACTIVATIONS.get(arguments.get("act_layer"), activation),
         pooling=_timm_pooling(cfg.get("global_pool") or arguments.get("global_pool"), found, name),
+        projection=family in ("clip", "eva02", "pe") and _without_bias(found),
         norm="rms" if family == "aimv2" else "layer",
         positions="none" if family == "dinov3" else "learned",
         rotary=_timm_rotary(family, config, arguments, found),
@@ -313,6 +316,12 @@ def timm_settings(config: Mapping[str, Any], found: Translated, name: str) -> Mo
         adjust_preprocessing=lambda default: _adjust_to_timm(default, cfg, name),
         labels=config.get("label_names"),
     )
+
+
+def _without_bias(found: Translated) -> bool:
+    """Whether the linear layer of the head is a projection: timm gives that a bias of zeros."""
+    bias = found.tensors.get("head.linear.bias")
+    return bias is None or not bool(bias.any())
 
 
 def _timm_family(found: Translated) -> str:

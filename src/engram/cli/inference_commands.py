@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from engram.util.progress import Progress
 
 _SHOWN = 5  # unreadable images in the summary
+_SHOWN_CLASSES = _SHOWN_CHANGES = 20  # in the tables of --against
 
 
 # Data of tasks
@@ -111,6 +113,14 @@ def eval_command(
     skip_bad: Annotated[
         bool, option(DATA, "Leave unreadable images out of the count.", "--skip-bad")
     ] = False,
+    against: Annotated[
+        list[Path] | None,
+        option(
+            None,
+            "An earlier version of a task, or a bundle of them, to compare with; repeatable.",
+            metavar="FILE",
+        ),
+    ] = None,
     report: Annotated[
         Path | None, option(OUTPUT, "Also write a page.", metavar="FILE.html")
     ] = None,
@@ -142,13 +152,21 @@ def eval_command(
                     "the other."
                 )
             given[one.name] = one
-        found = [
-            answers(
+
+        def measured(model: MemoryViT, name: str, when: str = "") -> Answers:
+            one = given[name]
+            return answers(
                 model, one.splits, name, split=one.split, batch=batch, workers=workers,
-                precision=precision, team=team, progress=partial(progress, name),
-            )
-            for name, one in given.items()
-        ]  # fmt: skip
+                precision=precision, team=team, progress=partial(progress, f"{name}{when}"),
+            )  # fmt: skip
+
+        found = [measured(model, name) for name in given]
+        comparisons: dict[str, list[Description]] = {}
+        if against:
+            older = load_model(against, backbone, backbone_dtype=backbone_dtype)
+            for new in found:
+                old = measured(older, new.task, " before")
+                comparisons[new.task] = _describe_comparison(old, new, skip_bad)
         rows = []
         if report is not None and team.main:
             progress("writing the report", 0, 0)
@@ -158,11 +176,58 @@ def eval_command(
             "split": one.dataset.split,
             **one.metrics(skip_bad),
             **one.without_leaks(given[one.task].leaked, skip_bad),
+            **({"against": c[0].document} if (c := comparisons.get(one.task)) else {}),
         }
         for one in found
     }
     rows += _leak_rows(model, metrics)
     show(_describe_metrics(model, metrics, rows), as_json)
+    for table in () if as_json else chain.from_iterable(comparisons.values()):
+        show(table, as_json)
+
+
+def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> list[Description]:
+    """What `--against` adds for a task: its classes and the images that changed, as two tables."""
+    from engram.inference.compare import compare
+
+    found, kind = compare(old, new), new.kind
+    before, after = (one.metrics(skip_bad) for one in (old, new))
+    document = {
+        "before": {name: value for name, value in before.items() if name != "unreadable"},
+        "classes": {name: {"before": w, "after": n} for name, (w, n) in found.classes.items()},
+        "mended": found.mended,
+        "broken": found.broken,
+        "changed": [asdict(change) for change in found.changes],
+    }
+
+    def row(name: str, was: float, now: float) -> tuple[str, ...]:
+        change = ("-" if now < was else "+") + kind.shown(abs(now - was))
+        return name, kind.shown(was), kind.shown(now), change
+
+    worst = sorted(found.classes.items(), key=lambda one: one[1][1] - one[1][0])
+    shown = [one for one in worst if one[1][0] != one[1][1]][:_SHOWN_CLASSES]
+    table = (
+        row(f"{new.task}, {kind.title}", before[kind.score], after[kind.score]),
+        *(row(name, *pair) for name, pair in shown),
+    )
+    same = len(found.classes) - sum(was != now for was, now in found.classes.values())
+    legend = [f"{kind.class_title} of each class; {counted(same, *kind.nouns)} unchanged"]
+    tables = [Description(document, [], ("", "before", "after", "change"), table, tuple(legend))]
+    if found.changes:
+        images = tuple(
+            (change.image, *map(_text, (change.label, change.before, change.after)))
+            for change in found.changes[:_SHOWN_CHANGES]
+        )
+        more = len(found.changes) - len(images)
+        legend = [f"{found.mended} mended, {found.broken} broken of {len(found.changes)} changed"]
+        legend += [f"{more:,} more are in --json"] if more else []
+        columns = ("changed image", "label", "before", "after")
+        tables.append(Description(document, [], columns, images, tuple(legend)))
+    return tables
+
+
+def _text(answer: str | list[str]) -> str:
+    return answer if isinstance(answer, str) else ", ".join(answer) or "none"
 
 
 def _write_report(

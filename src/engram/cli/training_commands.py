@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -268,6 +270,7 @@ def sweep_command(
 def _result_rows(
     result: AutoResult | Result | SweepResult, model: MemoryViT
 ) -> list[tuple[str, str]]:
+    from engram.tasks.metrics import shown
     from engram.train.run import unreadable_list
     from engram.train.sweep import SweepResult
 
@@ -290,8 +293,9 @@ def _result_rows(
             )
         if "uncalibrated_ece" in metrics:
             at = result.metrics["val"]["temperature"]
-            before = f"{metrics['uncalibrated_ece']:.4f} before, temperature {at:.3g}"
-            rows.append((f"{split} calibration error", f"{metrics['ece']:.4f} ({before})"))
+            error, before = (shown("ece", metrics[key]) for key in ("ece", "uncalibrated_ece"))
+            calibrated = f"{error} ({before} before, temperature {at:.3g})"
+            rows.append((f"{split} calibration error", calibrated))
         if metrics.get("deviation"):
             spread = f"{kind.shown(metrics['mean'])} ± {kind.shown(metrics['deviation'])}"
             rows.append(("over seeds", spread))
@@ -325,9 +329,10 @@ app.add_typer(cache_app, name="cache")
 @cache_app.command(name="info")
 def cache_info(as_json: Json = False) -> None:
     """Print where the cache is and what it holds."""
-    from engram.train.caches import default_root, info
+    from engram.train.caches import default_root, info, limit
 
     entries, folder = info(), str(default_root())
+    total, most = sum(entry["bytes"] for entry in entries), limit()
     table = tuple(
         (
             entry["backbone"],
@@ -335,18 +340,48 @@ def cache_info(as_json: Json = False) -> None:
             f"{entry['bytes'] / 1e9:.2f} GB",
             "x".join(map(str, entry["preprocessing"]["size"])),
             entry["view"]["augment"],
+            counted(int((time.time() - entry["used"]) // 86_400), "day") + " ago",
         )
-        for entry in entries
+        for entry in sorted(entries, key=lambda entry: -float(entry["used"]))
     )
+    shown_limit = "none (ENGRAM_CACHE_LIMIT)" if math.isinf(most) else f"{most / 1e9:g} GB"
     rows = [("folder", folder), ("caches", str(len(entries)))]
-    columns = ("backbone", "images", "size", "pixels", "view")
-    show(Description({"folder": folder, "caches": entries}, rows, columns, table), as_json)
+    rows += [("size", f"{total / 1e9:.2f} GB"), ("limit", shown_limit)]
+    columns = ("backbone", "images", "size", "pixels", "view", "used")
+    document = {
+        "folder": folder,
+        "bytes": total,
+        "limit": None if math.isinf(most) else most,
+        "caches": entries,
+    }
+    show(Description(document, rows, columns, table), as_json)
 
 
 @cache_app.command(name="clear")
-def cache_clear(as_json: Json = False) -> None:
-    """Remove everything from the cache."""
+def cache_clear(
+    backbone: Annotated[
+        str | None,
+        option(
+            None,
+            "Only what belongs to this backbone: its name, or the beginning of its fingerprint.",
+        ),
+    ] = None,
+    unused: Annotated[
+        float, option(None, "Only what no run used for so many days.", metavar="DAYS", min=0)
+    ] = 0.0,
+    down_to: Annotated[
+        float,
+        option(
+            None,
+            "Remove what was not used for longest, until the rest takes at most so many GB.",
+            metavar="GB",
+            min=0,
+        ),
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Remove everything from the cache, or what the flags choose."""
     from engram.train.caches import clear
 
-    freed = clear()
+    freed = clear(backbone=backbone, unused_days=unused, down_to=down_to * 1e9)
     show(Description({"freed": freed}, [("freed", f"{freed / 1e9:.2f} GB")]), as_json)

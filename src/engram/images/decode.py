@@ -47,7 +47,7 @@ FORMATS: list[str] = [
 #: Suffixes of HEIC files.
 HEIC_SUFFIXES = (".heic", ".heif", ".hif")
 #: Advice where pillow-heif is missing, for sentences.
-HEIC_NEEDS = "reading HEIC needs pillow-heif: pip install 'engram-vit[heic]'"
+HEIC_NEEDS = "reading HEIC needs pillow-heif: pip install pillow-heif"
 #: Bytes of a file that `is_heic` looks at.
 HEADER_BYTES = 256
 _BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}

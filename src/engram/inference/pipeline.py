@@ -98,7 +98,7 @@ class _Options:
 
     def names(self, model: MemoryViT) -> list[str]:
         tasks = [self.task] if isinstance(self.task, str) else self.task
-        return answered_names(model, tasks or list(model.tasks) or None)
+        return answered_names(model, tasks or None)
 
 
 class Pipeline:

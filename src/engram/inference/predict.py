@@ -43,8 +43,8 @@ def predict(
             these; or a batch as one array or tensor with four axes. Arrays are (height, width) or
             (height, width, 3), tensors (height, width) or (3, height, width). Both hold integers
             from 0 to 255, or floats from 0 to 1, and are not normalised.
-        tasks: The tasks to answer; `"base"` is the backbone's own head. By default all, and
-            `"base"` if the backbone has classes.
+        tasks: The tasks to answer; `"base"` is the backbone's own head. By default all tasks, and
+            without any `"base"`.
         top_k: Number of classes to return per task.
         batch: Images in a batch.
         exact: Make every answer bit for bit what it would be without the other tasks.
@@ -70,7 +70,7 @@ def predict(
     Examples:
         >>> answer = engram.predict(model, "photos/test/rose/0.png", top_k=1)
         >>> list(answer["tasks"])
-        ['base', 'flowers']
+        ['flowers']
         >>> answers = engram.predict(model, [torch.rand(3, 48, 64), "photos/test/rose/0.png"])
         >>> [answer["image"] for answer in answers]
         ['images[0]', 'photos/test/rose/0.png']
@@ -117,15 +117,18 @@ def predict(
 
 
 def answered_names(model: MemoryViT, tasks: Sequence[str] | None) -> list[str]:
-    """The tasks that answer. A backbone whose head gives an embedding has no classifier."""
-    names = model.output_names(tasks)
+    """The tasks that answer: those asked for, or all; the backbone itself only where asked for.
+
+    A backbone whose head gives an embedding has no classifier.
+    """
+    names = model.output_names(list(model.tasks) or None if tasks is None else tasks)
     without = [name for name in names if not model.task(name).spec.classes]
-    if without and (tasks is not None or not model.tasks):
+    if without:
         raise EngramError(
             f"The backbone {model.backbone.source} has no classifier, so {without[0]!r} answers "
             "with no classes; ask for tasks. Its embedding is model(pixels)['base']."
         )
-    return [name for name in names if name not in without]
+    return names
 
 
 def answers_about(

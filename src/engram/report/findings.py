@@ -165,11 +165,11 @@ def _class_metrics(answers: Answers, predicted: Tensor) -> Table:
     rows = [
         (
             name,
-            f"{precision[c]:.3f}" if count[c] else "-",
-            f"{2 * hits[c] / max(1, float(count[c] + found[c])):.3f}",
-            f"{hits[c] / max(1, float(found[c])):.3f}",
-            f"{hits[c] / max(1, float(count[c])):.3f}",
-            f"{float(thresholds[c]):.3f}",
+            f"{precision[c]:.1%}" if count[c] else "-",
+            f"{2 * hits[c] / max(1, float(count[c] + found[c])):.1%}",
+            f"{hits[c] / max(1, float(found[c])):.1%}",
+            f"{hits[c] / max(1, float(count[c])):.1%}",
+            f"{float(thresholds[c]):.1%}",
             f"{int(count[c]):,}",
         )
         for c, name in enumerate(answers.dataset.classes)
@@ -300,7 +300,7 @@ def _masks(model: MemoryViT, answers: Answers) -> ImageTable:
             thumbnail(paint_mask(view, predicted), "predicted mask"),
         ]
         rows.append(
-            ImageRow(f"IoU {float(ious[i]):.3f}", images, Path(dataset.sample_name(sample)).name)
+            ImageRow(f"IoU {float(ious[i]):.1%}", images, Path(dataset.sample_name(sample)).name)
         )
     classes = dataset.classes
     note = (
@@ -342,7 +342,7 @@ def _class_ious(answers: Answers) -> Bars:
     note = "Over the pixels of all images, at the size that the backbone sees."
     if len(rows) > MAX_CLASSES:
         note, rows = f"{note} {_worst(len(rows))}", sorted(rows)[:MAX_CLASSES]
-    bars = [Bar(name, iou, f"{iou:.3f}, {share:.0%} of the pixels") for iou, name, share in rows]
+    bars = [Bar(name, iou, f"{iou:.1%}, {share:.0%} of the pixels") for iou, name, share in rows]
     return Bars(bars, note)
 
 

@@ -11,6 +11,7 @@ from engram.model import MemoryViT
 from engram.report.page import answers_for_report, write_report
 from engram.report.task_section import TaskPart
 from engram.tasks.kinds import KINDS, Kind
+from engram.tasks.metrics import shown
 from engram.train.auto import AutoResult
 from engram.train.recipe import Recipe
 from engram.train.result import Result
@@ -100,7 +101,8 @@ def _calibrated(result: AutoResult | Result | SweepResult, split: str) -> str:
     return (
         f" Its probabilities were calibrated on held-out images, at the temperature "
         f"{result.metrics['val']['temperature']:.3g}; the {split} calibration error is "
-        f"{metrics['ece']:.4f}, and without it would be {metrics['uncalibrated_ece']:.4f}."
+        f"{shown('ece', metrics['ece'])}, and without it would be "
+        f"{shown('ece', metrics['uncalibrated_ece'])}."
     )
 
 

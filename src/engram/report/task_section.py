@@ -27,7 +27,7 @@ from engram.report.findings import FINDINGS
 from engram.report.images import backbone_view
 from engram.store.portable import data_name
 from engram.tasks.kinds import Kind
-from engram.tasks.metrics import TITLES
+from engram.tasks.metrics import TITLES, shown
 from engram.train.plots import learning_curves, validation_metric
 from engram.util.text import summarise_names
 
@@ -101,7 +101,7 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
     ]
     for key in kind.columns[1:]:
         if key in metrics and key in TITLES:
-            facts.append((TITLES[key], f"{metrics[key]:.4g}"))
+            facts.append((TITLES[key], shown(key, metrics[key])))
     if task.spec.extends:
         facts.append(("extends", ", ".join(task.spec.extends)))
     if answers.failed:

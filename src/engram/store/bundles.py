@@ -422,7 +422,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise EngramError(
             f"{path} has the format {manifest['format']}, and this version of engram reads format "
-            f"{FORMAT}; install a newer engram-vit."
+            f"{FORMAT}; install a newer version of Engram."
         )
     return cast("dict[str, Any]", manifest)
 

@@ -73,9 +73,14 @@ HEADER = Object(
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuse to write an engram where there is a folder, or without `overwrite` a file."""
+    """Refuse a path for an engram: a folder, another suffix, or without `overwrite` a file."""
     if path.is_dir():
         raise EngramError(f"{path} is a folder; {flag('out')} names the engram's file.")
+    if path.suffix != ".safetensors":
+        raise EngramError(
+            f"An engram is a .safetensors file; give {flag('out')} a name such as "
+            f"{path.with_suffix('.safetensors')}, not {path}."
+        )
     if path.exists() and not overwrite:
         raise EngramError(
             f"{path} exists already; choose another {flag('out')}, or replace it with "
@@ -224,7 +229,7 @@ def _header(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if header["format"] != FORMAT:
         raise EngramError(
             f"{path} has the format {header['format']}, and this version of engram reads the "
-            f"format {FORMAT}; install a newer engram-vit."
+            f"format {FORMAT}; install a newer version of Engram."
         )
     return dict(header)
 

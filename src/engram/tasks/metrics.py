@@ -27,8 +27,13 @@ TITLES = {
     "pixel_accuracy": "pixel accuracy",
 }
 
-#: Metrics that are shares of images or pixels: for people they are percentages.
-SHARES = frozenset({"accuracy", "balanced_accuracy", "top5", "pixel_accuracy"})
+#: Metrics between 0 and 1: for people they are percentages.
+SHARES = frozenset(
+    {
+        *("accuracy", "balanced_accuracy", "top5", "pixel_accuracy", "miou"),
+        *("map", "macro_f1", "micro_f1", "ece", "uncalibrated_ece"),
+    }
+)
 
 
 def shown(name: str, value: float) -> str:

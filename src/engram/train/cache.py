@@ -157,9 +157,15 @@ class Cache:
         if not (self.folder / "meta.json").exists():
             text = json.dumps(meta, indent=1)
             write_atomically(self.folder / "meta.json", text.encode(), owner_only=True)
+        self.touch()
         self._maps: dict[str, mmap.mmap] = {}
         self._where: dict[str, _Row] = {}
         self.refresh()
+
+    def touch(self) -> None:
+        """Note that the cache is in use: those that are not are removed first."""
+        with contextlib.suppress(OSError):  # a cache of others that may only be read
+            os.utime(self.folder / "meta.json")
 
     # Reading
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,33 @@ def default_root() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "engram"
 
 
+def limit() -> float:
+    """Bytes that all caches together may take: $ENGRAM_CACHE_LIMIT, in GB, or infinity."""
+    given = os.environ.get("ENGRAM_CACHE_LIMIT")
+    try:
+        gigabytes = float(given) if given else math.inf
+    except ValueError:
+        gigabytes = -1.0
+    if not gigabytes > 0:
+        raise EngramError(
+            f"ENGRAM_CACHE_LIMIT is {given!r}; give the GB that the cache may take, such as 50."
+        )
+    return gigabytes * 1e9
+
+
 def info(root: str | Path | None = None) -> list[dict[str, Any]]:
-    """Contents of every cache: a dictionary for each backbone, preprocessing and view."""
+    """Contents of every cache: a dictionary for each backbone, preprocessing and view.
+
+    `used` is when a run opened it or read an epoch from it, in seconds since 1970.
+    """
     found = []
     for meta in sorted(Path(root or default_root()).glob("*/meta.json")):
         if (about := _about(meta)) is None:
             continue
         rows = sum(path.stat().st_size // INDEX_LINE for path in meta.parent.glob("*.index"))
         size = sum(path.stat().st_size for path in _files(meta.parent))
-        found.append({"key": meta.parent.name, "images": rows, "bytes": size, **about})
+        own = {"key": meta.parent.name, "images": rows, "bytes": size}
+        found.append({**own, "used": meta.stat().st_mtime, **about})
     return found
 
 
@@ -50,24 +70,70 @@ def _files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
-def clear(root: str | Path | None = None) -> int:
-    """Remove every cache, and return how many bytes that freed. Nothing else is touched."""
-    freed = 0
-    for entry in info(root):
-        folder = Path(root or default_root()) / entry["key"]
-        for path in _files(folder):
-            try:
-                size = path.stat().st_size
-                path.unlink()
-            except OSError as error:
-                raise EngramError(
-                    f"{path} cannot be removed ({error.strerror}); {freed / 1e9:.2f} GB are free "
-                    "again, the rest is still there."
-                ) from None
-            freed += size
-        with contextlib.suppress(OSError):  # somebody put something else there
-            folder.rmdir()
+def clear(
+    root: str | Path | None = None,
+    *,
+    backbone: str | None = None,
+    unused_days: float = 0.0,
+    down_to: float = 0.0,
+) -> int:
+    """Remove caches, and return how many bytes that freed. Nothing else is touched.
+
+    Args:
+        root: The folder of all caches.
+        backbone: Only caches of this backbone: its source, or the beginning of its fingerprint.
+        unused_days: Only caches that no run used for so many days.
+        down_to: Stop when those that are left of all caches take at most so many bytes. The ones
+            that were used last are removed last.
+    """
+    entries = sorted(info(root), key=lambda entry: float(entry["used"]))
+    left, freed = sum(entry["bytes"] for entry in entries), 0
+    if backbone is not None:
+        sources = dict.fromkeys(entry["backbone"] for entry in entries)
+        entries = [
+            entry
+            for entry in entries
+            if entry["backbone"] == backbone or entry["fingerprint"].startswith(backbone)
+        ]
+        if not entries:
+            known = ", ".join(sources) or "none"
+            raise EngramError(f"There is no cache of {backbone}; there are caches of {known}.")
+    before = time.time() - unused_days * 86_400
+    for entry in entries:
+        if entry["used"] <= before and left - freed > down_to:
+            freed += _remove(Path(root or default_root()) / entry["key"], freed)
     return freed
+
+
+def _remove(folder: Path, freed: int) -> int:
+    """Remove a cache, and return its bytes; `freed` were freed before it."""
+    own = 0
+    for path in _files(folder):
+        try:
+            size = path.stat().st_size
+            path.unlink()
+        except OSError as error:
+            raise EngramError(
+                f"{path} cannot be removed ({error.strerror}); {(freed + own) / 1e9:.2f} GB are "
+                "free again, the rest is still there."
+            ) from None
+        own += size
+    with contextlib.suppress(OSError):  # somebody put something else there
+        folder.rmdir()
+    return own
+
+
+def make_room(wanted: int) -> bool:
+    """Remove caches until `wanted` bytes more are within the limit, and return whether they are.
+
+    Those that were used last stay longest, and those of the last hour stay: a run may need them.
+    """
+    most = limit()
+    if wanted > most:
+        return False
+    clear(unused_days=1 / 24, down_to=most - wanted)
+    total: int = sum(entry["bytes"] for entry in info())
+    return total + wanted <= most
 
 
 def room(root: str | Path | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
 from engram.model import MemoryViT
 from engram.train.cache import Cache, View, contents_of, prefetched
-from engram.train.caches import room
+from engram.train.caches import limit, make_room, room
 from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.validation import near_copies
@@ -268,6 +269,8 @@ class CacheFeed:
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         cache, order = self.views[epoch % len(self.views)], self.plan.order(epoch, balanced)
+        for used in (cache, self._plain):
+            used.touch()
         yield from self._shares(cache, self.train, self._train_contents, order, skip)
 
     def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
@@ -334,8 +337,11 @@ def open_feed(
         return _without_cache(plan, reason or large, large is not None)
     feed = CacheFeed(plan)
     feed.scan(progress)
-    if any(team.gather([feed.missing() > 0.8 * room()])):
+    fits = not team.main or make_room(feed.missing())
+    if any(team.gather([not fits or feed.missing() > 0.8 * room()])):
         free = f"{room() / 1e9:.2g} GB are free"
+        if limit() < math.inf:
+            free += f", and ENGRAM_CACHE_LIMIT is {limit() / 1e9:g}"
         large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
         return _without_cache(plan, large, True)
     feed.fill(progress)

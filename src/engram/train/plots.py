@@ -32,7 +32,7 @@ def validation_metric(row: Mapping[str, Any]) -> str:
 def draw_sweep(settings: Sequence[Mapping[str, Any]], path: Path) -> bool:
     """Validation score over the learning rate, with a line for each cell count and weight decay.
 
-    False where matplotlib is missing (`pip install engram-vit[plots]`).
+    False where matplotlib is missing (the extra `plots`).
     """
     try:
         from matplotlib.figure import Figure

@@ -1,9 +1,17 @@
 """Packages that only some users need; where one is missing, the error says how to install it."""
 
 import importlib
+import importlib.metadata
+import json
+import re
+import shlex
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from engram.errors import EngramError
+
+_PACKAGE = "engram-vit"
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:
@@ -18,5 +26,37 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
         missing = (error.name or module).split(".")[0]
         raise EngramError(
             f"{purpose} needs the package {missing}, which is not installed; "
-            f"install it with pip install 'engram-vit[{extra}]'."
+            f"install it with {how_to_install(extra)}."
         ) from error
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs what an extra needs, however this package was installed.
+
+    It names the packages themselves: a clone or a wheel is on no index. The tested versions hold
+    where the package was installed from a clone that has them.
+    """
+    wanted = " ".join(shlex.quote(one) for one in _requirements(extra))
+    pins = _constraints()
+    return f"pip install {f'-c {shlex.quote(str(pins))} ' if pins else ''}{wanted}"
+
+
+def _requirements(extra: str) -> list[str]:
+    """What an extra asks for, other extras of this package included."""
+    found: dict[str, None] = {}
+    for requirement in importlib.metadata.requires(_PACKAGE) or ():
+        wanted, _, condition = (part.strip() for part in requirement.partition(";"))
+        if not re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", condition):
+            continue
+        own = re.fullmatch(rf"{_PACKAGE}\[(.+)\]", wanted)
+        names = [one for other in own[1].split(",") for one in _requirements(other)] if own else ()
+        found |= dict.fromkeys(names or [wanted])
+    return list(found)
+
+
+def _constraints() -> Path | None:
+    """The constraints.txt of the folder that this package was installed from."""
+    text = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
+    address = json.loads(text)["url"] if text else ""
+    pins = Path(unquote(urlsplit(address).path)) / "constraints.txt"
+    return pins if address.startswith("file:") and pins.is_file() else None

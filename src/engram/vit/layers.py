@@ -31,6 +31,7 @@ class HeadConfig:
     """The pooling and the classifier of the original model."""
 
     classes: int  # 0: the answer is the pooled vector itself (an embedding)
+    projection: bool = False  # the answer is a projection of it, as in CLIP: an embedding, too
     pooling: Pooling = "class"
     bias: bool = True
     hidden: bool = False  # tanh(Linear) before the classifier: Google's "pre_logits"

@@ -281,7 +281,8 @@ class ViT(nn.Module):
         if not isinstance(pixels, Tensor):
             raise EngramError(
                 f"The backbone {self.source} got pixels as {type(pixels).__name__}; it expects a "
-                "torch tensor, as torch.from_numpy makes from an array."
+                "torch tensor, as torch.from_numpy makes from an array. For paths and images there "
+                "is engram.predict(model, image)."
             )
         shape = tuple(pixels.shape)
         if len(shape) != 4 or shape[1] != 3 or not pixels.is_floating_point():
@@ -328,9 +329,10 @@ class ViT(nn.Module):
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes of the original head: its labels, else numbers; none for an embedding."""
-        if self.config.head is None or not self.config.head.classes:
+        head = self.config.head
+        if head is None or head.projection:
             return ()
-        return self.labels or tuple(str(i) for i in range(self.config.head.classes))
+        return self.labels or tuple(str(i) for i in range(head.classes))
 
     # Half precision
 
