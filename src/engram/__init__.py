@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from engram.train.for_trainer import ForTrainer
     from engram.train.recipe import Recipe
     from engram.train.sweep import sweep
+    from engram.train.teach import forget, teach
     from engram.train.trainable import train_only
     from engram.vit.vit import ViT
 
@@ -82,6 +83,7 @@ __all__ = [
     "embed",
     "evaluate",
     "fit",
+    "forget",
     "from_timm",
     "from_transformers",
     "inspect",
@@ -96,6 +98,7 @@ __all__ = [
     "register",
     "save_backbone",
     "sweep",
+    "teach",
     "train_only",
 ]
 
@@ -115,6 +118,7 @@ _HOMES = {
     "evaluate": "inference.evaluate:evaluate",
     "export": "export",
     "fit": "train.fit:fit",
+    "forget": "train.teach:forget",
     "from_timm": "backbones.in_memory:from_timm",
     "from_transformers": "backbones.in_memory:from_transformers",
     "images": "images",
@@ -135,6 +139,7 @@ _HOMES = {
     "store": "store",
     "sweep": "train.sweep:sweep",
     "tasks": "tasks",
+    "teach": "train.teach:teach",
     "train_only": "train.trainable:train_only",
 }
 

@@ -25,6 +25,7 @@ from engram.cli import (  # noqa: F401
     predict_command,
     serve_command,
     store_commands,
+    teach_command,
     training_commands,
 )
 from engram.cli.application import app
@@ -36,7 +37,7 @@ from engram.util.quiet import ignore_pillow_warnings
 #: The commands in the order of `engram --help`, in groups; others come last.
 _GROUPS = {
     "Begin": ("demo", "data", "backbones"),
-    "Train": ("fit", "sweep", "farm", "cache"),
+    "Train": ("fit", "teach", "sweep", "farm", "cache"),
     "Use": ("predict", "eval", "embed", "serve", "export"),
     "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),
     "Measure": ("bench", "reproduce"),

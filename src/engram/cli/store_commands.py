@@ -73,7 +73,7 @@ def merge_command(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Average engrams of one task, such as those of several trainings, into one."""
+    """Merge engrams of one task: average trainings, or add up what was taught."""
     from engram.store.describe import describe_engram
     from engram.store.merging import merge
 

@@ -119,17 +119,25 @@ def fit_command(
         fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
         _check_add_classes(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
         result: AutoResult | Result | SweepResult
+        teaches = False
         if old is not None:
             job, result = _add_classes(old, data, task, out, given, progress)
         else:
             job = TrainingJob.start(data, out, given, progress, announce)
             soup = own["soup"] or 0
             chosen, seeds = job.choose(own["regime"], own["seeds"], soup)
-            progress.say(job.opening(task, chosen))
-            result = job.train(task, out, chosen, seeds, progress, soup)
-        progress("writing the report", 0, 0)
-        report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
-    rows = _result_rows(result, job.model)
+            teaches = chosen == "auto" and job.too_few_to_hold_out
+            if teaches:
+                result = job.teach(task, out, progress)
+            else:
+                progress.say(job.opening(task, chosen))
+                result = job.train(task, out, chosen, seeds, progress, soup)
+        if not teaches:
+            progress("writing the report", 0, 0)
+            report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
+    if teaches:
+        return show(taught(result, job.model), as_json)
+    rows = result_rows(result, job.model)
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
     table: Any = ((), ())
@@ -262,14 +270,15 @@ def sweep_command(
         f"validation {kind.metric_title(result.best.measure)}",
         "",
     )
-    rows = [*_result_rows(result, job.model), ("report", report)]
+    rows = [*result_rows(result, job.model), ("report", report)]
     document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
     show(Description(document, rows, columns, table), as_json)
 
 
-def _result_rows(
+def result_rows(
     result: AutoResult | Result | SweepResult, model: MemoryViT
 ) -> list[tuple[str, str]]:
+    """The result of a run, for people."""
     from engram.tasks.metrics import shown
     from engram.train.run import unreadable_list
     from engram.train.sweep import SweepResult
@@ -280,7 +289,7 @@ def _result_rows(
         ("backbone", model.backbone.source),
         ("regime", result.regime),
         ("parameters", f"{result.parameters:,}"),
-        ("seconds", f"{result.seconds:.0f}"),
+        ("seconds", f"{result.seconds:.{0 if result.seconds > 10 else 1}f}"),
     ]
     if result.ending is not None:
         rows.append(("training", str(result.ending)))
@@ -303,8 +312,31 @@ def _result_rows(
         rows.append(("soup", result.soup.summary(kind)))
     if result.unreadable and result.path is not None:
         listed = unreadable_list(result.path)
-        rows.append(("unreadable", f"{counted(len(result.unreadable), 'image')}, see {listed}"))
+        see = (
+            f", see {listed}" if listed.exists() else f": {', '.join(list(result.unreadable)[:5])}"
+        )
+        rows.append(("unreadable", f"{counted(len(result.unreadable), 'image')}{see}"))
     return rows
+
+
+def taught(result: AutoResult | Result | SweepResult, model: MemoryViT) -> Description:
+    """The result of teaching, for people and machines."""
+    engram = model.engram(result.task)
+    images, rows = engram.recipe["train_images"], result_rows(result, model)
+    rows.insert(
+        3, ("images", f"{images:,} of {counted(len(engram.spec.classes), 'class', 'classes')}")
+    )
+    if "val" not in result.metrics:
+        why = "no class has an image that could be left out"
+        rows.append(("accuracy", f"not known: {why}; engram eval measures it on other images"))
+    document = {
+        **result.to_dict(),
+        "backbone": model.backbone.source,
+        "classes": list(engram.spec.classes),
+        "images": images,
+        "unreadable": dict(result.unreadable),
+    }
+    return Description(document, rows)
 
 
 def _score(kind: Kind, metrics: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from engram.backbones.shape import MAX_PATCHES, BackboneShape, can_be_cut
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
 from engram.tasks.class_statistics import HALF, PREFIX
+from engram.tasks.feature_sums import DOUBLE, FeatureSums
 from engram.tasks.spec import TaskSpec
 from engram.util.documents import jsonable
 from engram.util.flag_names import flag
@@ -127,8 +128,18 @@ class Engram:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether it has statistics of its training images."""
-        return any(name.startswith(PREFIX) for name in self.tensors)
+        """Whether it has class statistics of its training images."""
+        return any(name.startswith(PREFIX) and name not in DOUBLE for name in self.tensors)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether it has feature sums, so that it can learn more images, and forget some."""
+        return any(name in DOUBLE for name in self.tensors)
+
+    @property
+    def sums(self) -> FeatureSums:
+        """The feature sums of its training images."""
+        return FeatureSums(*(self.tensors[name] for name in DOUBLE))
 
     @property
     def without_statistics(self) -> dict[str, Tensor]:
@@ -223,6 +234,8 @@ class Engram:
         """Copy the tensors into a task of the same spec."""
         if self.has_statistics:
             task.keep_statistics()
+        if self.has_sums:
+            task.sums = FeatureSums.empty(len(self.spec.classes), task.head.in_features)
         targets = task.tensors()  # detached, but the same storage
         mismatch = shape_mismatch(self.tensors, {n: tuple(t.shape) for n, t in targets.items()})
         if mismatch:
@@ -234,6 +247,8 @@ class Engram:
 
 def stored_dtype(name: str) -> torch.dtype:
     """The type that a tensor of this name has in a file."""
+    if name in DOUBLE:
+        return torch.float64
     return torch.float16 if name in HALF else torch.float32
 
 

@@ -297,6 +297,8 @@ def _check_tensors(engram: Engram) -> None:
     expected |= {f"head.{name}": (len(spec.classes),) for name in spec.kind_object.fitted}
     if engram.has_statistics:
         expected |= spec.statistics(engram.backbone)
+    if engram.has_sums:
+        expected |= spec.sums(engram.backbone)
     for name, tensor in tensors.items():
         if tensor.dtype != stored_dtype(name):
             raise _BadTensor(f"the tensor {name} is {tensor.dtype}, not {stored_dtype(name)}")
@@ -318,3 +320,5 @@ def _check_tensors(engram: Engram) -> None:
         }
         for name in (name for name, bad in wrong.items() if bad):
             raise _BadTensor(f"the tensor {PREFIX}{name} has values that it cannot have")
+    if engram.has_sums and not engram.sums.valid:
+        raise _BadTensor("its feature sums have values that they cannot have")

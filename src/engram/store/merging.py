@@ -1,4 +1,8 @@
-"""Average engrams of one spec into one: model soups of learning rates, orders of images, seeds."""
+"""Merge engrams of one task into one: an average of weights, or sums over images that add up.
+
+Averages are model soups of learning rates, orders of images, seeds. Tasks that were taught and kept
+their sums (`engram.tasks.feature_sums`) are solved anew from the sums of all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +20,7 @@ from engram.store.bundles import Located, check_same_backbone
 from engram.store.engram import Engram, origin, shape_mismatch
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
+from engram.tasks.feature_sums import FeatureSums
 from engram.util.flag_names import flag
 from engram.util.text import join_names, printable
 
@@ -29,16 +35,21 @@ def merge(
     task: str | None = None,
     overwrite: bool = False,
 ) -> Engram:
-    """Average engrams of one task and write the result as an engram.
+    """Merge engrams of one task and write the result as an engram.
 
-    They have to be of one backbone and one spec: the same kind, regime and sizes, the same classes
-    in the same order, and the same parents if they extend any. Averages are good where trainings
-    began with the same weights: other learning rates or another order of the images.
+    Engrams that were taught and kept their statistics become what teaching all images at once would
+    have given, unless `weights` are given. They may have different classes; those of the same name
+    are one class. Images that both learned count twice.
+
+    All others are averaged. They have to be of one backbone and one spec: the same kind, regime and
+    sizes, the same classes in the same order, and the same parents if they extend any. Averages are
+    good where trainings began with the same weights: other learning rates or another order of the
+    images.
 
     Args:
         sources: Two or more engrams: paths, or `hf:` ids.
         out: The engram to write.
-        weights: The share of each, together 1; all the same if not given.
+        weights: The share of each in an average, together 1; all the same if not given.
         task: Name of the task in the new engram; that of the first source if not given.
         overwrite: Replace an existing file.
 
@@ -61,7 +72,8 @@ def merge(
     check_free(Path(out), overwrite)
     shares = normalise_weights(weights, len(sources))
     found = [(str(source), read_engram(local_path(source))) for source in sources]
-    merged = average(found, shares)
+    added = not weights and any(engram.has_sums for _, engram in found)
+    merged = _add_up(found) if added else average(found, shares)
     if task is not None:
         merged = merged.renamed(task)
     write_engram(Path(out), merged)
@@ -97,15 +109,9 @@ def normalise_weights(weights: Sequence[float], count: int) -> list[float]:
 def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
     """The weighted mean of engrams that differ in nothing but name and values."""
     place, first = found[0]
-    contents: dict[str, str] = {}
     for where, engram in found:
         _check_alike(place, first, where, engram)
-        twin = contents.setdefault(engram.content, where)
-        if twin != where:
-            raise EngramError(
-                f"{twin} and {where} are the same engram (content {engram.content[:12]}); give "
-                "one of them, with the weight of both."
-            )
+    _check_different(found)
     tensors = {
         name: torch.stack(
             [share * e.tensors[name].double() for (_, e), share in zip(found, shares, strict=True)]
@@ -114,18 +120,66 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
         .float()
         for name in first.without_statistics  # the average has other features than they are of
     }
-    lineage = [
-        {"task": engram.spec.name, "content": engram.content, "weight": round(share, 6)}
-        for (_, engram), share in zip(found, shares, strict=True)
-    ]
     common = {
         key: value
         for key, value in first.recipe.items()
         if isinstance(value, (str, int, float))
         and all(key in e.recipe and e.recipe[key] == value for _, e in found)
     }
-    recipe = {**common, "merged": lineage}
+    recipe = {**common, "merged": _lineage(found, shares)}
     return replace(first, tensors=tensors, metrics={}, recipe=recipe, **origin())
+
+
+def _add_up(found: Sequence[Located]) -> Engram:
+    """The task that all images of taught engrams at once would have given."""
+    place, first = found[0]
+    _check_different(found)
+    for where, engram in found:
+        check_same_backbone(place, first, where, engram, "can be merged")
+        if not engram.has_sums:
+            raise EngramError(
+                f"{where} has no sums of its training images, and others of these engrams have: "
+                "images can only be added up where all were taught with "
+                f"{flag('statistics', 'on')}. Teach it anew with its images, or average "
+                f"the engrams with {flag('weights')}."
+            )
+    classes = tuple(dict.fromkeys(name for _, engram in found for name in engram.spec.classes))
+    numbers = {name: number for number, name in enumerate(classes)}
+    sums = FeatureSums.empty(len(classes), first.sums.sums.shape[1])
+    for _, engram in found:
+        sums += engram.sums.among([numbers[name] for name in engram.spec.classes], len(classes))
+    head, images = sums.solve(), float(sums.images.sum())
+    tensors = {"head.weight": head.weight.float(), "head.bias": head.bias.float()}
+    shares = [float(engram.sums.images.sum()) / images for _, engram in found]
+    recipe = {"train_images": int(images), "merged": _lineage(found, shares)}
+    return replace(
+        first,
+        spec=replace(first.spec, classes=classes),
+        tensors={**tensors, **sums.tensors()},
+        metrics={},
+        recipe=recipe,
+        **origin(),
+    )
+
+
+def _lineage(found: Sequence[Located], shares: Sequence[float]) -> list[dict[str, Any]]:
+    """The engrams that were merged, as the new one records them."""
+    return [
+        {"task": engram.spec.name, "content": engram.content, "weight": round(share, 6)}
+        for (_, engram), share in zip(found, shares, strict=True)
+    ]
+
+
+def _check_different(found: Sequence[Located]) -> None:
+    """Refuse an engram that is there twice."""
+    contents: dict[str, str] = {}
+    for where, engram in found:
+        twin = contents.setdefault(engram.content, where)
+        if twin != where:
+            raise EngramError(
+                f"{twin} and {where} are the same engram (content {engram.content[:12]}); give "
+                "one of them. In an average, it can have the weight of both."
+            )
 
 
 def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:

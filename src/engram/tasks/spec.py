@@ -16,6 +16,7 @@ from engram.methods import Base, Method, create_method
 from engram.methods.method import TaskShape
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.tasks.class_statistics import PREFIX, statistics_shapes
+from engram.tasks.feature_sums import sums_shapes
 from engram.tasks.heads import HeadSizes
 from engram.tasks.kinds import IGNORED, KINDS, Kind
 
@@ -162,6 +163,11 @@ class TaskSpec:
         """The shape of every tensor of class statistics, by name."""
         groups = self.kind_object.groups(len(self.classes))
         shapes = statistics_shapes(groups, self.features(backbone))
+        return {PREFIX + name: shape for name, shape in shapes.items()}
+
+    def sums(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor of feature sums, by name."""
+        shapes = sums_shapes(len(self.classes), self.features(backbone))
         return {PREFIX + name: shape for name, shape in shapes.items()}
 
     def features(self, backbone: BackboneShape) -> int:

@@ -13,6 +13,7 @@ from engram.methods import Base
 from engram.methods.method import Method, TaskInput
 from engram.methods.method_flags import CLASS_INITS
 from engram.tasks.class_statistics import ClassStatistics
+from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
 from engram.tasks.kinds import KINDS, Kind
 from engram.tasks.spec import TaskSpec
@@ -45,6 +46,7 @@ class Task(nn.Module):
         self.backbone = spec.method.own_backbone(backbone)
         self.head = self.kind.head(spec.head_config(shape))
         self.statistics: ClassStatistics | None = None  # `keep_statistics` makes room for them
+        self.sums: FeatureSums | None = None  # of a task that was taught, and can learn more
         self.to(backbone.device, backbone.dtype)
         self._on_cpu: VersionedCache[Fitted] = VersionedCache(1)
 
@@ -84,7 +86,8 @@ class Task(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the task's file: trained ones, fitted buffers and class statistics."""
         found = {f"head.{name}": value for name, value in self.head.fitted.items()}
-        found |= {} if self.statistics is None else self.statistics.tensors()
+        for statistics in (self.statistics, self.sums):
+            found |= {} if statistics is None else statistics.tensors()
         return {name: t.detach() for name, t in (*self.named_parameters(), *found.items())}
 
 
@@ -95,7 +98,7 @@ class BaseTask(Task):
         nn.Module.__init__(self)
         self.spec = TaskSpec(Base.name, backbone.class_names, method=Base())
         self._own = ()
-        self.backbone = self.statistics = None
+        self.backbone = self.statistics = self.sums = None
         self.head = BackboneHead(backbone)  # type: ignore[assignment]
         self._on_cpu = VersionedCache(1)
 

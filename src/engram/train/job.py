@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from engram.data.datasets import Splits
 from engram.data.overview import warnings
 from engram.errors import EngramError
@@ -16,6 +18,7 @@ from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import AutoResult, Portfolio, auto, shorter_recipe, trained_regimes
 from engram.train.backbone import backbone_for
+from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.fit import fit
 from engram.train.given import names_file
@@ -28,6 +31,7 @@ from engram.train.result import Result
 from engram.train.run import check_out
 from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep, sweep_identity
+from engram.train.teach import teach
 from engram.train.trackers import trackers_named
 from engram.train.validation import with_held_out
 from engram.train.variants import Grid, SweepRunner
@@ -182,6 +186,30 @@ class TrainingJob:
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
             team=self.team, progress=progress, callbacks=self.callbacks,
         )  # fmt: skip
+
+    @property
+    def too_few_to_hold_out(self) -> bool:
+        """Whether no image can be held out: every class has one, and there is no val split."""
+        splits = self.splits
+        if splits.val is not None or splits.kind != "classification" or self.settings.extends:
+            return False
+        return bool(np.bincount(splits["train"].labels).max() <= 1)
+
+    def teach(self, task: str, out: Path, progress: Progress) -> Result:
+        """What `engram fit` does where no image can be held out: solve the task, without choice."""
+        result = teach(
+            self.model, task, self.splits, statistics=self.recipe.statistics, progress=progress
+        )
+        engram = self.model.engram(task)
+        metrics = {split: dict(values) for split, values in result.metrics.items()}
+        if self.options.test:
+            metrics["test"] = metrics_on_test(
+                self.model, task, self.splits, metrics.get("val", {}),
+                workers=self.recipe.workers, team=self.team, progress=progress,
+            )  # fmt: skip
+        if self.main:
+            self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
+        return replace(result, metrics=metrics, path=out)
 
     @property
     def cells(self) -> list[int]:

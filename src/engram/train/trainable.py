@@ -42,7 +42,8 @@ def train_only(model: MemoryViT, *names: str) -> list[tuple[str, nn.Parameter]]:
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
     for name in names:
-        model.task(name).statistics = None  # of features that are about to change
+        task = model.task(name)
+        task.statistics = task.sums = None  # of features and a head that are about to change
     return [(path, p) for path, p in model.named_parameters() if id(p) in trained]
 
 

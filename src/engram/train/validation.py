@@ -132,12 +132,10 @@ class Estimator:
             return {**found, "interval": self._resampled(answers, fitted, worth)}
         right = _right(answers).mean().item() if len(tried) < 2 else _less_flattery(tried)
         right *= len(answers.labels) / metrics["images"]  # those that cannot be read are wrong
-        if folds is not None:
-            right = 1 - (1 - right) * learned**POWER
         images = metrics["images"] / worth
-        interval = list(wilson(right, images))
-        if folds is not None:  # Jeffreys' prior: all of a few answers are not all answers
-            right = (right * images + 0.5) / (images + 1)
+        if folds is None:
+            return {**found, self.score: right, "interval": list(wilson(right, images))}
+        right, interval = _for_all_images(right, images, learned)
         return {**found, self.score: right, "interval": interval}
 
     @property
@@ -159,6 +157,32 @@ class Estimator:
         middle = self.kind.metrics(answers.pairs, fitted)[self.score]
         away = (scores - middle).nan_to_num(0.0) * math.sqrt(worth)
         return [middle + float(away.quantile(q)) for q in (0.05, 0.95)]
+
+
+def leave_one_out_estimate(metrics: Mapping[str, Any], learned: int) -> dict[str, Any]:
+    """Metrics of answers for images that were left out one by one, as an `Estimator` gives them.
+
+    `learned` is the number of images that the task learned from, these among them.
+    """
+    measured, share = float(metrics["accuracy"]), 1 - 1 / learned
+    worth = metrics["images"] / (1 + 1 / share)
+    right, interval = _for_all_images(measured, worth, share)
+    estimate = {"accuracy": right, "interval": interval, "held_out": measured}
+    return {**metrics, **estimate, "folds": learned, "learned_all": True}
+
+
+def _for_all_images(right: float, images: float, learned: float) -> tuple[float, list[float]]:
+    """The accuracy of a task that learned from all images, and its interval.
+
+    Args:
+        right: The accuracy of tasks that learned from a share of them.
+        images: How many independent answers those are worth that it was measured with.
+        learned: The share.
+    """
+    right = 1 - (1 - right) * learned**POWER
+    interval = list(wilson(right, images))
+    # Jeffreys' prior: all of a few answers are not all answers
+    return (right * images + 0.5) / (images + 1), interval
 
 
 def wilson(share: float, images: float) -> tuple[float, float]:

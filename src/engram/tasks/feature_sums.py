@@ -1,0 +1,211 @@
+"""Sums over the features of training images, from which a linear head is solved exactly.
+
+The sums are the number of images of each class, the sum of their features, and the Gram matrix of
+all features: sufficient statistics of a Gaussian for each class with one covariance (regularised
+discriminant analysis: Friedman, 1989). They are plain sums, so images that are learned later are
+added, images that are forgotten are subtracted, and the sums of two people are added up (analytic
+federated learning: He et al., CVPR 2025). The head that is solved from them is the one that all
+images at once would have given. Nothing about it is chosen on other images.
+
+Axes: c classes, d features, b images. Everything is in double precision, on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.tasks.class_statistics import PREFIX
+
+PRIOR = 1.0  # images for each feature that the prior of the covariance counts for
+SURE = 8.0  # logits between the means of two classes, where nobody knows how images vary
+_LEAST = 1e-12  # variance, where all images are the same
+_SLACK = 1e-3  # of an image's squared features, by which the same image may differ when read again
+
+
+class LinearHead(NamedTuple):
+    """A solved head."""
+
+    weight: Tensor  # (c, d)
+    bias: Tensor  # (c)
+
+
+def sums_shapes(classes: int, features: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, by its name."""
+    triangle = features * (features + 1) // 2
+    return {"images": (classes,), "sums": (classes, features), "gram": (triangle,)}
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSums:
+    """Counts, sums and the Gram matrix of features, which can be added and subtracted."""
+
+    images: Tensor  # of each class, (c)
+    sums: Tensor  # of the features of each class, (c, d)
+    gram: Tensor  # sum of x xᵀ over all images: the upper triangle, row by row, (d (d + 1) / 2)
+
+    @classmethod
+    def empty(cls, classes: int, features: int) -> FeatureSums:
+        """Sums of no image."""
+        shapes = sums_shapes(classes, features).values()
+        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
+
+    @classmethod
+    def from_features(cls, features: Tensor, labels: Tensor, classes: int) -> FeatureSums:
+        """Sums of images, from their features (b, d) and the numbers of their classes (b)."""
+        x = features.double().cpu()
+        found = cls.empty(classes, x.shape[1])
+        found.images.index_add_(0, labels, torch.ones(len(x), dtype=torch.float64))
+        found.sums.index_add_(0, labels, x)
+        row, column = torch.triu_indices(x.shape[1], x.shape[1])
+        found.gram.copy_((x.mT @ x)[row, column])
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, by name, as in a file."""
+        return {PREFIX + item.name: getattr(self, item.name) for item in fields(self)}
+
+    def __add__(self, other: FeatureSums) -> FeatureSums:
+        return FeatureSums(
+            self.images + other.images, self.sums + other.sums, self.gram + other.gram
+        )
+
+    def __sub__(self, other: FeatureSums) -> FeatureSums:
+        return FeatureSums(
+            self.images - other.images, self.sums - other.sums, self.gram - other.gram
+        )
+
+    def among(self, places: Sequence[int], classes: int) -> FeatureSums:
+        """The same sums among more classes, where its own have these numbers."""
+        found, at = FeatureSums.empty(classes, self.sums.shape[1]), torch.tensor(places)
+        found.images[at], found.sums[at] = self.images, self.sums
+        found.gram.copy_(self.gram)
+        return found
+
+    def only(self, places: Sequence[int]) -> FeatureSums:
+        """The sums of these classes, where no other has images."""
+        at = torch.tensor(places)
+        return FeatureSums(self.images[at], self.sums[at], self.gram)
+
+    # The head
+
+    def solve(self) -> LinearHead:
+        """The head of a Gaussian for each class, with one covariance and classes equally likely.
+
+        The covariance is that within classes with a prior, which counts as much as `PRIOR` images
+        for each feature: there features do not correlate, and all vary as much as they do on
+        average over all images.
+        """
+        means = self._means()
+        centre = means.mean(0)  # subtracted from all classes, so that logits are small
+        weight, temperature = self._weight(means - centre)
+        weight /= temperature
+        return LinearHead(weight, -(weight * (means + centre)).sum(1) / 2)
+
+    def leave_one_out(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of heads that have not learned from the image they answer for, and the labels.
+
+        Without an image, the covariance within classes changes by a matrix of rank one (Sherman and
+        Morrison, 1950). The temperature is that of the head for all images.
+
+        Args:
+            features: Of images that are part of the sums, (b, d).
+            labels: The numbers of their classes, (b).
+
+        Returns:
+            Logits (images, c) and labels of the images whose class has another one: for the others
+            no answer could be right.
+        """
+        several = self.images[labels] > 1
+        x, labels = features[several].double().cpu(), labels[several]
+        values, vectors = torch.linalg.eigh(self._within())
+        counts, total, centre = self.images[labels], self._total, self.sums.sum(0) / self._total
+        distances = (x - centre).square().sum(1) * total / (total - 1)
+        priors = PRIOR * ((self._spread() - distances) / (total - 1)).clamp(min=_LEAST)
+        means, logits = self._means(), torch.zeros(len(x), len(self.images), dtype=torch.float64)
+        _, temperature = self._weight(means - means.mean(0))
+        means = means @ vectors
+        for i, (own, k) in enumerate(zip(x @ vectors, labels.tolist(), strict=True)):
+            away, share = own - means[k], counts[i] / (counts[i] - 1)
+            others = means.clone()
+            others[k] -= away / (counts[i] - 1)
+            inverse = 1 / (values.clamp(min=0) + priors[i])
+            pulled = inverse * away
+            change = share / (1 - share * (away @ pulled))
+            weight = others * inverse + change * (others @ pulled)[:, None] * pulled
+            logits[i] = weight @ own - (weight * others).sum(1) / 2
+        return logits / temperature, labels
+
+    def _weight(self, away: Tensor) -> tuple[Tensor, float]:
+        """Weights (c, d) for means from their centre, and the temperature to divide logits by.
+
+        The logits of two classes differ by a number that is normal for the images of either. The
+        odds are its distance from the middle, times the distance of its two means over its
+        variance: here averages over all pairs of classes. Means of few images are further from each
+        other than true ones, by their errors.
+        """
+        within, free, pairs = self._within(), self._total - len(away), len(away) / (len(away) - 1)
+        prior = PRIOR * self._spread() / self._total
+        covariance = within + prior * torch.eye(len(within), dtype=within.dtype)
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        if failed:
+            raise EngramError("These sums are not those of any images; teach the task anew.")
+        weight = torch.cholesky_solve(away.mT, factor).mT
+        distance = pairs * float((weight * away).sum(1).mean())
+        if distance <= 0:  # all classes have the same mean
+            return weight, 1.0
+        if not free:  # one image a class: how they vary is not known
+            return weight, distance / SURE
+        errors = float((1 / self.images).mean() * torch.cholesky_solve(within, factor).trace())
+        variance = pairs * float(((weight @ within) * weight).sum(1).mean()) / free
+        return weight, max(variance / max(distance - errors / free, 0.1 * distance), distance / 50)
+
+    @property
+    def _total(self) -> float:
+        return float(self.images.sum())
+
+    def _means(self) -> Tensor:
+        return self.sums / self.images[:, None]
+
+    def _within(self) -> Tensor:
+        """The scatter of images around the means of their classes, (d, d)."""
+        full = self.sums.new_zeros(2 * self.sums.shape[1:])
+        row, column = torch.triu_indices(*full.shape)
+        full[row, column] = full[column, row] = self.gram
+        return full - (self.sums / self.images.clamp(min=1)[:, None]).mT @ self.sums
+
+    def _squares(self) -> Tensor:
+        """The sums of the squares of features: the diagonal of the Gram matrix, (d)."""
+        lengths = torch.arange(self.sums.shape[1], 0, -1)  # of the rows of the triangle
+        return self.gram[lengths.cumsum(0) - lengths]
+
+    def _spread(self) -> Tensor:
+        """The sum of the squared distances of all images from their mean."""
+        squares = self.sums.sum(0).square().sum() / self._total
+        return (self._squares().sum() - squares).clamp(min=_LEAST)
+
+    # Whether they make sense
+
+    @property
+    def valid(self) -> bool:
+        """Whether counts are counts, and squares are not negative."""
+        whole = bool((self.images == self.images.round()).all())
+        return whole and bool((self.images > 0).all()) and bool((self._squares() >= 0).all())
+
+    @property
+    def possible(self) -> bool:
+        """Whether images can have such sums; classes may have none. It takes a decomposition."""
+        image = _SLACK * float(self._squares().sum().abs()) / max(1.0, self._total)
+        rest = self.sums[self.images == 0].square().sum()  # of classes without an image
+        if bool((self.images < 0).any()) or float(rest) > image:
+            return False
+        return bool(torch.linalg.eigvalsh(self._within())[0] >= -image)
+
+
+#: The tensors that files hold in double precision.
+DOUBLE = tuple(PREFIX + item.name for item in fields(FeatureSums))
