@@ -252,7 +252,7 @@ def change_tasks(target: Target, number: int, tell: Tell, stopped: Stopped) -> N
     while not stopped():
         name = rng.choice(list(target.engrams))
         data, kind = target.engrams[name], "attach"
-        good: tuple[int, ...] = (201, 409)
+        good: tuple[int, ...] = (200, 201, 409)
         if rng.random() < 0.3:
             spot = rng.randrange(len(data))
             data = data[:spot] + bytes([data[spot] ^ 0xFF]) + data[spot + 1 :]

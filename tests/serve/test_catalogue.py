@@ -11,12 +11,21 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.support.serving import AUTH, Opened, World, ask, picture, put, task_names
+from tests.support.serving import (
+    AUTH,
+    Opened,
+    World,
+    ask,
+    other_version,
+    picture,
+    put,
+    task_names,
+)
 from tests.support.waiting import wait_until
 
 from engram.errors import EngramError
 from engram.store.bundles import LOCK, compose, read_bundle, update_bundle
-from engram.store.format import read_engram, write_engram
+from engram.store.format import read_engram
 from engram.store.remote import MANIFEST
 
 
@@ -51,17 +60,6 @@ def test_what_does_not_fit_is_refused_with_a_sentence(
     assert "/work" not in refusal("third", b"", 422)
     assert sorted(path.name for path in opened.bundle.iterdir()) == listing
     assert task_names(client) == ["first", "second"]
-
-
-def test_another_task_of_the_same_name_has_to_wait(
-    client: TestClient, world: World, tmp_path: Path
-) -> None:
-    other = write_engram(
-        tmp_path / "second.safetensors", read_engram(world.engrams["third"]).renamed("second")
-    )
-    response = client.put("/v1/tasks/second", content=other.read_bytes(), headers=AUTH)
-    assert response.status_code == 409
-    assert "delete it first" in response.json()["error"]
 
 
 def test_parents_stay_while_they_have_children(client: TestClient, world: World) -> None:
@@ -243,16 +241,22 @@ def test_a_folder_that_cannot_be_written_changes_nothing(
     assert "third" not in ask(client, picture())[0]["tasks"]
 
 
-@pytest.mark.parametrize("change", ["attach", "remove"])
+CHANGES = {
+    "attach": lambda old, world: old.plus(read_engram(world.engrams["third"])),
+    "remove": lambda old, world: old.minus("second"),
+    "replace": lambda old, world: old.plus(other_version(world, "second")),
+    "shadow": lambda old, world: old.with_shadow(other_version(world, "second")),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
 def test_kill_9_at_any_step_of_a_change_leaves_a_whole_bundle(
     bundle: Path, world: World, change: str
 ) -> None:
     """A process kills itself before the nth call that touches the disk, for every n."""
     old = read_bundle(bundle)
-    new = (
-        old.plus(read_engram(world.engrams["third"])) if change == "attach" else old.minus("second")
-    )
-    before, after = ([engram.spec.name for engram in one.engrams] for one in (old, new))
+    new = CHANGES[change](old, world)
+    before, after = old.manifest(), new.manifest()
     found = []
     for step in range(1, 30):
         child = os.fork()
@@ -262,7 +266,7 @@ def test_kill_9_at_any_step_of_a_change_leaves_a_whole_bundle(
                 update_bundle(old, new)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        found.append([engram.spec.name for engram in read_bundle(bundle).engrams])
+        found.append(read_bundle(bundle).manifest())
         if code == 0:
             break
         assert code == -signal.SIGKILL
@@ -273,7 +277,7 @@ def test_kill_9_at_any_step_of_a_change_leaves_a_whole_bundle(
     assert len(found) > 4
     assert before in found
     assert found[-1] == after
-    assert all(names in (before, after) for names in found)
+    assert all(manifest in (before, after) for manifest in found)
 
 
 def _kill_before(step: int) -> None:

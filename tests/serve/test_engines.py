@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.support.exports import trace_once
 from tests.support.regimes import known
 from tests.support.serving import AUTH, Opened, picture
 from tests.support.strategies import scatter
+from tests.support.waiting import wait_until
 
 import engram
 from engram import EngramError
@@ -27,6 +28,7 @@ from engram.images.views import evaluation_view
 from engram.model import MemoryViT
 from engram.serve.service_settings import Settings
 from engram.store.bundles import compose
+from engram.store.format import read_engram, serialise_engram
 
 
 @pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("precision", "bf16")])
@@ -140,11 +142,11 @@ def no_export(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["onnx-int8", "openvino"])
-def test_rounded_answers_stay_the_same_while_a_task_is_attached_and_removed(
-    kind: str, opened: Opened, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+def test_rounded_answers_stay_the_same_while_tasks_are_attached_replaced_and_removed(
+    kind: str, opened: Opened, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip(RUNTIMES[kind].library)
-    opened.bundle = tiny.bundle
+    opened.bundle = Path(shutil.copytree(tiny.bundle, tmp_path / "rounded"))
     client = opened(engine=kind, threads=1)
     for module, name in ((torch.onnx, "export"), (onnx_engine, "backbone_proto")):
         monkeypatch.setattr(module, name, no_export)
@@ -168,5 +170,16 @@ def test_rounded_answers_stay_the_same_while_a_task_is_attached_and_removed(
     ]
 
     assert client.delete("/v1/tasks/later", headers=AUTH).status_code == 204
+    assert answers(client) == before
+
+    old = read_engram(opened.bundle / "first.safetensors")
+    new = replace(old, tensors={name: -tensor for name, tensor in old.tensors.items()})
+    path, data = "/v1/tasks/first", serialise_engram(new)
+    assert client.put(f"{path}?shadow=1", content=data, headers=AUTH).status_code == 200
+    assert answers(client) == before
+    wait_until(lambda: f'version="{new.content[:16]}"' in client.get("/metrics").text)
+    assert client.post(f"{path}/promote", headers=AUTH).json()["content"] == new.content
+    assert answers(client) != before
+    assert client.post(f"{path}/rollback", headers=AUTH).json()["content"] == old.content
     assert answers(client) == before
     assert client.get("/readyz").json() == {"status": "ready"}

@@ -9,8 +9,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tests.support.serving import AUTH, Launch, Server, World, picture
+from tests.support.serving import AUTH, Launch, Server, World, other_version, picture
 from tests.support.waiting import FUSE, wait_until
+
+from engram.store.bundles import roll_back
+from engram.store.format import read_engram, serialise_engram
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
@@ -24,10 +27,15 @@ def workers_of(server: Server) -> list[psutil.Process]:
     ]
 
 
-def answers(server: Server, task: str) -> bool:
-    """Whether the task answers in a connection of its own; nothing but a missing task is wrong."""
+def ask(server: Server, task: str) -> httpx.Response:
+    """Ask for one task, in a connection of its own."""
     files = {"image": ("a.png", picture(1))}
-    response = httpx.post(server.url + "/v1/predict", files=files, data={"tasks": task}, timeout=60)
+    return httpx.post(server.url + "/v1/predict", files=files, data={"tasks": task}, timeout=60)
+
+
+def answers(server: Server, task: str) -> bool:
+    """Whether the task answers; nothing but a missing task is wrong."""
+    response = ask(server, task)
     assert response.status_code in (200, 404), response.text
     return response.status_code == 200
 
@@ -45,6 +53,19 @@ def test_workers_share_the_port_are_replaced_and_follow_each_other(
         response = httpx.put(server.url + "/v1/tasks/third", content=data, headers=AUTH, timeout=60)
         assert response.status_code == 201
         wait_until(lambda: all(answers(server, "third") for _ in range(12)))
+
+        # What one replaces, all answer with, and so with what is rolled back in the folder.
+        def contents() -> set[str]:
+            found = (ask(server, "third").json()["contents"]["third"] for _ in range(12))
+            return set(found)
+
+        old, new = read_engram(world.engrams["third"]), other_version(world, "third")
+        data = serialise_engram(new)
+        response = httpx.put(server.url + "/v1/tasks/third", content=data, headers=AUTH, timeout=60)
+        assert response.status_code == 200
+        wait_until(lambda: contents() == {new.content})
+        roll_back(bundle, "third")
+        wait_until(lambda: contents() == {old.content})
         # Metrics are those of all of them.
         text = server.get("/metrics").text
         assert (

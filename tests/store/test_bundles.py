@@ -24,10 +24,12 @@ from engram.store.bundles import (
     is_bundle,
     read_bundle,
     read_engrams,
+    roll_back,
     update_bundle,
 )
 from engram.store.engram import Engram
 from engram.store.format import read_engram, write_engram
+from engram.util.files import write_atomically
 from engram.vit import ViT
 
 SMALL = {"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2}
@@ -401,3 +403,111 @@ def test_a_bundle_grows_and_a_task_that_was_trained_again_is_replaced(
         add_to_bundle(folder, [again])
         assert tasks() == ["b"]
     assert read_engram(folder / "b.safetensors").content == read_engram(again).content
+
+
+# Versions
+
+
+def retrained(path: Path, by: float) -> Engram:
+    """The same task with another head."""
+    engram = read_engram(path)
+    return replace(engram, tensors={n: t * by for n, t in engram.tensors.items()})
+
+
+def test_older_versions_are_kept_up_to_a_limit_and_go_with_their_task(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = compose([paths["a"], paths["b"]], tmp_path / "out").folder
+    versions = [read_engram(paths["b"]), *(retrained(paths["b"], by) for by in range(2, 9))]
+    for engram in versions[1:]:
+        add_to_bundle(folder, [write_engram(tmp_path / "new.safetensors", engram)])
+    contents = [engram.content for engram in versions]
+    bundle = read_bundle(folder)
+    kept = [version.content for version in bundle.older["b"]]
+    assert kept == contents[-2 : -2 - bundles.MAX_OLDER : -1]
+    names = {path.name for path in (folder / "versions").iterdir()}
+    assert names == {f"b-{content[:16]}.safetensors" for content in kept}
+    # Back to the last, and to any; what they replace is kept, too.
+    assert roll_back(folder, "b").engram("b").content == contents[-2]
+    assert roll_back(folder, "b").engram("b").content == contents[-1]
+    assert roll_back(folder, "b", kept[-1][:8]).engram("b").content == kept[-1]
+    assert [v.content for v in read_bundle(folder).older["b"]] == [contents[-1], *kept[:-1]]
+    with pytest.raises(EngramError, match="no older version"):
+        roll_back(folder, "b", contents[0])
+    with pytest.raises(EngramError, match="no older version"):
+        roll_back(folder, "a")
+    bundle = read_bundle(folder)
+    update_bundle(bundle, bundle.minus("b"))
+    assert not list((folder / "versions").iterdir())
+    assert read_bundle(folder).older == {}
+
+
+def test_parents_and_children_are_replaced_together(paths: dict[str, Path], tmp_path: Path) -> None:
+    bundle = compose([paths["a"], paths["c"]], tmp_path / "out")
+    parent = retrained(paths["a"], 2)
+    with pytest.raises(EngramError, match="extends a 'a'"):
+        bundle.plus(parent)
+    child = replace(read_engram(paths["c"]), parents={"a": parent.content})
+    new = bundle.plus(child, parent)
+    update_bundle(bundle, new)
+    assert read_bundle(bundle.folder).manifest() == new.manifest()
+    with pytest.raises(EngramError, match="extends a 'a'"):
+        roll_back(bundle.folder, "a")
+
+
+def test_a_bundle_that_is_composed_again_keeps_the_versions_of_its_tasks(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = compose([paths["a"], paths["b"]], tmp_path / "out").folder
+    first, second = retrained(paths["a"], 2), retrained(paths["a"], 3)
+    old = read_bundle(folder)
+    update_bundle(old, old.plus(first).with_shadow(second))
+    again = write_engram(tmp_path / "again.safetensors", second)
+    compose([again, paths["b"]], folder, overwrite=True)
+    contents = [version.content for version in read_bundle(folder).older["a"]]
+    assert contents == [first.content, read_engram(paths["a"]).content]
+    assert roll_back(folder, "a").engram("a").content == first.content
+    compose([paths["b"]], folder, overwrite=True)
+    assert sorted(os.listdir(folder)) == ["b.safetensors", MANIFEST]
+    (folder / "versions").mkdir()
+    (folder / "versions" / "mine.txt").write_text("keep")
+    assert "mine.txt" in refusal([paths["a"], paths["b"]], folder)
+
+
+def test_a_file_that_was_replaced_before_its_manifest_is_read_from_its_copy(
+    paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process that was killed between the two leaves it."""
+    old = compose([paths["a"], paths["b"]], tmp_path / "out")
+    new = old.plus(retrained(paths["b"], 2))
+
+    def killed(path: Path, data: bytes) -> None:
+        if path.name == MANIFEST:
+            raise KeyboardInterrupt
+        write_atomically(path, data)
+
+    monkeypatch.setattr(bundles, "write_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        update_bundle(old, new)
+    monkeypatch.undo()
+    assert read_engram(old.folder / "b.safetensors").content == new.engram("b").content
+    found = read_bundle(old.folder)
+    assert found.manifest() == old.manifest()
+    newer = found.plus(retrained(paths["b"], 3))
+    update_bundle(found, newer)
+    assert read_bundle(old.folder).manifest() == newer.manifest()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"older": []}, {"older": [{"content": "../../x", "until": ""}]}, {"shadow": "../x"}],
+)
+def test_versions_in_a_manifest_are_checked(
+    paths: dict[str, Path], tmp_path: Path, field: dict[str, object]
+) -> None:
+    folder = compose([paths["a"]], tmp_path / "out").folder
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["engrams"][0] |= field
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(EngramError, match="damaged"):
+        read_bundle(folder)

@@ -6,7 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from engram.model import MemoryViT
 from engram.serve.app import create_app
 from engram.serve.catalogue import Catalogue
 from engram.serve.service_settings import Settings
+from engram.store.engram import Engram
+from engram.store.format import read_engram
 
 TOKEN = "a-secret"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
@@ -105,6 +107,13 @@ def put(client: TestClient, world: World, name: str) -> httpx.Response:
     """Attach one of the world's engrams."""
     data = world.engrams[name].read_bytes()
     return client.put(f"/v1/tasks/{name}", content=data, headers=AUTH)
+
+
+def other_version(world: World, name: str, by: float = -1.0) -> Engram:
+    """One of the world's engrams with another head: a task of the same name and other answers."""
+    engram = read_engram(world.engrams[name])
+    weight = by * engram.tensors["head.weight"]
+    return replace(engram, tensors={**engram.tensors, "head.weight": weight})
 
 
 def ask(client: TestClient, *pictures: bytes, **options: object) -> list[dict[str, Any]]:

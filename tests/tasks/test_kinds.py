@@ -171,3 +171,23 @@ def test_scores_are_probabilities_or_the_numbers_themselves() -> None:
     assert not KINDS["regression"].ranked
     pixels = torch.rand(3, 2, 2)
     assert torch.allclose(KINDS["segmentation"].scores(pixels).sum(0), torch.ones(2, 2))
+
+
+def test_versions_agree_by_the_names_of_classes_and_by_numbers() -> None:
+    names, turned = ("cat", "dog"), ("dog", "cat")
+    cat, dog = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 2.0])
+    one = KINDS["classification"]
+    assert one.agreement((cat, names, {}), (dog, turned, {})) == 1
+    assert one.agreement((cat, names, {}), (dog, names, {})) == 0
+    many, half = KINDS["multilabel"], {"thresholds": torch.full((2,), 0.5)}
+    both, first, none = torch.tensor([1.0, 1]), torch.tensor([1.0, -1]), torch.tensor([-1.0, -1])
+    assert many.agreement((both, names, half), (first, names, half)) == 0.5
+    assert many.agreement((none, names, half), (none, names, half)) == 1
+    assert many.agreement((none, names, half), (first, names, half)) == 0
+    number = KINDS["regression"]
+    ten, nine = torch.tensor([10.0, 0.0]), torch.tensor([9.0, 0.0])
+    assert number.agreement((ten, names, {}), (nine, names, {})) == pytest.approx(0.95)
+    assert number.agreement((ten, names, {}), (-ten, names, {})) == 0.5
+    masks, mask = KINDS["segmentation"], torch.tensor([[0, 1], [1, 1]], dtype=torch.uint8)
+    assert masks.agreement((mask, names, {}), (1 - mask, turned, {})) == 1
+    assert masks.agreement((mask, names, {}), (mask.T * 0, names, {})) == 0.25

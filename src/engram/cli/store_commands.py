@@ -86,15 +86,18 @@ bundle_app = typer.Typer(help="Change a bundle.", no_args_is_help=True)
 app.add_typer(bundle_app, name="bundle")
 
 
+BundleFolder = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")]
+
+
 @bundle_app.command(name="remove")
 def bundle_remove(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder of engrams.")],
+    bundle: BundleFolder,
     task: Annotated[
         str, typer.Argument(metavar="TASK", help="The task to remove.", autocompletion=task_names)
     ],
     as_json: Json = False,
 ) -> None:
-    """Remove a task and its file from a bundle; `engram compose` adds tasks."""
+    """Remove a task, its file and its older versions from a bundle; `engram compose` adds tasks."""
     from engram.store.bundles import read_bundle, update_bundle
     from engram.store.describe import describe_bundle
 
@@ -102,6 +105,41 @@ def bundle_remove(
     new = old.minus(task)
     update_bundle(old, new)
     show(describe_bundle(new), as_json)
+
+
+@bundle_app.command(name="history")
+def bundle_history(
+    bundle: BundleFolder,
+    task: Annotated[
+        str | None,
+        typer.Argument(metavar="[TASK]", help="A task.", autocompletion=task_names),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the versions of tasks: the one that answers, its shadow, and those before it."""
+    from engram.store.bundles import read_bundle
+    from engram.store.describe import describe_history
+
+    show(describe_history(read_bundle(bundle), task), as_json)
+
+
+@bundle_app.command(name="rollback")
+def bundle_rollback(
+    bundle: BundleFolder,
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="The task.", autocompletion=task_names)
+    ],
+    to: Annotated[
+        str,
+        option(TASK, "Start of the content of a version (default: the last one).", metavar="HASH"),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Let an older version of a task answer again. The one that it replaces is kept."""
+    from engram.store.bundles import roll_back
+    from engram.store.describe import describe_history
+
+    show(describe_history(roll_back(bundle, task, to), task), as_json)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from engram.serve.routes.request_pipeline import RequestPipeline
 from engram.serve.routes.schemas import error_responses
 from engram.serve.routes.tasks import tasks_router
 from engram.serve.service_settings import Settings
+from engram.serve.shadows import Shadows
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
 
@@ -47,7 +48,8 @@ def create_app(
         log.event("killed decoder", reason=reason)
 
     tokens = Tokens(token, ask_token, log_refused_token)
-    batcher, decoders = Batcher(settings, telemetry), Pool(settings, count_killed_decoder)
+    batcher = Batcher(settings, telemetry, Shadows(telemetry, log))
+    decoders = Pool(settings, count_killed_decoder)
     catalogue.on_change = lambda snapshot: telemetry.tasks.set(len(snapshot.model.tasks))
     catalogue.on_change(catalogue.now)
 

@@ -26,6 +26,7 @@ from engram.serve.outputs import (
 )
 from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
+from engram.serve.shadows import Shadows
 from engram.serve.telemetry import PASS, QUEUE, Telemetry
 from engram.util.allocator import return_freed_memory
 
@@ -51,8 +52,10 @@ class Batcher:
     gets the outputs of the tasks it asked for, and the model itself computes no others for it.
     """
 
-    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
-        self.settings, self._telemetry = settings, telemetry
+    def __init__(
+        self, settings: Settings, telemetry: Telemetry, shadows: Shadows | None = None
+    ) -> None:
+        self.settings, self._telemetry, self._shadows = settings, telemetry, shadows
         self.pending = 0  # images accepted and not yet answered
         self._shares = Shares(max(settings.max_images, settings.queue // 2), "images waiting")
         self._jobs: deque[_Job] = deque()
@@ -149,7 +152,9 @@ class Batcher:
             jobs = self._next_batch()
             if jobs:
                 self._telemetry.batch_images.observe(len(jobs))
-                await self._run_batch(jobs)
+                outputs = await self._run_batch(jobs)
+                if self._shadows is not None and jobs[0].snapshot.shadows and outputs:
+                    await self._compare(self._shadows, jobs, outputs)
             if not self._jobs:
                 self._some.clear()
 
@@ -175,7 +180,8 @@ class Batcher:
             jobs.append(self._jobs.popleft())
         return jobs
 
-    async def _run_batch(self, jobs: Sequence[_Job]) -> None:
+    async def _run_batch(self, jobs: Sequence[_Job]) -> list[Outputs]:
+        """Answer these images; gives their outputs, or none after an error."""
         snapshot, embeds, began = jobs[0].snapshot, jobs[0].embeds, time.time_ns()
         for job in jobs:
             job.began = began
@@ -194,10 +200,22 @@ class Batcher:
             for job in jobs:
                 if not job.outputs.done():
                     job.outputs.set_exception(error)
-            return
+            return []
         for job, own in zip(jobs, outputs, strict=True):
             if not job.outputs.done():
                 job.outputs.set_result(own)
+        return outputs
+
+    async def _compare(
+        self, shadows: Shadows, jobs: Sequence[_Job], outputs: Sequence[Outputs]
+    ) -> None:
+        """Run the shadows of tasks on the images of a batch, unless it is not the time for it."""
+        seconds = (time.time_ns() - jobs[0].began) / 1e9
+        if jobs[0].embeds or shadows.skips(waiting=bool(self._jobs)):
+            return
+        views, snapshot = [job.view for job in jobs], jobs[0].snapshot
+        compare = partial(shadows.compare, snapshot, views, outputs, seconds, forward_asked)
+        await self.in_engine_thread(compare)
 
 
 def forward_asked(

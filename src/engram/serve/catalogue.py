@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from engram.serve.problems import Problem
 from engram.serve.service_settings import Settings
 from engram.store.bundles import (
     LOCK,
+    VERSIONS,
     Bundle,
     BundleChanged,
     manifest_state,
@@ -39,6 +40,8 @@ from engram.util.text import without_paths
 
 State = tuple[int, ...] | None  # of a manifest on disk
 
+Condition = Callable[[str, str | None], None]  # of a task and its content, None if it is missing
+
 _TRIES = 10  # to write a change while other services write theirs
 
 
@@ -51,6 +54,8 @@ class Snapshot:
     engine: Engine
     contents: Mapping[str, str]  # by task; hashing all tensors is too slow for the event loop
     shapes: Mapping[str, tuple[int, ...]]  # of the output for one image, by name
+    #: By task, a new version of it that does not answer yet: a snapshot of it and of its parents.
+    shadows: Mapping[str, Snapshot] = field(default_factory=dict)
 
     @cached_property
     def computing(self) -> TorchEngine:
@@ -94,12 +99,25 @@ class Snapshot:
                 return engram
         raise Problem(404, f"There is no task {name!r}; there are {', '.join(self.names)}.")
 
+    def version(self, name: str) -> str:
+        """The start of the content of a task, by which versions are told apart."""
+        return self.contents[name][:16]
+
+    def answering(self, names: Iterable[str]) -> dict[str, str]:
+        """The content of each of these tasks; of base, the fingerprint of the backbone."""
+        base = self.model.backbone.fingerprint
+        return {name: self.contents.get(name, base) for name in names}
+
+
+def always(name: str, content: str | None) -> None:
+    """The condition that every task meets; others raise a Problem."""
+
 
 class Catalogue:
     """The current snapshot. A change builds another one, writes the bundle, then replaces it.
 
-    Other services may change the same folder: `follow` takes over what they wrote. `attach`,
-    `detach` and `follow` are slow and belong in a thread; `now` may be read at any moment.
+    Other services may change the same folder: `follow` takes over what they wrote. Its methods are
+    slow and belong in a thread; `now` may be read at any moment.
     """
 
     def __init__(self, snapshot: Snapshot, settings: Settings, state: State) -> None:
@@ -116,30 +134,51 @@ class Catalogue:
         model = load_model(folder, backbone, backbone_dtype=settings.backbone_dtype)
         return cls(_snapshot(bundle, model, settings), settings, state)
 
-    def attach(self, name: str, data: bytes) -> tuple[Snapshot, bool]:
-        """Add the engram in these bytes; gives the new snapshot and whether anything changed."""
+    def attach(
+        self, name: str, data: bytes, *, shadow: bool = False, condition: Condition = always
+    ) -> tuple[Snapshot, Snapshot]:
+        """Add the engram in these bytes, or replace the task of its name, which is kept.
+
+        With `shadow` it does not answer; the task goes on answering. Gives the snapshots before and
+        after, which are one if nothing changed.
+        """
         engram = _parse(name, data)
 
         def plus(now: Snapshot) -> Bundle | None:
-            if name not in now.model.tasks:
-                return now.bundle.plus(engram)
-            if now.contents[name] != engram.content:
-                raise Problem(
-                    409,
-                    f"A different {name!r} is already attached; delete it first, then send this.",
-                )
-            return None
+            content = now.contents.get(name)
+            condition(name, content)
+            if shadow:
+                now.engram(name)  # raises the Problem
+                old = now.bundle.shadows.get(name)
+                if old is not None and old.content == engram.content:
+                    return None
+                return now.bundle.with_shadow(engram)
+            return None if content == engram.content else now.bundle.plus(engram)
 
         return self._change(plus)
 
+    def promote(self, name: str) -> Snapshot:
+        """Let the shadow of a task answer, and keep the version that it replaces."""
+        return self._change_task(name, lambda bundle: bundle.plus(bundle.shadow(name)))
+
+    def roll_back(self, name: str) -> Snapshot:
+        """Let the version of a task before this one answer, and keep this one."""
+        return self._change_task(name, lambda bundle: bundle.plus(bundle.before(name)))
+
+    def drop_shadow(self, name: str) -> Snapshot:
+        """Remove the shadow of a task."""
+        return self._change_task(name, lambda bundle: bundle.without_shadow(name))
+
     def detach(self, name: str) -> Snapshot:
         """Remove a task; one that others extend, and the last one, cannot be removed."""
+        return self._change_task(name, lambda bundle: bundle.minus(name))
 
-        def minus(now: Snapshot) -> Bundle:
-            now.engram(name)
-            return now.bundle.minus(name)
+    def _change_task(self, name: str, change: Callable[[Bundle], Bundle]) -> Snapshot:
+        def changed(now: Snapshot) -> Bundle:
+            now.engram(name)  # raises the Problem
+            return change(now.bundle)
 
-        return self._change(minus)[0]
+        return self._change(changed)[1]
 
     def follow(self) -> bool:
         """Take over what others wrote to the folder; gives whether anything changed.
@@ -156,26 +195,37 @@ class Catalogue:
             return False
         self._state = state
         try:
-            entries = read_manifest(self.now.bundle.folder)["engrams"]
-            if {entry["task"]: entry["content"] for entry in entries} == self.now.contents:
+            now, folder = self.now, self.now.bundle.folder
+            if read_manifest(folder) == now.bundle.manifest():
                 return False
-            self._take(self._rebuilt(read_bundle(self.now.bundle.folder)))
+            bundle = read_bundle(folder)
+            contents = {engram.spec.name: engram.content for engram in bundle.engrams}
+            if (contents, _contents(bundle.shadows)) == (
+                now.contents,
+                _contents(now.bundle.shadows),
+            ):
+                self.now = replace(now, bundle=bundle)  # others have deleted old versions
+                return False
+            self._take(self._rebuilt(bundle))
         except EngramError:
             if _state(self.now.bundle.folder) != state:  # it was being written
                 self._state = None
             raise
         return True
 
-    def _change(self, change: Callable[[Snapshot], Bundle | None]) -> tuple[Snapshot, bool]:
-        """Make a change on top of what is in the folder now; None if there is nothing to do."""
+    def _change(self, change: Callable[[Snapshot], Bundle | None]) -> tuple[Snapshot, Snapshot]:
+        """Make a change on top of what is in the folder now; None if there is nothing to do.
+
+        Gives the snapshots before and after.
+        """
         with self._lock:
             for _ in range(_TRIES):
                 with contextlib.suppress(EngramError):  # what cannot be followed is said elsewhere
                     self._follow()
                 try:
-                    bundle = change(self.now)
+                    old, bundle = self.now, change(self.now)
                     if bundle is None:
-                        return self.now, False
+                        return old, old
                     new = self._rebuilt(bundle)
                 except EngramError as error:
                     raise Problem(409, self._sentence(error)) from None
@@ -189,7 +239,7 @@ class Catalogue:
                     raise Problem(503, self._sentence(error), retry=60) from None
                 self._state = None  # others may have written since
                 self._take(new)
-                return new, True
+                return old, new
         raise Problem(
             503, "The bundle's folder is being changed by others; try again in a second.", retry=1
         )
@@ -210,10 +260,30 @@ class Catalogue:
 
     def _rebuilt(self, bundle: Bundle) -> Snapshot:
         """A snapshot of another bundle on the same backbone."""
-        model = MemoryViT(self.now.model.backbone)
-        for engram in bundle.engrams:
-            model.attach(engram)
-        return _snapshot(bundle, model, self.settings, self.now.engine)
+        return _snapshot(bundle, _model(self.now.model, bundle), self.settings, self.now.engine)
+
+
+def _contents(engrams: Mapping[str, Engram]) -> dict[str, str]:
+    return {name: engram.content for name, engram in engrams.items()}
+
+
+def _model(like: MemoryViT, bundle: Bundle) -> MemoryViT:
+    """The engrams of a bundle, attached to the backbone of a model."""
+    model = MemoryViT(like.backbone)
+    for engram in bundle.engrams:
+        model.attach(engram)
+    return model
+
+
+def _shadowed(bundle: Bundle, name: str) -> Bundle:
+    """The shadow of a task with the tasks that it reads, in their order."""
+    shadow = bundle.shadows[name]
+    wanted = set(shadow.parents)
+    for engram in reversed(bundle.engrams):  # parents come first
+        if engram.spec.name in wanted:
+            wanted |= set(engram.parents)
+    parents = [engram for engram in bundle.engrams if engram.spec.name in wanted]
+    return Bundle(bundle.folder, (*parents, shadow))
 
 
 def _state(folder: Path) -> State:
@@ -225,8 +295,7 @@ def _state(folder: Path) -> State:
 
 def _refuse_links(old: Bundle, new: Bundle) -> None:
     """Whoever sends an engram must not write where a link in the folder leads."""
-    changed = {engram.file_name for engram in (*old.engrams, *new.engrams)}
-    for name in sorted({MANIFEST, LOCK, *changed}):
+    for name in sorted({MANIFEST, LOCK, VERSIONS, *old.files, *new.files}):
         if (new.folder / name).is_symlink():
             raise Problem(
                 409,
@@ -271,4 +340,8 @@ def _snapshot(
         if not bool(outputs[name].isfinite().all()):
             raise EngramError(f"The output of {name!r} is not finite.")
     shapes = {name: tuple(outputs[name].shape[1:]) for name in names}
-    return Snapshot(bundle, model, engine, contents, shapes)
+    shadows = {}
+    for name in bundle.shadows:
+        own = _shadowed(bundle, name)
+        shadows[name] = _snapshot(own, _model(model, own), settings, engine)
+    return Snapshot(bundle, model, engine, contents, shapes, shadows)

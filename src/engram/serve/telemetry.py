@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,17 @@ class Telemetry:
             "engram_pass_images", "Images per forward pass.", buckets=sizes, **own
         )
         self.answers = Counter("engram_answers", "Answers per task.", ["task"], **own)
+        shadow = ["task", "version"]
+        self.shadow_agreement = Histogram(
+            "engram_shadow_agreement",
+            "Agreement of a shadow with the version that answered, per image: 1 is full.",
+            shadow,
+            buckets=(0, 0.25, 0.5, 0.75, 0.9, 0.99, 1),
+            **own,
+        )
+        self.shadow_seconds = Histogram(
+            "engram_shadow_seconds", "Time per pass of a shadow.", shadow, buckets=_SECONDS, **own
+        )
         self.queued_images = Gauge(
             "engram_waiting_images",
             "Images accepted and not yet answered.",
@@ -97,6 +108,14 @@ class Telemetry:
         self.stage_seconds.labels(name).observe((ended - began) / 1e9)
         if self._tracer is not None:
             self._tracer.start_span(name, start_time=began).end(ended)
+
+    def record_shadow(
+        self, task: str, version: str, agreements: Iterable[float], seconds: float
+    ) -> None:
+        """Record a pass of a shadow, with its agreement about each image."""
+        self.shadow_seconds.labels(task, version).observe(seconds)
+        for share in agreements:
+            self.shadow_agreement.labels(task, version).observe(share)
 
     @contextmanager
     def span(self, scope: Scope) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from engram.backbones.load import load_backbone
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.images.preprocessing import Preprocessing
-from engram.store.bundles import Bundle, is_bundle, read_bundle
+from engram.store.bundles import Bundle, is_bundle, read_bundle, read_version
 from engram.store.engram import Engram, summarise_regime
 from engram.store.format import is_engram, read_engram
 from engram.store.remote import CARD, ListedEngram, local_path
@@ -145,6 +145,44 @@ def describe_bundle(bundle: Bundle) -> Description:
         for engram, cost in zip(bundle.engrams, costs, strict=True)
     ]
     document = {"what": "bundle", **manifest, "engrams": entries}
+    return Description(document, _printable_rows(rows), columns, _table(columns, cells))
+
+
+def describe_history(bundle: Bundle, task: str | None = None) -> Description:
+    """Describe the versions of a task, or of all: which answers, its shadow, and those before."""
+    versions: list[tuple[Engram, str, str]] = []
+    for current in bundle.engrams if task is None else [bundle.engram(task)]:
+        name = current.spec.name
+        versions.append((current, "answers", ""))
+        if name in bundle.shadows:
+            versions.append((bundle.shadows[name], "shadow", ""))
+        for one in bundle.older.get(name, ()):
+            versions.append((read_version(bundle.folder, name, one.content), "older", one.until))
+    document = {
+        "versions": [
+            {
+                "task": engram.spec.name,
+                "content": engram.content,
+                "state": state,
+                "until": until,
+                "created": engram.created,
+                "metrics": engram.header()["metrics"],
+            }
+            for engram, state, until in versions
+        ]
+    }
+    columns = ("task", "version", "state", "metric", "created", "until")
+    cells = [
+        {
+            **_cells(engram),
+            "version": engram.content[:16],
+            "state": state,
+            "created": engram.created,
+            "until": until,
+        }
+        for engram, state, until in versions
+    ]
+    rows = [("bundle", str(bundle.folder))]
     return Description(document, _printable_rows(rows), columns, _table(columns, cells))
 
 

@@ -47,7 +47,7 @@ from engram.util.schema import (
 from engram.util.text import printable
 
 _VALUES = Integer(0, 65_535)  # of masks
-_HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
+HASH = String(pattern="[0-9a-f]{64}", about="a SHA-256 hash")
 _TASK = Object(
     {
         **dict.fromkeys(("name", "kind", "regime"), String()),
@@ -62,11 +62,11 @@ HEADER = Object(
     {
         "task": _TASK,
         "parents": FreeObject(10_000),
-        "backbone": rules(BackboneInfo, NUMBERS | {"source": String(4_096), "fingerprint": _HASH}),
+        "backbone": rules(BackboneInfo, NUMBERS | {"source": String(4_096), "fingerprint": HASH}),
         "preprocessing": Nullable(PREPROCESSING),
         **dict.fromkeys(("metrics", "recipe"), FreeObject(MAX_METRICS)),
         **dict.fromkeys(("created", "library"), String(200)),
-        "content": _HASH,
+        "content": HASH,
     },
     others=True,
 )
@@ -264,7 +264,7 @@ def _engram(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Engram:
     if sorted(parents) != sorted(lists["extends"]):
         raise Invalid(f"it extends {len(lists['extends'])} tasks, but its parents are others")
     for name, content in parents.items():
-        _HASH.check(content, f"parents.{name}")
+        HASH.check(content, f"parents.{name}")
     preprocessing = header["preprocessing"]
     engram = Engram(
         spec=TaskSpec(**own, **lists, method=method),

@@ -40,6 +40,9 @@ ColumnType: TypeAlias = str | Mapping[str, str]
 #: What the classes count for in the loss, as `Kind.class_weights` returns it; None: the same.
 Weights: TypeAlias = Tensor | None
 
+#: What `Kind.answer` reads of one image: its output, the class names and the fitted buffers.
+Reading: TypeAlias = tuple[Tensor, Sequence[str], Fitted]
+
 IGNORED = 255  # in a batch of masks: a pixel that counts nowhere
 
 
@@ -160,6 +163,17 @@ class Kind(ABC):
         the same with the outputs that the exported model gives.
         """
 
+    def agreement(self, one: Reading, other: Reading) -> float:
+        """How far two versions of a task agree about one image, from 0 to 1.
+
+        Of numbers, 1 minus their difference, relative to the larger one.
+        """
+        a, b = (self.scores(reading[0]).double() for reading in (one, other))
+        if a.shape != b.shape:
+            return 0.0
+        largest = torch.maximum(a.abs(), b.abs()).clamp_min(torch.finfo(torch.float32).tiny)
+        return float((1 - (a - b).abs() / largest).clamp_min(0).mean())
+
     @abstractmethod
     def words(self, answer: Any) -> str:
         """An answer in a line for people."""
@@ -217,6 +231,11 @@ class Classification(Kind):
         best = self.scores(output).topk(min(top_k, len(names)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [{"class": names[i], "probability": round(p, 6)} for i, p in pairs]
+
+    def agreement(self, one: Reading, other: Reading) -> float:
+        """Whether the likeliest class is the same."""
+        first, second = (self.answer(*reading, top_k=1)[0]["class"] for reading in (one, other))
+        return float(first == second)
 
     def words(self, answer: Any) -> str:
         return ", ".join(f"{one['class']} {one['probability']:.1%}" for one in answer)
@@ -291,6 +310,12 @@ class Multilabel(Kind):
             for i in probability.argsort(descending=True).tolist()
         ]
         return [row for i, row in enumerate(rows) if i < top_k or row["present"]]
+
+    def agreement(self, one: Reading, other: Reading) -> float:
+        """The share of the classes present in either that are present in both; 1 for no class."""
+        rows = (self.answer(*reading, top_k=0) for reading in (one, other))
+        first, second = ({row["class"] for row in own} for own in rows)
+        return len(first & second) / len(first | second) if first | second else 1.0
 
     def words(self, answer: Any) -> str:
         present = [f"{one['class']} {one['probability']:.1%}" for one in answer if one["present"]]
@@ -431,6 +456,15 @@ class Segmentation(Kind):
             "size": list(classes.shape),
             "mask": f"data:image/png;base64,{base64.b64encode(png).decode()}",
         }
+
+    def agreement(self, one: Reading, other: Reading) -> float:
+        """The share of pixels that have the same class in both masks."""
+        places = {name: i for i, name in enumerate(dict.fromkeys((*one[1], *other[1])))}
+        masks = []
+        for output, names, _ in (one, other):
+            mask = self.condensed(output[None])[0] if output.ndim == 3 else output
+            masks.append(torch.tensor([places[name] for name in names])[mask.cpu().long()])
+        return float((masks[0] == masks[1]).float().mean())
 
     def words(self, answer: Any) -> str:
         return ", ".join(f"{one['class']} {one['share']:.1%}" for one in answer["classes"])

@@ -15,7 +15,7 @@ from engram.methods.method_flags import CLASS_INITS
 from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.heads import BackboneHead, Fitted, TaskHead
-from engram.tasks.kinds import KINDS, Kind
+from engram.tasks.kinds import KINDS, Kind, Reading
 from engram.tasks.spec import TaskSpec
 from engram.util.flag_names import flag
 from engram.util.tensors import VersionedCache
@@ -75,13 +75,17 @@ class Task(nn.Module):
 
         The `answer` of each kind in `kinds.py` says what it contains.
         """
+        return self.kind.answer(*self.reading(output), top_k)
+
+    def reading(self, output: Tensor) -> Reading:
+        """An output for one image with the class names and fitted buffers that explain it."""
         fitted: Fitted = self.head.fitted
         if output.is_cpu and fitted:  # copied once: a copy for every image synchronises a GPU
             own = fitted
             fitted = self._on_cpu.get(
                 "", own.values(), lambda: {n: v.cpu() for n, v in own.items()}
             )
-        return self.kind.answer(output, self.spec.classes, fitted, top_k)
+        return output, self.spec.classes, fitted
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the task's file: trained ones, fitted buffers and class statistics."""

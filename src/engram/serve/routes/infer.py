@@ -136,7 +136,7 @@ class Served:
     def find(cls, snapshot: Snapshot, name: str, version: str = "") -> Served:
         """The model of this name; a Problem if there is none, or not in this version."""
         if name in snapshot.contents:
-            found = cls(snapshot, name, (name,), snapshot.contents[name].split(":")[-1][:16])
+            found = cls(snapshot, name, (name,), snapshot.version(name))
         elif name in snapshot.names:  # base
             found = cls(snapshot, name, (name,), snapshot.model.backbone.fingerprint[:16])
         elif name == snapshot.bundle.folder.resolve().name:

@@ -85,7 +85,7 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
                 )
                 for (image, outputs), own in zip(images, maps, strict=True)
             )
-            return images_json(parts), {}
+            return images_json(parts, snapshot.answering(_names(snapshot, options))), {}
 
         query = Query(PredictOptions, {"kind": kind}, partial(_asked, snapshot), write)
         return pipeline.respond(request, snapshot, query)
@@ -100,7 +100,9 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
         snapshot, kind = catalogue.now, content_type(request)
 
         async def write(options: EmbedOptions, images: Sequence[Answered]) -> Written:
-            return images_json(vectors_json(one.fields, vectors) for one, vectors in images), {}
+            parts = (vectors_json(one.fields, vectors) for one, vectors in images)
+            names = options.tasks or snapshot.embedding_names
+            return images_json(parts, snapshot.answering(names)), {}
 
         query = Query(EmbedOptions, {"kind": kind}, partial(_asked_vectors, snapshot), write, True)
         return pipeline.respond(request, snapshot, query)
@@ -108,9 +110,13 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
     return router
 
 
+def _names(snapshot: Snapshot, options: PredictOptions) -> list[str]:
+    return list(dict.fromkeys(options.tasks or snapshot.names))
+
+
 def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
     """The tasks to run, each once; one that does not exist is a Problem."""
-    names = list(dict.fromkeys(options.tasks or snapshot.names))
+    names = _names(snapshot, options)
     for name in (*names, options.attention or names[0]):
         if name not in snapshot.names:
             snapshot.engram(name)  # raises the Problem
@@ -221,10 +227,10 @@ def vectors_json(fields: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> It
     yield (b',"errors":' + dump_json(errors) if errors else b"") + b"}"
 
 
-def images_json(images: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """A response, from its parts about each image."""
+def images_json(images: Iterable[Iterable[bytes]], contents: Mapping[str, str]) -> Iterator[bytes]:
+    """A response, from its parts about each image and the contents of the tasks that answered."""
     yield b'{"images":['
     for i, image in enumerate(images):
         yield b"," if i else b""
         yield from image
-    yield b"]}"
+    yield b'],"contents":' + dump_json(contents) + b"}"

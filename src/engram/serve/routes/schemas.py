@@ -306,7 +306,14 @@ class ImageAnswer(SentImage):
     attention: TaskAttention | None = None
 
 
-class Prediction(BaseModel):
+class Answering(BaseModel):
+    contents: dict[str, str] = Field(
+        description="By task, the content hash of the version that answered; of base, the "
+        "fingerprint of the backbone"
+    )
+
+
+class Prediction(Answering):
     images: list[ImageAnswer]
 
 
@@ -319,7 +326,7 @@ class ImageVectors(SentImage):
     )
 
 
-class Embedding(BaseModel):
+class Embedding(Answering):
     images: list[ImageVectors]
 
 
@@ -340,11 +347,22 @@ class TaskInfo(BaseModel):
     metrics: dict[str, Any]
 
 
+class ReplacedVersion(BaseModel):
+    content: str
+    until: str = Field(description="When another version took its place")
+
+
 class TaskDetail(TaskInfo):
     class_names: list[str]
     created: str
     library: str
     recipe: dict[str, Any]
+    older: list[ReplacedVersion] = Field(
+        description="The versions that this one can be rolled back to, the last one first"
+    )
+    shadow: str | None = Field(
+        description="Content of a new version that answers into metrics and the log only"
+    )
 
 
 class BackboneFacts(BaseModel):
@@ -356,7 +374,7 @@ class BackboneFacts(BaseModel):
 
 
 class TaskList(BaseModel):
-    tag: str = Field(description="Changes when a task is attached or removed")
+    tag: str = Field(description="Changes when a task is attached, replaced or removed")
     backbone: BackboneFacts
     tasks: list[TaskInfo]
     engine: str = Field(description="What runs the model")
@@ -379,7 +397,8 @@ _REASONS = {
     403: "Attaching is disabled: the service was started without a token",
     404: "There is no such task",
     408: "The body arrived too slowly",
-    409: "The engram does not fit, or the task cannot be removed",
+    409: "The engram does not fit, or the task cannot be changed so",
+    412: "The task is not the one that If-Match or If-None-Match says",
     413: "The body is too large",
     415: "The content type is not supported",
     421: "The Host header names none of the names of this service",

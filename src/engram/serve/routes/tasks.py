@@ -1,18 +1,20 @@
-"""/v1/tasks: list and describe the tasks, attach and remove them."""
+"""/v1/tasks: list and describe the tasks, attach, replace and remove them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engram.serve.catalogue import Catalogue, Snapshot
+from engram.serve.catalogue import Catalogue, Condition, Snapshot
 from engram.serve.log import Log
 from engram.serve.middleware import client_address
+from engram.serve.problems import Problem
 from engram.serve.routes.request_pipeline import read_body
 from engram.serve.routes.schemas import (
     TaskDetail,
@@ -23,6 +25,8 @@ from engram.serve.routes.schemas import (
 from engram.serve.service_settings import Settings
 from engram.serve.tokens import Tokens
 from engram.util.text import without_folder
+
+Change = Callable[[str], Snapshot]  # of a task, by its name
 
 _ENGRAM_FILE = {"type": "string", "format": "binary", "minLength": 1}
 
@@ -56,45 +60,107 @@ def tasks_router(catalogue: Catalogue, settings: Settings, tokens: Tokens, log: 
     async def task(name: str) -> Response:
         return await documents.response(catalogue.now, name)
 
+    def log_change(event: str, request: Request, name: str, content: str) -> None:
+        log.event(event, client=client_address(request.scope), task=name, content=content)
+
     @router.put(
         "/v1/tasks/{name}",
-        summary="Attach an engram",
+        summary="Attach an engram, or replace one",
         description="The body is the engram's file. It is verified, loaded into a second model "
-        "and written to the bundle; then the second model takes over.",
+        "and written to the bundle; then the second model takes over, and requests in progress "
+        "finish with the first. A task that is replaced is kept as an older version. With "
+        "`shadow=1` the engram is a shadow of the task of its name: it answers into metrics and "
+        "the log only, until it is promoted or dropped. `If-None-Match: *` replaces nothing, and "
+        '`If-Match: "CONTENT"` only that version.',
         status_code=201,
         response_model=TaskDetail,
         responses={
-            **error_responses(401, 403, 408, 409, 413, 422, 429, 503),
-            200: {"model": TaskDetail, "description": "It was already attached"},
+            **error_responses(401, 403, 404, 408, 409, 412, 413, 422, 429, 503),
+            200: {"model": TaskDetail, "description": "It replaced another, or was there already"},
         },
         dependencies=tokens.to_attach,
         openapi_extra=request_body({"application/octet-stream": _ENGRAM_FILE}),
     )
-    async def attach(name: str, request: Request) -> Response:
+    async def attach(name: str, request: Request, shadow: bool = False) -> Response:
         deadline = asyncio.get_running_loop().time() + settings.timeout
+        condition = _condition(request)
         body = await read_body(request, settings.max_engram, deadline)
         data = await asyncio.to_thread(bytes, body)
         body.clear()
-        snapshot, new = await asyncio.to_thread(catalogue.attach, name, data)
-        if new:
-            content = snapshot.contents[name]
-            log.event("attached", client=client_address(request.scope), task=name, content=content)
-        return await documents.response(snapshot, name, status_code=201 if new else 200)
+        old, new = await asyncio.to_thread(
+            catalogue.attach, name, data, shadow=shadow, condition=condition
+        )
+        created = name not in old.contents
+        if old is not new:
+            known = new.shadows[name] if shadow else new
+            event = "attached shadow" if shadow else "attached" if created else "replaced"
+            log_change(event, request, name, known.contents[name])
+        return await documents.response(new, name, status_code=201 if created else 200)
+
+    def change_endpoint(path: str, event: str, change: Change, summary: str) -> None:
+        async def changed(name: str, request: Request) -> Response:
+            snapshot = await asyncio.to_thread(change, name)
+            log_change(event, request, name, snapshot.contents[name])
+            return await documents.response(snapshot, name)
+
+        router.add_api_route(
+            path,
+            changed,
+            methods=["POST"],
+            name=event,
+            summary=summary,
+            response_model=TaskDetail,
+            responses=error_responses(401, 403, 404, 409, 422, 429, 503),
+            dependencies=tokens.to_attach,
+        )
+
+    change_endpoint(
+        "/v1/tasks/{name}/promote",
+        "promoted",
+        catalogue.promote,
+        "Let the shadow of a task answer in its place",
+    )
+    change_endpoint(
+        "/v1/tasks/{name}/rollback",
+        "rolled back",
+        catalogue.roll_back,
+        "Let the version before this one answer again",
+    )
 
     @router.delete(
         "/v1/tasks/{name}",
-        summary="Detach a task",
+        summary="Detach a task with its versions, or with `shadow=1` drop its shadow",
         status_code=204,
         response_class=Response,
         responses=error_responses(401, 403, 404, 409, 422, 429, 503),
         dependencies=tokens.to_attach,
     )
-    async def detach(name: str, request: Request) -> Response:
-        await asyncio.to_thread(catalogue.detach, name)
-        log.event("detached", client=client_address(request.scope), task=name)
+    async def detach(name: str, request: Request, shadow: bool = False) -> Response:
+        await asyncio.to_thread(catalogue.drop_shadow if shadow else catalogue.detach, name)
+        event = "dropped shadow" if shadow else "detached"
+        log.event(event, client=client_address(request.scope), task=name)
         return Response(status_code=204)
 
     return router
+
+
+def _condition(request: Request) -> Condition:
+    """The condition in the headers of a request, on the version that it would replace."""
+    given = {name: request.headers.get(name) for name in ("If-Match", "If-None-Match")}
+
+    def check(name: str, content: str | None) -> None:
+        for header, tags in given.items():
+            if tags is None:
+                continue
+            listed = [tag.strip().strip('"') for tag in tags.split(",")]
+            matches = content is not None and ("*" in listed or content in listed)
+            if matches != (header == "If-Match"):
+                is_now = f"has the content {content}" if content else "is not attached"
+                raise Problem(
+                    412, f"{name!r} {is_now}, which {header} excludes; nothing was changed."
+                )
+
+    return check
 
 
 class Documents:
@@ -115,6 +181,8 @@ class Documents:
             snapshot.engram(name)  # raises the Problem
         if name not in written:
             written[name] = await asyncio.to_thread(self._write, snapshot, name)
+        if name:
+            settings["headers"] = {"ETag": f'"{snapshot.contents[name]}"'}
         return Response(written[name], media_type="application/json", **settings)
 
     def _write(self, snapshot: Snapshot, name: str) -> bytes:
@@ -148,7 +216,14 @@ def task_detail(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """One task with its classes and how it was trained."""
     engram = snapshot.public_engrams[name]
     more = {key: getattr(engram, key) for key in ("created", "library", "recipe")}
-    return {**task_info(snapshot, name), "class_names": list(engram.spec.classes), **more}
+    shadow, older = snapshot.shadows.get(name), snapshot.bundle.older.get(name, ())
+    return {
+        **task_info(snapshot, name),
+        "class_names": list(engram.spec.classes),
+        **more,
+        "older": [vars(version) for version in older],
+        "shadow": shadow.contents[name] if shadow is not None else None,
+    }
 
 
 def task_list(snapshot: Snapshot, engine: str, attaching: bool) -> dict[str, Any]:
