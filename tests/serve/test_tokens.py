@@ -50,6 +50,7 @@ def test_the_document_says_what_needs_a_token(closed: TestClient, client: TestCl
         }  # fmt: skip
 
     always = {"put /v1/tasks/{name}", "delete /v1/tasks/{name}"}
+    always |= {f"post /v1/tasks/{{name}}/{what}" for what in ("promote", "rollback")}
     assert secured(client) == always
     asking = {"post /v1/predict", "get /v1/tasks", "get /v1/tasks/{name}", "get /metrics"}
     asking.add("post /v1/embed")

@@ -32,6 +32,7 @@ from engram.store.format import read_engram, write_engram
 from engram.util.files import write_atomically
 from engram.vit import ViT
 
+NONE = 64 * "0"  # the content of no engram
 SMALL = {"image_size": 16, "patch": 8, "width": 16, "depth": 2, "heads": 2}
 
 
@@ -338,8 +339,9 @@ def test_a_killed_compose_leaves_nothing_or_a_whole_bundle(
         ({"engrams": None}, "damaged"),
         ({"engrams": [{"task": "a"}]}, "damaged"),
         ({"engrams": [{"task": "../a", "file": "../a.safetensors", "content": ""}]}, "damaged"),
-        ({"engrams": [{"task": "b", "file": "b.safetensors", "content": ""}]}, "No such file"),
-        ({"engrams": [{"task": "a", "file": "a.safetensors", "content": "00"}]}, "lists 'a'"),
+        ({"engrams": [{"task": "b", "file": "b.safetensors", "content": ""}]}, "damaged"),
+        ({"engrams": [{"task": "b", "file": "b.safetensors", "content": NONE}]}, "No such file"),
+        ({"engrams": [{"task": "a", "file": "a.safetensors", "content": NONE}]}, "lists 'a'"),
         ({"backbone": {"source": "x", "fingerprint": "y"}}, "says that its backbone"),
         ({"preprocessing": None}, "says that its preprocessing"),
     ],

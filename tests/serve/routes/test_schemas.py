@@ -31,6 +31,8 @@ OPERATIONS = [
     ("/v1/tasks/{name}", "GET"),
     ("/v1/tasks/{name}", "PUT"),
     ("/v1/tasks/{name}", "DELETE"),
+    ("/v1/tasks/{name}/promote", "POST"),
+    ("/v1/tasks/{name}/rollback", "POST"),
     ("/v2", "GET"),
     ("/v2/health/live", "GET"),
     ("/v2/health/ready", "GET"),
