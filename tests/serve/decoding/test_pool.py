@@ -102,16 +102,26 @@ def test_a_decoder_has_a_limit_on_memory() -> None:
     assert run(work, decoders=1, decode_memory=30_000_000) == ["out of memory"]
 
 
-def test_a_decoder_that_dies_at_work_is_replaced() -> None:
+@pytest.mark.parametrize(
+    ("ended_by", "status", "reason"),
+    [
+        (signal.SIGSEGV, 422, "it had ended by itself"),  # as a flaw of a library would
+        (signal.SIGKILL, 503, "somebody else had killed it"),
+    ],
+)
+def test_a_decoder_that_dies_at_work_is_replaced(
+    ended_by: signal.Signals, status: int, reason: str
+) -> None:
     async def work(pool: Pool) -> None:
         async with pool.decoder() as decoder:
-            os.kill(pid_of(decoder), signal.SIGKILL)
-            with pytest.raises(Problem, match="ended the process"):
+            os.kill(pid_of(decoder), ended_by)
+            with pytest.raises(Problem, match="the process") as caught:
                 await ask(decoder, picture())
+            assert caught.value.status == status
         async with pool.decoder() as decoder:
             assert await ask(decoder, picture()) == (16, 16, 3)
 
-    assert run(work, decoders=1) == ["it had ended by itself"]
+    assert run(work, decoders=1) == [reason]
 
 
 def test_a_decoder_that_died_while_it_was_idle_is_not_noticed() -> None:

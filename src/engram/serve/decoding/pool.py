@@ -10,6 +10,7 @@ import asyncio
 import math
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 import weakref
@@ -145,6 +146,11 @@ class Decoder:
             sentence = f"it takes more than {limit:g} seconds to read, which is the limit"
             raise Problem(422, f"{what}: {sentence}. {SMALLER}") from None
         except (OSError, EOFError):
+            await asyncio.to_thread(self.process.join, 1.0)
+            if self.process.exitcode == -signal.SIGKILL:  # no body does that: limits end it before
+                self.failed = "somebody else had killed it"
+                sentence = "the process that read it was killed; send it again"
+                raise Problem(503, f"{what}: {sentence}.", retry=1) from None
             self.failed = "it had ended by itself"
             raise Problem(422, f"{what}: it ended the process that read it. {GOOD}") from None
         self.failed = answer.get("ending", "")
