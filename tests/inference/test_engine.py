@@ -38,6 +38,21 @@ def test_an_engine_gives_what_the_model_gives_and_keeps_no_graph(
         assert not values.requires_grad
 
 
+def test_outputs_familiarity_and_the_backbones_vectors_come_from_one_pass(
+    family: MemoryViT, pixels: Tensor
+) -> None:
+    familiar(family.task("task0"))
+    engine = TorchEngine(family)
+    outputs, familiarity, vectors = engine.with_base(pixels, ["task0", "task3"])
+    expected = engine.with_familiarity(pixels, ["task0", "task3"])
+    for found, known in zip((outputs, familiarity), expected, strict=True):
+        assert list(found) == list(known)
+        for name, values in found.items():
+            torch.testing.assert_close(values, known[name], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(vectors, engine.embed(pixels, ["base"])["base"])
+    assert engine.with_base(pixels, [])[:2] == ({}, {})
+
+
 class Counting:
     """An engine whose answer for an image depends on the images next to it, as int8 does."""
 

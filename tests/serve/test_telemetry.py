@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engram.serve import telemetry as module
 from engram.serve.telemetry import DECODE, PASS, Telemetry
 
 
@@ -25,3 +26,15 @@ def test_two_services_in_one_process_share_no_metrics() -> None:
     assert b"engram_pass_images_sum 2.0" in one.text()
     assert b"flowers" not in other.text()
     assert b"engram_pass_images_sum 0.0" in other.text()
+
+
+def test_classes_are_counted_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_SERIES", 3)
+    telemetry = Telemetry()
+    for name in ("rose", "tulip", "lily", "rose", "daisy"):
+        telemetry.record_answer("flowers", [name], 0.9, None)
+    text = telemetry.text().decode()
+    assert 'engram_answer_classes_total{class="rose",task="flowers"} 2.0' in text
+    assert 'engram_answer_classes_total{class="other",task="flowers"} 2.0' in text
+    assert "daisy" not in text
+    assert 'engram_answer_confidence_count{task="flowers"} 5.0' in text

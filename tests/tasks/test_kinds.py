@@ -191,3 +191,48 @@ def test_versions_agree_by_the_names_of_classes_and_by_numbers() -> None:
     masks, mask = KINDS["segmentation"], torch.tensor([[0, 1], [1, 1]], dtype=torch.uint8)
     assert masks.agreement((mask, names, {}), (1 - mask, turned, {})) == 1
     assert masks.agreement((mask, names, {}), (mask.T * 0, names, {})) == 0.25
+
+
+# What an answer names, and how unsure it is
+
+
+def test_uncertainty_is_one_where_an_answer_could_be_either_and_zero_where_it_is_sure() -> None:
+    pairs = torch.tensor([[30.0, 0.0, 0.0], [5.0, 5.0, -30.0]])
+    pixels = pairs[:, :, None, None].expand(2, 3, 4, 6)
+    sigmoids = torch.tensor([[30.0, -30.0, 30.0], [0.0, 0.0, 0.0]])
+    halves = {"thresholds": torch.full((3,), 0.5)}
+    cases = {"classification": pairs, "segmentation": pixels, "multilabel": sigmoids}
+    for kind, outputs in cases.items():
+        found = KINDS[kind].uncertainty(outputs, halves)
+        assert found is not None
+        assert found.tolist() == pytest.approx([0.0, 1.0], abs=1e-4)
+    low = KINDS["multilabel"].uncertainty(torch.logit(torch.full((1, 3), 0.1)), halves)
+    moved = {"thresholds": torch.full((3,), 0.1)}
+    at = KINDS["multilabel"].uncertainty(torch.logit(torch.full((1, 3), 0.1)), moved)
+    assert low is not None
+    assert at is not None
+    assert (float(low), float(at)) == pytest.approx((0.2, 1.0))
+    assert KINDS["regression"].uncertainty(torch.zeros(2, 3), {}) is None
+    assert KINDS["classification"].uncertainty(torch.ones(2, 1), {}).tolist() == [0, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_those_of_the_answer(kind: str) -> None:
+    model = MemoryViT(small_backbone(patch=4)).eval()
+    task = randomised(model.add_task("t", ["a", "b", "c"], kind=kind))
+    for output in torch.randn(6, *SHAPES[kind]):
+        labels, confidence = task.labels(output)
+        answer = task.answer(output)
+        if kind == "classification":
+            assert labels == [answer[0]["class"]]
+        elif kind == "multilabel":
+            assert set(labels) == {one["class"] for one in answer if one["present"]}
+        elif kind == "segmentation":
+            assert labels == [answer["classes"][0]["class"]]
+            assert task.labels(task.kind.condensed(output[None])[0])[0] == labels
+        else:
+            assert labels == []
+        if KINDS[kind].calibrates:
+            assert confidence == pytest.approx(answer[0]["probability"], abs=1e-6)
+        else:
+            assert confidence is None

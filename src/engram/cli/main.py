@@ -19,12 +19,14 @@ import typer
 
 from engram.cli import (  # noqa: F401
     backbone_commands,
+    drift_command,
     experiment_commands,
     farm_command,
     inference_commands,
     predict_command,
     serve_command,
     store_commands,
+    suggest_command,
     teach_command,
     training_commands,
 )
@@ -37,8 +39,8 @@ from engram.util.quiet import ignore_pillow_warnings
 #: The commands in the order of `engram --help`, in groups; others come last.
 _GROUPS = {
     "Begin": ("demo", "data", "backbones"),
-    "Train": ("fit", "teach", "sweep", "farm", "cache"),
-    "Use": ("predict", "eval", "embed", "serve", "export"),
+    "Train": ("fit", "teach", "sweep", "farm", "cache", "suggest"),
+    "Use": ("predict", "eval", "embed", "serve", "export", "drift"),
     "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),
     "Measure": ("bench", "reproduce"),
 }

@@ -100,6 +100,13 @@ class TorchEngine:
         with self._inference():
             return self.model.embed(to_device(pixels, self.device), names, self.exact, route)
 
+    def with_base(
+        self, pixels: Tensor, tasks: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """`with_familiarity`, and the backbone's vectors of `embed`, in one pass."""
+        with self._inference():
+            return self.model.with_base(to_device(pixels, self.device), list(tasks), self.exact)
+
     @contextmanager
     def _inference(self) -> Iterator[None]:
         fp32 = self.dtype == torch.float32

@@ -478,6 +478,15 @@ class MemoryViT(nn.Module):
         outputs, familiarity = self._with_familiarity(inputs)
         return _select(outputs, rows), _select(familiarity, rows)
 
+    def with_base(
+        self, pixels: Tensor, tasks: Sequence[str], exact: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """`with_familiarity`, and the backbone's own vectors (images, width), in one pass."""
+        base = self._base[0].spec.name
+        inputs = head_inputs(self, list(dict.fromkeys([base, *tasks])), pixels, exact)
+        own = {name: inputs[name] for name in tasks}
+        return *self._with_familiarity(own), self._vectors({base: inputs[base]})[base]
+
     def attention(self, pixels: Tensor, task: str, method: str = "contribution") -> Tensor:
         """Maps of what a task reads of every patch, layer by layer.
 

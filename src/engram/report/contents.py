@@ -113,6 +113,27 @@ class Mistakes(Content):
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image, and lines about it below."""
+
+    image: Thumbnail
+    path: str
+    title: str
+    lines: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.path).name
+
+
+@dataclass(frozen=True)
+class Pictures(Content):
+    pictures: Sequence[Picture]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class MatrixCell:
     count: int
     shade: float  # the strength of the colour, from 0 to 1

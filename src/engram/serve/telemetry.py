@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,10 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where prometheus_client adds up t
 BODY, DECODE, QUEUE, PASS, WRITE = "body", "decode", "queue", "pass", "write"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
+_FAMILIARITY = (-8, -4, -2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2)
+_MOST_SERIES = 2_000  # tasks, and pairs of task and class: each is a time series of Prometheus
+OTHER = "other"
 _CONFIGURED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _OFF = ("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")
 
@@ -72,6 +76,24 @@ class Telemetry:
         self.shadow_seconds = Histogram(
             "engram_shadow_seconds", "Time per pass of a shadow.", shadow, buckets=_SECONDS, **own
         )
+        self.classes = Counter(
+            "engram_answer_classes", "Answers per task and class.", ["task", "class"], **own
+        )
+        self.confidence = Histogram(
+            "engram_answer_confidence",
+            "Probability of the likeliest class per task.",
+            ["task"],
+            buckets=_CONFIDENCE,
+            **own,
+        )
+        self.familiarity = Histogram(
+            "engram_answer_familiarity",
+            "Familiarity of images per task: 1 is usual, 5 % of validation images are below 0.",
+            ["task"],
+            buckets=_FAMILIARITY,
+            **own,
+        )
+        self._series = set[tuple[str, ...]]()
         self.queued_images = Gauge(
             "engram_waiting_images",
             "Images accepted and not yet answered.",
@@ -92,6 +114,24 @@ class Telemetry:
         together = CollectorRegistry()
         MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return generate_latest(together)
+
+    def record_answer(
+        self, task: str, classes: Sequence[str], confidence: float | None, familiarity: float | None
+    ) -> None:
+        """Count what a task answered for an image: its classes, and how sure and familiar it is."""
+        task = task if self._has_room(task) else OTHER
+        for name in classes:
+            self.classes.labels(task, name if self._has_room(task, name) else OTHER).inc()
+        if confidence is not None:
+            self.confidence.labels(task).observe(confidence)
+        if familiarity is not None:
+            self.familiarity.labels(task).observe(familiarity)
+
+    def _has_room(self, *labels: str) -> bool:
+        """Whether these labels are counted by themselves: the first ones of all that come are."""
+        if len(self._series) < _MOST_SERIES:
+            self._series.add(labels)
+        return labels in self._series
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -153,6 +153,17 @@ class Kind(ABC):
         """All that `answer` needs of a batch of outputs, which is less where they are per pixel."""
         return outputs
 
+    def uncertainty(self, outputs: Tensor, fitted: Fitted) -> Tensor | None:
+        """How unsure the answers about a batch are, from 0 to 1; None if outputs do not tell."""
+        return None
+
+    def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
+        """The classes that the answer for one image names, and the probability of the likeliest.
+
+        It takes what `answer` takes, and is quicker.
+        """
+        return [], None
+
     @abstractmethod
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """The answer for one image, from its output: values that JSON can hold.
@@ -226,6 +237,13 @@ class Classification(Kind):
         hits = torch.bincount(labels[right], minlength=classes)
         return hits / torch.bincount(labels, minlength=classes)
 
+    def uncertainty(self, outputs: Tensor, fitted: Fitted) -> Tensor | None:
+        return _margin_uncertainty(outputs)
+
+    def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
+        probability, best = self.scores(output).max(0)
+        return [int(best)], float(probability)
+
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """The `top_k` likeliest: [{"class", "probability"}, …]."""
         best = self.scores(output).topk(min(top_k, len(names)))
@@ -292,6 +310,18 @@ class Multilabel(Kind):
 
     def scores(self, output: Tensor) -> Tensor:
         return output.float().sigmoid()
+
+    def uncertainty(self, outputs: Tensor, fitted: Fitted) -> Tensor | None:
+        """Of every class 1 at its threshold and 0 where it is sure, averaged over the classes."""
+        probability = self.scores(outputs)
+        threshold = fitted["thresholds"].to(probability).clamp(1e-6, 1 - 1e-6)
+        below, above = probability / threshold, (1 - probability) / (1 - threshold)
+        return torch.minimum(below, above).mean(1)
+
+    def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
+        probability = self.scores(output)
+        present = probability >= fitted["thresholds"].to(probability)
+        return present.nonzero()[:, 0].tolist(), float(probability.max())
 
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """[{"class", "probability", "threshold", "present"}, …], the likeliest first.
@@ -435,6 +465,15 @@ class Segmentation(Kind):
         """Masks, uint8 (b, h, w): the class of every pixel."""
         return outputs.argmax(1).to(torch.uint8)
 
+    def uncertainty(self, outputs: Tensor, fitted: Fitted) -> Tensor | None:
+        """The mean over the pixels."""
+        return _margin_uncertainty(outputs).mean((1, 2))
+
+    def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
+        """The class of most pixels."""
+        classes = output.argmax(0) if output.ndim == 3 else output
+        return [int(classes.flatten().bincount().argmax())], None
+
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """{"classes": [{"class", "share"}, …], "size": [height, width], "mask": a data: URL}.
 
@@ -478,6 +517,14 @@ class Segmentation(Kind):
         first = answer["classes"][0]
         shares = {"share": first["share"], "top": answer["classes"]}
         return {"": first["class"], **shares, "mask": answer["mask"]}
+
+
+def _margin_uncertainty(logits: Tensor) -> Tensor:
+    """1 minus the margin: what the likeliest class has more than the next one (axis 1)."""
+    if logits.shape[1] < 2:
+        return torch.zeros_like(logits[:, 0])
+    first, second = logits.float().softmax(1).topk(2, dim=1).values.unbind(1)
+    return 1 - (first - second)
 
 
 KINDS: Mapping[str, Kind] = {

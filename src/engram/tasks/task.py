@@ -87,6 +87,12 @@ class Task(nn.Module):
             )
         return output, self.spec.classes, fitted
 
+    def labels(self, output: Tensor) -> tuple[list[str], float | None]:
+        """The classes that the answer for one image names, and the probability of the likeliest."""
+        output, names, fitted = self.reading(output)
+        found, confidence = self.kind.labels(output, fitted)
+        return [names[i] for i in found], confidence
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the task's file: trained ones, fitted buffers and class statistics."""
         found = {f"head.{name}": value for name, value in self.head.fitted.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
+from typing import Any
 
 from engram.util.cpus import DECODERS
 from engram.util.settings import (
@@ -47,3 +48,12 @@ class BulkSettings:
             from engram.inference.bulk.addresses import Allowed
 
             Allowed.parse(self.allow_url)
+
+
+class PoolSettings(BulkSettings):
+    """How images are read: the settings that other commands share with bulk prediction."""
+
+    @classmethod
+    def flags(cls) -> list[Field[Any]]:
+        names = ("image_column", "allow_url", "batch", "decoders")
+        return [item for item in fields(cls) if item.name in names]

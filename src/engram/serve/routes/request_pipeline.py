@@ -7,17 +7,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
+from torch import Tensor
 
+from engram.inference.engine import familiarity_name
+from engram.inference.predict import shown_familiarity
 from engram.serve.batching import MANY_VALUES, Batcher
 from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, Pool
 from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
-from engram.serve.outputs import Outputs, task_name
+from engram.serve.outputs import Outputs, is_finite, task_name
 from engram.serve.problems import Problem
 from engram.serve.routes.writing import Answer
 from engram.serve.service_settings import Settings
@@ -134,6 +138,8 @@ class RequestPipeline:
                 await answer.write(parts, self.in_thread, headers)
         for task in {task_name(name) for name in asked.names}:
             self.telemetry.answers.labels(task).inc(count)
+        if not query.embeds:  # vectors are no answers
+            await self.in_thread(partial(record_answers, self.telemetry, snapshot, outputs))
         return count * asked.values
 
     def _check_values(self, asked: Asked, images: int) -> None:
@@ -150,6 +156,20 @@ class RequestPipeline:
     async def in_thread(self, write: Callable[[], Result]) -> Result:
         """Call `write` in a thread for answers, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, write)
+
+
+def record_answers(
+    telemetry: Telemetry, snapshot: Snapshot, images: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Count the classes, confidence and familiarity of answers; those not finite are left out."""
+    for outputs in images:
+        for name in outputs.keys() & set(snapshot.names):
+            if outputs[name].ndim and is_finite(outputs[name]):
+                familiarity = outputs.get(familiarity_name(name))
+                known = None if familiarity is None else shown_familiarity(familiarity)
+                telemetry.record_answer(
+                    name, *snapshot.model.task(name).labels(outputs[name]), known
+                )
 
 
 async def read_body(

@@ -1,0 +1,315 @@
+"""`engram suggest`: which images of a pool to label next.
+
+One pass over the pool keeps a vector of the backbone and the task's uncertainty for every image.
+Then images are chosen one after the other, as `choose` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.errors import EngramError
+from engram.images.preprocessing import normalise
+from engram.inference.bulk.addresses import Allowed
+from engram.inference.bulk.bulk_settings import PoolSettings
+from engram.inference.bulk.decoders import Decoders
+from engram.inference.bulk.items import Item
+from engram.inference.bulk.sources import count_items, read_items
+from engram.inference.engine import TorchEngine, on_cpu
+from engram.inference.predict import answers_about, shown_familiarity
+from engram.model import MemoryViT
+from engram.util.devices import to_device
+from engram.util.processes import ProcessGroup
+from engram.util.progress import Progress, silent
+
+SIMILAR = 0.9  # cosine of standardised vectors from which two images are near-copies
+_UNSURE = 10  # times as many of the most unsure images are clustered as are chosen
+_TYPICAL = 5_000  # images that are clustered where none is more unsure than another
+_ITERATIONS = 10  # of k-means
+_ROWS = 256
+
+
+@dataclass(eq=False)
+class PoolImages:
+    """The images of some sources that can be read: entry i of every list is about the same one."""
+
+    numbers: list[int] = field(default_factory=list)  # among all images of the sources
+    items: list[Item] = field(default_factory=list)  # without bytes
+    vectors: list[Tensor] = field(default_factory=list)  # of the backbone, in batches (b, width)
+    uncertainty: list[Tensor] = field(default_factory=list)  # of the task, in batches (b)
+    answers: list[str] = field(default_factory=list)  # of the task, in words
+    familiarity: list[float | None] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # the others: name and reason
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An image to label, and what a task says about it now."""
+
+    number: int  # among all images of the sources
+    item: Item
+    copies: int  # near-copies of it in the pool, which are left out
+    uncertainty: float | None = None
+    answer: str = ""
+    familiarity: float | None = None
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """Images to label, the first ones first, and the pool that they are from."""
+
+    chosen: Sequence[Suggestion]
+    images: int  # of the pool that can be read
+    known: int  # of these, near-copies of labelled images
+    failed: dict[str, str]
+    task: str | None
+    note: str = ""
+
+
+def task_to_ask(model: MemoryViT) -> str:
+    """The task of a model, or the one that extends all others."""
+    extended = {parent for task in model.tasks.values() for parent in task.spec.extends}
+    names = [name for name in model.tasks if name not in extended]
+    if len(names) != 1:
+        raise EngramError(
+            f"--task has the tasks {', '.join(names)}, and images are chosen for one; give the "
+            "file of one engram."
+        )
+    return names[0]
+
+
+def suggest(
+    model: MemoryViT,
+    sources: Sequence[str],
+    count: int,
+    settings: PoolSettings,
+    *,
+    task: str | None = None,
+    labelled: Sequence[str] = (),
+    progress: Progress = silent,
+) -> Suggestions:
+    """Choose images of a pool that are worth a label.
+
+    Args:
+        model: The model; without a `task` only its backbone is asked.
+        sources: The pool: whatever `predict_to` reads.
+        count: How many images, at most.
+        settings: How images are read.
+        task: The task that is to learn from them.
+        labelled: Images that have labels already, as sources: their near-copies are left out.
+        progress: Told how many images are read.
+    """
+    tasks = [] if task is None else [task]
+    known = read_pool(model, [], labelled, settings, progress) if labelled else PoolImages()
+    pool = read_pool(model, tasks, sources, settings, progress)
+    vectors = torch.cat(pool.vectors)
+    uncertainty = torch.cat(pool.uncertainty) if pool.uncertainty else None
+    before = torch.cat(known.vectors) if known.vectors else vectors[:0]
+    choice = choose(vectors, uncertainty, count, before)
+    if not choice.rows:
+        raise EngramError(
+            f"There is nothing to label: all images of {', '.join(sources)} are labelled already, "
+            "or near-copies of such."
+        )
+    return Suggestions(
+        [
+            Suggestion(
+                pool.numbers[i],
+                pool.items[i],
+                copies,
+                None if uncertainty is None else round(float(uncertainty[i]), 4),
+                pool.answers[i] if tasks else "",
+                pool.familiarity[i] if tasks else None,
+            )
+            for i, copies in choice.rows
+        ],
+        len(pool.items),
+        choice.known,
+        pool.failed,
+        task,
+        _note(model, task) if uncertainty is None else "",
+    )
+
+
+def _note(model: MemoryViT, task: str | None) -> str:
+    why = "no task was asked"
+    if task is not None:
+        why = f"{model.task(task).kind.name} does not tell how unsure an answer is"
+    return f"{why}: images were chosen that stand for many others"
+
+
+def read_pool(
+    model: MemoryViT,
+    tasks: Sequence[str],
+    sources: Sequence[str],
+    settings: PoolSettings,
+    progress: Progress = silent,
+) -> PoolImages:
+    """One pass over the images of some sources, with the answers of at most one task.
+
+    Raises:
+        EngramError: There are no images, or none can be read.
+    """
+    device = ProcessGroup(settings.device).device
+    engine = TorchEngine(model, device=device, precision=settings.precision)
+    pool, items = PoolImages(), list[Item]()
+
+    def remembered() -> Iterator[Item]:
+        for item in _read(sources, settings):
+            items.append(item if item.data is None else Item(item.place, b""))
+            yield item
+
+    total, done = count_items(sources, settings.image_column), 0
+    with closing(Decoders(model.preprocessing, settings.decoders)) as decoders:
+        decoded = decoders.decoded(remembered())
+        while batch := list(islice(decoded, settings.batch)):
+            good = [i for i, one in enumerate(batch, done) if one.view is not None]
+            pool.failed |= {one.name: one.error for one in batch if one.view is None}
+            pool.numbers += good
+            pool.items += [items[i] for i in good]
+            if good:
+                views = np.stack([one.view for one in batch if one.view is not None])
+                pixels = to_device(torch.from_numpy(views), engine.device)
+                _answer(engine, normalise(pixels, model.preprocessing), tasks, pool)
+            done += len(batch)
+            progress("reading the images", done, total, "" if total else f"{done:,} images")
+    if not pool.items:
+        reason = next(iter(pool.failed.values()), "")
+        where = ", ".join(sources)
+        raise EngramError(
+            f"No image can be read: {reason}." if reason else f"There are no images in {where}."
+        )
+    return pool
+
+
+def _read(sources: Sequence[str], settings: PoolSettings) -> Iterator[Item]:
+    return read_items(sources, settings.image_column, Allowed.parse(settings.allow_url))
+
+
+def _answer(engine: TorchEngine, pixels: Tensor, tasks: Sequence[str], pool: PoolImages) -> None:
+    """Add a batch of images to a pool."""
+    outputs, familiarity, vectors = engine.with_base(pixels, tasks)
+    pool.vectors.append(vectors.float().cpu())
+    model, known = engine.model, on_cpu(familiarity)
+    for name, output in on_cpu(outputs).items():
+        task = model.task(name)
+        uncertainty = task.kind.uncertainty(output, task.head.fitted)
+        if uncertainty is not None:
+            pool.uncertainty.append(uncertainty.nan_to_num(1.0))
+        for i in range(len(output)):
+            answers, problem = answers_about(model, {name: output[i]}, 1)
+            pool.answers.append(problem or task.kind.words(answers[name]))
+            pool.familiarity.append(shown_familiarity(known[name][i]) if name in known else None)
+
+
+def images_again(
+    suggestions: Suggestions, sources: Sequence[str], settings: PoolSettings
+) -> Iterator[tuple[Suggestion, bytes]]:
+    """The chosen images, encoded, in any order: what is inside of files is read again."""
+    inside = {}
+    for one in suggestions.chosen:
+        if one.item.data is None:
+            yield one, one.item.read()
+        else:
+            inside[one.number] = one
+    for number, item in enumerate(_read(sources, settings)) if inside else ():
+        if number in inside:
+            yield inside.pop(number), item.read()
+        if not inside:
+            return
+
+
+# The choice
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Rows of vectors that were chosen, each with the number of its near-copies."""
+
+    rows: Sequence[tuple[int, int]]
+    known: int  # near-copies of labelled images
+
+
+def choose(vectors: Tensor, uncertainty: Tensor | None, count: int, labelled: Tensor) -> Choice:
+    """Choose rows of the vectors (images, width): unsure, different, and typical of many.
+
+    The most unsure images, near-copies once, are clustered by k-means, in which an image counts as
+    much as it is unsure, and of each cluster the image in its middle is chosen (Zhdanov, 2019). The
+    clusters with most uncertainty come first. Without uncertainty all images count alike.
+    """
+    every = torch.cat([vectors, labelled])
+    centre, deviation = every.mean(0), every.std(0, unbiased=False).clamp(min=1e-6)
+    x, known = (F.normalize((rows - centre) / deviation, dim=1) for rows in (vectors, labelled))
+    free = torch.ones(len(x), dtype=torch.bool)
+    for part in torch.split(known, _ROWS) if len(known) else ():
+        free &= (x @ part.mT).amax(1) <= SIMILAR
+    near = int((~free).sum())
+    copies = _without_copies(x, free, uncertainty, _UNSURE * count)
+    rows = torch.tensor(list(copies), dtype=torch.long)
+    if len(rows) > count:
+        weight = torch.ones(len(rows)) if uncertainty is None else uncertainty[rows]
+        rows = rows[_middles(x[rows], weight.clamp(min=1e-6), count)]
+    return Choice([(row, copies[row]) for row in rows.tolist()], near)
+
+
+def _without_copies(
+    x: Tensor, free: Tensor, uncertainty: Tensor | None, most: int
+) -> dict[int, int]:
+    """Rows of which none is a near-copy of another, the most unsure first, and their copies."""
+    if uncertainty is None:
+        most = max(most, _TYPICAL)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    else:
+        order = uncertainty.argsort(descending=True, stable=True)
+    found: dict[int, int] = {}
+    for i in order.tolist():
+        if free[i]:
+            same = free & (x @ x[i] > SIMILAR)
+            same[i] = True
+            free &= ~same
+            found[i] = int(same.sum()) - 1
+            if len(found) == most:
+                break
+    return found
+
+
+def _middles(x: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Rows in the middle of so many clusters of weighted rows, the heaviest cluster first."""
+    centres = x[_spread(x, weight, count)]
+    for _ in range(_ITERATIONS):
+        nearest = torch.cdist(x, centres).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, x * weight[:, None])
+        total = torch.zeros(count).index_add_(0, nearest, weight)
+        centres = torch.where(total[:, None] > 0, sums / total.clamp(min=1e-12)[:, None], centres)
+    distance = torch.cdist(x, centres)
+    chosen: list[int] = []
+    for cluster in total.argsort(descending=True, stable=True).tolist():
+        distance[chosen, cluster] = torch.inf
+        chosen.append(int(distance[:, cluster].argmin()))
+    return torch.tensor(chosen)
+
+
+def _spread(x: Tensor, weight: Tensor, count: int) -> list[int]:
+    """Rows to start from (greedy k-means++): drawn by weight times the squared distance to others.
+
+    Of some draws, the one is taken that leaves the rows nearest to what is taken.
+    """
+    generator, draws = torch.Generator().manual_seed(0), 2 + int(math.log(count))
+    distance, rows = torch.full((len(x),), 4.0), list[int]()  # of unit vectors, at most
+    for _ in range(count):
+        chance = (weight * distance).clamp(min=1e-12)  # the copies of what is taken, at last
+        drawn = torch.multinomial(chance, draws, replacement=True, generator=generator)
+        left = torch.minimum(distance[:, None], torch.cdist(x, x[drawn]).square())
+        best = int((weight[:, None] * left).sum(0).argmin())
+        rows.append(int(drawn[best]))
+        distance = left[:, best]
+    return rows
