@@ -247,7 +247,7 @@ def test_statistics_for_b32_take_less_than_50_kb() -> None:
     spec = TaskSpec("t", tuple(f"class {i}" for i in range(10)), method=Masked(tokens=1))
     config = ViTConfig((224, 224), patch=32, width=768, depth=12, heads=12, mlp_width=3072)
     shapes = spec.statistics(BackboneShape.measure(config))
-    sizes = [math.prod(shape) * stored_dtype(name).itemsize for name, shape in shapes.items()]
+    sizes = [math.prod(shape) * stored_dtype(spec, name).itemsize for name, shape in shapes.items()]
     assert sum(sizes) < 50_000
 
 

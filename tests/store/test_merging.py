@@ -54,8 +54,12 @@ def test_statistics_of_images_are_not_averaged(tmp_path: Path) -> None:
     assert not engram.inspect(tmp_path / "merged.safetensors").has_statistics
 
 
-def test_a_mean_of_linear_heads_answers_the_mean(tmp_path: Path) -> None:
-    files = [saved(tmp_path / f"{i}.safetensors", regime="head") for i in range(2)]
+@pytest.mark.parametrize(
+    "settings", [{"regime": "head"}, {"regime": "readout", "projected": 3}], ids=lambda s: s["regime"]
+)
+def test_a_mean_of_linear_heads_answers_the_mean(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Projections are stacked: a mean of them would be of numbers that mean different things."""
+    files = [saved(tmp_path / f"{i}.safetensors", **settings) for i in range(2)]
     merge(files, tmp_path / "merged.safetensors")
     pixels = torch.rand(3, 3, 16, 16)
 

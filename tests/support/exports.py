@@ -49,8 +49,8 @@ def new_model(**options: Any) -> MemoryViT:
     model.add_task("linear", 5, regime="head", seed=0)
     model.add_task("thin", 3, 2, regime="side", rank=4, seed=0)
     model.add_task("child.of-thin", 4, 2, regime="side", rank=4, extends=["thin"], seed=1)
-    model.add_task("layers", 3, regime="readout", seed=0)
-    model.add_task("both", 2, 3, regime="side+readout", rank=4, seed=2)
+    model.add_task("layers", 3, regime="readout", projected=3, seed=0)
+    model.add_task("both", 2, 3, regime="side+readout", rank=4, projected=2, seed=2)
     for seed, task in enumerate(model.tasks.values()):
         scatter(task, by=0.3, seed=seed)
     return model.eval()

@@ -38,6 +38,7 @@ class Node:
     rank: int = 2  # of a side network
     layers: int = 0  # of a readout
     grid: bool = False  # of a readout of all layers
+    projected: int = 0  # numbers that a readout is projected to
     kind: str = "classification"
 
     @property
@@ -202,6 +203,7 @@ def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
         rank=draw(st.sampled_from([2, 2, 3])),
         layers=(layers := draw(st.integers(0, 3))),
         grid=(Needs.STATISTICS in METHODS[family].needs) and not layers and draw(st.booleans()),
+        projected=draw(st.sampled_from([0, 1, 3])),
         kind=draw(st.sampled_from(kinds)),
     )
 
@@ -249,6 +251,7 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
         "rank": node.rank,
         "layers": node.layers,
         "grid": node.grid,
+        "projected": node.projected,
     }
     known = METHODS[node.regime].setting_names()
     return TaskSpec.create(
@@ -272,12 +275,13 @@ MIXED = [
     Node((0,), family="side", cells=3),
     Node((0, 1), family="side", cells=0, kind="segmentation"),
     Node(family="side", rank=3, kind="regression"),
-    Node((3,), family="side+readout", rank=3, cells=1, grid=True),
+    Node((3,), family="side+readout", rank=3, cells=1, grid=True, projected=2),
     Node(family="readout", layers=2),
     Node(family="readout", kind="multilabel", grid=True),
     Node(),
     Node((7,), 3, 2),
     Node(family="head", kind="segmentation"),
+    Node(family="readout", layers=2, projected=3),
 ]
 
 
@@ -376,6 +380,9 @@ def beside_backbone(
         settings = task.method.settings()
         cells = grid if settings["grid"] else None
         seen_of_image = side_reference.readout(vit, layers, settings["layers"], cells)
+        if settings["projected"]:
+            pooled, others = seen_of_image[: vit.config.width], seen_of_image[vit.config.width :]
+            seen_of_image = torch.cat([pooled, task.get_parameter("projection") @ others])
     if isinstance(task.method, Side):
         pooled = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
         seen_of_image = torch.cat([seen_of_image, pooled])

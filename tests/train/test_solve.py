@@ -118,7 +118,7 @@ def chosen(found: Solution, score: str = "accuracy") -> Tried:
 
 def standardised(seen: Tensor, found: Solution, score: str = "accuracy") -> np.ndarray:
     """What the solver's penalty is about, from scratch."""
-    columns = found.weight.shape[-1]
+    columns = dense(found).shape[-1]
     x = seen[:, :columns].double().numpy()
     deviation = x[:48].std(0)
     x = np.where(deviation > 1e-5, (x - x[:48].mean(0)) / np.maximum(deviation, 1e-5), 0)
@@ -127,8 +127,17 @@ def standardised(seen: Tensor, found: Solution, score: str = "accuracy") -> np.n
     return np.asarray(x / WIDTH**0.5)
 
 
+def dense(found: Solution) -> Tensor:
+    """The weight for all statistics: the product of the factors, where there are two."""
+    if "projection" not in found.tensors:
+        return found.weight
+    pooled, own = found.weight[..., :WIDTH], found.weight[..., WIDTH:]
+    return torch.cat([pooled, own @ found.tensors["projection"]], -1)
+
+
 def outputs(seen: Tensor, found: Solution, head: int = -1) -> Tensor:
-    return seen[:, : found.weight.shape[-1]] @ found.weight[head].T + found.bias[head]
+    weight = dense(found)[head]
+    return seen[:, : weight.shape[-1]] @ weight.T + found.bias[head]
 
 
 def classifier(penalty: float) -> LogisticRegression:
@@ -144,8 +153,9 @@ def test_a_classifier_is_the_one_of_scikit_learn(
 ) -> None:
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
     found = solver_of(backbone, "classification", seen, labels, 3).best([what])
-    assert found.seen == what
-    assert found.weight.shape == (1, 3, features)
+    assert found.seen[:2] == what[:2]
+    assert found.seen.projected == (3 if what.layers else 0)
+    assert dense(found).shape == (1, 3, features)
     x = standardised(seen, found)
     peer = classifier(chosen(found).penalty).fit(x[:48], labels[:48].numpy())
     answers = outputs(seen, found).softmax(1).numpy()
@@ -204,6 +214,23 @@ def test_several_labels_are_as_many_classifiers(backbone: ViT, seen: Tensor) -> 
     assert 0 < found.fitted["thresholds"].min() <= found.fitted["thresholds"].max() < 1
 
 
+def test_the_head_has_the_lowest_rank_that_loses_nothing(backbone: ViT, seen: Tensor) -> None:
+    """Labels that follow two directions need two; labels that follow all need more."""
+    plane, all_of_them = torch.randn(FEATURES, 2) @ torch.randn(2, 24), torch.randn(FEATURES, 24)
+    ranks = []
+    for directions in (plane, all_of_them):
+        x = (seen[:, :FEATURES] - seen[:, :FEATURES].mean(0)) / (seen[:, :FEATURES].std(0) + 1e-3)
+        solver = solver_of(backbone, "classification", seen, (x @ directions).argmax(1), 24)
+        found = solver.best([Seen(3)])
+        rank = found.seen.projected
+        ranks.append(rank)
+        assert found.weight.shape == (1, 24, WIDTH + rank)
+        assert found.tensors["projection"].shape == (1, rank, FEATURES - WIDTH)
+        assert torch.equal(found.tensors["projection"], found.tensors["projection"].half().float())
+        assert torch.allclose(found.answers.outputs, outputs(seen, found)[48:], atol=1e-3)
+    assert ranks[0] == 16
+
+
 def test_statistics_that_do_not_fit_the_memory_are_read_again(
     backbone: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,9 +259,9 @@ def test_a_statistic_that_never_changes_counts_for_nothing(backbone: ViT, seen: 
     labels, constant = seen[:, :3].argmax(1), [5, WIDTH + 1, FEATURES - 1]
     seen[:, constant] = torch.tensor([0.0, 3.0, -2.0])
     found = solver_of(backbone, "classification", seen, labels, 3).best([Seen(3)])
-    assert bool(found.weight.isfinite().all())
+    assert bool(dense(found).isfinite().all())
     assert bool(found.bias.isfinite().all())
-    assert not found.weight[..., constant].any()
+    assert not dense(found)[..., constant].any()
 
 
 def test_unreadable_validation_images_count_as_wrong(backbone: ViT, seen: Tensor) -> None:
@@ -281,7 +308,9 @@ def test_fit_writes_a_readout_that_answers_as_it_was_measured(
     assert isinstance(method, Readout)
     assert (method.layers, method.grid) in ((1, False), (3, False), (3, True))
     features = method.layers * 3 + method.grid * 3 * 16
-    assert written.tensors["head.weight"].shape == (3, features * 32)
+    assert written.tensors["head.weight"].shape == (3, 32 + 3)
+    assert written.tensors["projection"].shape == (3, (features - 1) * 32)
+    assert written.tensors["projection"].dtype == torch.float16
     assert result.parameters == written.parameters
     other = MemoryViT(backbone)
     other.attach(out)
@@ -314,7 +343,9 @@ def test_a_finished_readout_is_resumed_whatever_it_sees(
     monkeypatch.setattr(Solver, "choices", (seen,))
     out, backbone = tmp_path / "t.safetensors", model.backbone
     engram.fit(readout(backbone, splits)[0], "t", splits, QUICK, out=out)
-    assert engram.inspect(out).spec.method == Readout(*seen)
+    method = engram.inspect(out).spec.method
+    assert isinstance(method, Readout)
+    assert (method.layers, method.grid) == seen[:2]
     again, _ = readout(backbone, splits)
     engram.fit(again, "t", splits, QUICK, out=out, resume=True)
     assert again.engram("t").content == engram.inspect(out).content

@@ -238,6 +238,8 @@ class Method(ABC):
     #: Whether tasks can extend others of the same family.
     extendable: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs.POOLED
+    #: Parameters that files hold in half precision; they have to be rounded in memory as well.
+    half: ClassVar[frozenset[str]] = frozenset()
     #: Learning rates that suit it, by optimiser.
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.1}
 
@@ -322,6 +324,19 @@ class Method(ABC):
             for item in fields(self)
             if (value := getattr(self, item.name)) != item.default or item.metadata.get("label")
         ]
+
+    def average(
+        self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
+    ) -> tuple[Method, dict[str, Tensor]]:
+        """The weighted mean of tasks of this method, from all their tensors: method and tensors."""
+        return self, {
+            name: torch.stack(
+                [share * task[name].double() for task, share in zip(tasks, shares, strict=True)]
+            )
+            .sum(0)
+            .to(torch.float16 if name in self.half else torch.float32)
+            for name in tasks[0]
+        }
 
     @classmethod
     @abstractmethod

@@ -6,11 +6,14 @@ where in the picture something is, so some layers have *grid pooling* besides: m
 over a 4 x 4 grid. Heads of side networks see such a grid, too.
 
 A `readout` task is a linear head on the statistics of the last k layers, or on all statistics and
-grids. It is solved by L-BFGS, has no parameters but its head, costs one small product and reads
-nothing of other tasks. A linear head on features of all layers, chosen by validation, comes from
-Head2Toe (Evci, Dumoulin, Larochelle, Mozer, "Head2Toe: Utilizing Intermediate Representations for
-Better Transfer Learning", ICML 2022), which pools activations and selects some of them; here all
-statistics of the chosen layers are used.
+grids. It is solved by L-BFGS, costs one small product and reads nothing of other tasks. As it is
+solved, the head is factorised: it sees the pooled token and a few numbers, to which a *projection*
+maps all other statistics. That is a head of low rank, with a fraction of the parameters.
+
+A linear head on features of all layers, chosen by validation, comes from Head2Toe (Evci, Dumoulin,
+Larochelle, Mozer, "Head2Toe: Utilizing Intermediate Representations for Better Transfer Learning",
+ICML 2022), which pools activations and selects some of them; here all statistics of the chosen
+layers are used.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
 from engram.methods.method import (
     Batch,
     Branch,
     Features,
     HeadInput,
+    Initial,
     Joined,
     Method,
     Needs,
@@ -173,6 +178,13 @@ class Readout(Method):
     grid: bool = setting(
         False, "whether the head sees a 4 x 4 grid of some layers, too", flag=False
     )
+    projected: int = setting(
+        0,
+        "numbers to which all but the pooled token are projected; 0: they are not",
+        most=100_000,
+        flag=False,
+    )
+    half: ClassVar[frozenset[str]] = frozenset({"projection"})
 
     @property
     def reads_grid(self) -> bool:
@@ -190,36 +202,111 @@ class Readout(Method):
                 f"{self.layers}."
             )
 
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        others = self._statistics(task.backbone) - task.backbone.width
+        if not self.projected:
+            return {}
+
+        def rounded(value: Tensor, backbone: ViT) -> None:
+            value.copy_(value.half())  # as its file will be
+
+        shape = (self.projected, others)
+        return {"projection": Initial(shape, std=others**-0.5, then=rounded)}
+
     def features(self, task: TaskShape) -> int:
         shape = task.backbone
+        return shape.width + self.projected if self.projected else self._statistics(shape)
+
+    def _statistics(self, shape: BackboneShape) -> int:
+        """The numbers of the statistics that it reads, the pooled token's among them."""
         count = self.layers * statistics_per_layer(shape.class_token)
         count += grid_count(shape.depth) if self.grid else 0
         return count * shape.width
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
         shape = task.backbone
-        return (n * shape.width * grid_count(shape.depth) if self.grid else 0), 0
+        pooling = n * shape.width * grid_count(shape.depth) if self.grid else 0
+        return pooling + self.projected * (self._statistics(shape) - shape.width), 0
 
     def details(self) -> list[tuple[str, str]]:
         grid = ", some also as a 4 x 4 grid" if self.grid else ""
-        return [("layers its head sees", f"{self.layers}{grid}")]
+        projected = f", projected to {self.projected} numbers" if self.projected else ""
+        return [("layers its head sees", f"{self.layers}{grid}{projected}")]
+
+    def average(
+        self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
+    ) -> tuple[Method, dict[str, Tensor]]:
+        _, mean = super().average(tasks, shares)
+        projected, tensors = stack_projections(mean, tasks, shares)
+        return replace(self, projected=projected), tensors
 
     @classmethod
     def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        return partial(ReadoutBranch, tasks)
+        methods = [(task, task.method) for task in tasks if isinstance(task.method, Readout)]
+        return partial(ReadoutBranch, Projections(methods))
+
+
+def stack_projections(
+    mean: Mapping[str, Tensor],
+    tasks: Sequence[Mapping[str, Tensor]],
+    shares: Sequence[float],
+    behind: int = 0,
+) -> tuple[int, dict[str, Tensor]]:
+    """The mean of tasks, in which projections are stacked: their numbers mean different things.
+
+    `behind` columns of a head come after those of the projected numbers.
+    """
+    if "projection" not in mean:
+        return 0, dict(mean)
+    projection = torch.cat([task["projection"] for task in tasks])
+    end = mean["head.weight"].shape[1] - behind
+    start = end - len(tasks[0]["projection"])
+    own = [s * t["head.weight"][:, start:end] for t, s in zip(tasks, shares, strict=True)]
+    weight = mean["head.weight"]
+    weight = torch.cat([weight[:, :start], *own, weight[:, end:]], dim=1)
+    return len(projection), {**mean, "projection": projection, "head.weight": weight}
+
+
+class Projections:
+    """Head inputs of tasks from layer statistics, with the projections of all of them stacked.
+
+    `tasks` are readouts, each with the settings of its readout.
+    """
+
+    def __init__(self, tasks: Sequence[tuple[TaskInput, Readout]]) -> None:
+        self._plain = {task.name: one for task, one in tasks if not one.projected}
+        stacked: dict[tuple[int, bool], list[tuple[TaskInput, Readout]]] = {}
+        for task, one in tasks:
+            if one.projected:
+                stacked.setdefault((one.layers, one.grid), []).append((task, one))
+        # By the statistics that they read: names, numbers of each task, and (all numbers, others)
+        self._stacked = {
+            seen: (
+                [task.name for task, _ in group],
+                [one.projected for _, one in group],
+                torch.cat([task.tensors["projection"] for task, _ in group]),
+            )
+            for seen, group in stacked.items()
+        }
+
+    def __call__(self, statistics: LayerStatistics) -> dict[str, Tensor]:
+        """By task: (b, features)."""
+        found = {n: statistics.last(one.layers, one.grid) for n, one in self._plain.items()}
+        for (layers, grid), (names, sizes, projection) in self._stacked.items():
+            seen = statistics.last(layers, grid)
+            width = seen.shape[1] - projection.shape[1]
+            pooled, others = seen[:, :width], seen[:, width:]
+            parts = torch.split(F.linear(others, projection.to(others)), sizes, dim=1)
+            found |= {n: torch.cat([pooled, x], 1) for n, x in zip(names, parts, strict=True)}
+        return found
 
 
 class ReadoutBranch(Branch):
     """The statistics of the pass, as many layers as each task reads."""
 
-    def __init__(self, tasks: Sequence[TaskInput], batch: Batch) -> None:
-        self.tasks = tasks
+    def __init__(self, projections: Projections, batch: Batch) -> None:
+        self.projections = projections
 
     def head_inputs(self, features: Features) -> dict[str, HeadInput]:
         assert features.statistics is not None
-        found = {}
-        for task in self.tasks:
-            assert isinstance(task.method, Readout)
-            own = features.statistics.last(task.method.layers, task.method.grid)
-            found[task.name] = HeadInput(own)
-        return found
+        return {name: HeadInput(x) for name, x in self.projections(features.statistics).items()}

@@ -52,7 +52,7 @@ from engram.methods.method import (
     TaskShape,
 )
 from engram.methods.method_flags import shared_setting
-from engram.methods.readout import GRID_CELLS, Readout, grid_weights
+from engram.methods.readout import GRID_CELLS, Projections, Readout, grid_weights, stack_projections
 from engram.methods.routing import Route
 from engram.util.devices import to_device
 from engram.vit import ViT
@@ -151,33 +151,46 @@ class SideReadout(Side):
 
     layers: int = shared_setting("layers", Readout)
     grid: bool = shared_setting("grid", Readout)
+    projected: int = shared_setting("projected", Readout)
+    half: ClassVar[frozenset[str]] = Readout.half
 
     @property
     def reads_grid(self) -> bool:
         return self.grid
 
     @property
-    def _readout(self) -> Readout:
-        return Readout(self.layers, self.grid)
+    def readout(self) -> Readout:
+        return Readout(self.layers, self.grid, self.projected)
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        return super().parameters(task) | self.readout.parameters(task)
 
     def fitted(self, task: TaskShape) -> Method:
-        readout = self._readout.fitted(task)
+        readout = self.readout.fitted(task)
         return replace(self, **readout.settings())
 
     def check_task(self, task: TaskShape) -> None:
         super().check_task(task)
-        self._readout.check_task(replace(task, parents=0))
+        self.readout.check_task(replace(task, parents=0))
 
     def features(self, task: TaskShape) -> int:
         own = super().features(task) - task.backbone.width
-        return own + self._readout.features(task)
+        return own + self.readout.features(task)
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
         macs, once = super().macs(task, n, ancestors)
-        return macs + self._readout.macs(task, n, ())[0], once
+        return macs + self.readout.macs(task, n, ())[0], once
 
     def details(self) -> list[tuple[str, str]]:
-        return [*Side(self.cells, self.rank).details(), *self._readout.details()]
+        return [*Side(self.cells, self.rank).details(), *self.readout.details()]
+
+    def average(
+        self, tasks: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
+    ) -> tuple[Method, dict[str, Tensor]]:
+        _, mean = super().average(tasks, shares)
+        behind = (QUERIES + GRID_CELLS) * self.rank
+        projected, tensors = stack_projections(mean, tasks, shares, behind)
+        return replace(self, projected=projected), tensors
 
 
 class _SideGroup:
@@ -288,6 +301,8 @@ class SideNetworks:
         for task in tasks:
             shape = (*task.tensors["cells"].shape[1:], "side.queries" in task.tensors)
             shapes.setdefault(shape, []).append(task)
+        both = [(t, t.method.readout) for t in tasks if isinstance(t.method, SideReadout)]
+        self.projections = Projections(both) if both else None
         self.groups = [
             _SideGroup(alike[i : i + _GROUP])
             for alike in shapes.values()
@@ -347,6 +362,7 @@ class SideBranch(Branch):
 
     def __init__(self, networks: SideNetworks, batch: Batch) -> None:
         self.tasks, self.groups = networks.tasks, networks.groups
+        self.projections = networks.projections
         self.grid = grid_weights(batch.backbone, batch.size, batch.device)
         self.index = None if batch.route is None else _RouteIndex(networks, batch.route)
         self.routed = batch.route is not None
@@ -401,6 +417,10 @@ class SideBranch(Branch):
         for group, h in zip(self.groups, self.h, strict=True):
             if group.queries is not None:
                 pooled.update(zip(group.names, group.pool(h, self.grid), strict=True))
+        read: dict[str, Tensor] = {}
+        if self.projections is not None:
+            assert features.statistics is not None
+            read = self.projections(features.statistics)
         inputs = {}
         for task in self.tasks:
             if self.asked is not None and task.name not in self.asked:
@@ -409,16 +429,13 @@ class SideBranch(Branch):
             own: slice | Tensor = slice(None)  # and among those that it was computed for
             if self.index is not None:
                 rows, own = features.batch.rows(task.name), self.index.asked[task.name]
-            seen = features.pooled
+            seen = read.get(task.name, features.pooled)
             if task.per_pixel:
                 patches = features.patches
                 vectors = _norm(self.vectors(task.name)[own])[:, -patches.tokens.shape[1] :]
                 tokens = torch.cat([patches.tokens[rows], vectors], dim=-1)
                 inputs[task.name] = HeadInput(seen[rows], replace(patches, tokens=tokens))
                 continue
-            if isinstance(task.method, SideReadout):
-                assert features.statistics is not None
-                seen = features.statistics.last(task.method.layers, task.method.grid)
             own_features = torch.cat([seen[rows], pooled[task.name][own]], dim=-1)
             inputs[task.name] = HeadInput(own_features)
         return inputs

@@ -245,11 +245,11 @@ class Engram:
                 target.copy_(self.tensors[name])
 
 
-def stored_dtype(name: str) -> torch.dtype:
-    """The type that a tensor of this name has in a file."""
+def stored_dtype(spec: TaskSpec, name: str) -> torch.dtype:
+    """The type that a tensor of a task has in a file."""
     if name in DOUBLE:
         return torch.float64
-    return torch.float16 if name in HALF else torch.float32
+    return torch.float16 if name in HALF or name in spec.method.half else torch.float32
 
 
 def shape_mismatch(
@@ -303,7 +303,7 @@ def new_engram(
     return Engram(
         spec,
         {
-            name: tensor.detach().to("cpu", stored_dtype(name)).contiguous()
+            name: tensor.detach().to("cpu", stored_dtype(spec, name)).contiguous()
             for name, tensor in tensors.items()
         },
         BackboneInfo.from_backbone(backbone),

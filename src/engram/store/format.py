@@ -300,8 +300,9 @@ def _check_tensors(engram: Engram) -> None:
     if engram.has_sums:
         expected |= spec.sums(engram.backbone)
     for name, tensor in tensors.items():
-        if tensor.dtype != stored_dtype(name):
-            raise _BadTensor(f"the tensor {name} is {tensor.dtype}, not {stored_dtype(name)}")
+        dtype = stored_dtype(spec, name)
+        if tensor.dtype != dtype:
+            raise _BadTensor(f"the tensor {name} is {tensor.dtype}, not {dtype}")
         if not bool(tensor.isfinite().all()):
             raise _BadTensor(f"the tensor {name} holds values that are not finite")
     if spec.method.backbone_parameters(engram.backbone):

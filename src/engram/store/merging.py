@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engram.errors import EngramError
 from engram.store.bundles import Located, check_same_backbone
 from engram.store.engram import Engram, origin, shape_mismatch
@@ -112,14 +110,9 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
     for where, engram in found:
         _check_alike(place, first, where, engram)
     _check_different(found)
-    tensors = {
-        name: torch.stack(
-            [share * e.tensors[name].double() for (_, e), share in zip(found, shares, strict=True)]
-        )
-        .sum(0)
-        .float()
-        for name in first.without_statistics  # the average has other features than they are of
-    }
+    # Without statistics: the average has other features than they are of.
+    parts = [engram.without_statistics for _, engram in found]
+    method, tensors = first.spec.method.average(parts, shares)
     common = {
         key: value
         for key, value in first.recipe.items()
@@ -127,7 +120,8 @@ def average(found: Sequence[Located], shares: Sequence[float]) -> Engram:
         and all(key in e.recipe and e.recipe[key] == value for _, e in found)
     }
     recipe = {**common, "merged": _lineage(found, shares)}
-    return replace(first, tensors=tensors, metrics={}, recipe=recipe, **origin())
+    spec = replace(first.spec, method=method)
+    return replace(first, spec=spec, tensors=tensors, metrics={}, recipe=recipe, **origin())
 
 
 def _add_up(found: Sequence[Located]) -> Engram:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
@@ -435,22 +434,24 @@ class Portfolio:
             regime = SideReadout.name if solution.seen.layers else Side.name
             trainers = self._trainers(regime, solution.seen)
             for fold, (one, own) in enumerate(zip(trainers, side.trainers, strict=True)):
-                self._average(one.task, own.task, solution.weight[fold], solution.bias[fold])
+                self._average(one.task, own.task, solution, fold)
             training.measure(trainers)
             trainers[-1].ending = side.final.ending
             made.append(Candidate(trainers, trainers[-1].metrics, "averaged", side.lr))
         return made[best_of(self.measured_by, [one.metrics for one in made])]
 
-    def _average(self, task: Task, side: Task, solved: Tensor, bias: Tensor) -> None:
+    def _average(self, task: Task, side: Task, solution: Solution, fold: int) -> None:
         """Fill a task with a side and a solved head: its output is the mean of both."""
-        width, seen = self.model.backbone.config.width, solved.shape[1]
+        width, seen = self.model.backbone.config.width, solution.weight.shape[-1]
         with torch.no_grad():
             for name, value in side.input().tensors.items():
                 task.get_parameter(name).copy_(value)
+            for name, values in solution.tensors.items():
+                task.get_parameter(name).copy_(values[fold])
             task.head.weight.zero_()
-            task.head.weight[:, :seen] += solved / 2
+            task.head.weight[:, :seen] += solution.weight[fold] / 2
             task.head.weight[:, :width] += side.head.weight[:, :width] / 2
             task.head.weight[:, seen:] += side.head.weight[:, width:] / 2
-            task.head.bias.copy_((bias + side.head.bias) / 2)
+            task.head.bias.copy_((solution.bias[fold] + side.head.bias) / 2)
         for name, value in task.head.fitted.items():
             value.copy_(side.head.fitted[name])

@@ -4,7 +4,9 @@ The layer statistics of all images are read once. They are standardised, all but
 token are scaled by one factor alpha, and the loss with an L2 penalty is minimised by L-BFGS, which
 takes seconds (`dual_solver.py` where images are few). Held-out images choose the penalty, alpha,
 how many layers are seen, and whether the grid is. What was found is folded into one weight and bias
-for the statistics as they are.
+for the statistics as they are, and factorised (`methods/readout.py`): a projection of the
+statistics onto the principal components of what they add to the outputs, in half precision, and a
+small head on the result. Its rank is the lowest that loses nothing on the held-out images.
 
 In cross-validation the heads of all folds, and the one for all images, are solved together: they
 are rows of one product, and each has its own weights of the images in its loss. Axes: f folds, the
@@ -14,7 +16,7 @@ images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,13 +45,21 @@ _GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three stati
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
 _ITERATIONS = 40
+#: Ranks that are tried for the head on everything but the pooled token; the last is full.
+RANKS = (16, 32, 64, 128)
+_LOSS = 0.001  # of the score, that a lower rank may cost
+_MOST_CLASSES = 2_048  # from there on the components would take gigabytes
 
 
 class Seen(NamedTuple):
-    """Statistics that a head sees: of the last layers (none: the pooled token), and the grid."""
+    """Statistics that a head sees: of the last layers (none: the pooled token), and the grid.
+
+    All but the pooled token may be projected, to so many numbers.
+    """
 
     layers: int
     grid: bool = False
+    projected: int = 0
 
 
 PLAIN = Seen(0)  # a plain linear head
@@ -67,11 +77,12 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Solved heads, for statistics as they are."""
+    """Solved heads, for statistics as they are, or projected."""
 
     seen: Seen
     weight: Tensor  # (f, c, d)
     bias: Tensor  # (f, c)
+    tensors: Mapping[str, Tensor]  # other parameters of the tasks, by name: (f, …) each
     fitted: Fitted
     metrics: dict[str, Any]  # of the answers for the held-out images
     answers: HeldOut
@@ -82,6 +93,8 @@ class Solution:
         with torch.no_grad():
             task.head.weight.copy_(self.weight[fold])
             task.head.bias.copy_(self.bias[fold])
+            for name, values in self.tensors.items():
+                task.get_parameter(name).copy_(values[fold])
         for name, value in task.head.fitted.items():
             value.copy_(self.fitted[name])
 
@@ -180,16 +193,64 @@ class Solver:
         """The best of all penalties, and of all alphas, for heads that see this."""
         few = self._share()
         tried = [one for seen in choices for one in self._alphas(seen, few)]
-        seen, alpha, penalty, answers, metrics = tried[
-            best_of(self.measured_by, [one.metrics for one in tried])
-        ]
+        best = best_of(self.measured_by, [one.metrics for one in tried])
+        seen, alpha, penalty, answers, metrics = tried[best]
         *_, found = self._path(seen, alpha, self.train, PENALTIES[: PENALTIES.index(penalty) + 1])
         if few is not self.train:
             answers, metrics = self._measure(found)
-        self.task.kind.fit_buffers(self.task.head, answers.pairs)
         weight, bias = self._fold(found)
+        tensors: dict[str, Tensor] = {}
+        if seen.layers and weight.shape[1] <= _MOST_CLASSES:
+            score = float(metrics[self.measured_by])
+            head, answers, metrics = self._factorised(weight, bias, score)
+            weight, bias, tensors["projection"] = head
+            seen = seen._replace(projected=tensors["projection"].shape[1])
+            tried[best] = Tried(seen, alpha, penalty, answers, metrics)
+        self.task.kind.fit_buffers(self.task.head, answers.pairs)
         fitted = {name: value.clone() for name, value in self.task.head.fitted.items()}
-        return Solution(seen, weight, bias, fitted, metrics, answers, tried)
+        return Solution(seen, weight, bias, tensors, fitted, metrics, answers, tried)
+
+    def _factorised(
+        self, weight: Tensor, bias: Tensor, score: float
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], HeldOut, dict[str, Any]]:
+        """The heads on the pooled token and a projection of the rest, and their answers.
+
+        Its rank is the first that is not below the score of the heads as they are.
+        """
+        pooled, others = weight[..., : self.width], weight[..., self.width :]
+        mean, components = self._components(others)
+        classes = weight.shape[1]
+        for rank in (*(rank for rank in RANKS if rank < classes), classes):
+            kept = components[..., :rank]  # (f, c, r)
+            projection = (kept.mT @ others).half().float()
+            left_out = mean - (kept @ (kept.mT @ mean.unsqueeze(-1))).squeeze(-1)
+            whole = torch.cat([pooled, kept @ projection], -1)
+            answers, metrics = self._measure_folded(whole, bias + left_out)
+            if float(metrics[self.measured_by]) >= score - _LOSS:
+                break
+        head = torch.cat([pooled, kept], -1), bias + left_out, projection
+        return head, answers, metrics
+
+    def _components(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (f, c) and principal components (f, c, c) of what statistics add to the outputs.
+
+        `weight` (f, c, d) is that of all but the pooled token. Every head has the images that it
+        learned from.
+        """
+        heads, classes, size = weight.shape
+        sums = torch.zeros(heads, classes + 1, classes + 1, dtype=torch.float64)
+        for rows, _, samples in self.train:
+            x = rows[:, self.width : self.width + size].to(weight)
+            added = F.linear(x, weight.flatten(0, 1)).view(-1, heads, classes).movedim(1, 0)
+            added = F.pad(added, (0, 1), value=1.0).double().cpu()  # with a column that counts
+            counts = torch.ones(1) if self.folds is None else self._counted(samples).cpu()
+            sums += (added * counts.unsqueeze(-1)).mT @ added
+        sums = self.team.sum(sums).cpu()
+        moments = sums / sums[:, -1:, -1:].clamp(min=1)
+        mean = moments[:, :-1, -1]
+        covariance = moments[:, :-1, :-1] - mean.unsqueeze(2) * mean.unsqueeze(1)
+        components = torch.linalg.eigh(covariance).eigenvectors.flip(-1)
+        return mean.to(weight), components.to(weight)
 
     def _alphas(self, seen: Seen, batches: Batches) -> list[Tried]:
         """All penalties and alphas, until a larger alpha is clearly worse."""
@@ -326,13 +387,21 @@ class Solver:
         return weight, found.bias - weight @ self.mean[: weight.shape[-1]]
 
     def _measure(self, found: _Found) -> tuple[HeldOut, dict[str, Any]]:
-        """HeldOut of the heads for the images that they did not learn from, and their metrics."""
+        """Answers of the heads for the images that they did not learn from, and their metrics."""
+        if self.own_val:
+            return self._answers(found.weight, found.bias, found.features)
+        return self._measure_folded(*self._fold(found))
+
+    def _measure_folded(self, weight: Tensor, bias: Tensor) -> tuple[HeldOut, dict[str, Any]]:
+        """`_measure` of heads for the statistics as they are."""
+        size, seen = weight.shape[-1], self.train if self.own_val else self.val
+        batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in seen)
+        return self._answers(weight, bias, batches)
+
+    def _answers(
+        self, weight: Tensor, bias: Tensor, batches: Batches
+    ) -> tuple[HeldOut, dict[str, Any]]:
         kind, own, folds = self.task.kind, self.task.head, self.folds
-        weight, bias, batches = found.weight, found.bias, found.features
-        if not self.own_val:
-            weight, bias = self._fold(found)
-            size, seen = weight.shape[-1], self.val
-            batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in seen)
         kept = []
         for x, labels, samples in batches:
             linear = F.linear(x, weight.flatten(0, 1), bias.flatten()).view(-1, *bias.shape)
