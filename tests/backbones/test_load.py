@@ -28,8 +28,9 @@ from tests.support.backbones import (
 from torch import nn
 
 import engram
-from engram import EngramError, load_backbone, random_backbone, save_backbone
+from engram import EngramError, MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
+from engram.train.cache import Cache
 from engram.vit.vit import HeadConfig
 
 # transformers
@@ -62,6 +63,36 @@ def test_a_projection_is_an_embedding_and_has_no_classes(saved: Callable[[str], 
         assert backbone.class_names == ()
         assert backbone(torch.randn(1, 3, 32, 32)).shape == (1, 7)
     assert len(load_backbone(saved("clip-classes")).class_names) == 5
+
+
+@pytest.mark.parametrize("family", ["siglip-vision", "aimv2-head"])
+def test_tasks_read_the_pooling_of_a_model_without_a_class_token(
+    family: str, made: Callable[[str], nn.Module], saved: Callable[[str], Path]
+) -> None:
+    """Live, as statistics, and from the cache, in place of the mean of the patches."""
+    model = MemoryViT(load_backbone(saved(family))).eval()
+    for name, regime in (("plain", "head"), ("thin", "side"), ("all", "full")):
+        model = model if regime != "full" else MemoryViT(model.backbone).eval()
+        model.add_task(name, 3, regime=regime)
+        pixels = torch.randn(2, 3, 32, 32)
+        with torch.no_grad():
+            theirs = made(family)(pixels).pooler_output
+            ours = model.embed(pixels, [name])[name][:, : theirs.shape[1]]
+            statistics = model.layer_statistics(pixels)[:, : theirs.shape[1]]
+        assert (ours - theirs).abs().max() < 1e-5
+        assert (statistics - theirs).abs().max() < 1e-5
+    cache = Cache(model.backbone, Preprocessing((32, 32)), keeps="statistics")
+    rows = cache.compute(torch.randint(0, 255, (2, 32, 32, 3), dtype=torch.uint8))
+    pooled = cache.features(rows).pooled
+    assert torch.equal(cache.layer_statistics(rows)[:, : len(pooled[0])], pooled)
+
+
+def test_another_pooling_is_another_backbone(saved: Callable[[str], Path]) -> None:
+    backbone = load_backbone(saved("siglip-vision"))
+    before = backbone.fingerprint
+    with torch.no_grad():
+        backbone.head.pool.probe.add_(1)
+    assert backbone.fingerprint != before
 
 
 def test_agrees_with_the_encoder_of_mae(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ TRAINS = {
     "side": ["cells", *SIDE, *HEAD],
     "readout": HEAD,
     "side+readout": ["cells", *SIDE, *HEAD],
+    "pooling": ["queries", "values", *HEAD],
     "memory": ["cells", "class_token", *HEAD],
     "class": ["class_token", *HEAD],
     "head": HEAD,

@@ -55,7 +55,9 @@ def test_statistics_of_images_are_not_averaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"regime": "head"}, {"regime": "readout", "projected": 3}], ids=lambda s: s["regime"]
+    "settings",
+    [{"regime": "head"}, {"regime": "readout", "projected": 3}],
+    ids=lambda s: s["regime"],
 )
 def test_a_mean_of_linear_heads_answers_the_mean(settings: dict[str, Any], tmp_path: Path) -> None:
     """Projections are stacked: a mean of them would be of numbers that mean different things."""

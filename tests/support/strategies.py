@@ -17,7 +17,7 @@ from tests.support.side_reference import RefSide
 from torch import Tensor, nn
 
 from engram import MemoryViT, ViT, random_backbone
-from engram.methods import METHODS, Side, create_method
+from engram.methods import METHODS, LearnedPooling, Side, create_method
 from engram.methods.method import Needs
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
@@ -39,6 +39,7 @@ class Node:
     layers: int = 0  # of a readout
     grid: bool = False  # of a readout of all layers
     projected: int = 0  # numbers that a readout is projected to
+    queries: int = 2  # of learned pooling
     kind: str = "classification"
 
     @property
@@ -164,7 +165,7 @@ def every_family(**given: Any) -> Callable[[Any], Any]:
 
 
 #: The regimes whose tasks share a pass, as `Node.family` has them; `side` is twice as likely.
-SHARING = ("masked", "side", "side", "readout", "side+readout", "head")
+SHARING = ("masked", "side", "side", "readout", "side+readout", "pooling", "head")
 
 
 @st.composite
@@ -196,7 +197,7 @@ def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
             after_norm=draw(st.booleans()),
         )
     kinds = ["classification", "multilabel", "regression"]
-    kinds += [] if (Needs.STATISTICS in METHODS[family].needs) else ["segmentation"]
+    kinds += ["segmentation"] if METHODS[family].answers_pixels else []
     return Node(
         family=family,
         cells=draw(st.integers(0, 3)),
@@ -204,6 +205,7 @@ def single_nodes(draw: Callable[..., Any], families: Sequence[str]) -> Node:
         layers=(layers := draw(st.integers(0, 3))),
         grid=(Needs.STATISTICS in METHODS[family].needs) and not layers and draw(st.booleans()),
         projected=draw(st.sampled_from([0, 1, 3])),
+        queries=draw(st.sampled_from([1, 2, 3, 9])),
         kind=draw(st.sampled_from(kinds)),
     )
 
@@ -252,6 +254,7 @@ def spec_of(nodes: list[Node], position: int) -> TaskSpec:
         "layers": node.layers,
         "grid": node.grid,
         "projected": node.projected,
+        "queries": node.queries,
     }
     known = METHODS[node.regime].setting_names()
     return TaskSpec.create(
@@ -282,6 +285,8 @@ MIXED = [
     Node((7,), 3, 2),
     Node(family="head", kind="segmentation"),
     Node(family="readout", layers=2, projected=3),
+    Node(family="pooling", queries=2),
+    Node(family="pooling", queries=3, kind="regression"),
 ]
 
 
@@ -383,6 +388,12 @@ def beside_backbone(
         if settings["projected"]:
             pooled, others = seen_of_image[: vit.config.width], seen_of_image[vit.config.width :]
             seen_of_image = torch.cat([pooled, task.get_parameter("projection") @ others])
+    if isinstance(task.method, LearnedPooling):
+        taken = []
+        for query, values in zip(task.queries, task.values, strict=True):
+            weights = torch.softmax(final @ query / len(query) ** 0.5, 0)
+            taken.append((weights @ final) @ values)
+        seen_of_image = torch.cat([seen_of_image, side_reference.norm(torch.cat(taken))])
     if isinstance(task.method, Side):
         pooled = side_reference.pooled_side(reference_side(task), rows[spec.name], grid)
         seen_of_image = torch.cat([seen_of_image, pooled])

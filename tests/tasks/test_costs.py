@@ -99,7 +99,7 @@ def test_a_backbone_costs_what_torch_counts(options: dict[str, object]) -> None:
     + [spec("memory", update="propagate"), spec("memory", update="add"), spec(cells=0)]
     + [spec(tokens=2), spec("masked+adapter", tokens=2, adapter_width=5)]
     + [spec("side", cells=0, rank=5), spec("side+readout", rank=4)]
-    + [spec("readout", grid=True)]
+    + [spec("readout", grid=True), spec("readout", projected=3)]
     + [spec(regime, kind="segmentation") for regime in ("side", "head")],
     ids=lambda task: f"{task.method}-{task.kind}",
 )

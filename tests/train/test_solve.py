@@ -127,6 +127,12 @@ def standardised(seen: Tensor, found: Solution, score: str = "accuracy") -> np.n
     return np.asarray(x / WIDTH**0.5)
 
 
+@pytest.fixture
+def as_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads see all statistics: they are not factorised."""
+    monkeypatch.setattr(solve, "MOST_CLASSES", 0)
+
+
 def dense(found: Solution) -> Tensor:
     """The weight for all statistics: the product of the factors, where there are two."""
     if "projection" not in found.tensors:
@@ -144,6 +150,7 @@ def classifier(penalty: float) -> LogisticRegression:
     return LogisticRegression(C=1 / penalty, max_iter=10_000, tol=1e-8)
 
 
+@pytest.mark.usefixtures("as_solved")
 @pytest.mark.parametrize(
     ("what", "features"),
     [(PLAIN, WIDTH), (Seen(1), 3 * WIDTH), (Seen(3), FEATURES), (ALL, FEATURES + GRID)],
@@ -153,9 +160,8 @@ def test_a_classifier_is_the_one_of_scikit_learn(
 ) -> None:
     labels = (seen[:, :3] + 0.3 * torch.randn(72, 3)).argmax(1)
     found = solver_of(backbone, "classification", seen, labels, 3).best([what])
-    assert found.seen[:2] == what[:2]
-    assert found.seen.projected == (3 if what.layers else 0)
-    assert dense(found).shape == (1, 3, features)
+    assert found.seen == what
+    assert found.weight.shape == (1, 3, features)
     x = standardised(seen, found)
     peer = classifier(chosen(found).penalty).fit(x[:48], labels[:48].numpy())
     answers = outputs(seen, found).softmax(1).numpy()
@@ -164,6 +170,7 @@ def test_a_classifier_is_the_one_of_scikit_learn(
     assert found.metrics["accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.usefixtures("as_solved")
 @pytest.mark.parametrize("what", [PLAIN, ALL], ids=["primal", "dual"])
 def test_the_classifier_of_a_fold_is_the_one_of_scikit_learn_without_its_images(
     backbone: ViT, seen: Tensor, what: Seen
@@ -187,6 +194,7 @@ def test_the_classifier_of_a_fold_is_the_one_of_scikit_learn_without_its_images(
     assert found.metrics["accuracy"] == pytest.approx(float(accuracy))
 
 
+@pytest.mark.usefixtures("as_solved")
 @pytest.mark.parametrize("what", [PLAIN, Seen(3), ALL])
 def test_numbers_are_those_of_ridge_regression(backbone: ViT, seen: Tensor, what: Seen) -> None:
     labels = seen[:, [2, 40]] * torch.tensor([100.0, 0.1]) + torch.tensor([7.0, -1.0])
@@ -203,6 +211,7 @@ def test_numbers_are_those_of_ridge_regression(backbone: ViT, seen: Tensor, what
     assert found.metrics["r2"] > 0
 
 
+@pytest.mark.usefixtures("as_solved")
 def test_several_labels_are_as_many_classifiers(backbone: ViT, seen: Tensor) -> None:
     labels = (seen[:, [1, 20]] + 0.2 * torch.randn(72, 2) > seen[:, [1, 20]].mean(0)).long()
     found = solver_of(backbone, "multilabel", seen, labels, 2).best([Seen(1)])
@@ -214,21 +223,44 @@ def test_several_labels_are_as_many_classifiers(backbone: ViT, seen: Tensor) -> 
     assert 0 < found.fitted["thresholds"].min() <= found.fitted["thresholds"].max() < 1
 
 
-def test_the_head_has_the_lowest_rank_that_loses_nothing(backbone: ViT, seen: Tensor) -> None:
-    """Labels that follow two directions need two; labels that follow all need more."""
-    plane, all_of_them = torch.randn(FEATURES, 2) @ torch.randn(2, 24), torch.randn(FEATURES, 24)
-    ranks = []
-    for directions in (plane, all_of_them):
-        x = (seen[:, :FEATURES] - seen[:, :FEATURES].mean(0)) / (seen[:, :FEATURES].std(0) + 1e-3)
-        solver = solver_of(backbone, "classification", seen, (x @ directions).argmax(1), 24)
-        found = solver.best([Seen(3)])
-        rank = found.seen.projected
-        ranks.append(rank)
-        assert found.weight.shape == (1, 24, WIDTH + rank)
-        assert found.tensors["projection"].shape == (1, rank, FEATURES - WIDTH)
-        assert torch.equal(found.tensors["projection"], found.tensors["projection"].half().float())
+@pytest.mark.parametrize("count", [0, 3], ids=["held out", "folds"])
+def test_a_factorised_head_is_solved_on_the_pooled_token_and_the_projection(
+    backbone: ViT, seen: Tensor, count: int
+) -> None:
+    """As scikit-learn solves it, or taken from the head on everything, but for its rank."""
+    labels = (seen[:, :12] + 0.3 * torch.randn(72, 12)).argmax(1)
+    folds = in_folds(count) if count else None
+    found = solver_of(backbone, "classification", seen, labels, 12, folds=folds).best([Seen(3)])
+    rank, projection = found.seen.projected, found.tensors["projection"]
+    assert rank in (8, 12)
+    assert projection.shape == (count + 1, rank, FEATURES - WIDTH)
+    assert torch.equal(projection, projection.half().float())
+    assert found.weight.shape == (count + 1, 12, WIDTH + rank)
+    if count:
+        own = [outputs(seen, found, fold)[:48][folds.train == fold] for fold in range(count)]
+        kept = [found.answers.outputs[folds.train == fold] for fold in range(count)]
+        assert torch.allclose(torch.cat(kept), torch.cat(own), atol=1e-3)
+    else:
         assert torch.allclose(found.answers.outputs, outputs(seen, found)[48:], atol=1e-3)
-    assert ranks[0] == 16
+    penalty = chosen(found).penalty
+    if penalty:
+        pooled, own = seen[:, :WIDTH].double(), seen[:, WIDTH:FEATURES] @ projection[-1].T
+        x = torch.cat([pooled, own.double()], 1)
+        variance = x[:48].var(0, correction=0)
+        variance[WIDTH:] = variance[WIDTH:].mean()  # components keep their relative sizes
+        x = (x - x[:48].mean(0)) / (variance.sqrt() * WIDTH**0.5)
+        peer = classifier(penalty).fit(x[:48].numpy(), labels[:48].numpy())
+        ours = outputs(seen, found).softmax(1)[:, peer.classes_].numpy()
+        assert np.abs(ours - peer.predict_proba(x.numpy())).max() < 0.02
+
+
+def test_a_lower_rank_is_not_taken_where_it_loses(
+    backbone: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = (seen[:, :12] + 0.3 * torch.randn(72, 12)).argmax(1)
+    monkeypatch.setattr(solve, "_LOSS", -1.0)  # nothing is good enough
+    found = solver_of(backbone, "classification", seen, labels, 12).best([Seen(3)])
+    assert found.seen.projected == 12
 
 
 def test_statistics_that_do_not_fit_the_memory_are_read_again(
@@ -243,6 +275,7 @@ def test_statistics_that_do_not_fit_the_memory_are_read_again(
     assert torch.equal(read.bias, kept.bias)
 
 
+@pytest.mark.usefixtures("as_solved")
 def test_what_is_chosen_on_a_share_is_solved_with_all(
     backbone: ViT, seen: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

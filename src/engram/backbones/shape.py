@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -50,11 +50,11 @@ def rules(kind: Any, given: Mapping[str, Rule], others: bool = False) -> Object:
     """Schema of a dataclass: `given` rules by field; booleans and literals by their types."""
     required, optional = dict[str, Rule](), dict[str, Rule]()
     hints = get_type_hints(kind)
-    for field in fields(kind):
-        hint = hints[field.name]
+    for item in fields(kind):
+        hint = hints[item.name]
         default = Boolean() if hint is bool else String(choices=get_args(hint))
-        target = required if field.default is MISSING else optional
-        target[field.name] = given.get(field.name, default)
+        target = required if item.default is MISSING else optional
+        target[item.name] = given.get(item.name, default)
     return Object(required, optional, others)
 
 
@@ -71,6 +71,7 @@ class BackboneShape:
     class_token: bool
     prefix: int  # tokens before the first patch, the class token among them
     parameters: int  # without the original head
+    pooler: bool = field(default=False, kw_only=True)  # attention pools its tokens, not their mean
 
     def __post_init__(self) -> None:
         try:
@@ -89,7 +90,7 @@ class BackboneShape:
         if isinstance(backbone, ViTConfig):
             with torch.device("meta"):  # no memory and no random numbers
                 backbone = ViT(backbone)
-        parameters = sum(p.numel() for n, p in backbone.named_parameters() if n[:5] != "head.")
+        parameters = sum(p.numel() for p in backbone.fingerprinted().values())
         names = [f.name for f in fields(BackboneShape) if f.name != "parameters"]
         sizes = {name: getattr(backbone.config, name) for name in names}
         return BackboneShape(**sizes, parameters=parameters)

@@ -103,6 +103,15 @@ def fit_command(
             "best if validation says that it helps (default: none).",
         ),
     ] = None,
+    own_pass: Annotated[
+        bool,
+        option(
+            TASK,
+            "With auto: try memory, adapter and full as well, which take longer and answer in no "
+            "pass with other tasks.",
+            "--own-pass",
+        ),
+    ] = False,
     threads: Threads = None,
     as_json: Json = False,
     *,
@@ -115,7 +124,9 @@ def fit_command(
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
 
-        given, own = with_recipe_file(flags, regime=regime, seeds=seeds, soup=soup)
+        given, own = with_recipe_file(
+            flags, regime=regime, seeds=seeds, soup=soup, own_pass=own_pass or None
+        )
         fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
         _check_add_classes(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
         result: AutoResult | Result | SweepResult
@@ -124,6 +135,7 @@ def fit_command(
             job, result = _add_classes(old, data, task, out, given, progress)
         else:
             job = TrainingJob.start(data, out, given, progress, announce)
+            job = replace(job, own_pass=bool(own["own_pass"]))
             soup = own["soup"] or 0
             chosen, seeds = job.choose(own["regime"], own["seeds"], soup)
             teaches = chosen == "auto" and job.too_few_to_hold_out
@@ -142,6 +154,7 @@ def fit_command(
         rows.append(("ignored", job.splits.ignored_words))
     table: Any = ((), ())
     if isinstance(result, AutoResult):
+        rows += [("own pass", result.own_pass)] if result.own_pass else []
         table = result.table(job.model.task(task).kind)
     document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
     show(Description(document, [*rows, ("report", report)], *table), as_json)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engram.methods.masked import Masked as Masked
     from engram.methods.masked import MaskedAdapter as MaskedAdapter
     from engram.methods.method import Method as Method
+    from engram.methods.pooling import LearnedPooling as LearnedPooling
     from engram.methods.readout import Readout as Readout
     from engram.methods.registry import METHODS as METHODS
     from engram.methods.registry import create_method as create_method

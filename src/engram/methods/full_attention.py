@@ -163,5 +163,8 @@ class FullTuning(ClassToken):
                 f"{backbone.stored}; load it in fp32 (backbone_dtype)."
             )
         own = copy.deepcopy(backbone)
-        own.head = None
+        if own.head is not None and own.config.pooler:
+            own.head.hidden = own.head.linear = None  # the pooling trains as well
+        else:
+            own.head = None
         return own.requires_grad_(True)

@@ -14,6 +14,7 @@ REGIMES = {
     "side": "side:Side",
     "readout": "readout:Readout",
     "side+readout": "side:SideReadout",
+    "pooling": "pooling:LearnedPooling",
     "memory": "full_attention:FullMemory",
     "class": "full_attention:ClassToken",
     "head": "head:Head",
@@ -39,6 +40,9 @@ class MethodFlags:
     )
     rank: int = setting(
         16, "width of the side network", least=1, most=10_000, label="rank of its side network"
+    )
+    queries: int = setting(
+        8, "learned queries that pool the final tokens", least=1, most=10_000, label="queries"
     )
     update: str = setting(
         "fresh", "how cells pass from layer to layer (the paper's Figure 2b)", choices=UPDATES

@@ -1,9 +1,10 @@
 """Readout: a linear head on statistics of every layer, not on the last tokens alone.
 
 Of each layer's normed tokens, and of the final ones, there are three *layer statistics*: the class
-token, and the mean and the standard deviation of the patches (D numbers each). They do not say
-where in the picture something is, so some layers have *grid pooling* besides: means of the patches
-over a 4 x 4 grid. Heads of side networks see such a grid, too.
+token, and the mean and the standard deviation of the patches (D numbers each). A backbone without a
+class token has two, and its pooled token comes first where it has a pooling of its own. They do not
+say where in the picture something is, so some layers have *grid pooling* besides: means of the
+patches over a 4 x 4 grid. Heads of side networks see such a grid, too.
 
 A `readout` task is a linear head on the statistics of the last k layers, or on all statistics and
 grids. It is solved by L-BFGS, costs one small product and reads nothing of other tasks. As it is
@@ -106,6 +107,9 @@ class LayerStatistics:
         self._grid_layers = grid_layers(backbone.config.depth)
         self.layers: list[Tensor] = []  # (b, statistics, D) each
         self.grids: dict[int, Tensor] = {}  # (b, 16, D) each, by layer
+        #: The pooled token (b, D), where it is not the first of the final tokens' statistics.
+        self.pooled: Tensor | None = None
+        self._pool = backbone.pool if backbone.config.pooler else None
         self._last: dict[tuple[int, bool], Tensor] = {}  # shared by tasks that read the same
 
     @classmethod
@@ -123,6 +127,8 @@ class LayerStatistics:
         steps = backbone.config.depth + 1
         per_layer = statistics_per_layer(backbone.config.class_token)
         parts = rows.view(len(rows), -1, backbone.config.width)
+        if backbone.config.pooler:
+            statistics.pooled, parts = parts[:, 0], parts[:, 1:]
         layers = parts[:, : steps * per_layer].reshape(len(rows), steps, per_layer, -1)
         statistics.layers = list(layers.unbind(1))[::-1]
         grids = torch.split(parts[:, steps * per_layer :], GRID_CELLS, dim=1)
@@ -141,6 +147,8 @@ class LayerStatistics:
         self.layers.append(torch.stack([*own, mean, deviation], dim=1))
         if self._grid is not None and index in self._grid_layers:
             self.grids[index] = self._grid.to(tokens) @ tokens
+        if self._pool is not None and index == self.config.depth:
+            self.pooled = self._pool(tokens)
         self._last.clear()
 
     def last(self, layers: int, grid: bool = False) -> Tensor:
@@ -149,9 +157,10 @@ class LayerStatistics:
         So the first D numbers are the pooled token, and `layers=0` returns it. Grids come last.
         """
         if not layers:
-            return self.layers[-1][:, 0]
+            return self.layers[-1][:, 0] if self.pooled is None else self.pooled
         if (layers, grid) not in self._last:
-            found = self.layers[: -layers - 1 : -1]
+            found = [] if self.pooled is None else [self.pooled.unsqueeze(1)]
+            found += self.layers[: -layers - 1 : -1]
             found += [self.grids[index] for index in self._grid_layers] if grid else []
             self._last[layers, grid] = torch.cat(found, dim=1).flatten(1)
         return self._last[layers, grid]
@@ -221,7 +230,7 @@ class Readout(Method):
         """The numbers of the statistics that it reads, the pooled token's among them."""
         count = self.layers * statistics_per_layer(shape.class_token)
         count += grid_count(shape.depth) if self.grid else 0
-        return count * shape.width
+        return (count + shape.pooler) * shape.width
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
         shape = task.backbone

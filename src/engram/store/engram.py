@@ -97,8 +97,9 @@ class Engram:
         known = self._identity()
         preprocessing = known.pop("preprocessing")
         backbone = asdict(self.backbone)
-        if backbone["dtype"] == "fp32":
-            del backbone["dtype"]
+        for name, default in (("dtype", "fp32"), ("pooler", False)):
+            if backbone[name] == default:
+                del backbone[name]
         return {
             **known,
             "backbone": {

@@ -43,6 +43,7 @@ from engram.train.fit import ending_of, training_record
 from engram.train.halving import SuccessiveHalving, trials
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
+from engram.train.own_pass import OwnPass, OwnPassResult, SharedBest, suggestion
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
@@ -81,6 +82,7 @@ class Tried:
     kept: bool = False
     tied: bool = False  # with the best, but for noise
     dropped: bool = False  # before the end of its training
+    own_pass: bool = False  # it changes the backbone's tokens; measured on the first fold alone
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,9 +95,11 @@ class AutoResult(RunResult):
     tried: tuple[Tried, ...]
     history: Sequence[Mapping[str, float]]
     measured_by: str = "accuracy"  # the metric that chose
+    own_pass: str = ""  # what was found with `own_pass`, or that there is such a thing
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "tried": [one.to_dict() for one in self.tried]}
+        tried = [one.to_dict() for one in self.tried]
+        return {**super().to_dict(), "tried": tried, "own_pass": self.own_pass}
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """What was tried, the best first: columns and rows, for people."""
@@ -117,6 +121,8 @@ class AutoResult(RunResult):
 
 def _remark(one: Tried) -> str:
     """Whether a row was kept and why, is a tie, or was dropped."""
+    if one.own_pass:
+        return "kept: own pass" if one.kept else "own pass"
     if one.kept:
         return "kept: lowest loss of the ties" if one.tied else "kept"
     return "tie" if one.tied else "dropped early" if one.dropped else ""
@@ -138,6 +144,7 @@ def auto(
     team: ProcessGroup | None = None,
     progress: Progress = silent,
     callbacks: Sequence[Callback] = (),
+    own_pass: bool = False,
     **settings: Any,
 ) -> AutoResult:
     """Try the regimes that leave the backbone alone, and add the best as a task `name` to the
@@ -158,6 +165,8 @@ def auto(
         team: The processes that share the work. By default those of torchrun.
         progress: Called as progress(what, done, total, note) while work goes on.
         callbacks: Told how the run goes; see `engram.Callback`.
+        own_pass: Try `memory`, `adapter` and `full` as well, which change the backbone's tokens and
+            take longer. One of them is kept where it is clearly better.
         **settings: Settings of the methods that are tried, such as `cells`, `rank` or
             `adapter_width`.
 
@@ -181,19 +190,35 @@ def auto(
         splits["test"]  # whether there is one should show now, not after an hour
     task = TaskSettings("masked", tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
-    portfolio = Portfolio(model, name, splits, shorter, task, team, test)
+    portfolio = Portfolio(model, name, splits, shorter, task, team, test, own_pass)
+    own_passes = OwnPass(model, name, splits, recipe, task, team) if own_pass else None
+    if own_passes is not None:
+        own_passes.check()
     run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
     about = settings_of(model, splits, task, recipe)
-    told = run_callbacks(callbacks, name, splits, {**about, "regime": "auto"}, run, team)
+    about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
+    told = run_callbacks(callbacks, name, splits, about, run, team)
     with run or contextlib.nullcontext(), told:
         finished = None if run is None else run.finished(portfolio.identity)
         if run is not None and finished is not None:
             model.attach(run.out)
             return _result(model, name, run, finished)
         engram, chosen, tried, training = portfolio.best(run, progress, told)
+        final, lr = chosen.final, chosen.lr
+        metrics, ending, held_out = final.metrics, final.ending, training.held_out(final, name)
+        own_pass_told = suggestion(metrics)
+        if own_passes is not None:
+            assert final.held_out is not None
+            shared = SharedBest(final.held_out, final.task.head.fitted, final.task.spec.regime)
+            own = own_passes.best(shared, run, progress)
+            own_pass_told = own.told
+            tried = [*tried, *_tried_own_pass(own)]
+            if own.best is not None and own.kept is not None:
+                tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
+                engram, lr, held_out = own.kept.engram, own.rates[own.best], None
+                metrics, ending = own.metrics, own.kept.ending
         model.attach(engram)
-        final = chosen.final
-        found = {"val": final.metrics}
+        found = {"val": metrics}
         if test:
             found["test"] = metrics_on_test(
                 model, name, splits, found["val"],
@@ -205,17 +230,35 @@ def auto(
             "unreadable": training.unreadable,
             "history": training.history,
             "tried": [one.to_dict() for one in tried],
-            "ending": final.ending and asdict(final.ending),
+            "ending": ending and asdict(ending),
             "measured_by": portfolio.measured_by,
+            "own_pass": own_pass_told,
         }
         if run is not None and team.main:
-            record = training_record(portfolio.recipe, splits, chosen.lr, final.ending)
+            record = training_record(portfolio.recipe, splits, lr, ending)
             model.save(name, run.out, metrics=found, recipe=record)
             run.finish(portfolio.identity, engram.content, result, training.history)
-        held_out = training.held_out(final, name)
+            if own_passes is not None:
+                own_passes.clear(run)
         done = replace(_result(model, name, run, result), held_out=held_out)
         told.finished(done)
     return done
+
+
+def _tried_own_pass(own: OwnPassResult) -> list[Tried]:
+    return [
+        Tried(
+            regime=one.engram.spec.regime,
+            lr=lr,
+            parameters=one.engram.parameters,
+            score=one.score,
+            how="trained",
+            epochs=round(one.ending.steps / one.ending.per_epoch, 2) if one.ending else 0.0,
+            kept=i == own.best,
+            own_pass=True,
+        )
+        for i, (one, lr) in enumerate(zip(own.trained, own.rates, strict=True))
+    ]
 
 
 def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
@@ -285,6 +328,7 @@ class Portfolio:
         settings: TaskSettings,
         team: ProcessGroup,
         test: bool = False,
+        own_pass: bool = False,
     ) -> None:
         self.name, self.splits, self.recipe, self.team = name, splits, recipe, team
         self.settings, self.kind = settings, KINDS[splits.kind]
@@ -311,6 +355,7 @@ class Portfolio:
                 self.scouts.append(scout)
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
         self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
+        self.identity += " own-pass" if own_pass else ""
 
     def _rates(self, regime: str) -> tuple[float, ...]:
         if self.recipe.lr:
@@ -368,6 +413,7 @@ class Portfolio:
         scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
         training.to_beat = max(scores, default=-math.inf)
         training.go()
+        training.checkpoint()  # what follows may take long, and is done again after a crash
         training.end()
         trained, left = [], []
         for trainers in trials(self.scouts) + trials(self.learners):

@@ -97,7 +97,8 @@ def _rows_of(backbone: ViT, preprocessing: Preprocessing, keeps: Keeps) -> int:
         "keys": depth * 2 * n,
         "final": n,
         "statistics": (depth + 1) * statistics_per_layer(backbone.config.class_token)
-        + grid_count(depth),
+        + grid_count(depth)
+        + backbone.config.pooler,
     }
     return kept[keeps] + 1
 
@@ -232,7 +233,7 @@ class Cache:
         config, kept = self.backbone.config, rows[:, -1]
         if rows.shape[1] == self.shape[0] and self.keeps == "statistics":
             steps, size = config.depth + 1, statistics_per_layer(config.class_token)
-            kept = rows[:, : steps * size : size].flatten(1)
+            kept = rows[:, int(config.pooler) :][:, : steps * size : size].flatten(1)
         elif rows.shape[1] == self.shape[0] and config.class_token and self.keeps != "final":
             kept = rows[:, : -1 - self._final : self.tokens].flatten(1)
         return kept.float()

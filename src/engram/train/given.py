@@ -21,6 +21,7 @@ class _Own:
     seeds: int = setting(1, "as --seeds", least=1)
     refit: bool = setting(False, "as --refit")
     soup: int = setting(0, "as --soup", least=0)
+    own_pass: bool = setting(False, "as --own-pass")
 
 
 def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:

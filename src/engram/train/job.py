@@ -55,6 +55,7 @@ class TrainingJob:
     callbacks: Sequence[Callback]
     team: ProcessGroup
     why_backbone: str  # a sentence: why it is this backbone
+    own_pass: bool = False  # whether `auto` tries regimes that need a pass of their own
 
     @classmethod
     def start(
@@ -118,6 +119,11 @@ class TrainingJob:
             raise EngramError(
                 f"{what} needs one regime; give one, such as {flag('regime', 'side')}."
             )
+        if self.own_pass and chosen != "auto":
+            raise EngramError(
+                f"{flag('own_pass')} says what auto tries, and the regime is {chosen}; leave one "
+                "of them out."
+            )
         return chosen, seeds
 
     def specs(self, task: str, regime: str) -> list[TaskSpec]:
@@ -166,7 +172,8 @@ class TrainingJob:
         splits = with_held_out(self.splits, recipe, shared and not kind.per_pixel and seeds == 1)
         if regime == "auto":
             shorter, settings = shorter_recipe(recipe, len(splits["train"])), self.settings
-            return Portfolio(model, task, splits, shorter, settings, team, test).identity
+            own_pass = self.own_pass
+            return Portfolio(model, task, splits, shorter, settings, team, test, own_pass).identity
         settings, (spec,) = self.of(regime).settings, self.specs(task, regime)
         if seeds == 1:
             return identity_of_fit(model, spec, splits, recipe, test)
@@ -184,7 +191,7 @@ class TrainingJob:
             self.model, task, self.splits, self.recipe,
             extends=settings.extends, class_init=settings.class_init, **settings.method_settings,
             out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks,
+            team=self.team, progress=progress, callbacks=self.callbacks, own_pass=self.own_pass,
         )  # fmt: skip
 
     @property

@@ -6,7 +6,8 @@ takes seconds (`dual_solver.py` where images are few). Held-out images choose th
 how many layers are seen, and whether the grid is. What was found is folded into one weight and bias
 for the statistics as they are, and factorised (`methods/readout.py`): a projection of the
 statistics onto the principal components of what they add to the outputs, in half precision, and a
-small head on the result. Its rank is the lowest that loses nothing on the held-out images.
+small head on the result, which is solved once more. The rank is the lowest that loses nothing on
+the held-out images.
 
 In cross-validation the heads of all folds, and the one for all images, are solved together: they
 are rows of one product, and each has its own weights of the images in its loss. Axes: f folds, the
@@ -46,9 +47,9 @@ _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solv
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
 _ITERATIONS = 40
 #: Ranks that are tried for the head on everything but the pooled token; the last is full.
-RANKS = (16, 32, 64, 128)
+RANKS = (8, 16, 32, 64, 128)
 _LOSS = 0.001  # of the score, that a lower rank may cost
-_MOST_CLASSES = 2_048  # from there on the components would take gigabytes
+MOST_CLASSES = 2_048  # from there on the components would take gigabytes
 
 
 class Seen(NamedTuple):
@@ -140,9 +141,9 @@ class Solver:
         self.grid = grid_count(config.depth) * self.width
         self.per_layer = statistics_per_layer(config.class_token) * self.width
 
-        self.features = self.width
-        if statistics:
-            self.features = self.steps * self.per_layer + self.grid
+        #: Behind the statistics of all layers, from here on, are the grids.
+        self.layers_end = self.steps * self.per_layer + config.pooler * self.width
+        self.features = self.layers_end + self.grid if statistics else self.width
 
         def rows(inputs: Tensor) -> Tensor:
             if statistics:
@@ -199,37 +200,81 @@ class Solver:
         if few is not self.train:
             answers, metrics = self._measure(found)
         weight, bias = self._fold(found)
-        tensors: dict[str, Tensor] = {}
-        if seen.layers and weight.shape[1] <= _MOST_CLASSES:
-            score = float(metrics[self.measured_by])
-            head, answers, metrics = self._factorised(weight, bias, score)
-            weight, bias, tensors["projection"] = head
-            seen = seen._replace(projected=tensors["projection"].shape[1])
-            tried[best] = Tried(seen, alpha, penalty, answers, metrics)
-        self.task.kind.fit_buffers(self.task.head, answers.pairs)
+        tried[best] = Tried(seen, alpha, penalty, answers, metrics)
+        if seen.layers and weight.shape[1] <= MOST_CLASSES:
+            solution = self._factorised(tried, best, weight, bias)
+        else:
+            solution = Solution(seen, weight, bias, {}, {}, metrics, answers, tried)
+        self.task.kind.fit_buffers(self.task.head, solution.answers.pairs)
         fitted = {name: value.clone() for name, value in self.task.head.fitted.items()}
-        return Solution(seen, weight, bias, tensors, fitted, metrics, answers, tried)
+        return replace(solution, fitted=fitted)
 
-    def _factorised(
-        self, weight: Tensor, bias: Tensor, score: float
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], HeldOut, dict[str, Any]]:
-        """The heads on the pooled token and a projection of the rest, and their answers.
+    def _factorised(self, tried: list[Tried], best: int, weight: Tensor, bias: Tensor) -> Solution:
+        """Heads on the pooled token and a projection of the rest, from heads on all as it is.
 
-        Its rank is the first that is not below the score of the heads as they are.
+        The rank is the first whose score is not below theirs. For each, the heads are taken as
+        they are, but for their rank, and solved anew on what the projection gives; held-out images
+        choose.
         """
+        seen, alpha, _, _, metrics = tried[best]
+        score, classes = float(metrics[self.measured_by]), weight.shape[1]
         pooled, others = weight[..., : self.width], weight[..., self.width :]
         mean, components = self._components(others)
-        classes = weight.shape[1]
+        found: list[tuple[Tensor, Tensor]] = []
         for rank in (*(rank for rank in RANKS if rank < classes), classes):
             kept = components[..., :rank]  # (f, c, r)
             projection = (kept.mT @ others).half().float()
             left_out = mean - (kept @ (kept.mT @ mean.unsqueeze(-1))).squeeze(-1)
-            whole = torch.cat([pooled, kept @ projection], -1)
-            answers, metrics = self._measure_folded(whole, bias + left_out)
-            if float(metrics[self.measured_by]) >= score - _LOSS:
+            seen = seen._replace(projected=rank)
+            found = [(torch.cat([pooled, kept], -1), bias + left_out)]
+            found += self._solved_again(projection)
+            now = []
+            for penalty, head in zip((0.0, *PENALTIES), found, strict=True):
+                answers = self._answers(*head, self._projected(projection, measured=True))
+                now.append(Tried(seen, alpha, penalty, *answers))
+            at = best_of(self.measured_by, [one.metrics for one in now])
+            if float(now[at].metrics[self.measured_by]) >= score - _LOSS:
                 break
-        head = torch.cat([pooled, kept], -1), bias + left_out, projection
-        return head, answers, metrics
+        del tried[best]
+        tried += now
+        tensors = {"projection": projection}
+        return Solution(seen, *found[at], tensors, {}, now[at].metrics, now[at].answers, tried)
+
+    def _solved_again(self, projection: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Heads on the pooled token and a projection (f, r, d), for each penalty."""
+        train = _Kept(lambda: self._projected(projection), self.count * projection.shape[0] < 1e5)
+        sums = torch.zeros(len(projection), 3, self.width + projection.shape[1]).double()
+        for x, _, samples in train:
+            counts = torch.ones(1, 1) if self.folds is None else self._counted(samples)
+            counted = counts.unsqueeze(-1).double().cpu()
+            x = x.double().cpu()
+            sums += torch.stack([counted.expand_as(x), counted * x, counted * x.square()], 1).sum(2)
+        sums = self.team.sum(sums)
+        mean = (sums[:, 1] / sums[:, 0].clamp(min=1)).to(self.mean)  # (f, D + r)
+        spread = sums[:, 2] / sums[:, 0].clamp(min=1) - mean.double().cpu().square()
+        size = spread[:, self.width :].mean(1, keepdim=True).clamp(min=1e-12).sqrt()
+        pooled = self.scale[: self.width].expand(len(mean), -1)
+        own = (self.width**-0.5 / size).expand(-1, projection.shape[1]).to(mean)
+        scale = torch.cat([pooled, own], 1)
+
+        def standardised() -> Iterator[Batch]:
+            for x, labels, samples in train:
+                yield (x - mean.unsqueeze(1)) * scale.unsqueeze(1), labels, samples
+
+        weight = mean.new_zeros(len(mean), len(self.task.spec.classes), mean.shape[1])
+        bias = weight.new_zeros(weight.shape[:2])
+        for penalty in PENALTIES:
+            weight, bias = self._solve(weight, bias, _Kept(standardised, keep=False), penalty)
+            folded = weight * scale.unsqueeze(1)
+            yield folded, bias - (folded @ mean.unsqueeze(-1)).squeeze(-1)
+
+    def _projected(self, projection: Tensor, measured: bool = False) -> Iterator[Batch]:
+        """Of training images, or of those to measure on: what each head sees, (f, b, D + r)."""
+        for rows, labels, samples in self.train if self.own_val or not measured else self.val:
+            x = rows[:, : self.width + projection.shape[-1]].to(projection)
+            pooled = x[:, : self.width].expand(len(projection), -1, -1)
+            own = x[:, self.width :] @ projection.mT
+            yield torch.cat([pooled, own], -1), to_device(labels, x.device), samples
 
     def _components(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (f, c) and principal components (f, c, c) of what statistics add to the outputs.
@@ -310,13 +355,16 @@ class Solver:
         return _Kept(read, keep=False)
 
     def _width(self, what: Seen) -> int:
-        return what.layers * self.per_layer + what.grid * self.grid or self.width
+        if not what.layers:
+            return self.width
+        end = self.layers_end - (self.steps - what.layers) * self.per_layer
+        return end + what.grid * self.grid
 
     def _column_scale(self, what: Seen, alpha: float) -> Tensor:
         """What standardises each number, with alpha for all but the pooled token."""
         scale: Tensor = self.scale[: self._width(what)].clone()
         scale[self.width :] *= alpha
-        scale[self.steps * self.per_layer :] *= _GRID_SCALE
+        scale[self.layers_end :] *= _GRID_SCALE
         return scale
 
     def _solve(
@@ -334,8 +382,7 @@ class Solver:
                 part.grad = torch.zeros_like(part)
             lost, count = bias.new_zeros(()), 0
             for seen, labels, samples in features:
-                linear = F.linear(seen, weight.flatten(0, 1), bias.flatten())
-                outputs = head.finish(linear.view(-1, *bias.shape).movedim(1, 0))  # (f, b, c)
+                outputs = head.finish(_linear(seen, weight, bias))  # (f, b, c)
                 same = labels.repeat(len(bias), *[1] * (labels.ndim - 1))
                 losses = kind.losses(
                     outputs.flatten(0, 1), same, head, smoothing, self.weights
@@ -390,12 +437,9 @@ class Solver:
         """Answers of the heads for the images that they did not learn from, and their metrics."""
         if self.own_val:
             return self._answers(found.weight, found.bias, found.features)
-        return self._measure_folded(*self._fold(found))
-
-    def _measure_folded(self, weight: Tensor, bias: Tensor) -> tuple[HeldOut, dict[str, Any]]:
-        """`_measure` of heads for the statistics as they are."""
-        size, seen = weight.shape[-1], self.train if self.own_val else self.val
-        batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in seen)
+        weight, bias = self._fold(found)
+        size = weight.shape[-1]
+        batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in self.val)
         return self._answers(weight, bias, batches)
 
     def _answers(
@@ -404,16 +448,24 @@ class Solver:
         kind, own, folds = self.task.kind, self.task.head, self.folds
         kept = []
         for x, labels, samples in batches:
-            linear = F.linear(x, weight.flatten(0, 1), bias.flatten()).view(-1, *bias.shape)
+            linear = _linear(x, weight, bias)
             head = torch.zeros_like(samples)
             if folds is not None:
                 head = (folds.train if self.own_val else folds.val)[samples]
             rows = (head >= 0).nonzero()[:, 0]
-            outputs = own.finish(linear[rows, head[rows]])
+            outputs = own.finish(linear[head[rows], rows])
             kept.append((*kind.keep(outputs, labels.cpu()[rows]), samples[rows]))
         answers = HeldOut.joined(self.team.gather(kept))
         kind.fit_buffers(own, answers.pairs)
         return answers, kind.metrics(answers.pairs, own.fitted, self.unreadable)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Outputs (f, b, c) of heads that see the same (b, d), or each its own (f, b, d)."""
+    if x.ndim == 3:
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+    linear = F.linear(x, weight.flatten(0, 1), bias.flatten())
+    return linear.view(-1, *bias.shape).movedim(1, 0)
 
 
 class _Found(NamedTuple):

@@ -205,7 +205,7 @@ class Training:
                     self._evaluate()
                 self._tell(evaluates)
                 if asked or time.perf_counter() - saved > self.recipe.checkpoint_seconds:
-                    self._checkpoint()
+                    self.checkpoint()
                     if self.run is not None:
                         self.callbacks.checkpointed(self.step)
                     saved = time.perf_counter()
@@ -221,7 +221,7 @@ class Training:
             if evaluated:
                 self.callbacks.evaluated(self.history[-1])
         except EngramError:
-            self._checkpoint()
+            self.checkpoint()
             raise
 
     def end(self) -> None:
@@ -411,7 +411,7 @@ class Training:
 
     # What a checkpoint needs
 
-    def _checkpoint(self) -> None:
+    def checkpoint(self) -> None:
         if self.run is None or not self.team.main:
             return
         tensors = {

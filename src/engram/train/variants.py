@@ -236,7 +236,7 @@ class SweepRunner:
         trained = []
         for i, variant in enumerate(variants):
             part = Part(callbacks, i, len(variants))
-            one, bad = self._one(i, variant, run, resume, progress, part)
+            one, bad = self.one(i, variant, run, resume, progress, part)
             trained.append(one)
             if bad and run is not None and self.team.main:
                 run.list_unreadable(unreadable | bad)
@@ -273,7 +273,7 @@ class SweepRunner:
         self.team.wait()  # nobody begins what another process is about to clear
         return resume
 
-    def _one(
+    def one(
         self,
         i: int,
         variant: Variant,
@@ -317,12 +317,18 @@ class SweepRunner:
             run.write(known.name, identity)
 
     def train_again(
-        self, variant: Variant, before: Trained, splits: Splits, progress: Progress
+        self,
+        variant: Variant,
+        before: Trained,
+        splits: Splits,
+        progress: Progress,
+        run: Run | None = None,
     ) -> Trained:
         """One variant once more, on other splits, for as many epochs as before.
 
-        Its validation images may be among those it learns from, so that they decide nothing: it
-        gets the temperature, thresholds and scale of familiarity that were found before.
+        With a `run`, it can be interrupted and resumed. Its validation images may be among those it
+        learns from, so that they decide nothing: it gets the temperature, thresholds and scale of
+        familiarity that were found before.
         """
         scratch = self._fresh()
         recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending
@@ -330,7 +336,11 @@ class SweepRunner:
         if ending is not None and ending.early:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
-        result = fit(scratch, self.name, splits, recipe, team=self.team, progress=progress)
+        out = None if run is None else run.folder / "variant-again.safetensors"
+        result = fit(
+            scratch, self.name, splits, recipe,
+            out=out, resume=_interrupted(out), overwrite=True, team=self.team, progress=progress,
+        )  # fmt: skip
         task, found = scratch.task(self.name), before.engram.tensors
         task.head.divide(before.metrics.get("temperature", 1.0))
         if task.kind.calibrates:  # thresholds are of calibrated probabilities

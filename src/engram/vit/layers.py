@@ -80,6 +80,12 @@ class ViTConfig:
         """Tokens before the first patch."""
         return int(self.class_token) + self.registers
 
+    @property
+    def pooler(self) -> bool:
+        """Whether tasks read what the original model's attention pooling makes of the patches."""
+        attends = self.head is not None and self.head.pooling == "attention" and not self.head.raw
+        return attends and not self.class_token
+
 
 #: From a block and its normed input (b, n, D) to what each token read (b, n, D).
 Attend = Callable[["Block", Tensor], Tensor]
@@ -248,7 +254,7 @@ class AttentionPooling(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """The original model's own pooling and classifier. Not part of the fingerprint."""
+    """The original model's own pooling and classifier. The latter is not in the fingerprint."""
 
     def __init__(self, config: ViTConfig, head: HeadConfig) -> None:
         super().__init__()
@@ -260,6 +266,12 @@ class ClassifierHead(nn.Module):
         self.hidden = nn.Linear(features, features) if head.hidden else None
         self.linear = nn.Linear(features, head.classes, head.bias) if head.classes else None
         self.distilled = nn.Linear(width, head.classes) if head.pooling == "distilled" else None
+
+    def pool_tokens(self, tokens: Tensor) -> Tensor:
+        """Attention pooling of the final tokens, with the norm behind it: (b, D)."""
+        assert self.pool is not None
+        x: Tensor = self.pool(tokens)
+        return x if self.norm is None else self.norm(x)
 
     def forward(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """Logits from the last layer's tokens before and after the final norm."""

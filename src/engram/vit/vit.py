@@ -229,9 +229,15 @@ class ViT(nn.Module):
         return x
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """The pooled token of tokens (b, n, D): the class token, or the mean of the patches."""
+        """The pooled token of tokens (b, n, D): the class token, or what the patches are pooled to.
+
+        Where there is no class token, by the attention pooling that the original model has, or
+        their mean.
+        """
         if self.config.class_token:
             return tokens[:, 0]
+        if self.config.pooler and self.head is not None:
+            return self.head.pool_tokens(tokens)
         return tokens[:, self.config.prefix :].mean(1)
 
     def _prefix(self, class_token: Tensor | None) -> Tensor | None:
@@ -365,7 +371,7 @@ class ViT(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the backbone's tensors (names, shapes and values), without its head.
+        """SHA-256 of the backbone's tensors (names, shapes and values), without its classifier.
 
         An engram attaches only to a backbone with the fingerprint it was trained on. It is the same
         whichever layout the weights were read from.
@@ -383,13 +389,19 @@ class ViT(nn.Module):
             rounded, before = self._rounded or ("", "")
             return before if found == rounded else found
 
-        return self._fingerprint.get("", self._identity().values(), find)
+        return self._fingerprint.get("", self.fingerprinted().values(), find)
 
-    def _identity(self) -> dict[str, Tensor]:
-        return {n: p for n, p in self.named_parameters() if not n.startswith("head.")}
+    def fingerprinted(self) -> dict[str, Tensor]:
+        """The tensors that tasks depend on: all but the head, and of that the pooling they read."""
+        kept = ("head.pool.", "head.norm.") if self.config.pooler else ()
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if not name.startswith("head.") or name.startswith(kept)
+        }
 
     def _hash(self) -> str:
-        tensors = self._identity()
+        tensors = self.fingerprinted()
         if self.config.rotary is not None:  # no tensor shows how far it turns
             numbers = [float(number) for number in astuple(self.config.rotary)]
             tensors["rotary"] = torch.tensor(numbers)

@@ -1,0 +1,121 @@
+"""Learned attention pooling: a few queries attend over the final tokens, and a linear head reads.
+
+Each of m learned queries weighs the backbone's final normed tokens by a softmax, and takes D / m
+numbers of their weighted mean through a map of its own; the head sees these D numbers, normalised,
+beside the pooled token. This is efficient probing (Psomas et al., "Attention, Please! Revisiting
+Attentive Probing Through the Lens of Efficiency", ICLR 2026): multi-query cross-attention without
+key projections. It reads the final tokens alone, so its cache is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.methods.attention_maps import AttentionMaps, pooling_maps
+from engram.methods.method import (
+    Batch,
+    Branch,
+    Features,
+    HeadInput,
+    Initial,
+    Joined,
+    Method,
+    Needs,
+    TaskInput,
+    TaskShape,
+)
+from engram.methods.method_flags import shared_setting
+from engram.vit import ViT
+
+
+@dataclass(frozen=True)
+class LearnedPooling(Method):
+    """Learned queries that pool the final tokens, and a head."""
+
+    name: ClassVar[str] = "pooling"
+    about: ClassVar[str] = "queries that pool the final tokens + head"
+    answers_pixels: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs.FINAL
+    rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.1}
+
+    queries: int = shared_setting("queries")
+
+    def parameters(self, task: TaskShape) -> dict[str, Initial]:
+        width, each = task.backbone.width, self._each(task)
+        return {
+            "queries": Initial((self.queries, width), std=1.0),
+            "values": Initial((self.queries, width, each), std=width**-0.5),
+        }
+
+    def _each(self, task: TaskShape) -> int:
+        """The numbers that a query takes in."""
+        return max(1, task.backbone.width // self.queries)
+
+    def features(self, task: TaskShape) -> int:
+        return task.backbone.width + self.queries * self._each(task)
+
+    def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
+        width = task.backbone.width
+        return self.queries * width * (2 * n + self._each(task)), 0
+
+    @classmethod
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
+        return partial(PoolingBranch, [task.name for task in tasks], JoinedQueries(tasks))
+
+    def attention_maps(
+        self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
+    ) -> AttentionMaps:
+        tokens = backbone.norm(backbone.encode(backbone.embed(pixels), pixels.shape[-2:]))
+        weights = JoinedQueries([task]).weights(tokens)
+        return pooling_maps(weights, tokens, backbone, pixels)
+
+
+class JoinedQueries:
+    """The queries of all tasks, stacked (q, D), and their values by how much each takes in."""
+
+    def __init__(self, tasks: Sequence[TaskInput]) -> None:
+        width = tasks[0].tensors["queries"].shape[1]
+        self.queries = torch.cat([task.tensors["queries"] for task in tasks]) * width**-0.5
+        self.counts = [len(task.tensors["queries"]) for task in tasks]
+        shapes: dict[int, list[int]] = {}
+        for i, task in enumerate(tasks):
+            shapes.setdefault(task.tensors["values"].shape[2], []).append(i)
+        self.groups = [
+            (places, torch.cat([tasks[i].tensors["values"] for i in places]))
+            for places in shapes.values()
+        ]
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """Attention of every query over tokens (b, n, D): (b, q, n)."""
+        weights: Tensor = (tokens @ self.queries.mT.to(tokens)).softmax(1)
+        return weights.mT
+
+    def __call__(self, tokens: Tensor) -> list[Tensor]:
+        """What the queries of each task take in: (b, numbers) each."""
+        read = torch.split(self.weights(tokens) @ tokens, self.counts, dim=1)  # (b, m, D) each
+        found: dict[int, Tensor] = {}
+        for places, values in self.groups:
+            rows = torch.cat([read[i] for i in places], 1).transpose(0, 1)  # (q, b, D)
+            taken = (rows @ values.to(rows)).transpose(0, 1)  # (b, q, each)
+            parts = torch.split(taken, [self.counts[i] for i in places], dim=1)
+            found.update(zip(places, (part.flatten(1) for part in parts), strict=True))
+        return [F.layer_norm(found[i], found[i].shape[1:]) for i in range(len(found))]
+
+
+class PoolingBranch(Branch):
+    """What the queries of each task pool, behind the pooled token."""
+
+    def __init__(self, names: Sequence[str], joined: JoinedQueries, batch: Batch) -> None:
+        self.names, self.joined = names, joined
+
+    def head_inputs(self, features: Features) -> dict[str, HeadInput]:
+        pooled, found = features.pooled, self.joined(features.tokens)
+        pairs = zip(self.names, found, strict=True)
+        return {name: HeadInput(torch.cat([pooled, own], 1)) for name, own in pairs}

@@ -1,0 +1,197 @@
+"""`fit --own-pass`: regimes that change the backbone's own tokens, tried after all that do not.
+
+`memory`, `adapter` and `full` train through the backbone, one after another, for as long as the
+recipe says, each at the rate that suits it. To train every one of them for every fold would take as
+many trainings as there are folds, so the first fold holds out for all: the best that shares the
+pass and these are compared on the same images, which none of them learned from. One of these is
+kept only where it is better than a tie: tasks that leave the backbone alone answer in one pass
+together, and it cannot join them. It is then trained once more, with all images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from engram.data.datasets import Splits
+from engram.data.folds import NONE, Folds
+from engram.errors import EngramError
+from engram.inference.evaluate import answers
+from engram.methods import METHODS, FullAdapter, FullMemory, FullTuning
+from engram.model import MemoryViT
+from engram.store.engram import Engram
+from engram.tasks.heads import Fitted
+from engram.tasks.kinds import KINDS
+from engram.tasks.task_settings import TaskSettings
+from engram.train.callbacks import Callback
+from engram.train.choice import best_of, ties
+from engram.train.recipe import Recipe, learning_rate
+from engram.train.run import Run
+from engram.train.validation import Estimator, HeldOut
+from engram.train.variants import Setting, SweepRunner, Trained, Variant
+from engram.util.flag_names import flag
+from engram.util.processes import ProcessGroup
+from engram.util.progress import Progress
+
+#: The regimes that are tried, those with the fewest parameters first.
+OWN_PASS = (FullMemory.name, FullAdapter.name, FullTuning.name)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBest:
+    """The best task that shares the pass: its answers for all held-out images, and its regime."""
+
+    answers: HeldOut
+    fitted: Fitted
+    regime: str
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPassResult:
+    """All that was tried, and what was kept of it."""
+
+    trained: Sequence[Trained]
+    rates: Sequence[float]  # of learning, of each
+    best: int | None  # of these; None: none is better than what shares the pass
+    kept: Trained | None  # the best of these, trained with all images
+    metrics: dict[str, Any]  # of what was kept: an estimate with its interval
+    told: str  # what the gain is, and what it costs
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPass:
+    """Trains tasks that need a pass of their own, once all that share one are done."""
+
+    model: MemoryViT
+    name: str
+    splits: Splits
+    recipe: Recipe
+    settings: TaskSettings
+    team: ProcessGroup
+
+    def check(self) -> None:
+        """Refuse tasks that extend others, and a model whose other tasks could not stay."""
+        if self.settings.extends:
+            raise EngramError(
+                f"{flag('own_pass')} tries regimes that change the backbone's own tokens, and "
+                f"their tasks extend no others; leave out {flag('own_pass')} or {flag('extends')}."
+            )
+        for regime in OWN_PASS:
+            runner, variant = self._runner(regime, self.splits)
+            runner.check_names([variant])
+
+    def best(self, shared: SharedBest, run: Run | None, progress: Progress) -> OwnPassResult:
+        """Train all of them, and compare them with what shares the pass."""
+        one = first_fold(self.splits)
+        learned = _without_held_out(one)
+        kind = KINDS[one.kind]
+        score = kind.score_with(self.recipe.balance)
+        if run is not None and not run.resume and self.team.main:
+            self.clear(run)  # of an earlier run
+        self.team.wait()
+        trained, rates, held_out = [], [], [_of_first_fold(shared.answers, self.splits)]
+        metrics = [kind.metrics(held_out[0].pairs, shared.fitted)]
+        for i, regime in enumerate(OWN_PASS):
+            runner, variant = self._runner(regime, learned)
+            resume = run is not None and run.resume
+            found, _ = runner.one(i, variant, run, resume, progress, Callback())
+            trained.append(found)
+            rates.append(variant.setting.lr)
+            held_out.append(self._answers(found.engram, one))
+            metrics.append(found.metrics)
+        at = best_of(score, metrics)
+        images = len(held_out[0].labels)
+        if 0 in ties(score, metrics):
+            told = (
+                f"none of {', '.join(OWN_PASS)} is clearly better than {shared.regime} "
+                f"({kind.shown(float(metrics[0][score]))} of {images:,} held-out images, the best "
+                f"of them {kind.shown(max(one.score for one in trained))}); kept what shares a pass"
+            )
+            return OwnPassResult(trained, rates, None, None, {}, told)
+        kept, regime = trained[at - 1], OWN_PASS[at - 1]
+        estimator = Estimator(kind, score, one)
+        runner, variant = self._runner(regime, learned)
+        fitted = {n: kept.engram.tensors[f"head.{n}"] for n in kind.fitted}
+        estimate = {**kept.metrics, **estimator(kept.metrics, held_out[at], held_out, fitted)}
+        told = (
+            f"{regime} has {kind.shown(kept.score)} of {images:,} held-out images, "
+            f"{shared.regime} {kind.shown(float(metrics[0][score]))}; the price: every image goes "
+            f"through the backbone once more for this task, and it answers in no pass with others"
+        )
+        if one.folds is not None:
+            kept = runner.train_again(variant, kept, replace(one, folds=None), progress, run)
+        return OwnPassResult(trained, rates, at - 1, kept, estimate, told)
+
+    def clear(self, run: Run) -> None:
+        """Remove what was kept of every task: the best is written elsewhere by now."""
+        self._runner(OWN_PASS[0], self.splits)[0].clear(run)
+
+    def _runner(self, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:
+        """Trains a task of a regime, at the rate that suits it or that was given."""
+        own = self.settings.method(regime, lenient=True).settings()
+        settings = TaskSettings(regime, (), self.settings.class_init, own)
+        lr, decay = learning_rate(self.recipe, METHODS[regime]), self.recipe.weight_decay
+        setting = Setting(lr, own.get("cells", 0), decay)
+        runner = SweepRunner(self.model, self.name, splits, self.recipe, settings, self.team)
+        return runner, Variant(setting, self.recipe.seed)
+
+    def _answers(self, engram: Engram, splits: Splits) -> HeldOut:
+        scratch = MemoryViT(self.model.backbone)
+        scratch.attach(engram)
+        found = answers(
+            scratch.eval(), splits, self.name,
+            split="val", workers=self.recipe.workers, team=self.team,
+        )  # fmt: skip
+        return HeldOut.joined([(found.logits, found.labels, found.samples)])
+
+
+def first_fold(splits: Splits) -> Splits:
+    """The same data with the first of several folds alone."""
+    folds = splits.folds
+    if folds is None or folds.count == 1:
+        return splits
+    rows = (folds.val == 0).nonzero()[:, 0].numpy()
+    held_out = torch.where(folds.train == 0, 0, NONE)
+    one = Folds(1, folds.seed, held_out, torch.zeros(len(rows)).long())
+    return replace(splits, val=splits["val"].subset(rows), folds=one)
+
+
+def _without_held_out(splits: Splits) -> Splits:
+    """The data of tasks that are measured: without the images that the only fold holds out."""
+    if splits.folds is None:
+        return splits
+    rows = (splits.folds.train == NONE).nonzero()[:, 0].numpy()
+    return replace(splits, train=splits["train"].subset(rows), folds=None)
+
+
+def _of_first_fold(held_out: HeldOut, splits: Splits) -> HeldOut:
+    """The answers for the images of the first fold, numbered as `first_fold` has them."""
+    folds = splits.folds
+    if folds is None or folds.count == 1:
+        return held_out
+    rows = (folds.val == 0).nonzero()[:, 0]
+    own = torch.isin(held_out.samples, rows)
+    samples = torch.searchsorted(rows, held_out.samples[own])
+    return HeldOut(held_out.outputs[own], held_out.labels[own], samples)
+
+
+def suggestion(metrics: Mapping[str, Any]) -> str:
+    """A sentence that says that `--own-pass` exists, where the answers are far from good; or none.
+
+    On the datasets of `benchmarks/results`, the best task that shares the pass has more than
+    `_USUAL` of the answers right with fifty images a class.
+    """
+    interval = metrics.get("interval")
+    if "accuracy" not in metrics or not interval or interval[1] >= _USUAL:
+        return ""
+    return (
+        f"fewer than {_USUAL:.0%} are right, even at the upper end of the interval; "
+        f"{flag('own_pass')} tries {', '.join(OWN_PASS)} as well, which take longer, and whose "
+        "tasks answer in no pass with others"
+    )
+
+
+_USUAL = 0.8
