@@ -37,6 +37,42 @@ def test_a_table_has_its_rows_chosen_on_validation_and_tested_once(
     assert f"| {names(table)[-1]} | " in (tmp_path / "out" / "results.md").read_text()
 
 
+def test_the_table_of_rates_has_all_of_them_and_a_figure(
+    small_backbone: Path, colours: Path, tmp_path: Path
+) -> None:
+    rows = Reproduction(str(colours), "rates", QUICK, [0.1, 0.01])
+    found = rows.run(load(colours), str(small_backbone), tmp_path).document
+    assert [(row["row"], row["lr"]) for row in found["more"]] == [
+        (f"{name} at {rate:g}", rate) for name in names("rates") for rate in (0.01, 0.1)
+    ]
+    for row in found["rows"]:
+        own = [one["val"] for one in found["more"] if one["row"].startswith(row["row"])]
+        assert max(own) == pytest.approx(row["val"], abs=1e-6)
+    assert (tmp_path / "rates.svg").read_text().count('class="line') == len(names("rates"))
+
+
+def test_cells_of_others_change_no_masked_answer(
+    small_backbone: Path, colours: Path, tmp_path: Path
+) -> None:
+    """Section 4.4: without the mask, a task reads the cells of all."""
+    splits, backbone, other = load(colours), str(small_backbone), tmp_path / "other"
+    Reproduction(str(colours), "4.4", QUICK, [0.1]).run(splits, backbone, other)
+    rows = Reproduction(str(colours), "4.4", QUICK, [0.1], beside=[other, other])
+    found = rows.run(splits, backbone, tmp_path / "own").document
+    scores = {row["row"]: row["test"] for row in (*found["rows"], *found["more"])}
+    assert [name for name in scores if "beside" in name] == [
+        f"{name}, beside {others}"
+        for name in ("memory-5", "masked-5")
+        for others in ("other", "other, other")
+    ]
+    assert scores["masked-5, beside other, other"] == scores["masked-5"]
+    with pytest.raises(EngramError, match="leave it out"):
+        Reproduction(str(colours), "2", QUICK, beside=[other])
+    empty = Reproduction(str(colours), "4.4", QUICK, [0.1], beside=[tmp_path])
+    with pytest.raises(EngramError, match=r"memory-5\.safetensors"):
+        empty.run(splits, backbone, tmp_path / "own")
+
+
 @pytest.mark.filterwarnings("ignore:There is nothing to resume")
 def test_a_killed_run_goes_on_where_it_was(
     small_backbone: Path, colours: Path, tmp_path: Path

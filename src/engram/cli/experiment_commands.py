@@ -91,10 +91,18 @@ def reproduce_command(
         str,
         option(
             TASK,
-            "Which rows: 2, 4, poster or 2b.",
-            autocompletion=among(("2", "4", "poster", "2b")),
+            "Which rows: 2, 4, poster, 2b, 4.4 (concatenation without the mask) or rates.",
+            autocompletion=among(("2", "4", "poster", "2b", "4.4", "rates")),
         ),
     ] = "2",
+    beside: Annotated[
+        list[Path] | None,
+        option(
+            TASK,
+            "For table 4.4: a folder that this command wrote for other data; repeatable.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     lr: Annotated[
         str, option(TRAINING, "Learning rates, in place of the usual grid.", metavar="A,B")
     ] = "",
@@ -113,7 +121,7 @@ def reproduce_command(
     from engram.experiments.reproduce import Reproduction
 
     recipe, lrs = recipe_from("paper", flags[Recipe]), numbers("--lr", lr, float)
-    rows = Reproduction(dataset, table, recipe, lrs, seeds)
+    rows = Reproduction(dataset, table, recipe, lrs, seeds, beside or [])
     if dry_run:
         show(rows.plan(), as_json)
         return

@@ -5,11 +5,17 @@ SGD with momentum, clipping, 5 steps of warm-up, batch 512, 20,000 steps). The p
 of each row from a grid that it does not print; here the best rate on validation images is tested,
 once. A row that is complete is not trained again, and an interrupted one resumes from its
 checkpoint.
+
+Two tables are no tables of the paper, but what its text says: `rates`, how much each method depends
+on the learning rate, with a figure, and `4.4`, its section on concatenation. There, cells of tasks
+that were trained on other data (`beside`) are put next to a task's own, with the mask and without.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +24,7 @@ from typing import Any
 from engram.backbones.load import load_backbone
 from engram.data.datasets import Splits
 from engram.errors import EngramError
+from engram.inference.evaluate import evaluate
 from engram.methods import (
     ClassToken,
     FullAdapter,
@@ -36,8 +43,10 @@ from engram.train.recipe import RECIPES, Recipe
 from engram.train.run import run_folder
 from engram.train.sweep import sweep
 from engram.train.variants import Grid
+from engram.util.charts import Chart, Line, line_chart, side_by_side
 from engram.util.description import Description
 from engram.util.files import write_atomically
+from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, labelled, silent
 from engram.vit import ViT
@@ -53,6 +62,7 @@ class TableRow:
     #: Of the adapters. Table 4 says "bottleneck 5" and counts 737K parameters for a B/16, which is
     #: what width 20 gives with one adapter for attention and one for the MLP.
     width: int = 20
+    own_rates: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,11 +80,15 @@ class TableRow:
     @property
     def rates(self) -> tuple[float, ...]:
         """Full fine-tuning needs small learning rates; memory is stable at large ones."""
+        if self.own_rates:
+            return self.own_rates
         small = self.method.rates["sgd"] < 0.1
         return (0.003, 0.01, 0.03, 0.1) if small else (0.03, 0.1, 0.3, 1.0)
 
 
 _FIVE = TableRow(FullMemory, 5)
+#: The same for all rows of the table that compares them.
+_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 TABLES: Mapping[str, Sequence[TableRow]] = {
     "2": (
         *(TableRow(method) for method in (FullTuning, Head, ClassToken)),
@@ -86,6 +100,12 @@ TABLES: Mapping[str, Sequence[TableRow]] = {
         TableRow(MaskedAdapter, 5),
     ),
     "2b": (_FIVE, TableRow(FullMemory, 5, "propagate"), TableRow(FullMemory, 5, "add")),
+    "4.4": (_FIVE, TableRow(Masked, 5)),
+    "rates": (
+        TableRow(FullTuning, own_rates=_RATES),
+        TableRow(FullMemory, 5, own_rates=_RATES),
+        TableRow(Head, own_rates=_RATES),
+    ),
 }
 #: Table 2, ViT-B/32, ImageNet-21k.
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -111,11 +131,18 @@ class Reproduction:
     recipe: Recipe = RECIPES["paper"]
     lrs: Sequence[float] = ()  # in place of each row's own
     seeds: int = 1
+    #: Folders that this command wrote for other data, whose cells table 4.4 adds one by one.
+    beside: Sequence[Path] = ()
 
     def __post_init__(self) -> None:
         if self.table not in TABLES:
             choices = ", ".join(TABLES)
             raise EngramError(f"There is no table {self.table!r}; choose one of {choices}.")
+        if self.beside and self.table != "4.4":
+            raise EngramError(
+                f"{flag('beside')} names other tasks for table 4.4, and the table is {self.table}; "
+                "leave it out."
+            )
 
     def _rates(self, row: TableRow) -> list[float]:
         return list(self.lrs or row.rates)
@@ -177,6 +204,7 @@ class Reproduction:
         paths = {row: out / f"{row.name}.safetensors" for row in TABLES[self.table]}
         existing = {row: self._read(path, row, splits, vit) for row, path in paths.items()}
         done: dict[str, Engram] = {}
+        more: list[dict[str, Any]] = []
         for row, engram in existing.items():
             if engram is None:
                 resume, test = run_folder(paths[row]).exists(), splits.test is not None
@@ -189,9 +217,17 @@ class Reproduction:
                 team.wait()
                 engram = read_engram(paths[row])
             done[row.name] = engram
-            result = self._describe(vit, done)
+            if self.table == "rates":
+                more += [
+                    {"row": f"{row.name} at {rate:g}", "lr": rate, "val": score}
+                    for rate, score in _scores(paths[row])
+                ]
+            more += self._beside(row, engram, splits, vit)
+            result = self._describe(vit, done, more)
             if team.main:
                 _write_results(out, result)
+        if self.table == "rates" and team.main:
+            write_atomically(out / "rates.svg", _figure(paths).encode())
         return result
 
     def _read(self, path: Path, row: TableRow, splits: Splits, backbone: ViT) -> Engram | None:
@@ -210,24 +246,71 @@ class Reproduction:
             )
         return engram
 
-    def _describe(self, backbone: ViT, done: Mapping[str, Engram]) -> Description:
+    def _beside(
+        self, row: TableRow, engram: Engram, splits: Splits, backbone: ViT
+    ) -> list[dict[str, Any]]:
+        """The accuracy of a task as cells of others are added: every token reads all of them.
+
+        Unless the row is masked: then no token reads those of another task.
+        """
+        if not self.beside:
+            return []
+        model = MemoryViT(backbone, unmasked=not row.method.shares_pass).eval()
+        model.attach(engram)
+        found: list[dict[str, Any]] = []
+        for i, folder in enumerate(self.beside):
+            path = folder / f"{row.name}.safetensors"
+            if not path.exists():
+                raise EngramError(
+                    f"There is no {path}; {flag('beside')} takes folders that this command wrote "
+                    f"for other data, with {flag('table', '4.4')}."
+                )
+            model.attach(read_engram(path).renamed(f"beside-{i}"))
+            split = "val" if splits.test is None else "test"
+            score = evaluate(model, splits, engram.spec.name, split=split)["accuracy"]
+            named = ", ".join(one.name for one in self.beside[: i + 1])
+            found.append({"row": f"{row.name}, beside {named}", "lr": None, split: score})
+        return found
+
+    def _describe(
+        self, backbone: ViT, done: Mapping[str, Engram], more: Sequence[dict[str, Any]] = ()
+    ) -> Description:
         document: list[dict[str, Any]] = []
         for name, engram in done.items():
             metrics = {split: values["accuracy"] for split, values in engram.metrics.items()}
             rate = (engram.recipe or {}).get("lr")
             document.append({"row": name, "lr": rate, **metrics, "paper": self._paper(name)})
+        extra = [{**row, "paper": None} for row in more]
         table = tuple(
             (
                 row["row"],
-                f"{row['lr']:g}",
+                "" if row["lr"] is None else f"{row['lr']:g}",
                 *(f"{100 * row[split]:.1f}" if split in row else "" for split in ("val", "test")),
                 _percent(row["paper"]),
             )
-            for row in document
+            for row in (*document, *extra)
         )
         about = [("dataset", self.dataset), ("backbone", backbone.source)]
         columns = ("row", "learning rate", "validation, %", "test, %", "paper, B/32, %")
-        return Description({**dict(about), "rows": document}, about, columns, table)
+        found = {**dict(about), "rows": document, **({"more": extra} if extra else {})}
+        return Description(found, about, columns, table)
+
+
+def _scores(path: Path) -> list[tuple[float, float]]:
+    """The validation accuracy of a row at every learning rate, the lowest first."""
+    with open(run_folder(path) / "sweep.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return sorted((float(row["lr"]), float(row["val_accuracy"])) for row in rows)
+
+
+def _figure(paths: Mapping[TableRow, Path]) -> str:
+    """Validation accuracy over the logarithm of the learning rate, a line for each row."""
+    lines = []
+    for row, path in paths.items():
+        rates, scores = zip(*_scores(path), strict=True)
+        lines.append(Line(row.name, [math.log10(r) for r in rates], [100 * s for s in scores]))
+    title = "Validation accuracy, %, over the logarithm (base 10) of the learning rate"
+    return side_by_side([Chart(title, line_chart(lines, title))])
 
 
 def _percent(figure: float | None) -> str:

@@ -19,7 +19,8 @@ STYLE = """
 .chart .line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
 .chart .line.a { stroke: var(--accent, #6938c9); }
 .chart .line.b { stroke: var(--second, #c2562a); stroke-dasharray: 5 3; }
-.chart text.a, .chart text.b { font-weight: 600; }
+.chart .line.c { stroke: var(--quiet, #5d6877); stroke-dasharray: 2 3; }
+.chart text.a, .chart text.b, .chart text.c { font-weight: 600; }
 .chart text.a { fill: var(--accent, #6938c9); }
 .chart text.b { fill: var(--second, #c2562a); }
 .chart .dot { fill: var(--accent, #6938c9); }
@@ -75,7 +76,7 @@ def line_chart(lines: Sequence[Line], title: str, from_zero: bool = False) -> st
     for i, (label, points) in enumerate(drawn):
         if not points:
             continue
-        style, places = "ab"[i % 2], [(across(x), up(y)) for x, y in points]
+        style, places = "abc"[i % 3], [(across(x), up(y)) for x, y in points]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         parts.append(f'<path class="line {style}" d="M{path}"/>')
         if label:
