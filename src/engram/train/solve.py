@@ -223,10 +223,12 @@ class Solver:
         found: list[tuple[Tensor, Tensor]] = []
         for rank in (*(rank for rank in RANKS if rank < classes), classes):
             kept = components[..., :rank]  # (f, c, r)
-            projection = (kept.mT @ others).half().float()
+            projection = kept.mT @ others
+            size = projection.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
+            projection = (projection / size).half().float()  # at most 1: within its range
             left_out = mean - (kept @ (kept.mT @ mean.unsqueeze(-1))).squeeze(-1)
             seen = seen._replace(projected=rank)
-            found = [(torch.cat([pooled, kept], -1), bias + left_out)]
+            found = [(torch.cat([pooled, kept * size], -1), bias + left_out)]
             found += self._solved_again(projection)
             now = []
             for penalty, head in zip((0.0, *PENALTIES), found, strict=True):
@@ -249,7 +251,7 @@ class Solver:
             counted = counts.unsqueeze(-1).double().cpu()
             x = x.double().cpu()
             sums += torch.stack([counted.expand_as(x), counted * x, counted * x.square()], 1).sum(2)
-        sums = self.team.sum(sums)
+        sums = self.team.sum(sums).cpu()
         mean = (sums[:, 1] / sums[:, 0].clamp(min=1)).to(self.mean)  # (f, D + r)
         spread = sums[:, 2] / sums[:, 0].clamp(min=1) - mean.double().cpu().square()
         size = spread[:, self.width :].mean(1, keepdim=True).clamp(min=1e-12).sqrt()
