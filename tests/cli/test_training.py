@@ -63,7 +63,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
 def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert fit("--json") == 0
     said = document(capsys)
-    assert list(said)[-3:] == ["tried", "backbone", "report"]
+    assert list(said)[-4:] == ["tried", "own_pass", "backbone", "report"]
     assert {one["regime"] for one in said["tried"]} >= {
         "head", "readout", "masked", "masked+adapter", "side",
     }  # fmt: skip
@@ -72,6 +72,7 @@ def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert kept["score"] == said["metrics"]["val"]["held_out"]
     assert set(kept) == {
         "regime", "lr", "parameters", "score", "how", "epochs", "kept", "tied", "dropped",
+        "own_pass",
     }  # fmt: skip
     page = (work / "new.run" / "report.html").read_text()
     assert "Regimes that were tried" in page
@@ -256,6 +257,8 @@ REFUSED_BY_FIT: dict[str, dict[str, Any]] = {
     "--seeds needs one regime; give one": {"more": ["--seeds", "2", "--regime", "auto"]},
     "--soup needs one regime; give one": {"more": ["--soup", "2", "--regime", "auto"]},
     "--soup is 1; an average needs at least 2": {"more": ["--soup", "1"]},
+    "--own-pass says what auto tries": {"more": ["--own-pass", "--regime", "side"]},
+    "leave out --own-pass or": {"more": ["--own-pass", "--extends", "old=old.safetensors"]},
     "side+readout, which is an average": {"more": ["--regime", "side+readout"]},
     "is solved, not trained": {"more": ["--regime", "readout", "--seeds", "2"]},
 }
