@@ -385,7 +385,7 @@ def beside_backbone(
         settings = task.method.settings()
         cells = grid if settings["grid"] else None
         seen_of_image = side_reference.readout(vit, layers, settings["layers"], cells)
-        if settings["projected"]:
+        if settings.get("projected"):
             pooled, others = seen_of_image[: vit.config.width], seen_of_image[vit.config.width :]
             seen_of_image = torch.cat([pooled, task.get_parameter("projection") @ others])
     if isinstance(task.method, LearnedPooling):

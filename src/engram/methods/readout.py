@@ -194,6 +194,7 @@ class Readout(Method):
         flag=False,
     )
     half: ClassVar[frozenset[str]] = frozenset({"projection"})
+    left_out_at_zero: ClassVar[frozenset[str]] = frozenset({"projected"})
 
     @property
     def reads_grid(self) -> bool:
