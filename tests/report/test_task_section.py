@@ -11,7 +11,7 @@ from tests.support.regimes import known
 from tests.support.reports import answered, model_with, noise, settings_of, write_page
 
 from engram.inference.evaluate import Answers
-from engram.methods import METHODS, Side
+from engram.methods import METHODS, LearnedPooling, Side
 from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table, Text
 from engram.report.task_section import TaskPart, task_section
 
@@ -21,7 +21,9 @@ def test_every_regime_has_a_page(tmp_path: Path, regime: str) -> None:
     model, answers = answered(noise(6, "ab"), regime=regime)
     html, found = write_page(tmp_path / "r.html", model, answers)
     assert "attention-t" in found.ids
-    assert ("shares-t" in found.ids) == (not issubclass(METHODS[regime], Side))  # they have one map
+    assert ("shares-t" in found.ids) == (
+        not issubclass(METHODS[regime], (Side, LearnedPooling))
+    )  # one map
     assert f"class=chosen><td class=words>{regime}</td>" in html
 
 

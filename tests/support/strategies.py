@@ -238,6 +238,9 @@ def attach_graph(model: MemoryViT, nodes: list[Node], order: list[int] | None = 
             for parameter in task.parameters():
                 parameter.zero_()
         scatter(task, by=0.5, seed=100 + i)
+        with torch.no_grad():
+            for name in task.method.half & dict(task.named_parameters()).keys():
+                task.get_parameter(name).copy_(task.get_parameter(name).half())
         for fitted in task.head.fitted.values():
             fitted.add_(0.5)
 

@@ -16,7 +16,6 @@ from tests.support.regimes import known
 
 from engram import MemoryViT
 from engram.methods import METHODS
-from engram.methods.method import Needs
 from engram.tasks.kinds import IGNORED, KINDS
 
 SHAPES = {
@@ -39,8 +38,8 @@ def pixels() -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regime", METHODS)
 def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torch.Tensor) -> None:
-    if KINDS[kind].per_pixel and (Needs.STATISTICS in METHODS[regime].needs):
-        pytest.skip("a readout answers for no pixel")
+    if KINDS[kind].per_pixel and not METHODS[regime].answers_pixels:
+        pytest.skip("it answers for no pixel")
     model = MemoryViT(small_backbone(patch=4)).eval()
     task = randomised(
         model.add_task("t", 3, regime=regime, kind=kind, **known(regime, cells=2, adapter_width=4))
@@ -61,11 +60,7 @@ def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torc
 def test_all_kinds_share_a_pass_and_nobody_notices(
     regime: str, backbone: dict[str, Any], pixels: torch.Tensor
 ) -> None:
-    kinds = [
-        name
-        for name in KINDS
-        if not (KINDS[name].per_pixel and (Needs.STATISTICS in METHODS[regime].needs))
-    ]
+    kinds = [name for name in KINDS if METHODS[regime].answers_pixels or not KINDS[name].per_pixel]
     model = MemoryViT(small_backbone(patch=4, **backbone)).eval()
     plain = model.backbone(pixels) if model.backbone.head is not None else None
     for kind in kinds:
