@@ -174,7 +174,13 @@ def test_training_from_objects_is_training_from_arrays(
         metrics.append((result.metrics, evaluate(model, data, name, workers=workers)))
     assert metrics[0] == metrics[1]
     with refuses("overwrite=True"):
-        fit(model, "pairs", {"train": Pairs(), "val": Pairs()}, recipe, out=tmp_path / "pairs.st")
+        fit(
+            model,
+            "pairs",
+            {"train": Pairs(), "val": Pairs()},
+            recipe,
+            out=tmp_path / "pairs.safetensors",
+        )
 
 
 def test_auto_and_sweep_take_objects(model: MemoryViT) -> None:

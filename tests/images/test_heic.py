@@ -67,7 +67,7 @@ def test_damaged_photographs_raise_nothing_but_bad_image() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.images.decode.can_read_heic", lambda: False)
-    with pytest.raises(BadImage, match=r"needs pillow-heif: pip install 'engram-vit\[heic\]'"):
+    with pytest.raises(BadImage, match=r"needs pillow-heif: pip install pillow-heif"):
         read_image(encoded("HEIF"))
 
 

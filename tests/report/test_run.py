@@ -47,7 +47,7 @@ def test_fit_writes_a_report_beside_the_engram(
     assert {f"{name}-t" for name in SUBSECTIONS} <= ids(place / "t.run" / "report.html")
     test, page = document["metrics"]["test"], (place / "t.run" / "report.html").read_text()
     if "uncalibrated_ece" in test:
-        assert f"without it would be {test['uncalibrated_ece']:.4f}." in page
+        assert f"without it would be {test['uncalibrated_ece']:.2%}." in page
     assert "in nine of ten such cases" in page
     assert "a curve may jump" in page  # auto trained several tasks
 

@@ -14,7 +14,7 @@ from engram.report.findings import FINDINGS, MAX_MASKS
 def test_masks_are_shown_from_the_worst_to_the_best(tmp_path: Path) -> None:
     model, answers = answered(noise(30, kind="segmentation"))
     html, _ = write_page(tmp_path / "r.html", model, answers)
-    shown = [float(part.partition("%")[0]) for part in html.split("<td>IoU ")[1:]]
+    shown = [float(part.partition("%")[0]) / 100 for part in html.split("<td>IoU ")[1:]]
     assert len(shown) == MAX_MASKS
     assert shown == sorted(shown)
     right, predicted, true = answers.logits.double().unbind(1)

@@ -29,14 +29,14 @@ VAL = {"accuracy": 0.948, "loss": 0.21, "images": 1530, "macro_f1": 0.94, "unrea
 def test_a_row_for_every_split_begins_with_what_chooses() -> None:
     rows = metric_rows(engram_with(metrics={"val": VAL, "test": {**VAL, "images": 1}}))
     assert rows == [
-        ("val, 1,530 images", "accuracy 94.80%, macro F1 0.94, loss 0.21"),
-        ("test, 1 image", "accuracy 94.80%, macro F1 0.94, loss 0.21"),
+        ("val, 1,530 images", "accuracy 94.80%, macro F1 94.00%, loss 0.21"),
+        ("test, 1 image", "accuracy 94.80%, macro F1 94.00%, loss 0.21"),
     ]
 
 
 def test_balanced_accuracy_is_shown_as_accuracy_is() -> None:
     [(_, words)] = metric_rows(engram_with(metrics={"val": {**VAL, "balanced_accuracy": 0.8}}))
-    assert words.startswith("accuracy 94.80%, balanced accuracy 80.00%, macro F1 0.94")
+    assert words.startswith("accuracy 94.80%, balanced accuracy 80.00%, macro F1 94.00%")
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_what_a_task_grew_from_is_a_row() -> None:
 def test_calibration_is_among_the_metrics() -> None:
     found = {**VAL, "ece": 0.02, "uncalibrated_ece": 0.05, "temperature": 1.25}
     [(_, words)] = metric_rows(engram_with(metrics={"val": found}))
-    assert words.endswith("loss 0.21, calibration error before 0.05, temperature 1.25")
+    assert words.endswith("loss 0.21, calibration error before 5.00%, temperature 1.25")

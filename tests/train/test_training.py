@@ -199,7 +199,9 @@ def test_a_bad_file_is_listed_though_its_name_is_no_utf8(
         pytest.skip("this disk takes no such name")
     splits = load(photos)
     recipe = QUICK.but(steps=2, max_bad=0.1)
-    engram.fit(start(small_backbone, splits), "colours", splits, recipe, out=tmp_path / "c")
+    engram.fit(
+        start(small_backbone, splits), "colours", splits, recipe, out=tmp_path / "c.safetensors"
+    )
     assert r"caf\udce9.png: " in (tmp_path / "c.run" / "unreadable.txt").read_text()
 
 

@@ -26,17 +26,18 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
         missing = (error.name or module).split(".")[0]
         raise EngramError(
             f"{purpose} needs the package {missing}, which is not installed; "
-            f"install it with {how_to_install(extra)}."
+            f"install it with {how_to_install(extra, missing)}."
         ) from error
 
 
-def how_to_install(extra: str) -> str:
+def how_to_install(extra: str, missing: str) -> str:
     """The command that installs what an extra needs, however this package was installed.
 
     It names the packages themselves: a clone or a wheel is on no index. The tested versions hold
-    where the package was installed from a clone that has them.
+    where the package was installed from a clone that has them. An installation that is older than
+    the extra has only the name of the package that is missing.
     """
-    wanted = " ".join(shlex.quote(one) for one in _requirements(extra))
+    wanted = " ".join(shlex.quote(one) for one in _requirements(extra) or [missing])
     pins = _constraints()
     return f"pip install {f'-c {shlex.quote(str(pins))} ' if pins else ''}{wanted}"
 
