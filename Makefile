@@ -19,7 +19,7 @@ INSTALLED_FOR_BENCH := $(VENV)/.installed-bench
 # work stealing neighbours stay on one worker, so that what the tests of a file share is made once.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup check test lint types format demo bench docs wheel wheel-test chromium deploy-tools clean
+.PHONY: help setup check test lint types format demo bench docs wheel wheel-test chromium deploy-tools web-runtime clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make wheel-test   the wheel in an empty environment outside of this folder (a minute)"
 	@echo "make chromium  install the browser that page tests drive"
 	@echo "make deploy-tools  install the proxy and the systemd tools that tests of deploy/ run"
+	@echo "make web-runtime   fetch onnxruntime-web, with which tests run exported pages"
 	@echo "make clean     remove $(VENV) and everything that was built"
 
 setup: $(INSTALLED)
@@ -93,9 +94,13 @@ demo: $(INSTALLED_FOR_DEMO)
 bench: $(INSTALLED_FOR_BENCH)
 	$(BIN)/python -m benchmarks.speed $(ARGS)
 
-docs: setup
+# site/try/ is the demo's bundle as a page that runs in a browser, from a server (python -m http.server -d site).
+docs: setup web-runtime
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "The documentation is in site/index.html."
+	@test -d demo/bundle || $(BIN)/engram demo >/dev/null
+	@package=$$(ls $(VENV)/onnxruntime-web-*.tgz 2>/dev/null); \
+		$(BIN)/engram export demo/bundle --web site/try $${package:+--runtime $$package} >/dev/null
+	@echo "The documentation is in site/index.html, and the demo to try in site/try/."
 
 wheel: setup
 	rm -rf dist
@@ -116,6 +121,11 @@ deploy-tools:
 	@command -v caddy >/dev/null && command -v systemd-analyze >/dev/null \
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends caddy systemd; } >/dev/null 2>&1 \
 		|| echo "caddy or systemd-analyze is missing and apt-get cannot install it: tests that run them will be skipped." >&2
+
+# Only tests that run an exported page need it: without it those are skipped, and say so.
+web-runtime: setup
+	@$(BIN)/python scripts/fetch_web_runtime.py $(VENV) >/dev/null \
+		|| echo "Tests that run models in a browser will be skipped." >&2
 
 clean:
 	rm -rf $(VENV) site dist build demo .import_linter_cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scripts.fetch_web_runtime import NAME
 from tests.support.hubs import HubClient
 from tests.support.nursery import Nursery
 from tests.support.strategies import FAMILY, SIDE_FAMILY, model_of, some_pixels
@@ -187,6 +189,15 @@ def browser() -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def web_runtime() -> Path:
+    """The npm package onnxruntime-web."""
+    package = Path(sys.prefix) / NAME
+    if not package.is_file():
+        pytest.skip(f"there is no {NAME} to run models in a browser with: make web-runtime")
+    return package
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,8 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert run("bundle", "-o", "model.onnx") == 2
-    assert "pip install 'engram-vit[export]'" in capsys.readouterr().err
+    assert "pip install" in (said := capsys.readouterr().err)
+    assert "onnxscript>=" in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -154,3 +155,21 @@ def test_a_full_disk_leaves_what_was_there(
     assert "model.onnx cannot be written (File too large)" in capsys.readouterr().err
     assert (work / "model.onnx").read_bytes() == b"what was there"
     assert sorted(path.name for path in work.iterdir()) == before
+
+
+def test_a_page_is_written_and_its_runtime_is_named(work: Path, capsys: Output) -> None:
+    capsys.readouterr()
+    assert run("bundle", "--web", "page", "--task", "one", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["format"], said["int8"], said["folder"]) == ("web", True, "page")
+    assert "onnxruntime-web@" in said["runtime"]
+    assert list(said["tasks"]) == ["one"]
+    assert (work / "page" / "index.html").is_file()
+    mistakes = {
+        "--overwrite": ("--web", "page"),
+        "one of them": (),
+        "--runtime is for --web": ("-o", "a.onnx", "--runtime", "x"),
+    }
+    for words, arguments in mistakes.items():
+        assert run("bundle", *arguments) == 2
+        assert words in " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,7 @@ import torch
 from tests.support.exports import Made, largest
 
 from engram import EngramError
-from engram.export import OnnxModel
+from engram.export import Export, OnnxModel
 
 
 @pytest.mark.parametrize("images", [1, 2, 7])
@@ -45,3 +45,24 @@ def test_other_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
     with pytest.raises(EngramError, match="not an ONNX file"):
         OnnxModel(tmp_path / "bad.onnx")
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_the_file_runs_in_openvino_as_it_is(made: Made, precision: str) -> None:
+    """Without anything of this package: as a program in another language would run it."""
+    openvino = pytest.importorskip("openvino")
+    exported: Export = getattr(made, precision)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    program = openvino.Core().compile_model(str(exported.path), "CPU", settings)
+    pixels = made.pixels(5)
+    outputs = program(pixels.numpy())
+    expected = OnnxModel(exported.path).run(pixels)
+    for name, logits in expected.items():
+        found = torch.from_numpy(outputs[name])
+        largest_logit = max(1.0, float(logits.abs().max()))
+        # Rounding to int8 turns a difference in the last digit into a step now and then.
+        allowed = 1e-4 if precision == "float32" else 0.03
+        assert (found - logits).abs().max() <= allowed * largest_logit
+        best, other = logits.topk(2, dim=1).values.unbind(1)
+        sure = best - other > 2 * allowed * largest_logit
+        assert torch.equal(found.argmax(1)[sure], logits.argmax(1)[sure])

@@ -27,6 +27,7 @@ ALSO = (
     "images.normalise",
     "export.export_onnx",
     "export.export_torch",
+    "export.export_web",
     "export.OnnxModel",
     "store.legacy.convert",
     "tasks.costs.task_costs",

@@ -41,6 +41,7 @@ from engram.util.text import counted
 
 if TYPE_CHECKING:
     from engram.data.datasets import Dataset, Splits
+    from engram.export.web import WebExport
     from engram.export.write import Export
     from engram.inference.engine import Engine
     from engram.inference.evaluate import Answers
@@ -402,7 +403,26 @@ def export_command(
     sources: Annotated[
         list[Path], typer.Argument(metavar="BUNDLE", help="A bundle, or engrams for one backbone.")
     ],
-    out: Annotated[Path, option(OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out")],
+    out: Annotated[
+        Path | None, option(OUTPUT, "The file to write: .onnx or .pt2.", "-o", "--out")
+    ] = None,
+    web: Annotated[
+        Path | None,
+        option(
+            OUTPUT,
+            "A folder of static files to write: a page that runs all tasks in a browser.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        option(
+            OUTPUT,
+            "With --web: the npm package onnxruntime-web to copy files from, a folder or the "
+            ".tgz of npm pack; by default the page loads them from a CDN.",
+            metavar="PACKAGE",
+        ),
+    ] = None,
     file_format: Annotated[
         str | None,
         option(
@@ -413,9 +433,13 @@ def export_command(
         ),
     ] = None,
     int8: Annotated[
-        bool,
-        option(OUTPUT, "int8 quantisation of the linear layers: faster, less exact.", "--int8"),
-    ] = False,
+        bool | None,
+        option(
+            OUTPUT,
+            "int8 quantisation of the linear layers: faster, less exact. Default with --web.",
+            "--int8/--no-int8",
+        ),
+    ] = None,
     tasks: Tasks = None,
     data: TaskData = None,
     split: Split = "test",
@@ -428,18 +452,32 @@ def export_command(
     *,
     flags: Given,
 ) -> None:
-    """Write all tasks as one file that runs without engram, checked against the model."""
+    """Write all tasks as one file that runs without engram, or as a page that runs in a browser.
+
+    What is written is checked against the model before.
+    """
     from engram.export.runtime import OnnxModel, TorchProgram, require_onnx
+    from engram.export.web import check_site_folder, export_web
     from engram.export.write import check_output_path, export_onnx, export_torch
     from engram.inference.engine import load_model
     from engram.inference.evaluate import answers
 
-    kind = _format(out, file_format)
-    check_output_path(out, kind, overwrite)
-    if kind == "onnx":
+    if (out is None) == (web is None):
+        raise EngramError("Give -o, a file to write, or --web, a folder for a page; one of them.")
+    if web is not None:
+        check_site_folder(web, overwrite)
         require_onnx()
-    elif int8:
-        raise EngramError("--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out.")
+    if out is not None:
+        if runtime is not None:
+            raise EngramError("--runtime is for --web, a page that runs in a browser.")
+        kind = _format(out, file_format)
+        check_output_path(out, kind, overwrite)
+        if kind == "onnx":
+            require_onnx()
+        elif int8:
+            raise EngramError(
+                "--int8 is for ONNX; give -o a name that ends in .onnx, or leave it out."
+            )
     with bars(as_json) as progress:
         progress("loading the tasks", 0, 0)
         model = load_model(sources, backbone)
@@ -459,12 +497,23 @@ def export_command(
             }  # fmt: skip
 
         before = measure(None, "before")
-        progress(f"writing {out.name} and checking it", 0, 0)
-        if kind == "onnx":
-            made = export_onnx(model, out, int8=int8, tasks=names)
+        progress(f"writing {out or web} and checking it", 0, 0)
+        made: Export | WebExport
+        engine: Engine
+        if out is None:
+            assert web is not None
+            made = export_web(
+                model, web, int8=int8 is not False, tasks=names, runtime=runtime,
+                overwrite=overwrite,
+            )  # fmt: skip
+            engine = OnnxModel(made.model)
+        elif kind == "onnx":
+            made = export_onnx(model, out, int8=bool(int8), tasks=names)
+            engine = OnnxModel(out)
         else:
             made = export_torch(model, out, tasks=names)
-        after = measure(OnnxModel(out) if kind == "onnx" else TorchProgram(out), "after")
+            engine = TorchProgram(out)
+        after = measure(engine, "after")
     show(_describe_export(model, made, before, after), as_json)
 
 
@@ -484,22 +533,47 @@ def _format(out: Path, kind: str | None) -> str:
 
 def _describe_export(
     model: MemoryViT,
-    made: Export,
+    made: Export | WebExport,
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
 ) -> Description:
     from engram.export.verify import BATCHES
-    from engram.export.write import OPSET
+    from engram.export.write import OPSET, Export
 
     document: dict[str, Any] = {
-        "file": str(made.path),
-        "format": made.format,
         "int8": made.int8,
         "bytes": made.bytes,
         "seconds": round(made.seconds, 2),
-        "script": str(made.script) if made.script else None,
         "tasks": {},
     }
+    checked = ("checked", f"against the model, on {sum(BATCHES)} generated images")
+    if isinstance(made, Export):
+        document |= {
+            "file": str(made.path),
+            "format": made.format,
+            "script": str(made.script) if made.script else None,
+        }
+        form = f"ONNX, opset {OPSET}" if made.format == "onnx" else "torch.export"
+        rows = [
+            ("file", str(made.path)),
+            ("format", form + (", int8" if made.int8 else ", float32")),
+            ("size", f"{made.bytes / 1e6:,.1f} MB"),
+            checked,
+        ]
+        if made.format == "onnx":
+            script = str(made.script or "predict.py is not engram's, and was left alone")
+            rows.append(("script", script))
+    else:
+        document |= {"folder": str(made.folder), "format": "web", "runtime": made.runtime}
+        document["model_bytes"] = made.model_bytes
+        size = f"{made.bytes / 1e6:,.1f} MB, of which the model {made.model_bytes / 1e6:,.1f} MB"
+        rows = [
+            ("page", str(made.folder / "index.html")),
+            ("size", f"{size} ({'int8' if made.int8 else 'float32'})"),
+            ("runtime", f"onnxruntime-web, {made.runtime}"),
+            checked,
+            ("try it", f"python -m http.server -d {made.folder}"),
+        ]
     table = []
     for name, found in made.differences.items():
         task_name, _, familiarity = name.partition(":")
@@ -518,16 +592,6 @@ def _describe_export(
         elif before:
             cells += [""] * 5
         table.append(tuple(cells))
-    kind = f"ONNX, opset {OPSET}" if made.format == "onnx" else "torch.export"
-    rows = [
-        ("file", str(made.path)),
-        ("format", kind + (", int8" if made.int8 else ", float32")),
-        ("size", f"{made.bytes / 1e6:,.1f} MB"),
-        ("checked", f"against the model, on {sum(BATCHES)} generated images"),
-    ]
-    if made.format == "onnx":
-        script = str(made.script or "predict.py is not engram's, and was left alone")
-        rows.append(("script", script))
     if made.int8 and not before:
         rows.append(("accuracy", "not measured; give --data NAME=DATA to see what int8 costs"))
     columns: tuple[str, ...] = ("task", "largest difference", "relative", "same answer")

@@ -1,0 +1,214 @@
+"""A model as a folder of static files that runs all its tasks in a browser.
+
+The page in `page/` prepares images as Engram does and runs an ONNX file with onnxruntime-web. It
+sends nothing anywhere, and works without a network once it was loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engram.errors import EngramError
+from engram.export.runtime import require_onnx
+from engram.export.verify import Difference
+from engram.export.write import check_exportable, metadata, onnx_file
+from engram.model import MemoryViT
+from engram.util.documents import load_json
+from engram.util.files import check_renamable, replace_folder
+from engram.util.flag_names import flag
+
+#: The version of onnxruntime-web that the page was tested with.
+RUNTIME = "1.30.0"
+_ADDRESS = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{RUNTIME}/dist/"
+_WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+_WEBGPU = (
+    "ort.webgpu.min.mjs",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
+)
+_PAGE = ("index.html", "page.css", "page.js", "worker.js", "answers.js", "preprocess.js")
+_SETTINGS = "/* replaced by the export */ "
+
+
+@dataclass(frozen=True)
+class WebExport:
+    """A folder of static files that was written.
+
+    Attributes:
+        folder: The folder.
+        model: Its ONNX file.
+        int8: Whether the linear layers of its model are quantised.
+        model_bytes: The size of its model.
+        bytes: The size of all its files.
+        runtime: Where onnxruntime-web comes from: copied files, or an address.
+        seconds: How long the export took.
+        differences: By output, how it differs from the model's on generated images.
+    """
+
+    folder: Path
+    model: Path
+    int8: bool
+    model_bytes: int
+    bytes: int
+    runtime: str
+    seconds: float
+    differences: Mapping[str, Difference]
+
+
+def export_web(
+    model: MemoryViT,
+    folder: str | Path,
+    *,
+    int8: bool = True,
+    tasks: Sequence[str] | None = None,
+    runtime: str | Path | None = None,
+    overwrite: bool = False,
+) -> WebExport:
+    """Write a model as static files that answer all its tasks in a browser.
+
+    The ONNX file in it is run and compared with the model before anything is written.
+
+    Args:
+        model: The model to export, in float32.
+        folder: The folder to write.
+        int8: Quantise the linear layers to int8: a quarter of the size. In float32 the page uses
+            WebGPU where there is one.
+        tasks: The tasks to include; "base" is the backbone's own head. By default all of them.
+        runtime: The npm package onnxruntime-web, as a folder or as the .tgz of `npm pack`, from
+            which the files of the runtime are copied. By default the page loads them from
+            cdn.jsdelivr.net, by version.
+        overwrite: Replace a folder that an earlier export wrote.
+
+    Returns:
+        What was written.
+
+    Raises:
+        EngramError: The model cannot be exported, the runtime's files are not there, or the folder
+            cannot be written.
+
+    Examples:
+        >>> made = engram.export.export_web(model, "site")
+        >>> made.folder.joinpath("index.html").is_file()
+        True
+    """
+    began, folder = time.monotonic(), Path(folder)
+    check_site_folder(folder, overwrite)
+    require_onnx()
+    wanted = _WASM if int8 else (*_WASM, *_WEBGPU)
+    copied = {} if runtime is None else _runtime_files(Path(runtime), wanted)
+    names = check_exportable(model, tasks)
+    data, differences = onnx_file(model, names, int8, f"{folder} was not written")
+    files = _site_files(metadata(model, names, int8), data, copied, webgpu=not int8)
+    _write(folder, files)
+    total = sum(map(len, files.values()))
+    where = f"copied from {runtime}" if runtime else f"loaded from {_ADDRESS}"
+    path = folder / next(name for name in files if name.endswith(".onnx"))
+    seconds = time.monotonic() - began
+    return WebExport(folder, path, int8, len(data), total, where, seconds, differences)
+
+
+def check_site_folder(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that has anything but an earlier export in it, before any work is done."""
+    check_renamable(folder)
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise EngramError(f"{folder} is a file; {flag('web')} names a folder.")
+    try:
+        written = "engram_site" in load_json((folder / "model.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        written = False
+    if not written:
+        raise EngramError(f"The folder {folder} has other files; choose another {flag('web')}.")
+    if not overwrite:
+        raise EngramError(
+            f"{folder} already exists; choose another {flag('web')}, or replace it with "
+            f"{flag('overwrite', True)}."
+        )
+
+
+def _runtime_files(package: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Files of the npm package onnxruntime-web: its folder, its dist/, or its .tgz."""
+    try:
+        if package.is_dir():
+            dist = package / "dist" if (package / "dist").is_dir() else package
+            return {name: (dist / name).read_bytes() for name in names}
+        with tarfile.open(package) as archive:
+            members = [archive.extractfile(f"package/dist/{name}") for name in names]
+            return {n: m.read() for n, m in zip(names, members, strict=True) if m is not None}
+    except (OSError, KeyError, tarfile.TarError) as error:
+        raise EngramError(
+            f"{package} is not the npm package onnxruntime-web, version {RUNTIME} ({error}); get "
+            f"it with npm pack onnxruntime-web@{RUNTIME}, and give {flag('runtime')} the .tgz."
+        ) from None
+
+
+def _site_files(
+    about: Mapping[str, object], model: bytes, copied: Mapping[str, bytes], *, webgpu: bool
+) -> dict[str, bytes]:
+    """The files of the folder by name. All that can change has the content in its name or version.
+
+    Names of tasks and classes are in model.json alone, which the page shows as text.
+    """
+    source = Path(__file__).with_name("page")
+    elsewhere = "" if copied else f" {_ADDRESS}"
+    policy = (
+        f"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'{elsewhere}; "
+        f"connect-src 'self'{elsewhere}; worker-src 'self' blob:; style-src 'self'; "
+        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'"
+    )
+    files = {name: (source / name).read_bytes() for name in _PAGE}
+    files["index.html"] = files["index.html"].replace(b"{{ policy }}", policy.encode())
+    files |= {f"runtime/{name}": data for name, data in copied.items()}
+    name = f"model-{hashlib.sha256(model).hexdigest()[:12]}.onnx"
+    files[name] = model
+    site = {
+        "engram_site": 1,
+        "model": name,
+        "bytes": len(model),
+        "runtime": {
+            "address": "runtime/" if copied else _ADDRESS,
+            "copied": bool(copied),
+            "webgpu": webgpu,
+        },
+        "about": about,
+    }
+    files["model.json"] = json.dumps(site).encode()
+    content = hashlib.sha256(b"".join(hashlib.sha256(files[n]).digest() for n in sorted(files)))
+    settings = {
+        "version": content.hexdigest()[:12],
+        "shell": ["./", *_PAGE, "model.json"],
+        "runtime": elsewhere.strip(),
+        "policy": policy,
+    }
+    worker = (source / "sw.js").read_text(encoding="utf-8")
+    before, _, rest = worker.partition(_SETTINGS)
+    after = rest.partition(";\n")[2]
+    files["sw.js"] = f"{before}{json.dumps(settings)};\n{after}".encode()
+    return files
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the folder, completely or not at all."""
+    building = folder.with_name(f".engram-{secrets.token_hex(8)}.tmp")
+    try:
+        for name, data in files.items():
+            path = building / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        replace_folder(building, folder)
+    except OSError as error:
+        raise EngramError(
+            f"{folder} cannot be written ({error.strerror or error}); check the folder, its "
+            "permissions and the free space. An old folder is unchanged."
+        ) from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
