@@ -54,6 +54,8 @@ def write_run_report(
     lead += _calibrated(result, split)
     if isinstance(result, SweepResult) and result.soup is not None:
         lead += f" Averages that were tried: {result.soup.summary(KINDS[splits.kind])}."
+    if isinstance(result, AutoResult) and result.own_pass:
+        lead += f" About a pass of its own: {result.own_pass}."
     if split == "val" and held_out is None and (refit or _learned_all(result)):
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += " It has learned from the validation images since, so what follows flatters it."
