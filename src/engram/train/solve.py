@@ -47,8 +47,8 @@ _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solv
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
 _ITERATIONS = 40
 #: Ranks that are tried for the head on everything but the pooled token; the last is full.
-RANKS = (8, 16, 32, 64, 128)
-_LOSS = 0.001  # of the score, that a lower rank may cost
+RANKS = (8, 16, 24, 48, 96)
+_LOSS = 0.002  # of the score, that a lower rank may cost
 MOST_CLASSES = 2_048  # from there on the components would take gigabytes
 
 
