@@ -108,7 +108,7 @@ def load_backbone(
     known = recommended(name)
     if known and isinstance(source, str) and not Path(name).exists():
         name = known.repo
-    path = _locate(name if isinstance(source, str) else source, revision)
+    path = locate(name if isinstance(source, str) else source, revision)
     backbone = build_backbone(
         _parse(path, name),
         name,
@@ -194,7 +194,7 @@ def get_backbone(
 # Finding the files
 
 
-def _locate(source: str | os.PathLike[str], revision: str | None) -> Path:
+def locate(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The file or folder of a backbone. A Hub repository is downloaded into the local cache."""
     name, path = os.fspath(source), Path(source)
     if name == PICO:
@@ -232,7 +232,8 @@ def _locate(source: str | os.PathLike[str], revision: str | None) -> Path:
 # Reading them
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a JSON file; whatever else it holds is an EngramError."""
     try:
         with open(path, "rb") as file:
             content = parse_json(file.read(MAX_BYTES + 1))
@@ -248,7 +249,7 @@ def _read_processor(folder: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for file in ("processor_config.json", "preprocessor_config.json"):  # the second overrules
         if (folder / file).is_file():
-            content = _read_json(folder / file)
+            content = read_json(folder / file)
             settings |= content.get("image_processor") or content
     return settings
 
@@ -277,7 +278,7 @@ def _read_folder(folder: Path, name: str) -> dict[str, Tensor]:
             + (", only pickles, which can run code" if pickled else "")
             + "; convert its weights to safetensors, or name a revision that has them."
         )
-    shards = _read_json(index).get("weight_map")  # tensor -> file
+    shards = read_json(index).get("weight_map")  # tensor -> file
     if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
         raise EngramError(f"{index} has no weight_map from tensors to files.")
     tensors = {}
@@ -319,7 +320,7 @@ def _parse(path: Path, name: str) -> ParsedModel:
         tensors, heads = _read_npz(path)
         settings = ModelSettings("vit", 1e-6, antialias=True, heads=heads)  # antialiased as by timm
         return parse_translated(translate(tensors, GOOGLE, name), GOOGLE, settings, name)
-    config = _read_json(path / "config.json") if path.is_dir() else {}
+    config = read_json(path / "config.json") if path.is_dir() else {}
     if "engram_backbone" in config:
         return _parse_own(path, config, name)
     if path.is_dir():

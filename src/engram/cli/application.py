@@ -37,10 +37,9 @@ def _choice(choices: tuple[str, ...], about: str) -> Any:
 
 
 Json = Annotated[bool, option(OUTPUT, "Print one JSON document for machines.", "--json")]
-DataArgument = Annotated[
-    str,
-    typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset."),
-]
+_DATA = typer.Argument(metavar="DATA", help="A folder, a table, .npz, hf:NAME, digits or a preset.")
+DataArgument = Annotated[str, _DATA]
+OptionalData = Annotated[str | None, _DATA]
 TaskData = Annotated[
     list[str] | None,
     option(

@@ -32,6 +32,7 @@ from engram.cli.bars import bars
 from engram.cli.complete import among
 from engram.cli.flags import DATA, OUTPUT, flags_from, option
 from engram.cli.terminal import announce, show
+from engram.cli.words import embed_texts
 from engram.errors import EngramError, Notice
 from engram.train.options import ColumnOptions, DataOptions, named, split_data
 from engram.util.cpus import DECODERS
@@ -284,10 +285,6 @@ def _describe_metrics(
 @app.command(name="embed")
 @flags_from({DataOptions: DATA})
 def embed_command(
-    data: Annotated[
-        list[str],
-        typer.Argument(metavar="DATA…", help="Images or folders of them, or one labelled dataset."),
-    ],
     out: Annotated[
         Path,
         option(
@@ -298,6 +295,18 @@ def embed_command(
             metavar="FILE",
         ),
     ],
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DATA…", help="Images or folders of them, or one labelled dataset."),
+    ] = None,
+    texts: Annotated[
+        list[str] | None,
+        option(
+            DATA,
+            "A text to embed, in place of images, with a CLIP or SigLIP as --backbone; repeatable.",
+            "--text",
+        ),
+    ] = None,
     engrams: Annotated[
         list[Path] | None,
         option(
@@ -324,7 +333,7 @@ def embed_command(
     *,
     flags: Given,
 ) -> None:
-    """Turn images into vectors: the backbone's, and each task's own."""
+    """Turn images into vectors: the backbone's, and each task's own; or texts, with --text."""
     from engram.inference.embed import embed_batches, find_datasets
     from engram.inference.engine import TorchEngine
     from engram.inference.vectors import check_names, check_vector_file, vector_file
@@ -333,6 +342,13 @@ def embed_command(
 
     check_writable(out, "file")
     check_vector_file(out)
+    if texts and data:
+        raise EngramError("Images and --text cannot be embedded into one file; give one of them.")
+    if texts:
+        show(embed_texts(texts, backbone, out), as_json)
+        return
+    if not data:
+        raise EngramError("There is nothing to embed: give images, or texts with --text.")
     options = DataOptions(**flags[DataOptions])
     widths, failed, images = dict[str, int](), dict[str, str](), 0
     with bars(as_json) as progress:

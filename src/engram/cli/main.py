@@ -23,6 +23,7 @@ from engram.cli import (  # noqa: F401
     experiment_commands,
     farm_command,
     inference_commands,
+    label_studio_command,
     predict_command,
     serve_command,
     store_commands,
@@ -40,7 +41,7 @@ from engram.util.quiet import ignore_pillow_warnings
 _GROUPS = {
     "Begin": ("demo", "data", "backbones"),
     "Train": ("fit", "teach", "sweep", "farm", "cache", "suggest"),
-    "Use": ("predict", "eval", "embed", "serve", "export", "drift"),
+    "Use": ("predict", "eval", "embed", "serve", "label-studio", "export", "drift"),
     "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),
     "Measure": ("bench", "reproduce"),
 }

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.application import DataArgument, Json, OutEngram, Threads, app
+from engram.cli.application import DataArgument, Json, OptionalData, OutEngram, Threads, app
 from engram.cli.bars import Watch, bars
 from engram.cli.complete import among
 from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
 from engram.cli.terminal import announce, show
+from engram.cli.words import check_words, fit_with_images, fit_without_images
 from engram.errors import EngramError
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
@@ -72,9 +73,18 @@ def data_command(
 @app.command(name="fit")
 @flags_from(_PANELS)
 def fit_command(
-    data: DataArgument,
     task: TaskName,
     out: OutEngram,
+    data: OptionalData = None,
+    words: Annotated[
+        str | None,
+        option(
+            TASK,
+            "Make the classes of texts, with a CLIP or SigLIP as --backbone: a file of lines, or "
+            "a list. Images are not needed; a few improve it.",
+            metavar="TEXT=CLASS,…|FILE",
+        ),
+    ] = None,
     regime: Annotated[
         str | None, option(TASK, _REGIME_HELP, autocompletion=among(("auto", *REGIMES)))
     ] = None,
@@ -117,7 +127,7 @@ def fit_command(
     *,
     flags: Given,
 ) -> None:
-    """Train a task on images and write it as an engram."""
+    """Train a task on images, or make one of words, and write it as an engram."""
     with bars(as_json) as progress:
         progress("starting", 0, 0)
         from engram.report.run_page import write_run_report
@@ -128,10 +138,21 @@ def fit_command(
             flags, regime=regime, seeds=seeds, soup=soup, own_pass=own_pass or None
         )
         fixed = {k: v for k, v in given[TaskSettings].items() if k != "extends"}
-        _check_add_classes(more, old, {**fixed, **own, "resume": given[RunOptions].get("resume")})
+        resume = given[RunOptions].get("resume")
+        _check_add_classes(more, old, {**fixed, **own, "resume": resume})
+        extends = given[TaskSettings].get("extends")
+        settled = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
+        check_words(words, data, settled)
         result: AutoResult | Result | SweepResult
         teaches = False
-        if old is not None:
+        if words is not None and data is None:
+            made = fit_without_images(words, task, out, given, progress)
+            show(made, as_json)
+            return
+        assert data is not None
+        if words is not None:
+            job, result = fit_with_images(words, data, task, out, given, progress)
+        elif old is not None:
             job, result = _add_classes(old, data, task, out, given, progress)
         else:
             job = TrainingJob.start(data, out, given, progress, announce)

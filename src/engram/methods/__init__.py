@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engram.methods.full_attention import FullAdapter as FullAdapter
     from engram.methods.full_attention import FullMemory as FullMemory
     from engram.methods.head import Base as Base
+    from engram.methods.head import CosineHead as CosineHead
     from engram.methods.head import Head as Head
     from engram.methods.masked import Masked as Masked
     from engram.methods.masked import MaskedAdapter as MaskedAdapter
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from engram.methods.side import SideReadout as SideReadout
 
 _HOMES = {path.partition(":")[2]: path for path in REGIMES.values()}
-_HOMES |= {"Base": "head:Base", "Method": "method:Method"}
+_HOMES |= {"Base": "head:Base", "CosineHead": "head:CosineHead", "Method": "method:Method"}
 for _name in ("METHODS", "create_method", "method_class", "register"):
     _HOMES[_name] = f"registry:{_name}"
 __getattr__ = lazy_names(__name__, _HOMES)

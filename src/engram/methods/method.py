@@ -223,6 +223,8 @@ class Method(ABC):
     shares_pass: ClassVar[bool] = True
     #: The head is solved from all images at once, not trained in steps (but per pixel it is).
     solved: ClassVar[bool] = False
+    #: Solving a head stays near the one that the task starts with.
+    keeps_start: ClassVar[bool] = False
     #: Made by `auto` from other tasks, and not trained by itself.
     composed: ClassVar[bool] = False
     #: An MLP in place of a linear head.
@@ -296,6 +298,9 @@ class Method(ABC):
                 "those of the same family, as masked tasks extend masked ones and side tasks side "
                 "ones"
             )
+
+    def check_backbone(self, backbone: ViT) -> None:  # noqa: B027
+        """Refuse a backbone that its tasks cannot read; a sentence as an EngramError."""
 
     def concatenates(self, other: Method) -> bool:
         """Whether cells of both can be concatenated without a mask (the paper's section 4.4)."""

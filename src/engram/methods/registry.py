@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from engram.errors import EngramError
-from engram.methods.head import Base
+from engram.methods.head import Base, CosineHead
 from engram.methods.method import Method
 from engram.methods.method_flags import REGIMES
 
@@ -15,6 +15,8 @@ METHODS: dict[str, type[Method]] = {
     regime: getattr(import_module(f"engram.methods.{module}"), name)
     for regime, (module, name) in ((key, path.split(":")) for key, path in REGIMES.items())
 }
+#: Methods of tasks that are made of something else than a choice of regime, such as words.
+MADE: dict[str, type[Method]] = {CosineHead.name: CosineHead}
 #: Where packages announce methods: an entry point is named after the regime.
 ENTRY_POINTS = "engram.methods"
 
@@ -46,7 +48,7 @@ def register(method: type[Method]) -> type[Method]:
             f"{method!r} cannot be registered: give the class an attribute `name`, a text other "
             "than 'base' and 'auto'."
         )
-    known = METHODS.get(name)
+    known = MADE.get(name) or METHODS.get(name)
     if known is not None and known.__qualname__ != method.__qualname__:
         raise EngramError(
             f"The regime {name!r} is taken by {known.__qualname__}; choose another name."
@@ -57,6 +59,8 @@ def register(method: type[Method]) -> type[Method]:
 
 def method_class(regime: str) -> type[Method]:
     """The method of a regime; an EngramError that names it if none is registered."""
+    if regime in MADE:
+        return MADE[regime]
     if regime not in METHODS:
         for entry in entry_points(group=ENTRY_POINTS, name=regime):
             register(entry.load())

@@ -38,6 +38,10 @@ class Task(nn.Module):
                 f"{flag('class_init')} is {class_init!r}; choose 'backbone' or 'random'."
             )
         shape = BackboneShape.measure(backbone)
+        try:
+            spec.method.check_backbone(backbone)
+        except EngramError as error:
+            raise EngramError(f"Task {spec.name!r}: {error}") from None
         self.spec = spec = spec.fitted(shape, class_init)
         parameters = spec.method.parameters(spec.shape(shape, class_init))
         self._own = tuple(parameters)

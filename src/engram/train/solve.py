@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Values between these change nothing: 0.1 points at most in 123 runs with 2 to 50 images a class.
 PENALTIES = (0.1, 0.001)
+#: Of a head that stays near its start, such as words: the first one hardly leaves it.
+START_PENALTIES = (1000.0, 10.0, 1.0, 0.1, 0.01)
 ALPHAS = (0.1, 0.3, 1.0)
 _WORSE = 4.0  # times the margin of a tie: from there on no larger alpha is tried
 _GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
@@ -137,7 +139,8 @@ class Solver:
             self.weights = weights.to(team.device)
         passes = max(1, recipe.views)
         config = training.model.backbone.config
-        self.width, self.steps = config.width, config.depth + 1
+        self.steps = config.depth + 1
+        self.width = config.width if statistics else task.head.in_features
         self.grid = grid_count(config.depth) * self.width
         self.per_layer = statistics_per_layer(config.class_token) * self.width
 
@@ -157,6 +160,10 @@ class Solver:
         size = 2 * self.features * len(training.splits["train"]) * passes
         self.train = _Kept(train, size <= _IN_MEMORY)
         self._standardise()
+        self.start = self._standardised_start()
+        self.penalties: Sequence[float] = PENALTIES
+        if task.method.keeps_start:
+            self.penalties = START_PENALTIES
         #: In cross-validation the training images, as they are, are those to measure on.
         self.own_val = self.folds is not None and feed.plain
         self.val = [] if self.own_val else list(_read(feed.validation(), rows))
@@ -183,6 +190,14 @@ class Solver:
         scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0) * self.width**-0.5
         self.mean, self.scale = (part.float().to(self.team.device) for part in (mean, scale))
 
+    def _standardised_start(self) -> tuple[Tensor, Tensor]:
+        """The head that penalties pull towards, for standardised features: zero, or the task's."""
+        classes = len(self.task.spec.classes)
+        if not self.task.method.keeps_start:
+            return self.mean.new_zeros(classes, 1), self.mean.new_zeros(classes)
+        weight, bias = (part.detach().to(self.mean) for part in self.task.head.parameters())
+        return weight * torch.where(self.scale > 0, 1 / self.scale, 0.0), bias + weight @ self.mean
+
     @property
     def choices(self) -> tuple[Seen, ...]:
         """Inputs to try: a third of the layers, and all of them with the grid."""
@@ -196,7 +211,9 @@ class Solver:
         tried = [one for seen in choices for one in self._alphas(seen, few)]
         best = best_of(self.measured_by, [one.metrics for one in tried])
         seen, alpha, penalty, answers, metrics = tried[best]
-        *_, found = self._path(seen, alpha, self.train, PENALTIES[: PENALTIES.index(penalty) + 1])
+        *_, found = self._path(
+            seen, alpha, self.train, self.penalties[: self.penalties.index(penalty) + 1]
+        )
         if few is not self.train:
             answers, metrics = self._measure(found)
         weight, bias = self._fold(found)
@@ -305,7 +322,7 @@ class Solver:
         for alpha in ALPHAS if seen.layers else (1.0,):
             scores = [float(one.metrics[self.measured_by]) for one in tried]
             now = []
-            for found in self._path(seen, alpha, batches, PENALTIES):
+            for found in self._path(seen, alpha, batches, self.penalties):
                 answers, metrics = self._measure(found)
                 tried.append(Tried(seen, alpha, found.penalty, answers, metrics))
                 now.append(float(metrics[self.measured_by]))
@@ -334,13 +351,13 @@ class Solver:
         features, width = self._standardised(seen, alpha, batches), self._width(seen)
         here = self.team.world == 1 and self.mean.device.type == "cpu"
         dual = None
-        if here and 1 < self.count < width:
+        if here and 1 < self.count < width and not self.task.method.keeps_start:
             x, labels, samples = (torch.cat(parts) for parts in zip(*features, strict=True))
             dual = DualSolver(x)
             features, width = [(dual.coordinates, labels, samples)], len(x)
-        classes = len(self.task.spec.classes)
-        weight = self.mean.new_zeros(self.heads, classes, width)
-        bias = self.mean.new_zeros(self.heads, classes)
+        start, bias = self.start
+        weight = start.expand(self.heads, -1, width)
+        bias = bias.expand(self.heads, -1)
         for penalty in penalties:
             weight, bias = self._solve(weight, bias, features, penalty)
             yield _Found(seen, alpha, penalty, weight, bias, features, dual)
@@ -396,8 +413,9 @@ class Solver:
             with torch.no_grad():
                 assert weight.grad is not None
                 penalties = penalty / count * self._penalised()
-                weight.grad += penalties * weight
-                lost += (penalties * weight.square()).sum() / 2
+                change = weight - self.start[0]
+                weight.grad += penalties * change
+                lost += (penalties * change.square()).sum() / 2
             return lost
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
