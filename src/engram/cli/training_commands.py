@@ -144,13 +144,10 @@ def fit_command(
         settled = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
         check_words(words, data, settled)
         result: AutoResult | Result | SweepResult
-        teaches = False
-        if words is not None and data is None:
-            made = fit_without_images(words, task, out, given, progress)
-            show(made, as_json)
-            return
-        assert data is not None
-        if words is not None:
+        teaches, made = False, None
+        if data is None:
+            made = fit_without_images(words or "", task, out, given, progress)
+        elif words is not None:
             job, result = fit_with_images(words, data, task, out, given, progress)
         elif old is not None:
             job, result = _add_classes(old, data, task, out, given, progress)
@@ -165,9 +162,11 @@ def fit_command(
             else:
                 progress.say(job.opening(task, chosen))
                 result = job.train(task, out, chosen, seeds, progress, soup)
-        if not teaches:
+        if not teaches and made is None:
             progress("writing the report", 0, 0)
             report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
+    if made is not None:
+        return show(made, as_json)
     if teaches:
         return show(taught(result, job.model), as_json)
     rows = result_rows(result, job.model)

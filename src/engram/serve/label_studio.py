@@ -77,7 +77,9 @@ class Choices:
         for found in root.iter("Choices"):
             image, name = found.get("toName", ""), found.get("name", "")
             if name and image in images:
-                values = [one.get("alias") or one.get("value") or "" for one in found.iter("Choice")]
+                values = [
+                    one.get("alias") or one.get("value") or "" for one in found.iter("Choice")
+                ]
                 return cls(name, image, images[image].lstrip("$"), tuple(values))
         raise Problem(
             422, "The labelling configuration has no <Choices> about an <Image>, and only those "
