@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from engram.serve.label_studio import (
     label_app,
     run_label_backend,
 )
+from engram.store.format import read_engram, serialise_engram
 
 CLASSES = ["plain", "other", "third one", "fourth"]
 CONFIG = f"""<View><Image name="image" value="$photo"/><Choices name="label" toName="image">
@@ -35,10 +37,6 @@ SECRETS = LabelSecrets(ask_token="ask", api_key="key")
 @pytest.fixture
 def answering(opened: Opened, world: World) -> TestClient:
     """A service with a task whose classes are those of the labelling configuration."""
-    from dataclasses import replace
-
-    from engram.store.format import read_engram, serialise_engram
-
     client = opened(ask_token="ask")
     engram = read_engram(world.engrams["third"])
     renamed = replace(engram, spec=replace(engram.spec, name="kinds", classes=tuple(CLASSES)))
@@ -56,6 +54,8 @@ def backend(answering: TestClient, tmp_path: Path) -> Callable[..., TestClient]:
         if request.url.port == 8080:
             if request.headers.get("authorization") != "Token key":
                 return httpx.Response(401)
+            if not request.url.path.startswith("/data/upload/"):
+                return httpx.Response(404)
             return httpx.Response(200, content=picture(int(request.url.path[-5])))
         headers = {n: v for n, v in request.headers.items() if n not in ("host", "content-length")}
         found = answering.request(

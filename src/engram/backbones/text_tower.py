@@ -6,8 +6,10 @@ transformers runs it. It is needed once, where words become the classes of a tas
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +38,11 @@ class TextTower:
         folder = _locate_both_towers(source)
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            self._model = transformers.AutoModel.from_pretrained(
-                folder, use_safetensors=True, dtype=torch.float32
-            ).eval()
+            with _no_bars(transformers.utils.logging):
+                self._model = transformers.AutoModel.from_pretrained(
+                    folder, use_safetensors=True, dtype=torch.float32
+                )
+            self._model.eval().requires_grad_(False)
         except Exception as error:  # whatever transformers and its parts raise for a damaged file
             reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise EngramError(f"The text tower of {source} cannot be loaded: {reason}.") from error
@@ -68,6 +72,18 @@ class TextTower:
             found = found if isinstance(found, Tensor) else found.pooler_output
             rows.append(F.normalize(found.float(), dim=-1))
         return torch.cat(rows).clone()
+
+
+@contextmanager
+def _no_bars(logging: Any) -> Iterator[None]:
+    """Without the progress bars of transformers."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _locate_both_towers(source: str | os.PathLike[str]) -> Path:

@@ -40,7 +40,7 @@ def costs_section(model: MemoryViT, specs: Sequence[TaskSpec]) -> Section:
 def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     shape, size = BackboneShape.measure(model.backbone), model.preprocessing.size
     known, rows = TaskSettings.from_spec(spec).method_settings, []
-    for name, method in METHODS.items():
+    for name, method in (METHODS | {spec.regime: type(spec.method)}).items():
         shared = {k: v for k, v in known.items() if k in method.setting_names()}
         task = replace(
             spec, extends=(), method=spec.method if name == spec.regime else method(**shared)
