@@ -119,7 +119,7 @@ class CosineHead(Method):
     needs: ClassVar[Needs] = Needs.FINAL
 
     width: int = setting(1, "numbers in the embedding", least=1, most=1_000_000, flag=False)
-    #: The backbone's own head is no part of its fingerprint.
+    #: A linear layer of the backbone's own head is no part of its fingerprint.
     embedding: str = setting("", "hash of the backbone's own head", flag=False)
 
     @classmethod
