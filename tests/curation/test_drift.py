@@ -82,7 +82,7 @@ def table(path: Path, rows: Sequence[dict[str, Any]]) -> Any:
 def test_other_images_of_the_same_kind_are_no_drift_however_many(tmp_path: Path) -> None:
     before = table(tmp_path / "a.jsonl", rows(20_000))
     now = table(tmp_path / "b.jsonl", rows(20_000, roses=0.53, shift=0.03, seed=1))
-    found = compare(before, now)
+    found = compare(before, now, 0.1)
     assert [one.name for one in found.comparisons] == ["familiarity", "confidence", "answers"]
     assert min(one.corrected for one in found.comparisons) < 0.01  # significant, and tiny
     assert found.tasks == []
@@ -91,7 +91,7 @@ def test_other_images_of_the_same_kind_are_no_drift_however_many(tmp_path: Path)
 def test_a_shift_of_familiarity_or_of_answers_is_drift(tmp_path: Path) -> None:
     before = table(tmp_path / "a.jsonl", rows(300))
     now = table(tmp_path / "b.jsonl", rows(300, shift=1, roses=0.9, seed=1))
-    found = compare(before, now)
+    found = compare(before, now, 0.1)
     drifts = {one.name: one.drifts(0.1) for one in found.comparisons}
     assert drifts == {"familiarity": True, "confidence": False, "answers": True}
     answers = found.comparisons[-1]
@@ -161,7 +161,7 @@ def test_other_kinds_are_compared_by_what_they_answer(tmp_path: Path) -> None:
 
     before = table(tmp_path / "a.jsonl", kinds(30, 0.1))
     now = table(tmp_path / "b.jsonl", kinds(33, 0.6))
-    found = compare(before, now)
+    found = compare(before, now, 0.1)
     assert [(c.task, c.name) for c in found.comparisons] == [
         ("age", "age"),
         ("tags", "confidence"),
@@ -191,4 +191,4 @@ def test_what_is_no_table_of_answers_is_a_sentence(tmp_path: Path) -> None:
     one = table(tmp_path / "a.jsonl", rows(5))
     other = table(tmp_path / "b.jsonl", [{"image": "1", "cars": 4}])
     with pytest.raises(EngramError, match="no task in common"):
-        compare(one, other)
+        compare(one, other, 0.1)

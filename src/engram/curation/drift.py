@@ -7,7 +7,7 @@ Pearson's chi-squared test. The p-values of all tests are corrected together (Ho
 With enough images any difference is significant, so a size is next to every p-value, from 0 to 1:
 the largest difference between the two cumulative distributions, or the share of images whose class
 would have to change for both to have the same classes (total variation distance). Drift is what is
-significant *and* at least as large as `LEAST`.
+significant *and* not small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from engram.util.description import Description
 from engram.util.text import counted, join_names
 
 SIGNIFICANT = 0.01  # a corrected p-value below it
-LEAST = 0.1  # size
 _EXPECTED = 5  # images of a class from which on the chi-squared distribution holds
 _CHANGED = 3  # classes that a sentence names
 
@@ -101,7 +100,7 @@ def _shown(p: float) -> str:
     return f"{p:.2g}" if p >= 1e-12 else "< 1e-12"
 
 
-def compare(reference: AnswerTable, new: AnswerTable, least: float = LEAST) -> Drift:
+def compare(reference: AnswerTable, new: AnswerTable, least: float) -> Drift:
     """Compare all tasks that both tables have; an EngramError if there is none."""
     common = [name for name in reference.tasks if name in new.tasks]
     if not common:
