@@ -34,7 +34,7 @@ from engram.train.validation import Estimator, HeldOut
 from engram.train.variants import Setting, SweepRunner, Trained, Variant
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
-from engram.util.progress import Progress
+from engram.util.progress import Progress, labelled
 
 #: The regimes that are tried, those with the fewest parameters first.
 OWN_PASS = (FullMemory.name, FullAdapter.name, FullTuning.name)
@@ -97,7 +97,8 @@ class OwnPass:
         for i, regime in enumerate(OWN_PASS):
             runner, variant = self._runner(regime, learned)
             resume = run is not None and run.resume
-            found, _ = runner.one(i, variant, run, resume, progress, Callback())
+            named = labelled(progress, regime)
+            found, _ = runner.one(i, variant, run, resume, named, Callback())
             trained.append(found)
             rates.append(variant.setting.lr)
             held_out.append(self._answers(found.engram, one))
@@ -122,7 +123,8 @@ class OwnPass:
             f"through the backbone once more for this task, and it answers in no pass with others"
         )
         if one.folds is not None:
-            kept = runner.train_again(variant, kept, replace(one, folds=None), progress, run)
+            named = labelled(progress, f"{regime} with all images")
+            kept = runner.train_again(variant, kept, replace(one, folds=None), named, run)
         return OwnPassResult(trained, rates, at - 1, kept, estimate, told)
 
     def clear(self, run: Run) -> None:
