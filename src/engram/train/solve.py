@@ -6,8 +6,8 @@ takes seconds (`dual_solver.py` where images are few). Held-out images choose th
 how many layers are seen, and whether the grid is. What was found is folded into one weight and bias
 for the statistics as they are, and factorised (`methods/readout.py`): a projection of the
 statistics onto the principal components of what they add to the outputs, in half precision, and a
-small head on the result, which is solved once more. The rank is the lowest that loses nothing on
-the held-out images.
+small head on the result. Its rank is full where that is small, else the lowest that loses nothing
+on the held-out images.
 
 In cross-validation the heads of all folds, and the one for all images, are solved together: they
 are rows of one product, and each has its own weights of the images in its loss. Axes: f folds, the
@@ -48,8 +48,10 @@ _GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three stati
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
 _ITERATIONS = 40
-#: Ranks that are tried for the head on everything but the pooled token; the last is full.
-RANKS = (8, 16, 24, 48, 96)
+#: Ranks that are tried for the head on everything but the pooled token; the last is full, which is
+#: taken at once where the projection has no more numbers than this, times the width.
+RANKS = (30, 60, 120)
+_SMALL = 3_000
 _LOSS = 0.002  # of the score, that a lower rank may cost
 MOST_CLASSES = 2_048  # from there on the components would take gigabytes
 
@@ -229,71 +231,29 @@ class Solver:
     def _factorised(self, tried: list[Tried], best: int, weight: Tensor, bias: Tensor) -> Solution:
         """Heads on the pooled token and a projection of the rest, from heads on all as it is.
 
-        The rank is the first whose score is not below theirs. For each, the heads are taken as
-        they are, but for their rank, and solved anew on what the projection gives; held-out images
-        choose.
+        Of full rank where that is small; else of the lowest rank in `RANKS` whose score is not
+        below theirs.
         """
-        seen, alpha, _, _, metrics = tried[best]
+        seen, alpha, penalty, _, metrics = tried[best]
         score, classes = float(metrics[self.measured_by]), weight.shape[1]
         pooled, others = weight[..., : self.width], weight[..., self.width :]
         mean, components = self._components(others)
-        found: list[tuple[Tensor, Tensor]] = []
-        for rank in (*(rank for rank in RANKS if rank < classes), classes):
+        small = classes * others.shape[-1] <= _SMALL * self.width
+        for rank in (*(rank for rank in RANKS if rank < classes and not small), classes):
             kept = components[..., :rank]  # (f, c, r)
             projection = kept.mT @ others
             size = projection.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
             projection = (projection / size).half().float()  # at most 1: within its range
             left_out = mean - (kept @ (kept.mT @ mean.unsqueeze(-1))).squeeze(-1)
-            seen = seen._replace(projected=rank)
-            found = [(torch.cat([pooled, kept * size], -1), bias + left_out)]
-            found += self._solved_again(projection)
-            now = []
-            for penalty, head in zip((0.0, *PENALTIES), found, strict=True):
-                answers = self._answers(*head, self._projected(projection, measured=True))
-                now.append(Tried(seen, alpha, penalty, *answers))
-            at = best_of(self.measured_by, [one.metrics for one in now])
-            if float(now[at].metrics[self.measured_by]) >= score - _LOSS:
+            kept = kept * size
+            whole = torch.cat([pooled, kept @ projection], -1)
+            answers, metrics = self._measure_folded(whole, bias + left_out)
+            if float(metrics[self.measured_by]) >= score - _LOSS:
                 break
-        del tried[best]
-        tried += now
-        tensors = {"projection": projection}
-        return Solution(seen, *found[at], tensors, {}, now[at].metrics, now[at].answers, tried)
-
-    def _solved_again(self, projection: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Heads on the pooled token and a projection (f, r, d), for each penalty."""
-        train = _Kept(lambda: self._projected(projection), self.count * projection.shape[0] < 1e5)
-        sums = torch.zeros(len(projection), 3, self.width + projection.shape[1]).double()
-        for x, _, samples in train:
-            counts = torch.ones(1, 1) if self.folds is None else self._counted(samples)
-            counted = counts.unsqueeze(-1).double().cpu()
-            x = x.double().cpu()
-            sums += torch.stack([counted.expand_as(x), counted * x, counted * x.square()], 1).sum(2)
-        sums = self.team.sum(sums).cpu()
-        mean = (sums[:, 1] / sums[:, 0].clamp(min=1)).to(self.mean)  # (f, D + r)
-        spread = sums[:, 2] / sums[:, 0].clamp(min=1) - mean.double().cpu().square()
-        size = spread[:, self.width :].mean(1, keepdim=True).clamp(min=1e-12).sqrt()
-        pooled = self.scale[: self.width].expand(len(mean), -1)
-        own = (self.width**-0.5 / size).expand(-1, projection.shape[1]).to(mean)
-        scale = torch.cat([pooled, own], 1)
-
-        def standardised() -> Iterator[Batch]:
-            for x, labels, samples in train:
-                yield (x - mean.unsqueeze(1)) * scale.unsqueeze(1), labels, samples
-
-        weight = mean.new_zeros(len(mean), len(self.task.spec.classes), mean.shape[1])
-        bias = weight.new_zeros(weight.shape[:2])
-        for penalty in PENALTIES:
-            weight, bias = self._solve(weight, bias, _Kept(standardised, keep=False), penalty)
-            folded = weight * scale.unsqueeze(1)
-            yield folded, bias - (folded @ mean.unsqueeze(-1)).squeeze(-1)
-
-    def _projected(self, projection: Tensor, measured: bool = False) -> Iterator[Batch]:
-        """Of training images, or of those to measure on: what each head sees, (f, b, D + r)."""
-        for rows, labels, samples in self.train if self.own_val or not measured else self.val:
-            x = rows[:, : self.width + projection.shape[-1]].to(projection)
-            pooled = x[:, : self.width].expand(len(projection), -1, -1)
-            own = x[:, self.width :] @ projection.mT
-            yield torch.cat([pooled, own], -1), to_device(labels, x.device), samples
+        seen = seen._replace(projected=rank)
+        tried[best] = Tried(seen, alpha, penalty, answers, metrics)
+        head = torch.cat([pooled, kept], -1), bias + left_out
+        return Solution(seen, *head, {"projection": projection}, {}, metrics, answers, tried)
 
     def _components(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (f, c) and principal components (f, c, c) of what statistics add to the outputs.
@@ -457,9 +417,12 @@ class Solver:
         """Answers of the heads for the images that they did not learn from, and their metrics."""
         if self.own_val:
             return self._answers(found.weight, found.bias, found.features)
-        weight, bias = self._fold(found)
-        size = weight.shape[-1]
-        batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in self.val)
+        return self._measure_folded(*self._fold(found))
+
+    def _measure_folded(self, weight: Tensor, bias: Tensor) -> tuple[HeldOut, dict[str, Any]]:
+        """`_measure` of heads for the statistics as they are."""
+        size, seen = weight.shape[-1], self.train if self.own_val else self.val
+        batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in seen)
         return self._answers(weight, bias, batches)
 
     def _answers(
@@ -481,9 +444,7 @@ class Solver:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Outputs (f, b, c) of heads that see the same (b, d), or each its own (f, b, d)."""
-    if x.ndim == 3:
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+    """Outputs (f, b, c) of heads that see the same features (b, d)."""
     linear = F.linear(x, weight.flatten(0, 1), bias.flatten())
     return linear.view(-1, *bias.shape).movedim(1, 0)
 
