@@ -53,7 +53,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_the_page_lists_every_name_in_words_of_today() -> None:
     """The page is also read where there is no site: in an editor, or in a clone's web view."""
-    assert written(REFERENCE) == REFERENCE
+    same = written(REFERENCE) == REFERENCE
+    assert same, "run python scripts/document_reference.py"
     assert "| `engram.fit(model, name, data, …)` | Train" in REFERENCE
 
 
