@@ -118,7 +118,7 @@ class Bench:
             "test": test["accuracy"],
             "fold": metrics[chosen.trainers[0].name]["accuracy"],
             "candidates": [[regime, metrics[called]["accuracy"]] for regime, called in finished],
-            "tried": [[one.regime, one.lr, one.score, one.epochs] for one in tried],
+            "tried": [[one.regime, one.lr, one.value, one.epochs] for one in tried],
             "ece": test["ece"],
             "uncalibrated_ece": classification_metrics([(raw, labels)])["ece"],
             "temperature": val.get("temperature", 1.0),

@@ -31,7 +31,7 @@ from engram.model import MemoryViT
 from engram.train.cache_plan import CachePlan
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
-from engram.train.training import train
+from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
@@ -56,7 +56,8 @@ def trained(name: str, regime: str, order: int) -> dict[Run, Weights]:
                     continue
                 model.add(splits.task_spec(f"{seed}.{i}", METHODS[regime]()), seed=seed)
                 learners[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe, lr)
-        train(model, list(learners.values()), splits, recipe, team=ProcessGroup(), progress=silent)
+        tried = list(learners.values())
+        Training(model, tried, splits, recipe, None, ProcessGroup(), silent).whole()
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save({run: one.task.tensors() for run, one in learners.items()}, kept)
     found: dict[Run, Weights] = torch.load(kept, weights_only=True)

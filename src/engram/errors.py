@@ -1,5 +1,7 @@
 """Exceptions and notices: sentences for users."""
 
+from typing import Any
+
 #: DataLoader may say so anywhere in the main process: it hears of it by a signal.
 LOST_WORKER = (
     "A process that reads images was ended by the system, most likely for want of memory; use "
@@ -27,7 +29,15 @@ class EngramError(Exception):
 
 
 class Interrupted(EngramError):
-    """The user stopped a run; what it had learned is in its checkpoint."""
+    """The user stopped a run; what it had learned is in its checkpoint.
+
+    Attributes:
+        result: The result with the best engram so far, where Ctrl-C let a run write one; else None.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class Notice(UserWarning):

@@ -69,7 +69,7 @@ def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     }  # fmt: skip
     (kept,) = (one for one in said["tried"] if one["kept"])
     assert (kept["regime"], kept["parameters"]) == (said["regime"], said["parameters"])
-    assert kept["score"] == said["metrics"]["val"]["held_out"]
+    assert kept["value"] == said["metrics"]["val"]["held_out"]
     assert set(kept) == {
         "regime", "lr", "parameters", "score", "how", "epochs", "kept", "tied", "dropped",
         "own_pass",
@@ -179,7 +179,7 @@ def test_sweep_prints_every_setting_and_the_best(work: Path, capsys: Output) -> 
     assert [(s["lr"], s["cells"]) for s in said["settings"]] == [
         (0.001, 1), (0.001, 2), (0.01, 1), (0.01, 2),
     ]  # fmt: skip
-    assert all(len(s["accuracies"]) == 2 for s in said["settings"])
+    assert all(len(s["values"]) == 2 for s in said["settings"])
     assert said["best"] in said["settings"]
     assert {"mean", "deviation"} <= said["metrics"]["val"].keys()
     assert {"sweep.csv", "sweep.png"} <= {path.name for path in (work / "new.run").iterdir()}

@@ -145,7 +145,7 @@ def test_two_processes_choose_what_one_does(
     assert a["metrics"]["test"]["loss"] == pytest.approx(b["metrics"]["test"]["loss"], abs=0.01)
     for mine, other in zip(a.get("tried", ()), b.get("tried", ()), strict=True):
         assert (mine["regime"], mine["kept"]) == (other["regime"], other["kept"])
-        assert mine["score"] == pytest.approx(other["score"], abs=0.2)  # an image of six
+        assert mine["value"] == pytest.approx(other["value"], abs=0.2)  # an image of six
 
 
 def test_two_processes_killed_and_stopped_end_with_the_same_bits(

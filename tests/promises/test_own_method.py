@@ -74,7 +74,7 @@ def test_a_sweep_trains_its_variants_in_one_pass(small_backbone: Path, splits: S
         queries=2,
     )  # fmt: skip
     assert len(result.settings) == 2
-    assert all(len(setting.scores) == 2 for setting in result.settings)
+    assert all(len(setting.values) == 2 for setting in result.settings)
     assert model.task("pooled").spec.method == AttentionPooling(queries=2)
 
 

@@ -82,7 +82,7 @@ def test_auto_that_was_killed_and_stopped_ends_with_the_same_bits(
     stopped.signal_when(signal.SIGINT, reached(out, 6))  # some have been dropped
     assert stopped.code == 130, stopped.stderr
     assert "--resume" in stopped.stderr
-    assert not out.exists()
+    assert engram.inspect(out).metrics["val"]["accuracy"] > 0.5
     end = nursery.run(*fit(out, *settings, "--resume", "--json"))
     assert end.code == 0, end.stderr
     assert engram.inspect(out).content == engram.inspect(whole).content
@@ -90,7 +90,7 @@ def test_auto_that_was_killed_and_stopped_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("settings", [CACHED, AUGMENTED], ids=["cached", "augmented"])
-def test_ctrl_c_saves_and_says_how_to_go_on(
+def test_ctrl_c_keeps_the_best_so_far_and_says_how_to_go_on(
     nursery: Any, fit: Callable[..., list[object]], tmp_path: Path, settings: tuple[object, ...]
 ) -> None:
     cached = settings == CACHED
@@ -105,7 +105,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     assert "--resume" in run.stderr
     assert "Traceback" not in run.stderr
     assert step_of(out) >= 3
-    assert not out.exists()
+    kept = engram.inspect(out)
+    assert kept.recipe["training"]["interrupted"]
+    assert kept.metrics["val"]["interval"]
     if not cached:
         end = nursery.run(*fit(out, *settings, "--resume"))
         whole = nursery.run(*fit(other, *settings, *hour))
@@ -129,6 +131,52 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
         assert changed.code == 2
         assert "exists already" in changed.stderr
         assert out.stat().st_mtime_ns == written
+
+
+def test_ctrl_c_after_the_first_answer_keeps_it_as_an_engram(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
+    settings = (*CACHED, "--regime", "auto", "--test")
+    at_once = nursery.run(*fit(whole, *settings))
+    assert at_once.code == 0, at_once.stderr
+    run = nursery.start(*fit(out, *settings), hold=reached(out, 1))
+    run.signal_when(signal.SIGINT, lambda: "trying to improve" in run.stderr)
+    assert run.code == 130, run.stderr
+    assert f"{out} is the best so far" in run.stderr
+    assert "interrupted" in run.stdout
+    kept = engram.inspect(out)
+    assert kept.spec.regime in ("head", "readout")  # nothing else has seen all folds
+    assert kept.has_statistics
+    assert kept.metrics["val"]["interval"]
+    assert "test" not in kept.metrics
+    assert (out.with_suffix(".run") / "report.html").exists()
+    assert nursery.run("eval", out, "--data", f"colours={fit(out)[1]}").code == 0
+    again = nursery.run(*fit(out, *settings))
+    assert again.code == 2
+    assert "holds an interrupted run" in again.stderr
+    end = nursery.run(*fit(out, *settings, "--resume"))
+    assert end.code == 0, end.stderr
+    assert engram.inspect(out).content == engram.inspect(whole).content
+    assert engram.inspect(out).metrics == engram.inspect(whole).metrics
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(
+    nursery: Any, fit: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.safetensors"
+    run = nursery.start(*fit(out, *CACHED, "--regime", "auto"), hold=reached(out, 1))
+    wait_until(lambda: "trying to improve" in run.stderr, lambda: run.stderr)
+
+    def ends() -> bool:
+        if not run.ended:
+            os.killpg(run.pid, signal.SIGINT)  # until it was there twice: it waits for `go`
+        return run.ended
+
+    wait_until(ends, lambda: run.stderr)
+    assert run.wait().code in (130, -signal.SIGINT)  # one more may come while it exits
+    assert "Traceback" not in run.stderr
+    assert not out.exists()
 
 
 def test_sigterm_to_every_process_lets_the_main_one_save(

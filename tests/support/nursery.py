@@ -123,6 +123,7 @@ class Nursery:
         self.count += 1
         out, err, go = (self.folder / f"{self.count}.{name}" for name in ("out", "err", "go"))
         out = stdout or out
+        err.touch()  # whoever waits for what it says may be earlier
         job = {
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd or self.folder),

@@ -65,7 +65,7 @@ def history_of(kind: str) -> list[dict[str, float]]:
 def settings_of(kind: str, count: int = 1) -> list[dict[str, Any]]:
     """Settings of a sweep, from the worst to the best."""
     score = f"val_{KINDS[kind].score}"
-    settings = {"cells": 1, "weight_decay": 0.0, "deviation": 0.1, "scores": [1]}
+    settings = {"cells": 1, "weight_decay": 0.0, "deviation": 0.1, "values": [1]}
     return [{"lr": i + 1, score: i / 100, **settings} for i in range(count)]
 
 

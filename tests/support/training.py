@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,17 @@ class Steps:
             self.done.append(done)
             if len(self.done) == self.stop:
                 raise KeyboardInterrupt
+
+
+class Interrupting(engram.Callback):
+    """Presses Ctrl-C after a step of a run."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def step(self, step: int, loss: float) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def fit_until(

@@ -1,10 +1,16 @@
 """Means and spread are those of the data, familiarity is a distance, drawn features are alike."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from engram.tasks.class_statistics import RANK, ClassStatistics, statistics_shapes
+from engram.tasks.class_statistics import (
+    RANK,
+    ClassStatistics,
+    largest_eigenvectors,
+    statistics_shapes,
+)
 
 GROUPS, FEATURES = 3, 12
 
@@ -112,6 +118,16 @@ def test_fewer_images_than_features_have_directions_too_less_what_noise_explains
     assert torch.allclose(found.basis.mT @ found.basis, believed * largest, atol=0.05)
     few = kept(torch.randn(10, 40), torch.zeros(10, dtype=torch.long), number=1)
     assert not bool(few.basis.any())
+
+
+def test_eigenvectors_of_a_large_matrix_are_those_of_numpy() -> None:
+    x = torch.randn(700, 700).double() * torch.arange(1, 701) ** -0.5
+    matrix = x @ x.mT
+    values, vectors = largest_eigenvectors(matrix, RANK)
+    theirs, columns = np.linalg.eigh(matrix.numpy())
+    assert values.numpy() == pytest.approx(theirs[-RANK:], rel=0.01)
+    inside = torch.from_numpy(columns[:, -RANK // 2 :]).mT @ vectors
+    assert float(inside.square().sum(1).min()) > 0.99
 
 
 def test_shapes_are_those_of_the_tensors() -> None:

@@ -45,7 +45,7 @@ def test_the_best_is_kept_and_all_that_was_tried_is_listed(
     assert tried(result, "solved") == {"head": 1, "readout": 1}
     (kept,) = (one for one in result.tried if one.kept)
     assert (kept.regime, kept.parameters) == (result.regime, result.parameters)
-    assert kept.score == pytest.approx(result.metrics["val"]["held_out"])
+    assert kept.value == pytest.approx(result.metrics["val"]["held_out"])
     assert result.metrics["test"]["accuracy"] >= 0.85  # chance: 0.33
     assert list(model.tasks) == ["t"]
     assert same(before, state(model.backbone))
@@ -202,7 +202,7 @@ def test_images_that_cannot_be_read_count_as_wrong(model: MemoryViT, photos: Pat
     (photos / "val" / "dark" / "00.png").write_bytes(b"broken")
     result = engram.auto(model, "t", photos, QUICK.but(max_bad=0.1))
     assert len(result.unreadable) == 1
-    assert {one.score for one in result.tried} <= {i / 10 for i in range(10)}
+    assert {one.value for one in result.tried} <= {i / 10 for i in range(10)}
     assert result.metrics["val"]["images"] == 10
 
 

@@ -288,3 +288,16 @@ def test_a_transform_of_ones_own_replaces_the_views(small_backbone: Path, colour
     assert len(seen) >= 32
     assert set(seen) == {(16, 16)}
     assert not same(plain, learned_with(lambda picture: 255 - transform(picture)))
+
+
+def test_an_epoch_has_every_image_once_unless_a_sampler_balances(
+    small_backbone: Path, splits: Splits
+) -> None:
+    splits = splits.with_validation(0.1, 0)
+    recipe = Recipe(batch=16, balance="sampler")
+    plan = FeedPlan(start(small_backbone, splits), ["colours"], splits, recipe, ProcessGroup())
+    assert sorted(plan.order(1, even=False)) == list(range(54))
+    labels = plan.train.labels[plan.order(1, even=True)]
+    assert np.ptp(np.bincount(labels)) <= 1
+    assert plan.per_epoch == 4
+    assert not plan.only_pooled

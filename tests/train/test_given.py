@@ -52,6 +52,16 @@ def test_the_file_of_a_run_repeats_it(
     ).read_text()
 
 
+def test_a_sweep_takes_the_file_of_fit_but_not_its_refit(work: Path, capsys: Output) -> None:
+    """Which learns from held-out images after cross-validation; a sweep would train once more."""
+    assert fit("--regime", "masked", "--cells", 2) == 0
+    assert read_settings(Path("new.run/recipe.toml"))["refit"] is True
+    again("sweep", "--lr", "0.001,0.01")
+    assert read_settings(Path("again.run/recipe.toml"))["refit"] is False
+    again("sweep", "--lr", "0.001,0.01", "--refit", "--overwrite")
+    assert read_settings(Path("again.run/recipe.toml"))["refit"] is True
+
+
 def test_a_flag_wins_over_the_file(work: Path) -> None:
     Path("mine.toml").write_text(
         'regime = "masked"\ncells = 2\nsteps = 6\nbatch = 16\nworkers = 0\nlr = 0.01\n'

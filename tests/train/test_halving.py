@@ -6,7 +6,7 @@ import pytest
 
 from engram import MemoryViT, Recipe
 from engram.data.datasets import Splits
-from engram.train.halving import SuccessiveHalving
+from engram.train.halving import SuccessiveHalving, Trial
 from engram.train.learner import TaskTrainer
 from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
@@ -17,14 +17,14 @@ RECIPE = Recipe(steps=40, batch=16, workers=0, evaluations=20)
 @pytest.fixture
 def training(model: MemoryViT, splits: Splits) -> SuccessiveHalving:
     """Two rates of two regimes; the first rate of each moves nothing."""
-    learners = []
+    trials = []
     for regime in ("masked", "side"):
         for lr in (1e-50, 0.003):
             name = f"{regime}-{lr:g}"
             model.add_task(name, splits.classes, 2, regime=regime, seed=0)
-            learners.append(TaskTrainer(model, name, RECIPE, lr))
+            trials.append(Trial([TaskTrainer(model, name, RECIPE, lr)]))
     held = splits.with_validation()
-    training = SuccessiveHalving(model, learners, held, RECIPE, None, ProcessGroup(), silent)
+    training = SuccessiveHalving(model, trials, held, RECIPE, None, ProcessGroup(), silent)
     training.prepare()
     training.begin("")
     return training
@@ -33,9 +33,9 @@ def training(model: MemoryViT, splits: Splits) -> SuccessiveHalving:
 def test_the_best_go_on(training: SuccessiveHalving) -> None:
     training.go()
     training.end()
-    assert sorted(training.dropped_at.values()) == [2.0, 4.0]  # of ten epochs
+    epochs = [metrics["epochs"] for metrics in training.dropped.values()]
+    assert sorted(epochs) == [2.0, 4.0]  # of ten
     assert set(training.names) == {"masked-0.003", "side-0.003"}
-    assert training.dropped_at.keys() == training.dropped.keys()
     assert all("accuracy" in metrics for metrics in training.dropped.values())
     assert all(learner.metrics["accuracy"] == 1 for learner in training.learners)
 

@@ -35,7 +35,9 @@ def test_a_result_is_a_document() -> None:
             "epochs": 12.0,
             "kept_step": 14,
             "stopped_early": True,
+            "interrupted": False,
         },
+        "interrupted": False,
     }
     assert list(document)[:6] == ["task", "path", "regime", "parameters", "seconds", "metrics"]
 
@@ -48,6 +50,7 @@ def test_how_training_ended_is_a_sentence() -> None:
     assert str(Ending(60, 60, 2, 58, 5)) == (
         "30 epochs (60 steps); kept the weights of step 58, the best on validation"
     )
+    assert "(24 steps): interrupted; kept" in str(Ending(24, 60, 2, 14, 5, interrupted=True))
     assert str(Ending(60, 60, 2, 60, 0)) == "30 epochs (60 steps); kept the last weights"
 
 

@@ -196,9 +196,12 @@ def test_the_classifier_of_a_fold_is_the_one_of_scikit_learn_without_its_images(
 
 @pytest.mark.usefixtures("as_solved")
 @pytest.mark.parametrize("what", [PLAIN, Seen(3), ALL])
-def test_numbers_are_those_of_ridge_regression(backbone: ViT, seen: Tensor, what: Seen) -> None:
+def test_numbers_are_those_of_ridge_regression(
+    backbone: ViT, seen: Tensor, what: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = seen[:, [2, 40]] * torch.tensor([100.0, 0.1]) + torch.tensor([7.0, -1.0])
     labels = labels + 0.3 * labels.std(0) * torch.randn(72, 2)
+    monkeypatch.setattr(solve, "_ITERATIONS", 400)  # to the end
     found = solver_of(backbone, "regression", seen, labels, 2).best([what])
     x = standardised(seen, found, "r2")
     mean, std = labels[:48].mean(0), labels[:48].std(0, correction=0)
@@ -207,7 +210,7 @@ def test_numbers_are_those_of_ridge_regression(backbone: ViT, seen: Tensor, what
         x[:48], ((labels[:48] - mean) / std).numpy()
     )
     gap = outputs(seen, found).numpy() - peer.predict(x)
-    assert np.abs(gap).max() < 0.02
+    assert np.abs(gap).max() < 0.005
     assert found.metrics["r2"] > 0
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.support.training import Steps, alone
+from tests.support.training import Interrupting, Steps, alone
 
 import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
+from engram.errors import Interrupted
 from engram.train.sweep import sweep
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
@@ -28,10 +29,10 @@ def test_the_best_on_validation_is_kept_and_recorded(
         model, "t", splits, QUICK, lrs=[1e-50, 0.01], cells=[1, 3], seeds=2, out=out, test=True
     )  # fmt: skip
     assert len(result.settings) == 4
-    assert all(len(setting.scores) == 2 for setting in result.settings)
+    assert all(len(setting.values) == 2 for setting in result.settings)
     assert result.best.mean == max(setting.mean for setting in result.settings)
     assert result.best.lr == 0.01  # the other moves nothing
-    assert result.metrics["val"]["accuracy"] == max(result.best.scores)
+    assert result.metrics["val"]["accuracy"] == max(result.best.values)
     assert result.metrics["test"]["accuracy"] > 0.8
     header = engram.inspect(out)
     assert header.recipe is not None
@@ -71,6 +72,27 @@ def test_refit_learns_from_the_validation_images_too(
     assert torch.allclose(own, model.task("t").head.weight, rtol=1e-6)
     with pytest.raises(EngramError, match="validation split of its own"):
         sweep(model, "u", everything, QUICK, lrs=[0.01], refit=True)
+
+
+@pytest.mark.parametrize("regime", ["masked", "memory"])
+def test_ctrl_c_keeps_the_best_so_far(
+    regime: str, model: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    """Variants train together, or one by one."""
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "t.safetensors"
+    grid = {"lrs": [0.01, 0.003, 0.001], "cells": [2], "regime": regime, "refit": True}
+    sweep(MemoryViT(model.backbone), "t", splits, QUICK, **grid, out=whole)
+    at = 5 if regime == "masked" else 17  # of the second variant it is 5, too
+    with pytest.raises(Interrupted) as stopped:
+        sweep(model, "t", splits, QUICK, **grid, out=out, callbacks=[Interrupting(at)])
+    result = stopped.value.result
+    assert result.interrupted
+    assert len(result.settings) == (3 if regime == "masked" else 2)
+    assert engram.inspect(out).metrics["val"]["accuracy"] == max(result.best.values)
+    assert list(model.tasks) == []
+    resumed = sweep(model, "t", splits, QUICK, **grid, out=out, resume=True)
+    assert len(resumed.settings) == 3
+    assert engram.inspect(out).content == engram.inspect(whole).content
 
 
 def test_regimes_that_change_the_backbone_run_one_by_one(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from PIL import Image
+from scipy.stats import bootstrap
 from scipy.stats import t as student
+from sklearn.metrics import average_precision_score
 from tests.support.training import learned, same, start
 
 import engram
-from engram import MemoryViT, Recipe
+from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.tasks.calibration import best_temperature, temperature
 from engram.tasks.class_statistics import student_quantile
@@ -102,6 +108,94 @@ def test_choosing_among_noise_is_not_flattered(colours: Path) -> None:
     assert found["accuracy"] == pytest.approx(0.3, abs=0.06)  # scaled to all images
     low, high = found["interval"]
     assert low < 0.25 < high
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("multilabel", "map"), ("regression", "r2")])
+def test_the_interval_of_a_metric_is_that_of_the_bootstrap(
+    kind: str, metric: str, colours: Path
+) -> None:
+    """Widened by what answers are worth: here one share of a tenth is held out."""
+    splits = load(colours).with_validation()
+    labels = (torch.rand(80, 3) < 0.4) if kind == "multilabel" else torch.randn(80, 3)
+    outputs = labels.float() + torch.randn(80, 3)
+    fitted = {"thresholds": torch.full((3,), 0.5), "mean": torch.zeros(3), "std": torch.ones(3)}
+
+    def value(rows: npt.NDArray[np.int64]) -> float:
+        return float(KINDS[kind].metrics([(outputs[rows], labels[rows])], fitted)[metric])
+
+    answers = HeldOut(outputs, labels, torch.arange(80))
+    found = estimator(metric, kind, splits)(KINDS[kind].metrics(answers.pairs, fitted), answers,
+                                            [], fitted)  # fmt: skip
+    middle, worth = value(np.arange(80)), 1 + 0.1 / 0.9
+    theirs = bootstrap(
+        (np.arange(80),), value, vectorized=False, n_resamples=1000, confidence_level=0.9,
+        method="percentile", rng=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
+    assert found[metric] == middle
+    for mine, other in zip(found["interval"], theirs, strict=True):
+        assert (mine - middle) / worth**0.5 == pytest.approx(other - middle, rel=0.25)
+
+
+def test_several_labels_an_image_are_estimated_in_folds(model: MemoryViT, splits: Splits) -> None:
+    """Every image once, by a task that has not seen it: scikit-learn finds the same."""
+    rng = np.random.default_rng(0)
+    train = splits["train"]
+    labels = np.stack([train.labels == 0, train.labels != 1, rng.random(60) < 0.3], 1)
+    tagged = replace(
+        splits, kind="multilabel", test=None,
+        train=replace(train, labels=labels.astype(np.float32), kind="multilabel"),
+    )  # fmt: skip
+    model.add_task("t", splits.classes, 2, kind="multilabel", seed=0)
+    result = engram.fit(model, "t", tagged, QUICK.but(calibrate="off"))
+    val, held_out = result.metrics["val"], result.answers
+    assert held_out is not None
+    assert (val["folds"], val["images"]) == (5, 60)
+    assert torch.equal(held_out.labels, torch.from_numpy(labels.astype(np.float32)))
+    theirs = average_precision_score(labels, held_out.logits.numpy(), average="macro")
+    assert val["held_out"] == pytest.approx(theirs, abs=1e-6)
+    assert val["interval"][0] < val["map"] < val["interval"][1]
+
+
+def test_an_unreadable_image_is_a_wrong_answer_of_its_fold(model: MemoryViT, photos: Path) -> None:
+    shutil.rmtree(photos / "val")
+    (photos / "train" / "dark" / "03.png").write_bytes(b"broken")
+    splits = load(photos)
+    model.add_task("t", splits.classes, 2, seed=0)
+    for cache in ("on", "off"):
+        result = engram.fit(model, "t", splits, QUICK.but(cache=cache))
+        val, held_out = result.metrics["val"], result.answers
+        assert held_out is not None
+        assert len(result.unreadable) == len(held_out.failed) == 1
+        assert (val["images"], len(held_out.labels)) == (40, 39)
+        right = int((held_out.logits.argmax(1) == held_out.labels).sum())
+        assert val["held_out"] == right / 40
+
+
+def test_photographs_that_are_there_twice_are_in_one_fold(assets: Path, tmp_path: Path) -> None:
+    """Stored again in another quality; other pets of the breed are not taken for copies."""
+    breeds = sorted((assets / "data" / "pets" / "train").iterdir())[:3]
+    for breed in breeds:
+        (tmp_path / breed.name).mkdir()
+        for i, path in enumerate(sorted(breed.iterdir())[:8]):
+            image = Image.open(path).convert("RGB")
+            image.save(tmp_path / breed.name / f"{i}.png")
+            if i < 4:
+                image.save(tmp_path / breed.name / f"copy-{i}.jpg", quality=85)
+    backbone = load_backbone(assets / "weights" / "vit_tiny_patch16_224" / "timm.safetensors")
+    model, recipe = MemoryViT(backbone), QUICK.but(cache="on")
+    splits = with_held_out(load(tmp_path), recipe)
+    model.add_task("t", splits.classes, regime="head")
+    with _with_folds(model, "t", splits) as names:
+        trainers = _trainers(model, names, recipe)
+        training = Training(model, trainers, splits, recipe, None, ProcessGroup(), silent)
+        training.prepare()
+    assert splits.folds is not None
+    train = splits["train"]
+    folds = {train.sample_name(i): int(splits.folds.train[i]) for i in range(len(train))}
+    apart = [name for name in folds if "copy-" in name and
+             folds[name] != folds[name.replace("copy-", "").replace(".jpg", ".png")]]  # fmt: skip
+    assert apart == []
+    assert training.copies == 12
 
 
 def test_any_score_has_an_interval(colours: Path) -> None:

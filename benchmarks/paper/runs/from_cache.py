@@ -24,7 +24,7 @@ from engram.tasks.metrics import classification_metrics
 from engram.train.feeds import open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
-from engram.train.training import train
+from engram.train.training import Training
 from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
@@ -122,7 +122,9 @@ class TrainedVariants:
         for masked in (False, True):  # heads read so little of the cache that they go separately
             group = [one for v, one in learners.items() if METHODS[v[0].regime].streams == masked]
             if group:
-                train(self.model, group, self.splits, self.recipe, team=self.team, progress=silent)
+                Training(
+                    self.model, group, self.splits, self.recipe, None, self.team, silent
+                ).whole()
         self.val = {variant: learner.metrics for variant, learner in learners.items()}
 
     def _learner(self, variant: Variant) -> TaskTrainer:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,7 +17,7 @@ from engram.cli.complete import among
 from engram.cli.flags import DATA, TASK, TRAINING, flags_from, numbers, option
 from engram.cli.terminal import announce, show
 from engram.cli.words import check_words, fit_with_images, fit_without_images
-from engram.errors import EngramError
+from engram.errors import EngramError, Interrupted
 from engram.methods.method_flags import REGIMES, MethodFlags
 from engram.tasks.task_settings import TaskSettings
 from engram.train.given import with_recipe_file
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engram.train.result import Result
     from engram.train.sweep import SweepResult
 
+TrainResult = TypeVar("TrainResult", bound="AutoResult | Result | SweepResult")
 TaskName = Annotated[str, option(TASK, "Name of the task.", "--task")]
 _REGIME_HELP = (
     "Which parameters train, and whether attention is masked; auto tries those that leave the "
@@ -144,7 +145,7 @@ def fit_command(
         settled = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
         check_words(words, data, settled)
         result: AutoResult | Result | SweepResult
-        teaches, made = False, None
+        teaches, made, stopped = False, None, ""
         if data is None:
             made = fit_without_images(words or "", task, out, given, progress)
         elif words is not None:
@@ -161,10 +162,14 @@ def fit_command(
                 result = job.teach(task, out, progress)
             else:
                 progress.say(job.opening(task, chosen))
-                result = job.train(task, out, chosen, seeds, progress, soup)
+                result, stopped = _or_best_so_far(
+                    job, lambda: job.train(task, out, chosen, seeds, progress, soup)
+                )
         if not teaches and made is None:
             progress("writing the report", 0, 0)
-            report = write_run_report(job.model, result, job.splits, job.recipe) if job.main else ""
+            report = ""
+            if job.team.main:
+                report = write_run_report(job.model, result, job.splits, job.recipe)
     if made is not None:
         return show(made, as_json)
     if teaches:
@@ -178,6 +183,21 @@ def fit_command(
         table = result.table(job.model.task(task).kind)
     document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
     show(Description(document, [*rows, ("report", report)], *table), as_json)
+    if stopped:
+        raise Interrupted(stopped)
+
+
+def _or_best_so_far(job: TrainingJob, train: Callable[[], TrainResult]) -> tuple[TrainResult, str]:
+    """The result of a run or, after Ctrl-C, of the best engram so far, and where it stopped."""
+    try:
+        return train(), ""
+    except Interrupted as stopped:
+        if stopped.result is None:
+            raise
+        result: TrainResult = stopped.result
+        if result.task not in job.model.tasks:
+            job.model.attach(str(result.path))
+        return result, str(stopped)
 
 
 def _check_add_classes(add: bool, old: str | None, given: Mapping[str, Any]) -> None:
@@ -280,11 +300,12 @@ def sweep_command(
         if all(value is None for name, value in own.items() if name != "refit"):
             grid["lrs"] = job.usual_rates()
         progress.say(job.opening(task, job.settings.regime))
-        result = job.sweep(task, out, progress, **grid)
+        result, stopped = _or_best_so_far(job, lambda: job.sweep(task, out, progress, **grid))
         report = ""
         progress("writing the report", 0, 0)
-        if job.main:
-            report = write_run_report(job.model, result, job.splits, job.recipe, grid["refit"])
+        if job.team.main:
+            refit = grid["refit"] and not result.interrupted
+            report = write_run_report(job.model, result, job.splits, job.recipe, refit)
     kind = job.model.task(result.task).kind
     table = tuple(
         (
@@ -300,12 +321,14 @@ def sweep_command(
         "lr",
         "cells",
         "weight decay",
-        f"validation {kind.metric_title(result.best.measure)}",
+        f"validation {kind.metric_title(result.best.metric)}",
         "",
     )
     rows = [*result_rows(result, job.model), ("report", report)]
     document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
     show(Description(document, rows, columns, table), as_json)
+    if stopped:
+        raise Interrupted(stopped)
 
 
 def result_rows(
@@ -324,6 +347,8 @@ def result_rows(
         ("parameters", f"{result.parameters:,}"),
         ("seconds", f"{result.seconds:.{0 if result.seconds > 10 else 1}f}"),
     ]
+    if result.interrupted:
+        rows.append(("interrupted", "this is the best so far; --resume continues the run"))
     if result.ending is not None:
         rows.append(("training", str(result.ending)))
     for split, metrics in result.metrics.items():

@@ -82,7 +82,7 @@ def fit_with_images(
         out=out, overwrite=options.overwrite, test=options.test, team=job.team,
         progress=progress, callbacks=job.callbacks,
     )  # fmt: skip
-    if job.main:
+    if job.team.main:
         engram = read_engram(out)
         write_engram(out, replace(engram, recipe={**engram.recipe, "words": parsed}))
     return job, result

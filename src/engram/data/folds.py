@@ -41,9 +41,10 @@ class Folds:
         if self.count > 1:
             self.train = self.val = torch.from_numpy(deal(dataset, groups, self.count, self.seed))
 
-    def held_out(self, samples: Tensor, fold: int) -> Tensor:
-        """The rows of these validation images that a fold holds out."""
-        return torch.eq(self.val[samples], fold).nonzero()[:, 0]
+    def samples(self, fold: int) -> Integers:
+        """The numbers of the validation images that a fold holds out."""
+        found: Integers = torch.eq(self.val, fold).nonzero()[:, 0].numpy()
+        return found
 
     def learned_from(self, samples: Tensor, fold: int) -> Tensor:
         """The rows of these training images that a fold does not hold out."""

@@ -94,6 +94,7 @@ class Answers:
     samples: Tensor
     failed: Sequence[str]  # images that could not be read
     fitted: Mapping[str, Tensor] = field(default_factory=dict)  # of the task's head
+    familiarity: Tensor | None = None  # of the images, where it was computed with the answers
 
     @property
     def kind(self) -> Kind:
@@ -110,8 +111,9 @@ class Answers:
             return {}
         rows = torch.isin(self.samples, torch.tensor(leaked), invert=True)
         others = replace(
-            self, logits=self.logits[rows], labels=self.labels[rows], samples=self.samples[rows]
-        )
+            self, logits=self.logits[rows], labels=self.labels[rows], samples=self.samples[rows],
+            familiarity=None,
+        )  # fmt: skip
         clean = others.metrics(skip_bad)
         return {
             "leaked": len(leaked),

@@ -45,9 +45,11 @@ def write_run_report(
     assert result.path is not None
     folder = run_folder(result.path)
     split = "test" if "test" in result.metrics else "val"
-    held_out = result.held_out if split == "val" else None
-    dataset = held_out.dataset if held_out else with_held_out(splits, recipe, cross=False)[split]
+    known = result.answers
+    dataset = known.dataset if known else with_held_out(splits, recipe, cross=False)[split]
     lead = f"Trained in {result.seconds:,.0f} seconds; the engram is {result.path.name}."
+    if result.interrupted:
+        lead += " It was interrupted, and this is the best so far."
     if result.ending is not None:
         lead += f" Training: {result.ending}."
     lead += _measured(result, KINDS[splits.kind])
@@ -56,13 +58,13 @@ def write_run_report(
         lead += f" Averages that were tried: {result.soup.summary(KINDS[splits.kind])}."
     if isinstance(result, AutoResult) and result.own_pass:
         lead += f" About a pass of its own: {result.own_pass}."
-    if split == "val" and held_out is None and (refit or _learned_all(result)):
+    if split == "val" and known is None and (refit or _learned_all(result)):
         dataset = dataset.subset(range(len(dataset)), "train")
         lead += " It has learned from the validation images since, so what follows flatters it."
     settings = [one.to_dict() for one in getattr(result, "settings", ())]
     tried = result.table(KINDS[splits.kind]) if isinstance(result, AutoResult) else None
     try:
-        answers = held_out or answers_for_report(model, dataset, result.task)
+        answers = known or answers_for_report(model, dataset, result.task)
         lead += _sampled(answers.dataset, dataset)
         page = write_report(
             folder / "report.html",

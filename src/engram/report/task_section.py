@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engram.images.preprocessing import normalise
 from engram.inference.evaluate import Answers
@@ -110,18 +111,11 @@ def _facts(model: MemoryViT, answers: Answers) -> list[tuple[str, str]]:
 
 
 def _familiarity(model: MemoryViT, answers: Answers) -> list[Content]:
-    """How familiar images of the split look, evenly spaced ones if there are many."""
+    """A sentence about how familiar images of the split look."""
     if model.task(answers.task).statistics is None:
         return []
-    samples = answers.samples[:: -(-len(answers.samples) // _FAMILIAR_IMAGES)]
-    found = []
-    for some in torch.split(samples, _BATCH):
-        views = [backbone_view(model, answers.dataset, int(i)) for i in some]
-        pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
-        with torch.inference_mode():
-            pixels = pixels.to(model.backbone.device)
-            found.append(model.with_familiarity(pixels, [answers.task])[1][answers.task].cpu())
-    values = torch.cat(found).double()
+    known = answers.familiarity
+    values = (_measured_familiarity(model, answers) if known is None else known).double()
     low, middle, high = values.quantile(values.new_tensor([0.05, 0.5, 0.95])).tolist()
     strange = float((values < 0).double().mean())
     return [
@@ -131,6 +125,19 @@ def _familiarity(model: MemoryViT, answers: Answers) -> list[Content]:
             "task learned from. Usual are 1 and 5%."
         )
     ]
+
+
+def _measured_familiarity(model: MemoryViT, answers: Answers) -> Tensor:
+    """Familiarity of images of the split, evenly spaced ones if there are many."""
+    samples = answers.samples[:: -(-len(answers.samples) // _FAMILIAR_IMAGES)]
+    found = []
+    for some in torch.split(samples, _BATCH):
+        views = [backbone_view(model, answers.dataset, int(i)) for i in some]
+        pixels = normalise(torch.from_numpy(np.stack(views)), model.preprocessing)
+        with torch.inference_mode():
+            pixels = pixels.to(model.backbone.device)
+            found.append(model.with_familiarity(pixels, [answers.task])[1][answers.task].cpu())
+    return torch.cat(found)
 
 
 def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
@@ -144,7 +151,7 @@ def _settings(kind: Kind, settings: Sequence[Mapping[str, Any]]) -> Table:
             str(setting["cells"]),
             f"{setting['weight_decay']:g}",
             f"{kind.shown(setting[key])} ± {kind.shown(setting['deviation'])}",
-            str(len(setting.get("accuracies", setting.get("scores")))),
+            str(len(setting["values"])),
         )
         for setting in shown
     ]

@@ -25,6 +25,7 @@ PREFIX = "statistics."
 HALF = tuple(PREFIX + name for name in ("means", "basis"))
 FEWEST, EACH = 10, 4  # held-out images, and images of the usual class, to know what is usual
 _MANY = 100  # from here on quantiles are counted
+_LARGE, _ROUNDS = 512, 12  # rows of a matrix whose eigenvectors are approximated, and how often
 _LEAST = 0.05  # of a feature's variance that no direction explains
 
 
@@ -154,11 +155,11 @@ class ClassStatistics(nn.Module):
         # Of the variance, as much as directions of mere noise would explain is not believed.
         believed = max(0.0, 1 - rank / max(1.0, self._free())) ** 0.5
         if x.shape[0] < x.shape[1]:  # fewer images than features
-            values, vectors = torch.linalg.eigh((x @ x.mT).double())
-            found = vectors[:, -rank:].mT.to(x) @ x if rank else x[:0]
+            _, vectors = largest_eigenvectors((x @ x.mT).double(), rank)
+            found = vectors.mT.to(x) @ x
         else:
-            values, vectors = torch.linalg.eigh((x.mT @ x).double())
-            found = (vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()).mT.to(x)
+            values, vectors = largest_eigenvectors((x.mT @ x).double(), rank)
+            found = (vectors * values.clamp(min=0).sqrt()).mT.to(x)
         largest = found.gather(1, found.abs().argmax(1, keepdim=True))
         self.basis.zero_()
         self.basis[:rank] = _rounded((found * largest.sign() * believed).flip(0))
@@ -181,6 +182,24 @@ class ClassStatistics(nn.Module):
         least = 1e-6 * max(1.0, abs(middle))  # where they are all equally alike
         self.quantiles.copy_(torch.tensor([min(low, middle - least), middle]))
         return True
+
+
+def largest_eigenvectors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues, the largest last, of a symmetric matrix, and their eigenvectors.
+
+    Of a large matrix by subspace iteration: all of its eigenvectors would take seconds.
+    """
+    n = len(matrix)
+    if n <= _LARGE:
+        values, vectors = torch.linalg.eigh(matrix)
+    else:
+        start = torch.randn(n, 4 * rank, generator=torch.Generator().manual_seed(0))
+        basis = torch.linalg.qr(start.to(matrix)).Q
+        for _ in range(_ROUNDS):
+            basis = torch.linalg.qr(matrix @ basis).Q
+        values, vectors = torch.linalg.eigh(basis.mT @ matrix @ basis)
+        vectors = basis @ vectors
+    return values[len(values) - rank :], vectors[:, vectors.shape[1] - rank :]
 
 
 def student_quantile(freedom: int) -> float:

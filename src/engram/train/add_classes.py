@@ -98,7 +98,8 @@ def add_classes(
         model.registry.check_removable(name)
     else:
         model.check(replace(engram.spec, name=name))
-    run = None if out is None else Run(Path(out), team, overwrite, backbone=model.backbone.source)
+    path = None if out is None else Path(out)
+    run = None if path is None else Run(path, team, overwrite, backbone=model.backbone.source)
     scratch = MemoryViT(model.backbone)
     for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))
@@ -119,7 +120,7 @@ def add_classes(
             model.detach(name)
         model.attach(made)
         if test:
-            metrics["test"] = metrics_on_test(
+            metrics["test"], _ = metrics_on_test(
                 model, name, splits, metrics["val"],
                 workers=recipe.workers, team=team, progress=progress,
             )  # fmt: skip
@@ -134,13 +135,7 @@ def add_classes(
             record |= {"grown_from": _lineage(engram)}
             model.save(name, run.out, metrics=metrics, recipe=record)
             run.finish("", made.content, result)
-    return Result(
-        task=name,
-        regime=made.spec.regime,
-        parameters=made.parameters,
-        path=None if run is None else run.out,
-        **result,
-    )
+    return Result.recorded(made, path, result)
 
 
 def with_known_classes(splits: Splits, old: Engram) -> Splits:

@@ -28,7 +28,8 @@ import torch
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError
+from engram.errors import EngramError, Interrupted
+from engram.inference.evaluate import Answers
 from engram.methods import METHODS, Head, Masked, MaskedAdapter, Readout, Side, SideReadout
 from engram.model import MemoryViT
 from engram.store.engram import Engram
@@ -39,15 +40,15 @@ from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback, Callbacks
 from engram.train.choice import best_of, ties
-from engram.train.fit import ending_of, training_record
-from engram.train.halving import SuccessiveHalving, trials
+from engram.train.fit import training_record
+from engram.train.halving import SuccessiveHalving, Trial
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
 from engram.train.own_pass import OwnPass, OwnPassResult, SharedBest, suggestion
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
-from engram.train.run import Run
+from engram.train.run import Run, interruption
 from engram.train.solve import PLAIN, Seen, Solution, Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
@@ -55,6 +56,7 @@ from engram.train.validation import HeldOut, with_held_out
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
+from engram.util.text import duration
 
 #: The regimes that are trained, with the learning rates that are tried. Of rates from 2e-4 to 3e-2,
 #: with 10 images a class on a ViT-Ti and DINOv2-small, the lowest held-out loss was at one of these
@@ -76,7 +78,8 @@ class Tried:
     regime: str
     lr: float  # 0: it was solved; of an average, that of its trained half
     parameters: int
-    score: float
+    metric: str  # the one that chooses
+    value: float  # on held-out images
     how: str  # trained, solved or averaged
     epochs: float = 0.0  # of training, until it was dropped or done
     kept: bool = False
@@ -94,25 +97,29 @@ class AutoResult(RunResult):
 
     tried: tuple[Tried, ...]
     history: Sequence[Mapping[str, float]]
-    measured_by: str = "accuracy"  # the metric that chose
     own_pass: str = ""  # what was found with `own_pass`, or that there is such a thing
+
+    @classmethod
+    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> AutoResult:
+        tried = tuple(Tried(**one) for one in record["tried"])
+        return super().recorded(engram, path, {**record, "tried": tried})
 
     def to_dict(self) -> dict[str, Any]:
         tried = [one.to_dict() for one in self.tried]
         return {**super().to_dict(), "tried": tried, "own_pass": self.own_pass}
 
     def table(self, kind: Kind) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """What was tried, the best first: columns and rows, for people."""
-        score = kind.metric_title(self.measured_by)
-        columns = ("tried", "lr", "epochs", "parameters", f"validation {score}", "")
-        tried = sorted(self.tried, key=lambda one: (-one.score, one.parameters))
+        """Columns and rows of a table of the trials, the best first."""
+        metric = kind.metric_title(self.tried[0].metric)
+        columns = ("tried", "lr", "epochs", "parameters", f"validation {metric}", "")
+        tried = sorted(self.tried, key=lambda one: (-one.value, one.parameters))
         return columns, tuple(
             (
                 one.regime,
                 f"{one.lr:g}" if one.lr else "",
                 f"{one.epochs:g}" if one.epochs else one.how,
                 f"{one.parameters:,}",
-                kind.shown(one.score),
+                kind.shown(one.value),
                 _remark(one),
             )
             for one in tried
@@ -175,7 +182,8 @@ def auto(
 
     Raises:
         EngramError: A setting makes no sense, the data does not fit, or the file exists.
-        Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint.
+        Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint. After Ctrl-C and
+            a first answer, `out` has the best engram so far, and the exception's `result` is that.
 
     Examples:
         >>> result = engram.auto(model, "plants", "photos", engram.Recipe(epochs=3))
@@ -194,7 +202,8 @@ def auto(
     own_passes = OwnPass(model, name, splits, recipe, task, team) if own_pass else None
     if own_passes is not None:
         own_passes.check()
-    run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
+    path = None if out is None else Path(out)
+    run = None if path is None else Run(path, team, overwrite, resume, model.backbone.source)
     about = settings_of(model, splits, task, recipe)
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
     told = run_callbacks(callbacks, name, splits, about, run, team)
@@ -202,25 +211,33 @@ def auto(
         finished = None if run is None else run.finished(portfolio.identity)
         if run is not None and finished is not None:
             model.attach(run.out)
-            return _result(model, name, run, finished)
+            return AutoResult.recorded(model.eval().engram(name), run.out, finished)
         engram, chosen, tried, training = portfolio.best(run, progress, told)
         final, lr = chosen.final, chosen.lr
-        metrics, ending, held_out = final.metrics, final.ending, training.held_out(final, name)
+        metrics, ending = final.metrics, final.ending
+        answers: Answers | None = training.held_out(final, name)
+        stopped_at = training.where if training.interrupted else ""
         own_pass_told = suggestion(metrics)
-        if own_passes is not None:
-            assert final.held_out is not None
+        if own_passes is not None and not stopped_at:
             shared = SharedBest(final.held_out, final.task.head.fitted, final.task.spec.regime)
-            own = own_passes.best(shared, run, progress)
-            own_pass_told = own.told
-            tried = [*tried, *_tried_own_pass(own)]
-            if own.best is not None and own.kept is not None:
-                tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
-                engram, lr, held_out = own.kept.engram, own.rates[own.best], None
-                metrics, ending = own.metrics, own.kept.ending
+            try:
+                own = own_passes.best(shared, run, progress)
+            except Interrupted as error:
+                if error.result is None:
+                    raise
+                stopped_at = "a regime with a pass of its own"
+            else:
+                own_pass_told = own.told
+                tried = [*tried, *_tried_own_pass(own)]
+                if own.best is not None and own.kept is not None:
+                    tried = [replace(one, kept=one.kept and one.own_pass) for one in tried]
+                    engram, lr, answers = own.kept.engram, own.rates[own.best], None
+                    metrics, ending = own.metrics, own.kept.ending
         model.attach(engram)
+        model.eval()
         found = {"val": metrics}
-        if test:
-            found["test"] = metrics_on_test(
+        if test and not stopped_at:
+            found["test"], answers = metrics_on_test(
                 model, name, splits, found["val"],
                 workers=recipe.workers, team=team, progress=progress,
             )  # fmt: skip
@@ -231,16 +248,20 @@ def auto(
             "history": training.history,
             "tried": [one.to_dict() for one in tried],
             "ending": ending and asdict(ending),
-            "measured_by": portfolio.measured_by,
             "own_pass": own_pass_told,
         }
         if run is not None and team.main:
             record = training_record(portfolio.recipe, splits, lr, ending)
             model.save(name, run.out, metrics=found, recipe=record)
-            run.finish(portfolio.identity, engram.content, result, training.history)
-            if own_passes is not None:
-                own_passes.clear(run)
-        done = replace(_result(model, name, run, result), held_out=held_out)
+            if not stopped_at:
+                run.finish(portfolio.identity, engram.content, result, training.history)
+                if own_passes is not None:
+                    own_passes.clear(run)
+        done = AutoResult.recorded(engram, path, result)
+        done = replace(done, answers=answers, interrupted=bool(stopped_at))
+        if stopped_at:
+            model.detach(name)  # a resumed run adds it again
+            raise interruption(run, stopped_at, done)
         told.finished(done)
     return done
 
@@ -251,7 +272,8 @@ def _tried_own_pass(own: OwnPassResult) -> list[Tried]:
             regime=one.engram.spec.regime,
             lr=lr,
             parameters=one.engram.parameters,
-            score=one.score,
+            metric=one.measured_by,
+            value=one.score,
             how="trained",
             epochs=round(one.ending.steps / one.ending.per_epoch, 2) if one.ending else 0.0,
             kept=i == own.best,
@@ -278,18 +300,6 @@ def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
     )
 
 
-def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> AutoResult:
-    engram = model.eval().engram(name)
-    tried = tuple(Tried(**one) for one in result["tried"])
-    return AutoResult(
-        task=name,
-        regime=engram.spec.regime,
-        parameters=engram.parameters,
-        path=None if run is None else run.out,
-        **{**result, "tried": tried, "ending": ending_of(result)},
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """Tasks of the portfolio's model that were tried as one: of every fold, and the one to keep."""
@@ -299,8 +309,9 @@ class Candidate:
     how: str
     lr: float = 0.0
     epochs: float = 0.0
-    #: HeldOut of all that it was chosen from itself: the settings of a solved head.
+    #: Answers of all that it was chosen from itself: the settings of a solved head.
     rivals: Sequence[HeldOut] = ()
+    dropped: bool = False  # before the end of its training
 
     @property
     def final(self) -> TaskTrainer:
@@ -341,19 +352,11 @@ class Portfolio:
         self.model = MemoryViT(model.backbone)
         for parent in model.tasks if settings.extends else ():
             self.model.attach(model.engram(parent))
-        self.learners: list[TaskTrainer] = []
-        self.scouts: list[TaskTrainer] = []  # of several folds; see SuccessiveHalving
-        self.followers: dict[str, list[TaskTrainer]] = {}
+        self.began = time.perf_counter()
         self.finished: list[Candidate] = []  # what the choice was made from
-        for regime, lr in ((r, lr) for r in regimes for lr in self._rates(r)):
-            trainers = self._trainers(regime, lr=lr)
-            self.learners += trainers
-            if len(trainers) > 2:
-                scout = TaskTrainer(self.model, self._add(regime), recipe, lr)
-                scout.fold = 0
-                self.followers[scout.name] = trainers
-                self.scouts.append(scout)
-        tasks = [(one.task.spec, one.lr, one.weight_decay) for one in self.learners]
+        self.trials = [self._trial(r, lr) for r in regimes for lr in self._rates(r)]
+        trainers = [trainer for trial in self.trials for trainer in trial.trainers]
+        tasks = [(one.task.spec, one.lr, one.weight_decay) for one in trainers]
         self.identity = f"{identity_of(self.model, tasks, splits, recipe)} auto test={test}"
         self.identity += " own-pass" if own_pass else ""
 
@@ -362,6 +365,15 @@ class Portfolio:
             return (self.recipe.lr,)
         sgd = self.recipe.optimizer == "sgd"
         return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
+
+    def _trial(self, regime: str, lr: float) -> Trial:
+        """A trial of a regime, with a scout where there are several folds."""
+        trainers = self._trainers(regime, lr=lr)
+        if len(trainers) <= 2:
+            return Trial(trainers)
+        scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
+        scout.fold = 0
+        return Trial(trainers, scout)
 
     def _trainers(self, regime: str, seen: Seen = PLAIN, lr: float = 0.0) -> list[TaskTrainer]:
         """Untrained tasks of one candidate: one for every fold, and one for all images."""
@@ -403,28 +415,18 @@ class Portfolio:
     ) -> tuple[Engram, Candidate, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
         training = SuccessiveHalving(
-            self.model, self.scouts or self.learners, self.splits, self.recipe, run, self.team,
-            progress, callbacks,
-        )  # fmt: skip
-        training.followers = self.followers
+            self.model, self.trials, self.splits, self.recipe, run, self.team, progress, callbacks
+        )
         training.prepare()
         training.begin(self.identity)
         solved = self._solved(training, progress) if self.solves else []
         scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
         training.to_beat = max(scores, default=-math.inf)
-        training.go()
+        training.go(lambda: self._say([one for one, _ in solved], training))
         training.checkpoint()  # what follows may take long, and is done again after a crash
         training.end()
-        trained, left = [], []
-        for trainers in trials(self.scouts) + trials(self.learners):
-            final = trainers[-1]
-            dropped = training.dropped.get(final.name)
-            if dropped is None and final not in training.learners:
-                continue  # a scout whose trial was followed, or a trial whose scout was dropped
-            metrics = final.metrics if dropped is None else dropped
-            epochs = training.dropped_at.get(final.name, training.epochs)
-            trained.append(Candidate(trainers, metrics, "trained", final.lr, epochs))
-            left += [] if dropped else trained[-1:]
+        trained = [self._trained(training, trial) for trial in self.trials]
+        left = [one for one in trained if not one.dropped]
         others = [candidate for candidate, _ in solved]
         for one in left:
             if solved and isinstance(one.final.task.method, Side):
@@ -438,20 +440,30 @@ class Portfolio:
                 regime=one.final.task.spec.regime,
                 lr=one.lr,
                 parameters=self.model.engram(one.final.name).parameters,
-                score=float(one.metrics[self.measured_by]),
+                metric=self.measured_by,
+                value=float(one.metrics[self.measured_by]),
                 how=one.how,
                 epochs=one.epochs,
                 kept=one is chosen,
                 tied=one in tied and len(tied) > 1,
-                dropped=one not in finished,
+                dropped=one.dropped,
             )
             for one in (*trained, *others)
         ]
-        answers, _ = training.validate([one for each in finished for one in each.trainers])
-        rivals = [*answers.values(), *(one for each in finished for one in each.rivals)]
+        rivals = [one.final.held_out for one in finished]
+        rivals += [answers for one in finished for answers in one.rivals]
         chosen.final.metrics = chosen.metrics
         training.complete(chosen.trainers, rivals)
         return self.model.engram(chosen.final.name).renamed(self.name), chosen, tried, training
+
+    def _trained(self, training: SuccessiveHalving, trial: Trial) -> Candidate:
+        """The trial in training, or what was measured of it when it was dropped."""
+        one = trial.scout or trial.final
+        if one.name not in training.dropped:
+            return Candidate(trial.trainers, trial.final.metrics, "trained", one.lr,
+                             training.epochs)  # fmt: skip
+        metrics = training.dropped[one.name]
+        return Candidate([one], metrics, "trained", one.lr, metrics["epochs"], dropped=True)
 
     def _solved(self, training: Training, progress: Progress) -> list[tuple[Candidate, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""
@@ -465,11 +477,25 @@ class Portfolio:
             trainers = self._trainers(regime, solution.seen)
             for fold, one in enumerate(trainers):
                 solution.put_into(one.task, fold)
+            trainers[-1].held_out = solution.answers
             rivals = [one.answers for one in solution.tried]
             found.append((Candidate(trainers, solution.metrics, "solved", rivals=rivals), solution))
-            score = self.kind.shown(float(solution.metrics[self.measured_by]))
-            progress("solving", len(found), 2, f"{regime} {score} on held-out images")
+            if len(found) < 2:
+                progress("solving", len(found), 2, self._answer(found[0][0]))
         return found
+
+    def _say(self, solved: Sequence[Candidate], training: Training) -> None:
+        """Say the first answer: the best of what was solved, before anything is trained."""
+        if solved:
+            best = solved[best_of(self.measured_by, [one.metrics for one in solved])]
+            after = duration(time.perf_counter() - self.began)
+            keeps = ", Ctrl-C keeps the best so far" if training.can_keep else ""
+            note = f"{self._answer(best)} after {after}; trying to improve{keeps}"
+            training.progress("solving", len(solved), len(solved), note)
+
+    def _answer(self, one: Candidate) -> str:
+        score = self.kind.shown(float(one.metrics[self.measured_by]))
+        return f"{one.final.task.spec.regime} {score}"
 
     def _averaged(
         self, training: Training, side: Candidate, solved: Sequence[Solution]

@@ -57,7 +57,7 @@ _FORGOTTEN = "0" * 64  # in place of the image's hash: a row that was damaged
 
 @dataclass(frozen=True)
 class View:
-    """Which pixels of a picture are meant: the evaluation view, or one fixed augmented view."""
+    """Crop of an image: the evaluation view, or one fixed augmented view."""
 
     augment: str = "none"
     flip: bool = False
@@ -68,7 +68,7 @@ class View:
 
 
 class _Row(NamedTuple):
-    """Where a row is stored, and its checksum."""
+    """Place of a stored row, and its checksum."""
 
     writer: str  # the stem of its two files
     number: int
@@ -256,7 +256,7 @@ class Cache:
     # Damage
 
     def damaged(self, contents: Iterable[str]) -> list[str]:
-        """Those of these images whose stored row is not what was written."""
+        """Hashes of images whose stored row does not have its checksum."""
 
         damaged = []
         for content in dict.fromkeys(contents):
@@ -374,7 +374,7 @@ class Cache:
 
 
 def _parts(view: BackboneView) -> list[Tensor]:
-    """What is kept of a layer, (b, n, D) each: its normed tokens, or its keys and its values."""
+    """Stored tensors of a layer, (b, n, D) each: its normed tokens, or its keys and its values."""
     if isinstance(view, Normed):
         return [view.tokens]
     return [merge_heads(view.k), merge_heads(view.v)]
@@ -414,7 +414,7 @@ def contents_of(
 
 
 def prefetched(make: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
-    """The same items, made in a thread up to `ahead` before they are wanted."""
+    """Make items in a thread, up to `ahead` before they are wanted."""
     with ThreadPoolExecutor(1) as pool:
         done = object()
         waiting = [pool.submit(next, make, done) for _ in range(ahead)]

@@ -1,4 +1,4 @@
-"""What a run needs of the cache: whether it can be used, what it keeps, the disk that it takes."""
+"""Plan of the cache for a run: whether it can be used, what it keeps, the disk that it takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CachePlan:
 
     @property
     def keeps(self) -> Keeps:
-        """What the cache has to keep of an image for these tasks."""
+        """Kind of row that these tasks need."""
         needs = Needs.POOLED
         for spec in self.specs:
             needs |= spec.method.needs

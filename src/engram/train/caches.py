@@ -54,7 +54,7 @@ def info(root: str | Path | None = None) -> list[dict[str, Any]]:
 
 
 def _about(meta: Path) -> dict[str, Any] | None:
-    """What a cache's meta.json says; None for one of somebody else's."""
+    """Content of a cache's meta.json; None for a folder of somebody else's."""
     if not re.fullmatch(r"[0-9a-f]{24}", meta.parent.name):
         return None
     try:

@@ -16,7 +16,7 @@ from engram.util.processes import ProcessGroup
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What a callback is told when a run starts.
+    """Argument of `Callback.started`.
 
     `settings` are those that repeat the run, as a recipe file holds them. `step` is 0, or where a
     resumed run goes on; `steps` is how many there will be. `folder` is `NAME.run`, or None without

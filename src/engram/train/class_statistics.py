@@ -55,23 +55,30 @@ def keep_statistics(
             part.sums.add(found[part.name][rows], group)
     for added in (*sums.values(), *(part.sums for part in parts)):
         added.finish()
-    seen: dict[str, list[Tensor]] = {one.name: [] for one in final}
-    for shard, found in _features(training, training.feed.validation(), names):
-        for part in parts:
-            assert folds is not None
-            rows = folds.held_out(shard.samples, part.fold)
-            likeness = part.sums.statistics.likeness(found[part.name][rows])
-            seen[part.trial].append(likeness.cpu())
-        for one in final if folds is None else ():
-            seen[one.name].append(sums[one.name].statistics.likeness(found[one.name]).cpu())
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {one.name: [] for one in final}
+    for part in parts:
+        assert folds is not None
+        held_out = training.feed.validation(folds.samples(part.fold))
+        for shard, found in _features(training, held_out, [part.name]):
+            likeness = part.sums.statistics.likeness(found[part.name])
+            seen[part.trial].append((likeness.cpu(), shard.samples))
+    if folds is None:
+        for shard, found in _features(training, training.feed.validation(), list(sums)):
+            for one in final:
+                likeness = sums[one.name].statistics.likeness(found[one.name])
+                seen[one.name].append((likeness.cpu(), shard.samples))
     for one in final:
-        statistics, values = sums[one.name].statistics, training.team.gather(seen[one.name])
-        known = statistics.adjust(torch.cat([torch.zeros(0), *values]))
+        statistics, nothing = sums[one.name].statistics, (torch.zeros(0), torch.zeros(0).long())
+        values, samples = zip(nothing, *training.team.gather(seen[one.name]), strict=True)
+        likeness = torch.cat(values)[torch.cat(samples).argsort()]
+        known = statistics.adjust(likeness)
         if old is not None:  # as usual for images of both, or of the first alone
             share = float(old.counts.sum() / statistics.counts.sum()) if known else 1.0
             statistics.quantiles.lerp_(old.quantiles, share)
         elif not known:
             one.task.statistics = None
+        low, middle = statistics.quantiles.cpu()
+        one.familiarity = (likeness - low) / (middle - low) if known else None
     training.model.train()
 
 
@@ -93,7 +100,7 @@ def _generator() -> torch.Generator:
 def features_of(
     training: Training, shares: Iterable[BatchShard], name: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What the head of a task is given of images, in half precision, and their labels."""
+    """Head inputs of a task for images, in half precision, and their labels."""
     for shard, found in _features(training, shares, [name]):
         yield found[name].half().cpu(), shard.labels
 

@@ -1,4 +1,4 @@
-"""Where a training run gets its batches from: images through the backbone, or the cache."""
+"""Batches of a training run: images through the backbone, or rows of the cache."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Dataset, Integers, Splits
-from engram.data.loader import Loader, Transform
+from engram.data.loader import Loader, Transform, balanced, shuffled
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
 from engram.model import MemoryViT
+from engram.tasks.spec import TaskSpec
 from engram.train.cache import Cache, View, contents_of, prefetched
+from engram.train.cache_plan import CachePlan
 from engram.train.caches import limit, make_room, room
-from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.validation import near_copies
 from engram.util.devices import to_device
@@ -67,17 +68,68 @@ class Feed(Protocol):
         Not `balanced`: every image once, also where the recipe has a sampler.
         """
 
-    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
-        """The validation images, or only the first batches of them."""
+    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        """The validation images, or only these, in this order."""
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Outputs by task for the inputs of a share."""
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """What the heads of tasks are given of the inputs of a share: (b, features) each."""
+        """Head inputs by task for the inputs of a share: (b, features) each."""
 
     def layer_statistics(self, inputs: Tensor) -> Tensor:
         """All layer statistics for the inputs of a share: (b, features)."""
+
+
+@dataclass(frozen=True)
+class FeedPlan:
+    """Model, tasks, data and recipe of a feed."""
+
+    model: MemoryViT
+    names: Sequence[str]
+    splits: Splits
+    recipe: Recipe
+    team: ProcessGroup
+    transform: Transform | None = None
+
+    @property
+    def augment(self) -> str:
+        return self.cache.augment
+
+    @property
+    def train(self) -> Dataset:
+        return self.splits["train"]
+
+    @property
+    def val(self) -> Dataset:
+        return self.splits["val"]
+
+    @property
+    def per_epoch(self) -> int:
+        """Optimiser steps in an epoch."""
+        return -(-len(self.train) // self.recipe.batch)
+
+    def order(self, epoch: int, even: bool) -> Integers:
+        """The training samples of an epoch; `even` where a sampler may balance the classes."""
+        if even and self.recipe.balance == "sampler":
+            return balanced(self.train.labels, self.recipe.data_seed, epoch)
+        return shuffled(len(self.train), self.recipe.data_seed, epoch)
+
+    @property
+    def specs(self) -> list[TaskSpec]:
+        return [self.model.task(name).spec for name in self.names]
+
+    @property
+    def only_pooled(self) -> bool:
+        """Whether every task reads nothing but the backbone's pooled token."""
+        return not any(spec.method.needs for spec in self.specs)
+
+    @property
+    def cache(self) -> CachePlan:
+        """Plan of the cache."""
+        return CachePlan(
+            self.model, self.specs, self.splits, self.recipe, self.transform is not None
+        )
 
 
 class BackboneFeed:
@@ -119,10 +171,7 @@ class BackboneFeed:
         for found in self._train.epoch(epoch, skip=skip, samples=order):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
-    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
-        samples = None if batches is None else range(batches * self._val.batch_size)
-        if samples is not None:
-            samples = samples[: len(self._val.dataset)]
+    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
         for found in self._val.epoch(0, samples=samples):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
@@ -190,7 +239,7 @@ class CacheFeed:
         ]
 
     def _absent(self) -> dict[Cache, set[str]]:
-        """What is not stored yet of the images of every cache."""
+        """Hashes of images that are not stored yet, by cache."""
         rows: dict[Cache, set[str]] = {}
         for cache, _, contents in self._stores:
             rows.setdefault(cache, set()).update(c for c in contents if c and c not in cache)
@@ -273,10 +322,8 @@ class CacheFeed:
             used.touch()
         yield from self._shares(cache, self.train, self._train_contents, order, skip)
 
-    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
-        order = np.arange(len(self.val))
-        if batches is not None:
-            order = order[: batches * self.recipe.batch]
+    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        order = np.arange(len(self.val)) if samples is None else samples
         yield from self._shares(self._plain, self.val, self._val_contents, order, 0)
 
     def _shares(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, Result
-from engram.train.run import Run
+from engram.train.run import Run, interruption
 from engram.train.solve import solve_tasks
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
@@ -72,7 +72,9 @@ def fit(
 
     Raises:
         EngramError: The data does not fit the task, the file exists, or the loss diverges.
-        Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint.
+        Interrupted: The run was stopped by Ctrl-C or SIGTERM, after a checkpoint. After Ctrl-C and
+            a first validation, `out` has the weights that were best so far, and the exception's
+            `result` is theirs.
 
     Examples:
         >>> result = engram.fit(model, "flowers", "photos", engram.Recipe(epochs=3))
@@ -98,7 +100,8 @@ def fit(
         )
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
+    path = None if out is None else Path(out)
+    run = None if path is None else Run(path, team, overwrite, resume, model.backbone.source)
     lr = learning_rate(recipe, type(task.method))
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
     settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=lr)
@@ -111,7 +114,7 @@ def fit(
             if written.spec != task.spec:  # validation chose what a readout sees
                 task = model.swap(written.spec)
             written.fill(task)
-            return _result(model, name, run, finished)
+            return Result.recorded(model.eval().engram(name), run.out, finished)
         with _with_folds(model, name, splits) as names:
             trainers = _trainers(model, names, recipe)
             training = Training(model, trainers, splits, recipe, run, team, progress, told)
@@ -128,9 +131,9 @@ def fit(
             training.complete(trainers, rivals)
         learner = trainers[-1]
         history, unreadable = training.history, training.unreadable
-        metrics = {"val": learner.metrics}
-        if test:
-            metrics["test"] = metrics_on_test(
+        metrics, answers = {"val": learner.metrics}, training.held_out(learner, name)
+        if test and not training.interrupted:
+            metrics["test"], answers = metrics_on_test(
                 model, name, splits, learner.metrics,
                 workers=recipe.workers, transform=transform, team=team, progress=progress,
             )  # fmt: skip
@@ -141,13 +144,20 @@ def fit(
             "history": history,
             "ending": learner.ending and asdict(learner.ending),
         }
+        engram = model.eval().engram(name)
         if run is not None and team.main:
             used = None if solved else learner.lr
             record = training_record(recipe, splits, used, learner.ending)
             model.save(name, run.out, metrics=metrics, recipe=record)
-            run.finish(identity, model.engram(name).content, result, history)
-        held_out = training.held_out(learner, name)
-        done = replace(_result(model, name, run, result), held_out=held_out)
+            if not training.interrupted:
+                run.finish(identity, engram.content, result, history)
+        done = replace(
+            Result.recorded(engram, path, result),
+            answers=answers,
+            interrupted=training.interrupted,
+        )
+        if training.interrupted:
+            raise interruption(run, training.where, done)
         told.finished(done)
     return done
 
@@ -174,27 +184,10 @@ def _trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[Ta
     ]
 
 
-def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> Result:
-    task = model.eval().task(name)
-    return Result(
-        task=name,
-        regime=task.spec.regime,
-        parameters=sum(p.numel() for p in task.parameters()),
-        path=None if run is None else run.out,
-        **{**result, "ending": ending_of(result)},
-    )
-
-
-def ending_of(result: Mapping[str, Any]) -> Ending | None:
-    """How the training ended, from what a run recorded."""
-    found = result.get("ending")
-    return None if found is None else Ending(**found)
-
-
 def training_record(
     recipe: Recipe, splits: Splits, lr: float | None, ending: Ending | None
 ) -> dict[str, Any]:
-    """What an engram records of its training: recipe, the data's name and size, how it ended.
+    """Record of a training in an engram: recipe, the data's name and size, how it ended.
 
     `lr` is the learning rate that was used; a task that was solved has none.
     """

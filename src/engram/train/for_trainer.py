@@ -92,7 +92,7 @@ class ForTrainer(nn.Module):
 
 
 class Output(dict[str, Tensor]):
-    """What `Trainer` takes from a model; `loss` and `logits` are attributes too."""
+    """Output of a model for `Trainer`; `loss` and `logits` are attributes too."""
 
     def __getattr__(self, name: str) -> Tensor:
         try:

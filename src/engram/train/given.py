@@ -1,7 +1,8 @@
-"""What was given for a run: what a recipe file says (`--recipe FILE`), and above it the flags."""
+"""Settings of a run: the flags, and below them those of a recipe file (`--recipe FILE`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class _Own:
 
 
 def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
-    """The flags, and below them what the file says that `--recipe` names, if it names one.
+    """Merge the recipe file that `--recipe` names and the flags; flags win.
 
     `own` are the flags of the command itself, None where they were not given. Both are returned
     with what the file says in the place of what was not given.
@@ -36,6 +37,8 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     said, flags = read_settings(Path(name)), given[Recipe]
     if "epochs" in flags and "steps" not in flags:
         said.pop("steps", None)  # else the file's steps would count
+    if _wrote(said) == ("fit" if "refit" in own else "sweep"):
+        del said["refit"]  # in fit it follows cross-validation, in a sweep it trains once more
     from_file = {key: said.pop(key) for key in own if key in said}
     if from_file.get("lr") == 0:  # in a recipe, the default of the regime
         del from_file["lr"]
@@ -56,6 +59,13 @@ def with_recipe_file(given: Given, **own: Any) -> tuple[Given, dict[str, Any]]:
     if any(said.values()):
         raise EngramError(f"{name} sets {', '.join(said)}, for which there is engram sweep.")
     return merged, {key: from_file.get(key) if own[key] is None else own[key] for key in own}
+
+
+def _wrote(said: Mapping[str, Any]) -> str:
+    """The command whose run wrote these settings, which are then all that there are; else ""."""
+    if not {"folds", "refit"} <= said.keys():
+        return ""
+    return "sweep" if "seeds" in said else "fit"
 
 
 _OWN = {item.name for item in fields(_Own)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engram.data.loader import Transform
 from engram.methods import Side
+from engram.model import MemoryViT
 from engram.train.choice import best_of, noise
 from engram.train.learner import TaskTrainer
 from engram.train.training import Training
@@ -19,12 +21,16 @@ _SCOUTING = 1 / 6
 _HOPELESS = 4.0  # times the margin of a tie, below what was solved
 
 
-def trials(learners: Sequence[TaskTrainer]) -> list[list[TaskTrainer]]:
-    """Task trainers by trial; in cross-validation a trial has one for every fold and one more."""
-    found: dict[str, list[TaskTrainer]] = {}
-    for one in learners:
-        found.setdefault(one.trial, []).append(one)
-    return list(found.values())
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Task trainers of one setting, for every fold and last for all images, and its scout."""
+
+    trainers: Sequence[TaskTrainer]
+    scout: TaskTrainer | None = None
+
+    @property
+    def final(self) -> TaskTrainer:
+        return self.trainers[-1]
 
 
 class SuccessiveHalving(Training):
@@ -35,18 +41,31 @@ class SuccessiveHalving(Training):
     beginning, unless its scout is far behind `to_beat`, a score that is there already.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.dropped: dict[str, dict[str, Any]] = {}  # their metrics then, by trial
-        self.dropped_at: dict[str, float] = {}  # epochs
-        self.followers: Mapping[str, Sequence[TaskTrainer]] = {}  # of scouts, by name
+    def __init__(self, model: MemoryViT, trials: Sequence[Trial], *given: Any) -> None:
+        self.trials, self.scouts = trials, [one.scout for one in trials if one.scout is not None]
+        learners = self.scouts or [trainer for one in trials for trainer in one.trainers]
+        super().__init__(model, learners, *given)
+        self.dropped: dict[str, dict[str, Any]] = {}  # by trainer: its metrics then, and the epochs
         self.to_beat = -math.inf
 
     def prepare(self, transform: Transform | None = None) -> None:
         super().prepare(transform)
-        for followers in self.followers.values():
-            for one in followers:
-                one.prepare(self.splits["train"].labels)
+        for trainer in (trainer for one in self.trials for trainer in one.trainers):
+            trainer.prepare(self.splits["train"].labels)
+
+    @property
+    def scouting(self) -> bool:
+        return bool(self.scouts) and self.first == 0
+
+    @property
+    def has_answer(self) -> bool:
+        solved = self.to_beat > -math.inf
+        return solved or (super().has_answer and not self.scouting)
+
+    def end(self) -> None:
+        super().end()
+        if self.interrupted and self.scouting:  # a scout knows one fold only
+            self._drop_all_but([])
 
     @property
     def epochs(self) -> float:
@@ -54,9 +73,9 @@ class SuccessiveHalving(Training):
 
     def _evaluate(self) -> None:
         super()._evaluate()
-        if self.followers:
-            scouted = self.step >= _SCOUTING * self.steps or all(one.done for one in self.learners)
-            if self.first == 0 and scouted:
+        if self.scouts:
+            ended = self.step >= _SCOUTING * self.steps or all(one.done for one in self.learners)
+            if self.scouting and ended:
                 self._follow_best()
             return
         for share, count in _RUNGS:
@@ -65,54 +84,53 @@ class SuccessiveHalving(Training):
 
     def _follow_best(self) -> None:
         """Train the trial of the best scout on all folds, or end here."""
-        scouts = list(self.learners)
-        best = scouts[best_of(scouts[0].measured_by, [one.metrics for one in scouts])]
-        self._drop_all_but([best.name])
+        best = self._best(self.learners)
+        self._drop_all_but([best])
         margin = _HOPELESS * noise(best.measured_by, best.metrics)
         if best.score < self.to_beat - margin:
             self._drop_all_but([])
             self.steps = self.step
         else:
-            self.follow(best.name)
+            self._follow(best)
 
-    def follow(self, scout: str) -> None:
+    def _follow(self, scout: TaskTrainer) -> None:
         """Train the trial of a scout from the beginning."""
-        self._take(self.followers[scout])
+        self._take(self.trials[self.scouts.index(scout)].trainers)
         self._freeze_others()
         self.first, self.steps = self.step, self.step + self.steps
 
     def _keep_best(self, count: int) -> None:
         """The best go on, and the best side task among them, which can be averaged."""
-        left = [trial[-1] for trial in trials(self.learners)]
-        side, names = [one for one in left if isinstance(one.task.method, Side)], list[str]()
-        while left and len(names) < count:
-            last = len(names) + 1 == count and side and not any(o.name in names for o in side)
-            best = self._best(side if last else left)
-            names.append(best)
-            left = [learner for learner in left if learner.name != best]
-        self._drop_all_but(names)
+        left, kept = self._finals(), list[TaskTrainer]()
+        while left and len(kept) < count:
+            side = [one for one in left if isinstance(one.task.method, Side)]
+            none_yet = side and not any(isinstance(one.task.method, Side) for one in kept)
+            kept.append(self._best(side if none_yet and len(kept) + 1 == count else left))
+            left.remove(kept[-1])
+        self._drop_all_but(kept)
 
-    def _best(self, learners: Sequence[TaskTrainer]) -> str:
-        at = best_of(learners[0].measured_by, [learner.metrics for learner in learners])
-        return learners[at].name
+    def _finals(self) -> list[TaskTrainer]:
+        """Trainers that stand for their trials: scouts, or those that learn from all images."""
+        return [one for one in self.learners if one.name == one.trial]
 
-    def _drop_all_but(self, kept: Sequence[str]) -> None:
-        for trial in trials(self.learners):
-            if trial[-1].name not in kept:
-                self.dropped[trial[-1].name] = trial[-1].metrics
-                self.dropped_at[trial[-1].name] = self.epochs
-        names = [one.name for one in self.learners if one.trial in kept]
+    def _best(self, learners: Sequence[TaskTrainer]) -> TaskTrainer:
+        return learners[best_of(learners[0].measured_by, [one.metrics for one in learners])]
+
+    def _drop_all_but(self, kept: Sequence[TaskTrainer]) -> None:
+        for one in self._finals():
+            if one not in kept:
+                self.dropped[one.name] = {**one.metrics, "epochs": self.epochs}
+        trials = [one.name for one in kept]
+        names = [one.name for one in self.learners if one.trial in trials]
         if names and len(names) < len(self.learners):
             self.keep(names)
 
     def about(self) -> dict[str, Any]:
-        return {"dropped": self.dropped, "dropped_at": self.dropped_at, "steps": self.steps,
-                "first": self.first}  # fmt: skip
+        return {"dropped": self.dropped, "steps": self.steps, "first": self.first}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        for scout, followers in self.followers.items():
-            if state["names"] == [one.name for one in followers]:
-                self.follow(scout)
+        for one in self.trials:
+            if one.scout and state["names"] == [trainer.name for trainer in one.trainers]:
+                self._follow(one.scout)
         super()._restore(state)
-        self.first, self.steps = state["first"], state["steps"]
-        self.dropped, self.dropped_at = state["dropped"], state["dropped_at"]
+        self.first, self.steps, self.dropped = state["first"], state["steps"], state["dropped"]

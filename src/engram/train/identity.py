@@ -1,4 +1,4 @@
-"""What a run is a run of, as a hash: the checkpoint of another run is refused."""
+"""Identity of a run, as a hash: the checkpoint of another run is refused."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def identity_of(
 def identity_of_fit(
     model: MemoryViT, spec: TaskSpec, splits: Splits, recipe: Recipe, test: bool
 ) -> str:
-    """What a run of `fit` is a run of."""
+    """Identity of a run of `fit`."""
     task = (spec, learning_rate(recipe, type(spec.method)), recipe.weight_decay)
     return f"{identity_of(model, [task], splits, recipe)} test={test}"
 
 
 def samples_of(dataset: Dataset) -> list[Any]:
-    """What a split holds, as far as that is known without reading every file."""
+    """Labels and names of a split's samples, without reading every file."""
     masks = [] if dataset.masks is None else _names(dataset.masks, dataset.order)
     return [dataset.labels.tolist(), _names(dataset.rows, dataset.order), masks]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -136,7 +137,7 @@ class TrainingJob:
         return [self.splits.task_spec(task, method, extends) for method in methods]
 
     def opening(self, task: str, regime: str) -> list[tuple[str, str]]:
-        """What will be done, for people."""
+        """Rows for people that say what will be done."""
         why = self.why_backbone if self.options.backbone == "auto" else ""
         rows = opening(self.model, self.specs(task, regime), self.splits, self.recipe, why)
         return [*rows, *(("warning", sentence) for sentence in warnings(self.splits))]
@@ -150,7 +151,7 @@ class TrainingJob:
         progress: Progress,
         soup: int = 0,
     ) -> AutoResult | Result | SweepResult:
-        """What `engram fit` does, with what `choose` chose."""
+        """Train as `engram fit` does, with what `choose` chose."""
         if regime == "auto":
             return self.auto(task, out, progress)
         job = self.of(regime)
@@ -165,7 +166,7 @@ class TrainingJob:
         return [float(f"{rate * times:.3g}") for times in (1 / 3, 1, 3)]
 
     def identity(self, task: str, regime: str, seeds: int) -> str:
-        """What `train` would be a run of, as its folder records it."""
+        """Identity of the run that `train` would be, as its folder records it."""
         model, recipe, team, test = self.model, self.recipe, self.team, self.options.test
         kind = KINDS[self.splits.kind]
         shared = regime == "auto" or method_class(regime).shares_pass
@@ -182,17 +183,44 @@ class TrainingJob:
         return sweep_identity(workshop, variants, test=test)
 
     def of(self, regime: str) -> TrainingJob:
-        """The same with a task of this regime."""
+        """A copy for a task of this regime."""
         return replace(self, settings=replace(self.settings, regime=regime))
 
     def auto(self, task: str, out: Path, progress: Progress) -> AutoResult:
-        settings, options = self.settings, self.options
+        settings = self.settings
         return auto(
             self.model, task, self.splits, self.recipe,
             extends=settings.extends, class_init=settings.class_init, **settings.method_settings,
-            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks, own_pass=self.own_pass,
+            own_pass=self.own_pass, **self._run(out, progress),
         )  # fmt: skip
+
+    def fit(self, task: str, out: Path, progress: Progress) -> Result:
+        (spec,) = self.specs(task, self.settings.regime)
+        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
+        return fit(self.model, task, self.splits, self.recipe, **self._run(out, progress))
+
+    def sweep(self, task: str, out: Path, progress: Progress, **grid: Any) -> SweepResult:
+        """Train the variants of a grid: `lrs`, `cells` and other arguments of `sweep`."""
+        settings = self.settings
+        others = {k: v for k, v in settings.method_settings.items() if k != "cells"}
+        return sweep(
+            self.model, task, self.splits, self.recipe,
+            regime=settings.regime, extends=settings.extends, class_init=settings.class_init,
+            **others, **grid, **self._run(out, progress),
+        )  # fmt: skip
+
+    def _run(self, out: Path, progress: Progress) -> dict[str, Any]:
+        """Arguments that every run takes."""
+        options = self.options
+        return {
+            "out": out,
+            "resume": options.resume,
+            "overwrite": options.overwrite,
+            "test": options.test,
+            "team": self.team,
+            "progress": progress,
+            "callbacks": self.callbacks,
+        }
 
     @property
     def too_few_to_hold_out(self) -> bool:
@@ -210,11 +238,11 @@ class TrainingJob:
         engram = self.model.engram(task)
         metrics = {split: dict(values) for split, values in result.metrics.items()}
         if self.options.test:
-            metrics["test"] = metrics_on_test(
+            metrics["test"], _ = metrics_on_test(
                 self.model, task, self.splits, metrics.get("val", {}),
                 workers=self.recipe.workers, team=self.team, progress=progress,
             )  # fmt: skip
-        if self.main:
+        if self.team.main:
             self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
         return replace(result, metrics=metrics, path=out)
 
@@ -222,44 +250,6 @@ class TrainingJob:
     def cells(self) -> list[int]:
         """The number of cells that the task has, as a list for a sweep."""
         return [self.settings.method().settings().get("cells", 0)]
-
-    @property
-    def main(self) -> bool:
-        """Whether this process writes what all of them share."""
-        return self.team.main
-
-    def fit(self, task: str, out: Path, progress: Progress) -> Result:
-        (spec,), options = self.specs(task, self.settings.regime), self.options
-        self.model.add(spec, class_init=self.settings.class_init, seed=self.recipe.seed)
-        return fit(
-            self.model, task, self.splits, self.recipe,
-            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks,
-        )  # fmt: skip
-
-    def sweep(
-        self,
-        task: str,
-        out: Path,
-        progress: Progress,
-        *,
-        cells: Sequence[int],
-        seeds: int,
-        lrs: Sequence[float] = (),
-        weight_decays: Sequence[float] = (),
-        refit: bool = False,
-        soup: int = 0,
-    ) -> SweepResult:
-        settings, options = self.settings, self.options
-        return sweep(
-            self.model, task, self.splits, self.recipe,
-            lrs=lrs, cells=cells, weight_decays=weight_decays, seeds=seeds, refit=refit,
-            soup=soup, regime=settings.regime, extends=settings.extends,
-            class_init=settings.class_init,
-            **{k: v for k, v in settings.method_settings.items() if k != "cells"},
-            out=out, resume=options.resume, overwrite=options.overwrite, test=options.test,
-            team=self.team, progress=progress, callbacks=self.callbacks,
-        )  # fmt: skip
 
 
 def _portable(text: str) -> str:

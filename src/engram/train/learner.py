@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from engram.model import MemoryViT
-from engram.tasks.metrics import Pairs
 from engram.train.choice import noise
 from engram.train.mixup import Targets
 from engram.train.recipe import Recipe, learning_rate
@@ -65,7 +64,8 @@ class TaskTrainer:
         self.level = [-math.inf, math.inf]  # score and loss when each last got clearly better
         self.ending: Ending | None = None
         self.metrics: dict[str, Any] = {}
-        self.held_out: HeldOut | None = None  # its answers, once it is completed
+        self.held_out = HeldOut.joined([])  # its trial's answers for validation images
+        self.familiarity: Tensor | None = None  # of these images, once there are statistics
         half = recipe.precision == "fp16"
         self.scale, self.since_scaled = (65536.0 if half else 1.0), 0
 
@@ -121,9 +121,10 @@ class TaskTrainer:
             self.scale, self.since_scaled = self.scale * 2, 0
         return True
 
-    def measure(self, kept: Pairs, failed: int) -> dict[str, Any]:
-        """The metrics of what `Kind.keep` kept of a validation."""
-        return self.task.kind.metrics(kept, self.task.head.fitted, failed)
+    def measure(self, held_out: HeldOut) -> None:
+        """Set the answers of a validation, and their metrics."""
+        self.held_out, fitted = held_out, self.task.head.fitted
+        self.metrics = self.task.kind.metrics(held_out.pairs, fitted, held_out.failed)
 
     @property
     def score(self) -> float:
@@ -154,12 +155,13 @@ class TaskTrainer:
             if self.recipe.patience:
                 self.best = [p.detach().clone() for p in self.parameters]
 
-    def finish(self, steps: int, planned: int, per_epoch: int) -> None:
+    def finish(self, steps: int, planned: int, per_epoch: int, interrupted: bool = False) -> None:
         """Leave the task with its final weights, the best or the last, after so many steps."""
         self._choose_weights()
         steps = self.last_step if self.done else steps
         kept = self.best_step if self.best is not None else steps
-        self.ending = Ending(steps, planned, per_epoch, kept, self.recipe.patience)
+        interrupted = interrupted and not self.done
+        self.ending = Ending(steps, planned, per_epoch, kept, self.recipe.patience, interrupted)
 
     def swap_average(self) -> None:
         """Put the averaged weights in the place of the current ones, or back again."""

@@ -24,7 +24,7 @@ Targets: TypeAlias = Sequence[tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Mixup:
-    """Which image is mixed with which, and by how much."""
+    """Pairs of images that are mixed, and their shares."""
 
     partners: Tensor  # (images)
     shares: Tensor  # (images), of the image itself

@@ -1,4 +1,4 @@
-"""What a run is about to do, in a few rows for people, before its work begins."""
+"""Rows for people before a run begins: its backbone, data and cache."""
 
 from __future__ import annotations
 

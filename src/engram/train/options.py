@@ -1,4 +1,4 @@
-"""What flags and files of jobs say about data, tasks and recipes."""
+"""Options of runs about data, tasks and recipes, from flags and files of jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """Which columns of a table, or of a Hub dataset, hold what. Every command on data has these."""
+    """Columns of a table, or of a Hub dataset. Every command on data has these."""
 
     image_column: str = setting("", "column of a table that holds the images", metavar="NAME")
     label: str = setting("", "label column of a table, or several columns", metavar="A,B")
@@ -43,7 +43,7 @@ class ColumnArguments(TypedDict):
 
 @dataclass(frozen=True)
 class DataOptions(ColumnOptions):
-    """What the data is: the kind of task it is for, and where its labels are."""
+    """Kind of task that the data is for, and its labels."""
 
     kind: str = setting(
         "classification",
@@ -101,7 +101,7 @@ class DataOptions(ColumnOptions):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run starts from, and what it does with what is there already."""
+    """Backbone, recipe and outputs of a run, and how it treats an earlier one."""
 
     backbone: str = setting(
         "auto",

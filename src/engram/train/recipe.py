@@ -141,7 +141,7 @@ class Recipe:
         return dataclasses.asdict(self)
 
     def but(self, **changes: Any) -> Recipe:
-        """The same recipe with some settings changed; an unknown setting is an EngramError."""
+        """A copy with some settings changed; an unknown setting is an EngramError."""
         unknown = sorted(set(changes) - {item.name for item in fields(self)})
         if unknown:
             raise EngramError(f"A recipe has no setting {', '.join(unknown)}.")
@@ -211,7 +211,7 @@ _OTHERS = (
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a recipe file says; a key that no flag has is an EngramError."""
+    """Read a recipe file; a key that no flag has is an EngramError."""
     settings, known = read_toml(path), [*(item.name for item in fields(Recipe)), *_OTHERS]
     for key in settings:
         if key not in known:

@@ -42,13 +42,13 @@ class Images:
 
 
 def real(batches: Iterable[tuple[Tensor, Tensor]]) -> Images:
-    """Of images that are there: each counts once."""
+    """Features of real images: each counts once."""
     features, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return Images(features, labels, torch.ones(len(labels)))
 
 
 def drawn(old: ClassStatistics, seed: int, each: int = 0) -> Images:
-    """Of old classes; together they count for as many images as the classes had.
+    """Features drawn for old classes, which count for as many images as the classes had.
 
     `each` is how many of a class are drawn, and by default as many as there is room for.
     """
@@ -85,7 +85,7 @@ def solve_head(task: Task, train: Images, val: Images, recipe: Recipe) -> None:
 
 
 def _seen(task: Task, features: Tensor) -> Tensor:
-    """What the last layer of the head is given."""
+    """Inputs of the head's last layer."""
     return task.head.hide(features.to(task.head.weight))
 
 

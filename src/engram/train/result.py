@@ -1,25 +1,27 @@
-"""What training gives back: the engram's path, how good it is, how long it took."""
+"""Results of training: the engram's path, how good it is, how long it took."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from engram.inference.evaluate import Answers
+from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How far a training went, and which of its weights were kept."""
+    """End of a training: the steps it took, and the step whose weights were kept."""
 
     steps: int
     planned: int
     per_epoch: int
     kept: int  # the step whose weights were kept
     patience: int  # in validations; 0: the last weights are kept
+    interrupted: bool = False  # by Ctrl-C
 
     @property
     def early(self) -> bool:
@@ -27,7 +29,7 @@ class Ending:
         return self.steps < self.planned
 
     def to_dict(self) -> dict[str, Any]:
-        """As `--json` prints it, and as the engram records it."""
+        """The document of `--json` and of the engram's header."""
         return {
             "steps": self.steps,
             "planned_steps": self.planned,
@@ -35,6 +37,7 @@ class Ending:
             "epochs": self._epochs(self.steps),
             "kept_step": self.kept,
             "stopped_early": self.early,
+            "interrupted": self.interrupted,
         }
 
     @classmethod
@@ -44,7 +47,8 @@ class Ending:
             return None
         names = ("steps", "planned_steps", "steps_per_epoch", "kept_step")
         steps, planned, per_epoch, kept = (int(record["training"][name]) for name in names)
-        return cls(steps, planned, per_epoch, kept, int(record["patience"]))
+        interrupted = bool(record["training"]["interrupted"])
+        return cls(steps, planned, per_epoch, kept, int(record["patience"]), interrupted)
 
     def __str__(self) -> str:
         """For people."""
@@ -54,9 +58,11 @@ class Ending:
             kept = "the last weights"
         if not self.early:
             return f"{planned} epochs ({self.steps:,} steps); kept {kept}"
+        why = f"no improvement in {self.patience} validations"
+        if self.interrupted:
+            why = "interrupted"
         return (
-            f"stopped after {epochs} of {planned} epochs ({self.steps:,} steps): no improvement in "
-            f"{self.patience} validations; kept {kept}"
+            f"stopped after {epochs} of {planned} epochs ({self.steps:,} steps): {why}; kept {kept}"
         )
 
     def _epochs(self, steps: int) -> float:
@@ -65,7 +71,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
-    """What every run gives back; `metrics` are by split."""
+    """Result of every run; `metrics` are by split."""
 
     task: str
     regime: str
@@ -75,7 +81,20 @@ class RunResult:
     path: Path | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     ending: Ending | None = None  # None: it was solved, not trained
-    held_out: Answers | None = None  # for validation images; None where an earlier run found them
+    answers: Answers | None = None  # for test or validation images, where this run found them
+    interrupted: bool = False  # by Ctrl-C: the engram is the best so far, and `resume` goes on
+
+    @classmethod
+    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> Self:
+        """The result of a run that wrote this engram, from its record in the run's folder."""
+        ending = record.get("ending")
+        return cls(
+            task=engram.spec.name,
+            regime=engram.spec.regime,
+            parameters=engram.parameters,
+            path=path,
+            **{**record, "ending": None if ending is None else Ending(**ending)},
+        )
 
     def __repr__(self) -> str:
         scores = [
@@ -98,6 +117,7 @@ class RunResult:
             "seconds": round(self.seconds, 2),
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
             "training": None if self.ending is None else self.ending.to_dict(),
+            "interrupted": self.interrupted,
         }
 
 

@@ -14,9 +14,10 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
-from engram.errors import EngramError, Notice
+from engram.errors import EngramError, Interrupted, Notice
 from engram.store.format import check_free, read_engram
 from engram.train.plots import learning_curves
+from engram.train.result import RunResult
 from engram.util.charts import side_by_side
 from engram.util.documents import load_json, read_header
 from engram.util.files import make_private_folder, write_atomically
@@ -25,6 +26,7 @@ from engram.util.processes import ProcessGroup
 from engram.util.text import utf8
 
 _CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
+_UNFINISHED = (_CHECKPOINT, "variant-*")  # what a run leaves that was interrupted
 _UNREADABLE = "unreadable.txt"
 _OLD_FILES = (
     *(_UNREADABLE, "history.*", "sweep.*", "report.html"),
@@ -43,23 +45,37 @@ def backbone_of_run(out: Path) -> str | None:
     with contextlib.suppress(OSError):
         return (folder / _BACKBONE).read_text(encoding="utf-8", errors="replace").strip()
     # Earlier versions wrote none, and pico was their default.
-    return "pico" if (folder / _CHECKPOINT).exists() or any(folder.glob("variant-*")) else None
+    return "pico" if _was_interrupted(folder) else None
 
 
 def unreadable_list(out: Path) -> Path:
-    """Where a run lists the images that it could not read, and why."""
+    """Path of a run's list of images that could not be read, with the reasons."""
     return run_folder(out) / _UNREADABLE
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse a place for an engram that a run would not replace or continue."""
+    if out.exists() and _was_interrupted(run_folder(out)) and not (overwrite or resume):
+        raise _holds_interrupted(run_folder(out))
     check_free(out, overwrite or (resume and has_state(out)))
+
+
+def _was_interrupted(folder: Path) -> bool:
+    """Whether a run left a checkpoint, or a sweep some of its variants."""
+    return any(found for name in _UNFINISHED for found in folder.glob(name))
+
+
+def _holds_interrupted(folder: Path) -> EngramError:
+    return EngramError(
+        f"{folder} holds an interrupted run; continue it with {flag('resume', True)}, or start "
+        f"again with {flag('overwrite', True)}."
+    )
 
 
 def has_state(out: Path) -> bool:
     """Whether an earlier run left something to resume, or the record that it finished."""
-    names = (_CHECKPOINT, _FINISHED, "variant-*")
-    return any(found for name in names for found in run_folder(out).glob(name))
+    folder = run_folder(out)
+    return (folder / _FINISHED).exists() or _was_interrupted(folder)
 
 
 def has_run_of_another(out: Path, identity: str) -> bool:
@@ -76,6 +92,16 @@ def has_run_of_another(out: Path, identity: str) -> bool:
         elif out.exists():
             was = str(load_json(record.read_bytes())["identity"])
     return not identity.startswith(was)
+
+
+def interruption(run: Run | None, where: str, result: RunResult | None = None) -> Interrupted:
+    """The error of a run that was stopped; `result` is that of the best engram so far."""
+    stopped = f"Stopped at {where}."
+    if result is not None:
+        stopped += f" {result.path} is the best so far."
+    if run is not None:
+        stopped += f" Run the same command with {flag('resume', True)} to continue."
+    return Interrupted(stopped, result)
 
 
 class Run:
@@ -137,7 +163,7 @@ class Run:
             if (record["identity"], record["content"]) == found and not self.checkpoint.exists():
                 result: dict[str, Any] = record["result"]
                 return result
-        check_free(self.out, self.overwrite or self.checkpoint.exists())
+        check_free(self.out, self.overwrite or _was_interrupted(self.folder))
         return None
 
     @property
@@ -147,10 +173,7 @@ class Run:
     def continues(self, interrupted: bool) -> bool:
         """Whether an interrupted run is there to be resumed; refuses to give one up by accident."""
         if interrupted and not self.resume and not self.overwrite:
-            raise EngramError(
-                f"{self.folder} holds an interrupted run; continue it with "
-                f"{flag('resume', True)}, or start again with {flag('overwrite', True)}."
-            )
+            raise _holds_interrupted(self.folder)
         return interrupted and self.resume
 
     def clear(self) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from engram.methods.readout import grid_count, statistics_per_layer
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
 from engram.train.choice import best_of, noise
-from engram.train.dual_solver import DualSolver
+from engram.train.dual_solver import Block, DualSolver, Products
 from engram.train.feeds import BatchShard
 from engram.train.validation import HeldOut
 from engram.util.devices import to_device
@@ -47,7 +48,7 @@ _WORSE = 4.0  # times the margin of a tie: from there on no larger alpha is trie
 _GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
-_ITERATIONS = 40
+_ITERATIONS, _ROWS = 40, 2_048
 #: Ranks that are tried for the head on everything but the pooled token; the last is full, which is
 #: taken at once where the projection has no more numbers than this, times the width.
 RANKS = (30, 60, 120)
@@ -149,6 +150,7 @@ class Solver:
         #: Behind the statistics of all layers, from here on, are the grids.
         self.layers_end = self.steps * self.per_layer + config.pooler * self.width
         self.features = self.layers_end + self.grid if statistics else self.width
+        self._known: tuple[Batches, tuple[Products, Tensor, Tensor]] | None = None
 
         def rows(inputs: Tensor) -> Tensor:
             if statistics:
@@ -208,7 +210,7 @@ class Solver:
         return Seen(-(-self.steps // 3)), Seen(self.steps, grid=True)
 
     def best(self, choices: Sequence[Seen]) -> Solution:
-        """The best of all penalties, and of all alphas, for heads that see this."""
+        """Solve with all penalties and alphas for heads that see this, and keep the best."""
         few = self._share()
         tried = [one for seen in choices for one in self._alphas(seen, few)]
         best = best_of(self.measured_by, [one.metrics for one in tried])
@@ -308,13 +310,15 @@ class Solver:
         self, seen: Seen, alpha: float, batches: Batches, penalties: Sequence[float]
     ) -> Iterator[_Found]:
         """A solution for each penalty, each starting from the one before."""
-        features, width = self._standardised(seen, alpha, batches), self._width(seen)
+        width, dual = self._width(seen), None
         here = self.team.world == 1 and self.mean.device.type == "cpu"
-        dual = None
         if here and 1 < self.count < width and not self.task.method.keeps_start:
-            x, labels, samples = (torch.cat(parts) for parts in zip(*features, strict=True))
-            dual = DualSolver(x)
-            features, width = [(dual.coordinates, labels, samples)], len(x)
+            products, labels, samples = self._products(batches)
+            dual = products.solver(self._blocks(seen, alpha))
+            features: Batches = [(dual.coordinates, labels, samples)]
+            width = len(samples)
+        else:
+            features = self._standardised(seen, alpha, batches)
         start, bias = self.start
         weight = start.expand(self.heads, -1, width)
         bias = bias.expand(self.heads, -1)
@@ -323,7 +327,7 @@ class Solver:
             yield _Found(seen, alpha, penalty, weight, bias, features, dual)
 
     def _standardised(self, what: Seen, alpha: float, batches: Batches) -> Batches:
-        """What a head sees, as it is solved: standardised, scaled by alpha."""
+        """Features as a head is solved for: standardised, scaled by alpha."""
         size, scale = self._width(what), self._column_scale(what, alpha)
         mean, device = self.mean[:size], self.mean.device
 
@@ -331,7 +335,25 @@ class Solver:
             for rows, labels, samples in batches:
                 yield (rows[:, :size].to(mean) - mean) * scale, to_device(labels, device), samples
 
-        return _Kept(read, keep=False)
+        return _Kept(lambda: _joined(read()), keep=4 * size * self.count <= _IN_MEMORY / 4)
+
+    def _products(self, batches: Batches) -> tuple[Products, Tensor, Tensor]:
+        """Products of the images, their labels and sample numbers; kept for the next setting."""
+        if self._known is None or self._known[0] is not batches:
+            rows, labels, samples = _one(batches)
+            x = (rows.to(self.mean) - self.mean) * self.scale
+            self._known = batches, (Products(x), labels, samples)
+        return self._known[1]
+
+    def _blocks(self, what: Seen, alpha: float) -> list[Block]:
+        """Blocks of the standardised features, with their scales: the pooled token has 1."""
+        found = [(0, self.width, 1.0)]
+        if what.layers:
+            found.append((self.width, self._width(what._replace(grid=False)), alpha))
+        if what.grid:
+            grid = self.layers_end
+            found.append((grid, grid + self.grid, alpha * _GRID_SCALE))
+        return found
 
     def _width(self, what: Seen) -> int:
         if not what.layers:
@@ -340,11 +362,8 @@ class Solver:
         return end + what.grid * self.grid
 
     def _column_scale(self, what: Seen, alpha: float) -> Tensor:
-        """What standardises each number, with alpha for all but the pooled token."""
-        scale: Tensor = self.scale[: self._width(what)].clone()
-        scale[self.width :] *= alpha
-        scale[self.layers_end :] *= _GRID_SCALE
-        return scale
+        """Factor of every feature: one over its deviation, times alpha but for the pooled token."""
+        return torch.cat([self.scale[a:b] * by for a, b, by in self._blocks(what, alpha)])
 
     def _solve(
         self, weight: Tensor, bias: Tensor, features: Batches, penalty: float
@@ -383,9 +402,15 @@ class Solver:
 
     def _counted(self, samples: Tensor) -> Tensor:
         """Weights of images in the losses of the heads: (f, b)."""
+        return self._fold_weights[:, samples]
+
+    @cached_property
+    def _fold_weights(self) -> Tensor:
+        """Weights of all training images: (f, images)."""
         assert self.folds is not None
+        samples = torch.arange(len(self.folds.train))
         rows = [self.folds.weights(samples, fold) for fold in range(self.folds.count)]
-        return to_device(torch.stack([*rows, torch.ones(len(samples))]).float(), self.mean.device)
+        return torch.stack([*rows, torch.ones(len(samples))]).float().to(self.team.device)
 
     def _penalised(self) -> Tensor:
         """Penalties are for sums over images; a fold's mean is over fewer: (f, 1, 1)."""
@@ -438,9 +463,9 @@ class Solver:
             rows = (head >= 0).nonzero()[:, 0]
             outputs = own.finish(linear[head[rows], rows])
             kept.append((*kind.keep(outputs, labels.cpu()[rows]), samples[rows]))
-        answers = HeldOut.joined(self.team.gather(kept))
+        answers = HeldOut.joined(self.team.gather(kept), self.unreadable)
         kind.fit_buffers(own, answers.pairs)
-        return answers, kind.metrics(answers.pairs, own.fitted, self.unreadable)
+        return answers, kind.metrics(answers.pairs, own.fitted, answers.failed)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -478,6 +503,23 @@ def solve_tasks(training: Training, names: Sequence[str]) -> list[HeldOut]:
                 task = model.swap(replace(task.spec, method=method))
         solution.put_into(task, fold)
     return [one.answers for one in solution.tried]
+
+
+def _joined(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Fewer, larger batches, which take less time."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(len(labels) for _, labels, _ in waiting) >= _ROWS:
+            yield _one(waiting)
+            waiting = []
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: Iterable[Batch]) -> Batch:
+    rows, labels, samples = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return rows, labels, samples
 
 
 def _read(shares: Iterable[BatchShard], rows: Callable[[Tensor], Tensor]) -> Iterator[Batch]:

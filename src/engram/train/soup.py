@@ -25,30 +25,30 @@ Measure = Callable[[Sequence[Engram]], Sequence[Trained]]  # on the validation i
 class Soup:
     """The averages that were tried: of the best variant alone, of the best two, and so on."""
 
-    scores: tuple[float, ...]  # on validation
+    values: tuple[float, ...]  # of the metric that chooses, on validation
     losses: tuple[float, ...]
     kept: int  # how many variants the engram is the average of; 1: the best alone
     members: tuple[dict[str, Any], ...]  # all that were averaged, the best first
-    measure: str = "accuracy"
+    metric: str = "accuracy"
 
     @property
     def lineage(self) -> list[dict[str, Any]]:
-        """What the engram records of the variants that it is the average of."""
+        """Record in the engram of the variants that it is the average of."""
         return [{**one, "weight": round(1 / self.kept, 6)} for one in self.members[: self.kept]]
 
     def to_dict(self) -> dict[str, Any]:
         tried = [
-            {"variants": i + 1, f"val_{self.measure}": score, "val_loss": loss}
-            for i, (score, loss) in enumerate(zip(self.scores, self.losses, strict=True))
+            {"variants": i + 1, f"val_{self.metric}": value, "val_loss": loss}
+            for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
         ]
         return {"kept": self.kept, "tried": tried, "members": list(self.members)}
 
     def summary(self, kind: Kind) -> str:
         """For people: what was tried, and what was kept."""
         tried = [
-            f"{'the best alone' if not i else f'average of {i + 1}'} {kind.shown(score)} "
+            f"{'the best alone' if not i else f'average of {i + 1}'} {kind.shown(value)} "
             f"(loss {loss:.3f})"
-            for i, (score, loss) in enumerate(zip(self.scores, self.losses, strict=True))
+            for i, (value, loss) in enumerate(zip(self.values, self.losses, strict=True))
         ]
         kept = f"the average of {self.kept}" if self.kept > 1 else "the best alone"
         return f"{', '.join(tried)}; kept {kept}"
@@ -58,12 +58,12 @@ def recorded_soup(record: dict[str, Any] | None) -> Soup | None:
     """From what a run recorded: the fields, in JSON."""
     if record is None:
         return None
-    lists = {name: tuple(record[name]) for name in ("scores", "losses", "members")}
+    lists = {name: tuple(record[name]) for name in ("values", "losses", "members")}
     return Soup(**{**record, **lists})
 
 
 def spread(lr: float, count: int) -> list[float]:
-    """So many learning rates around one, from half of it to twice as much."""
+    """Learning rates around one, from half of it to twice as much."""
     return [float(f"{lr * 2 ** (2 * i / (count - 1) - 1):.3g}") for i in range(count)]
 
 
@@ -93,7 +93,7 @@ def best_soup(
     count: int,
     measure: Measure,
 ) -> tuple[Soup, Trained]:
-    """What was tried, and the best of it by `choice.best_of`: one variant, or an average.
+    """Try averages, and keep the best by `choice.best_of`: one variant, or an average.
 
     The averages are of the best two, three, … up to `count` variants, all with the same weight.
     """
@@ -108,7 +108,7 @@ def best_soup(
     tried = [alone, *measured]
     at = best_of(alone.measured_by, [one.metrics for one in tried])
     soup = Soup(
-        scores=tuple(one.score for one in tried),
+        values=tuple(one.score for one in tried),
         losses=tuple(float(one.metrics.get("loss", 0.0)) for one in tried),
         kept=at + 1,
         members=tuple(
@@ -121,11 +121,11 @@ def best_soup(
             }
             for variant, one in members
         ),
-        measure=alone.measured_by,
+        metric=alone.measured_by,
     )
     return soup, replace(tried[at], ending=alone.ending)
 
 
 def _start(variant: Variant) -> tuple[int, int]:
-    """What decides the weights that a variant begins with."""
+    """Settings that decide the weights that a variant begins with."""
     return variant.setting.cells, variant.seed

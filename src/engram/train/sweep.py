@@ -17,16 +17,17 @@ from engram.data.python_data import PythonData
 from engram.errors import EngramError
 from engram.methods import Masked
 from engram.model import MemoryViT
+from engram.store.engram import Engram
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
-from engram.train.fit import ending_of, training_record
+from engram.train.fit import training_record
 from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
-from engram.train.run import Run
+from engram.train.run import Run, interruption
 from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
 from engram.train.trackers import run_callbacks
 from engram.train.validation import with_held_out
@@ -44,6 +45,13 @@ class SweepResult(RunResult):
     best: Setting
     seed: int  # of the engram that was kept
     soup: Soup | None = None  # the averages that were tried
+
+    @classmethod
+    def recorded(cls, engram: Engram, path: Path | None, record: Mapping[str, Any]) -> SweepResult:
+        settings = tuple(Setting.recorded(one) for one in record["settings"])
+        best, soup = settings[record["best"]], recorded_soup(record["soup"])
+        found = {**record, "settings": settings, "best": best, "soup": soup}
+        return super().recorded(engram, path, found)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -115,6 +123,9 @@ def sweep(
 
     Raises:
         EngramError: A setting makes no sense, the data does not fit, or the file exists.
+        Interrupted: The sweep was stopped by Ctrl-C or SIGTERM, after a checkpoint. After Ctrl-C
+            and a first validation, `out` has the best engram so far, and the exception's `result`
+            is that.
 
     Examples:
         >>> short = engram.Recipe(epochs=3)
@@ -139,7 +150,8 @@ def sweep(
     task = TaskSettings(regime, tuple(extends), class_init, settings)
     workshop = SweepRunner(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
-    run = None if out is None else Run(Path(out), team, overwrite, resume, model.backbone.source)
+    path = None if out is None else Path(out)
+    run = None if path is None else Run(path, team, overwrite, resume, model.backbone.source)
     identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
@@ -151,9 +163,11 @@ def sweep(
         before = None if run is None else run.finished(identity)
         if run is not None and before is not None:
             model.attach(run.out)
-            return _result(model, name, run, before)
+            return SweepResult.recorded(model.engram(name), run.out, before)
         finished = workshop.train(variants, run, progress, told)
         trained, unreadable = finished.trained, finished.unreadable
+        variants, interrupted = variants[: len(trained)], bool(finished.stopped_at)
+        refit, test = refit and not interrupted, test and not interrupted
         scored = _by_setting(variants, trained)
         best = max(scored, key=lambda setting: setting.mean)
         variant, chosen = _best_seed(variants, trained, best)
@@ -167,8 +181,9 @@ def sweep(
             chosen = workshop.train_again(variant, chosen, learned, progress)
         engram, ending = chosen.engram, chosen.ending
         model.attach(engram)
+        answers = None
         if test:
-            metrics["test"] = metrics_on_test(
+            metrics["test"], answers = metrics_on_test(
                 model, name, splits, metrics["val"],
                 workers=recipe.workers, team=team, progress=progress,
             )  # fmt: skip
@@ -189,32 +204,16 @@ def sweep(
                 record["merged"] = tried.lineage
             model.save(name, run.out, metrics=metrics, recipe=record)
             _write_tables(run, scored)
-            run.finish(identity, engram.content, result)
-            workshop.clear(run)
-        done = _result(model, name, run, result)
+            if not interrupted:
+                run.finish(identity, engram.content, result)
+                workshop.clear(run)
+        done = SweepResult.recorded(engram, path, result)
+        done = replace(done, answers=answers, interrupted=interrupted)
+        if interrupted:
+            model.detach(name)  # a resumed sweep adds it again
+            raise interruption(run, finished.stopped_at, done)
         told.finished(done)
     return done
-
-
-def _result(model: MemoryViT, name: str, run: Run | None, result: Mapping[str, Any]) -> SweepResult:
-    engram = model.engram(name)
-    settings = tuple(
-        Setting(**{**setting, "scores": tuple(setting["scores"])}) for setting in result["settings"]
-    )
-    return SweepResult(
-        task=name,
-        regime=engram.spec.regime,
-        parameters=engram.parameters,
-        seconds=result["seconds"],
-        metrics=result["metrics"],
-        path=None if run is None else run.out,
-        unreadable=result["unreadable"],
-        settings=settings,
-        best=settings[result["best"]],
-        seed=result["seed"],
-        ending=ending_of(result),
-        soup=recorded_soup(result.get("soup")),
-    )
 
 
 def sweep_identity(
@@ -225,7 +224,7 @@ def sweep_identity(
     test: bool = False,
     soup: int = 0,
 ) -> str:
-    """What a sweep is a sweep of. It begins with what its checkpoint has, which is of training."""
+    """Identity of a sweep. It begins with that of its training, which its checkpoint has."""
     averaged = f" soup={soup}" if soup else ""
     return f"{workshop.identity(variants)} refit={refit} test={test}{averaged}"
 
@@ -236,19 +235,19 @@ def _lists(grid: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def _by_setting(variants: Sequence[Variant], trained: Sequence[Trained]) -> list[Setting]:
-    """Every setting with the scores of its seeds."""
+    """Every setting with the validation metric of its seeds."""
     found: dict[Setting, list[float]] = {}
     for variant, one in zip(variants, trained, strict=True):
         found.setdefault(variant.setting, []).append(one.score)
-    measure = trained[0].measured_by
-    return [replace(s, scores=tuple(values), measure=measure) for s, values in found.items()]
+    metric = trained[0].measured_by
+    return [replace(s, values=tuple(values), metric=metric) for s, values in found.items()]
 
 
 def _best_seed(
     variants: Sequence[Variant], trained: Sequence[Trained], best: Setting
 ) -> tuple[Variant, Trained]:
     """The variant of the best setting with the highest score, the first of equals."""
-    point = replace(best, scores=(), measure="accuracy")
+    point = replace(best, values=(), metric="accuracy")
     pairs = [p for p in zip(variants, trained, strict=True) if p[0].setting == point]
     return max(pairs, key=lambda pair: pair[1].score)
 

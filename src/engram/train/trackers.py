@@ -122,7 +122,7 @@ class TensorBoard(Callback):
 
 
 class _Remembered:
-    """What the run's folder keeps of a tracker: the id of its run, and the last step it logged."""
+    """State of a tracker in the run's folder: the id of its run, and the last step it logged."""
 
     def __init__(self, start: RunStart, name: str) -> None:
         self._path = None if start.folder is None else start.folder / name
@@ -316,7 +316,7 @@ def run_callbacks(
     run: Run | None,
     team: ProcessGroup,
 ) -> Callbacks:
-    """Who is told of a run: those that were given, and what writes into its folder.
+    """Callbacks of a run: those that were given, and the logs in its folder.
 
     A log of the folder is left out where one of the same class is given.
     """

@@ -1,4 +1,4 @@
-"""Which parameters train: exactly those of the tasks that are named, everything else is frozen."""
+"""Freeze everything but the parameters of the tasks that train."""
 
 from __future__ import annotations
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engram.data.datasets import Splits
+from engram.data.datasets import Integers, Splits
 from engram.data.loader import Transform
-from engram.errors import EngramError, Interrupted
+from engram.errors import EngramError
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.calibrate import calibrate
@@ -23,7 +24,7 @@ from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
-from engram.train.run import Run
+from engram.train.run import Run, interruption
 from engram.train.trainable import train_only
 from engram.train.validation import Estimator, HeldOut
 from engram.util.devices import to_device
@@ -33,30 +34,6 @@ from engram.util.progress import Progress
 from engram.util.text import counted
 
 _FEW_BAD = 2  # unreadable images that never stop a run
-
-
-def train(
-    model: MemoryViT,
-    learners: Sequence[TaskTrainer],
-    splits: Splits,
-    recipe: Recipe,
-    *,
-    run: Run | None = None,
-    identity: str = "",
-    transform: Transform | None = None,
-    team: ProcessGroup,
-    progress: Progress,
-    callbacks: Callbacks | None = None,
-) -> tuple[list[dict[str, float]], dict[str, str]]:
-    """Train one task, or several that cannot interact, each with its own optimiser.
-
-    `identity` says what `run` is a run of (`identity_of`): it resumes no other.
-
-    Returns the history of the run and the images that could not be read.
-    """
-    training = Training(model, learners, splits, recipe, run, team, progress, callbacks)
-    training.whole(identity, transform)
-    return training.history, training.unreadable
 
 
 class Training:
@@ -92,6 +69,7 @@ class Training:
         self.unreadable: dict[str, str] = {}
         self.seen, self.loss = 0, math.nan  # of the last batch
         self.copies = 0  # images that another one looks nearly like
+        self.interrupted = False  # by Ctrl-C: it ends with the best weights so far
         self.judged = ""  # how good the best learner was at the last validation, for people
 
     def _take(self, learners: Sequence[TaskTrainer]) -> None:
@@ -115,8 +93,11 @@ class Training:
 
     # The run, from beginning to end
 
-    def whole(self, identity: str, transform: Transform | None = None) -> None:
-        """All of it, with what is done to tasks at the end."""
+    def whole(self, identity: str = "", transform: Transform | None = None) -> None:
+        """Train from beginning to end, and complete all tasks.
+
+        `identity` says what the run is a run of (`identity_of`): it resumes no other.
+        """
         self.prepare(transform)
         self.begin(identity)
         self.go()
@@ -124,33 +105,29 @@ class Training:
         self.complete(self.learners)
 
     def complete(self, learners: Sequence[TaskTrainer], rivals: Sequence[HeldOut] = ()) -> None:
-        """Estimate how good trained tasks are, calibrate them, keep statistics of their classes.
+        """Estimate how good measured tasks are, calibrate them, keep statistics of their classes.
 
         Learners of one trial belong together: only the last of them is completed. `rivals` are the
         answers of all that it was chosen from.
         """
-        answers, failed = self.validate(learners)
         for one in learners:
             if one.name == one.trial:
-                held_out, kind = answers[one.trial], one.task.kind
-                estimator = Estimator(kind, one.measured_by, self.splits)
+                estimator = Estimator(one.task.kind, one.measured_by, self.splits)
                 fitted = one.task.head.fitted
-                one.metrics = estimator(one.metrics, held_out, rivals, fitted)
-                one.held_out = calibrate(one, held_out, failed)
+                one.metrics = estimator(one.metrics, one.held_out, rivals, fitted)
+                calibrate(one)
         keep_statistics(self, learners)
 
-    def held_out(self, learner: TaskTrainer, task: str) -> Answers | None:
-        """The answers of a completed learner for the validation images, as those of `task`."""
-        if learner.held_out is None:
-            return None
-        outputs, labels, samples = learner.held_out
+    def held_out(self, learner: TaskTrainer, task: str) -> Answers:
+        """The answers of a learner for the validation images, as those of `task`."""
+        outputs, labels, samples, _ = learner.held_out
         val = self.splits["val"]
         bad = [name for i in range(len(val)) if (name := val.sample_name(i)) in self.unreadable]
-        return Answers(task, val, outputs, labels, samples, bad, learner.task.head.fitted)
+        fitted = learner.task.head.fitted
+        return Answers(task, val, outputs, labels, samples, bad, fitted, learner.familiarity)
 
     def prepare(self, transform: Transform | None = None) -> None:
-        """All that comes before the first step; the backbone may run over all images, for the
-        cache.
+        """Prepare the first step; the backbone may run over all images, for the cache.
 
         The model moves to its device and is frozen but for the learners' parameters, heads take
         what they need from the training labels, and the feed is chosen and made ready.
@@ -193,11 +170,16 @@ class Training:
         self._validate(batches=2)
         self.callbacks.started(self.step, self.steps)
 
-    def go(self) -> None:
-        """Take the steps that are left, with validations and checkpoints; Ctrl-C stops cleanly."""
+    def go(self, first: Callable[[], object] = lambda: None) -> None:
+        """Take the steps that are left, with validations and checkpoints.
+
+        From when `first` is called, a signal stops it after a checkpoint: Ctrl-C sets
+        `interrupted` where there is an answer to keep, and everything else raises `Interrupted`.
+        """
         self.began = saved = time.perf_counter()
-        self.progress("training", self.step, self.steps)
         with stoppable() as stop:
+            first()
+            self.progress("training", self.step, self.steps)
             for share in self._shares():
                 asked = self._learn(share, stop)
                 evaluates = self.step % self.every == 0 or self.step == self.steps
@@ -210,9 +192,25 @@ class Training:
                         self.callbacks.checkpointed(self.step)
                     saved = time.perf_counter()
                 if asked and not self.finished:
-                    again = f" Run the same command with {flag('resume', True)} to continue."
-                    how = again if self.run else ""
-                    raise Interrupted(f"Stopped at step {self.step} of {self.steps}.{how}")
+                    keeps = self.can_keep and self.has_answer
+                    self.interrupted = keeps and stop.asked == signal.SIGINT
+                    if not self.interrupted:
+                        raise interruption(self.run, self.where)
+                    return
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether Ctrl-C may write an engram: not from several processes, which end together."""
+        return self.run is not None and self.team.world == 1
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether there are weights that were validated."""
+        return all(learner.last_step for learner in self.learners)
+
+    @property
+    def where(self) -> str:
+        return f"step {self.step} of {self.steps}"
 
     def _tell(self, evaluated: bool) -> None:
         """Tell the callbacks; if one of them fails, nothing is lost."""
@@ -227,8 +225,9 @@ class Training:
     def end(self) -> None:
         """Leave every learner with its final weights, averaged or the best, and measured."""
         self._refuse_bad()
+        taken, planned = self.step - self.first, self.steps - self.first
         for learner in self.learners:
-            learner.finish(self.step - self.first, self.steps - self.first, self.feed.per_epoch)
+            learner.finish(taken, planned, self.feed.per_epoch, self.interrupted)
         self.measure(self.learners)
         self._show_validation()
 
@@ -257,7 +256,8 @@ class Training:
             )
             (each * scales).sum().backward()  # type: ignore[no-untyped-call]
             losses += each.detach()
-        sums = [float(len(share.labels)), float(share.failed), float(stop.asked), *losses.tolist()]
+        counts = (len(share.labels), share.failed, stop.asked > 0)
+        sums = [*map(float, counts), *losses.tolist()]
         count, failed, asked, *sums = _average_gradients(self.team, self.parameters, sums)
         self.losses += torch.tensor(sums)
         self.seen += int(count)
@@ -329,35 +329,38 @@ class Training:
             learner.swap_average()
 
     def measure(self, learners: Sequence[TaskTrainer], batches: int | None = None) -> None:
-        """Set the metrics of these learners, which need not be those in training."""
-        answers, failed = self.validate(learners, batches)
+        """Set answers and metrics of these learners, which need not be those in training."""
+        answers = self._answers(learners, batches)
         for learner in learners:
-            kept = answers[learner.trial].pairs
+            held_out = answers[learner.trial]
             if batches is None:
-                learner.task.kind.fit_buffers(learner.task.head, kept)
-            learner.metrics = learner.measure(kept, failed)
+                learner.task.kind.fit_buffers(learner.task.head, held_out.pairs)
+            learner.measure(held_out)
 
-    def validate(
+    def _answers(
         self, learners: Sequence[TaskTrainer], batches: int | None = None
-    ) -> tuple[dict[str, HeldOut], int]:
-        """By trial, what its kind keeps of all answers; and how many images cannot be read.
+    ) -> dict[str, HeldOut]:
+        """Answers for the validation images by trial.
 
-        In cross-validation, the answers of the task that did not learn from the image.
+        In cross-validation, those of the task that did not learn from the image.
         """
         self.model.eval()
-        asked = [one for one in learners if self.splits.folds is None or one.fold is not None]
-        names = [learner.name for learner in asked]
-        kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.trial: [] for one in asked}
-        failed, seen, images = 0, 0, len(self.splits["val"])
-        with torch.no_grad():
-            for share in self.feed.validation(batches):
+        asked = self._asked(learners)
+        if batches is not None:
+            few = -(-batches * self.recipe.batch // len(asked))
+            asked = [(some, samples[:few]) for some, samples in asked]
+        kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {one.trial: [] for one in learners}
+        failed, seen, images = 0, 0, sum(len(samples) for _, samples in asked)
+        for some, samples in asked:
+            names = [one.name for one in some]
+            for share in self.feed.validation(samples):
                 failed += share.failed
                 for part in share.split(self.recipe.micro_batch):
-                    outputs = self._outputs(part.inputs, names)
-                    for one in asked:
-                        rows = self._held_out(part.samples, one.fold)
-                        found = outputs[one.name][rows], part.labels[rows]
-                        kept[one.trial].append((*one.task.kind.keep(*found), part.samples[rows]))
+                    with torch.no_grad():
+                        outputs = self._outputs(part.inputs, names)
+                    for one in some:
+                        found = one.task.kind.keep(outputs[one.name], part.labels)
+                        kept[one.trial].append((*found, part.samples))
                 seen += self.team.world * (len(share.labels) + share.failed)
                 if self.step and learners is self.learners:
                     note = f"validating {min(seen, images):,} of {images:,}"
@@ -366,13 +369,18 @@ class Training:
         if failed:
             self._refuse_bad()
         self.model.train()
-        return {one: HeldOut.joined(self.team.gather(kept[one])) for one in kept}, failed
+        return {one: HeldOut.joined(self.team.gather(kept[one]), failed) for one in kept}
 
-    def _held_out(self, samples: Tensor, fold: int | None) -> Tensor | slice:
-        """The rows of these validation images that a fold holds out; all without folds."""
-        if self.splits.folds is None or fold is None:
-            return slice(None)
-        return self.splits.folds.held_out(samples, fold)
+    def _asked(
+        self, learners: Sequence[TaskTrainer]
+    ) -> list[tuple[Sequence[TaskTrainer], Integers]]:
+        """Validation images by fold, with the learners that are asked about them."""
+        folds = self.splits.folds
+        if folds is None:
+            return [(learners, np.arange(len(self.splits["val"])))]
+        numbers = sorted({one.fold for one in learners if one.fold is not None})
+        groups = [[one for one in learners if one.fold == fold] for fold in numbers]
+        return [(group, folds.samples(fold)) for group, fold in zip(groups, numbers, strict=True)]
 
     def _line(self) -> dict[str, float]:
         """One row of the history; of several learners, the best."""
@@ -434,7 +442,7 @@ class Training:
         )
 
     def about(self) -> dict[str, Any]:
-        """What else a checkpoint keeps."""
+        """State of a subclass in the checkpoint."""
         return {}
 
     def _restore(self, state: Mapping[str, Any]) -> None:

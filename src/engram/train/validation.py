@@ -1,4 +1,4 @@
-"""How good a task is on images it has not learned from, and how sure that number is.
+"""Estimates of how good a task is on images it has not learned from, with an interval.
 
 Where images are few, every candidate of a run is trained once for each fold of the training images
 and once with all of them (`engram.data.folds`), as parallel tasks of one pass. What is printed is
@@ -8,7 +8,7 @@ an estimate for the task that learned from all images:
                on the same images flatters (bootstrap bias corrected cross-validation: Tsamardinos,
                Greasidou and Borboudakis, 2018), with the error scaled from the images that a fold
                learns from to all of them: errors fall with about the power 0.3 of their number
-    interval   90 %: Wilson's, for as many images as the answers are worth. HeldOut of folds whose
+    interval   90 %: Wilson's, for as many images as the answers are worth. Answers of folds whose
                tasks share training images are worth fewer than they are (Nadeau and Bengio, 2003)
 """
 
@@ -77,20 +77,21 @@ class HeldOut(NamedTuple):
     outputs: Tensor
     labels: Tensor
     samples: Tensor  # their numbers in the validation split
+    failed: int = 0  # images that cannot be read
 
     @property
     def pairs(self) -> Pairs:
-        """As `Kind.metrics` takes it."""
+        """Argument of `Kind.metrics`."""
         return [(self.outputs, self.labels)] if len(self.labels) else []
 
     @classmethod
-    def joined(cls, kept: Sequence[tuple[Tensor, Tensor, Tensor]]) -> HeldOut:
+    def joined(cls, kept: Sequence[tuple[Tensor, Tensor, Tensor]], failed: int = 0) -> HeldOut:
         """From outputs, labels and sample numbers of several batches."""
         if not kept:  # no image can be read
-            return cls(torch.zeros(0, 1), torch.zeros(0).long(), torch.zeros(0).long())
+            return cls(torch.zeros(0, 1), torch.zeros(0).long(), torch.zeros(0).long(), failed)
         outputs, labels, samples = (torch.cat(parts) for parts in zip(*kept, strict=True))
         order = samples.argsort()
-        return cls(outputs[order], labels[order], samples[order])
+        return cls(outputs[order], labels[order], samples[order], failed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits
-from engram.errors import EngramError
+from engram.errors import EngramError, Interrupted
 from engram.methods import Masked, method_class
 from engram.methods.method import Needs
 from engram.model import MemoryViT
@@ -31,7 +31,7 @@ from engram.train.fit import fit
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
-from engram.train.result import Ending
+from engram.train.result import Ending, Result
 from engram.train.run import Run, run_folder
 from engram.train.training import Training
 from engram.util.documents import load_json
@@ -46,34 +46,39 @@ _MOST_VARIANTS = 10_000
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid, with the validation score of each of its seeds.
+    """One point of the grid, with the validation metric of each of its seeds.
 
-    `measure` names the metric that chooses: the accuracy, or what the kind of task has instead.
+    `metric` is the one that chooses: the accuracy, or what the kind of task has instead.
     """
 
     lr: float
     cells: int
     weight_decay: float
-    scores: tuple[float, ...] = ()
-    measure: str = "accuracy"
+    values: tuple[float, ...] = ()
+    metric: str = "accuracy"
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> Setting:
+        """From the fields that a run recorded, in JSON."""
+        return cls(**{**record, "values": tuple(record["values"])})
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.scores)
+        return statistics.fmean(self.values)
 
     @property
     def deviation(self) -> float:
         """The standard deviation over seeds; 0 with one."""
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "lr": self.lr,
             "cells": self.cells,
             "weight_decay": self.weight_decay,
-            f"val_{self.measure}": self.mean,
+            f"val_{self.metric}": self.mean,
             "deviation": self.deviation,
-            "accuracies" if self.measure == "accuracy" else "scores": list(self.scores),
+            "values": list(self.values),
         }
 
 
@@ -133,7 +138,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of a variant: its validation metrics, its engram, and how training ended."""
+    """A variant after training: its validation metrics, its engram, and how training ended."""
 
     metrics: dict[str, Any]
     engram: Engram
@@ -152,11 +157,12 @@ class Finished:
     trained: list[Trained]
     unreadable: dict[str, str]
     measure: Callable[[Sequence[Engram]], list[Trained]]  # on the validation images
+    stopped_at: str = ""  # where Ctrl-C stopped it: these are the variants so far
 
 
 @dataclass(frozen=True)
 class SweepRunner:
-    """Where variants are trained: models of their own on one backbone, with the same parents."""
+    """Trains variants, on models of their own with the same backbone and parents."""
 
     model: MemoryViT
     name: str
@@ -166,7 +172,7 @@ class SweepRunner:
     team: ProcessGroup
 
     def identity(self, variants: Sequence[Variant]) -> str:
-        """What a sweep of these variants is a sweep of, as a hash."""
+        """Identity of the training of these variants, as a hash."""
         tasks = [
             (
                 self._spec(self.name, variant),
@@ -194,7 +200,7 @@ class SweepRunner:
     def _in_one_pass(
         self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> Finished:
-        """All as streams of one pass."""
+        """Train all as streams of one pass."""
         scratch = self._fresh()
         learners = []
         for i, variant in enumerate(variants):
@@ -223,32 +229,41 @@ class SweepRunner:
             training.complete(others)
             return measured(others)
 
-        return Finished(measured(learners), training.unreadable, measure)
+        stopped_at = training.where if training.interrupted else ""
+        return Finished(measured(learners), training.unreadable, measure, stopped_at)
 
     def _one_by_one(
         self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
     ) -> Finished:
-        """Each by itself; those that an interrupted sweep finished are not trained again."""
+        """Train each by itself, but not again what an interrupted sweep had finished."""
         unreadable: dict[str, str] = {}
         resume = run is not None and self._begin(run)
         if run is not None and resume and (run.folder / _UNREADABLE).exists():
             unreadable = _read_unreadable(run.folder / _UNREADABLE)
-        trained = []
+        trained, stopped_at = list[Trained](), ""
         for i, variant in enumerate(variants):
             part = Part(callbacks, i, len(variants))
-            one, bad = self.one(i, variant, run, resume, progress, part)
+            try:
+                one, bad = self.one(i, variant, run, resume, progress, part)
+            except Interrupted as error:
+                if error.result is None:
+                    raise
+                one, bad = self._so_far(error.result)
+                stopped_at = f"variant {i + 1} of {len(variants)}"
             trained.append(one)
             if bad and run is not None and self.team.main:
                 run.list_unreadable(unreadable | bad)
                 run.write(_UNREADABLE, json.dumps(unreadable | bad))
             unreadable |= bad
+            if stopped_at:
+                break
         steps = len(variants) * self.recipe.steps_for(len(self.splits["train"]))
         callbacks.started(steps, steps)  # if every variant had been trained before
 
         def measure(engrams: Sequence[Engram]) -> list[Trained]:
             return [self._measured(engram, progress) for engram in engrams]
 
-        return Finished(trained, unreadable, measure)
+        return Finished(trained, unreadable, measure, stopped_at)
 
     def _measured(self, engram: Engram, progress: Progress) -> Trained:
         """An engram of this task, on the validation images."""
@@ -282,7 +297,7 @@ class SweepRunner:
         progress: Progress,
         callback: Callback,
     ) -> tuple[Trained, dict[str, str]]:
-        """One variant, and the images that it could not read; read from disk if it is done."""
+        """Train one variant, or read it from disk if it is done; and what it could not read."""
         out = None if run is None else run.folder / f"variant-{i}.safetensors"
         scratch, recipe = self._fresh(), self.recipe_of(variant)
         self._add(scratch, self.name, variant)
@@ -290,7 +305,7 @@ class SweepRunner:
             tasks = [(scratch.task(self.name).spec, recipe.lr, recipe.weight_decay)]
             identity = identity_of(scratch, tasks, self.splits, recipe)
             self._check_identity(run, out, identity, resume)
-            if resume and out.exists():
+            if resume and out.exists() and not _interrupted(out):
                 engram = read_engram(out)
                 ending = Ending.recorded(engram.recipe)
                 return self._trained(engram.metrics["val"], engram, ending), {}
@@ -301,6 +316,13 @@ class SweepRunner:
             callbacks=[callback],
         )  # fmt: skip
         trained = self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
+        return trained, dict(result.unreadable)
+
+    def _so_far(self, result: Result) -> tuple[Trained, dict[str, str]]:
+        """The best of a variant that Ctrl-C interrupted, as `one` returns it."""
+        assert result.path is not None
+        engram = read_engram(result.path)
+        trained = self._trained(result.metrics["val"], engram, result.ending)
         return trained, dict(result.unreadable)
 
     def _check_identity(self, run: Run, out: Path, identity: str, resume: bool) -> None:
@@ -324,7 +346,7 @@ class SweepRunner:
         progress: Progress,
         run: Run | None = None,
     ) -> Trained:
-        """One variant once more, on other splits, for as many epochs as before.
+        """Train one variant once more, on other splits, for as many epochs as before.
 
         With a `run`, it can be interrupted and resumed. Its validation images may be among those it
         learns from, so that they decide nothing: it gets the temperature, thresholds and scale of

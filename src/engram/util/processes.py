@@ -145,7 +145,7 @@ def _try_on_cpu(python: str, dtype: str) -> int:
 class Stop:
     """Set once the user asked to stop."""
 
-    asked = False
+    asked = 0  # the signal
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def stoppable(*, at_once: bool = False) -> Iterator[Stop]:
     stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        before, stop.asked = stop.asked, True
+        before, stop.asked = stop.asked, number
         if before or at_once:
             raise KeyboardInterrupt
 
