@@ -42,7 +42,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert fit("--json", "--test", *masked, "--label-smoothing", 0.1) == 0
     said = document(capsys)
     promised = ["task", "path", "regime", "parameters", "seconds", "metrics", "training"]
-    assert list(said) == [*promised, "backbone", "report"]
+    assert list(said) == [*promised, "interrupted", "backbone", "report"]
     assert said["backbone"] == "vit"
     assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
@@ -71,7 +71,7 @@ def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert (kept["regime"], kept["parameters"]) == (said["regime"], said["parameters"])
     assert kept["value"] == said["metrics"]["val"]["held_out"]
     assert set(kept) == {
-        "regime", "lr", "parameters", "score", "how", "epochs", "kept", "tied", "dropped",
+        "regime", "lr", "parameters", "metric", "value", "how", "epochs", "kept", "tied", "dropped",
         "own_pass",
     }  # fmt: skip
     page = (work / "new.run" / "report.html").read_text()
