@@ -99,12 +99,30 @@ def test_one_image_a_class_is_enough() -> None:
     assert sums_of(features, labels).leave_one_out(features, labels)[1].tolist() == []
 
 
-def test_probabilities_are_neither_sure_nor_even() -> None:
-    """With the same images 30 times over, they are about as sure as they are right."""
-    features, labels = drawn(30)
-    found, kept = sums_of(features, labels).leave_one_out(features, labels)
-    sure, right = found.softmax(1).amax(1).mean(), (found.argmax(1) == kept).double().mean()
-    assert abs(float(sure - right)) < 0.1
+def test_a_class_with_one_image_is_answered_as_often_as_one_with_ten() -> None:
+    """Its mean is further from all images than that of ten, which says nothing about them."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] + [1] * 10)
+    shift = torch.tensor([0.0, 0.6])
+    x = torch.randn(11, 200, generator=random) + shift[labels][:, None]
+    head = FeatureSums.from_features(x, labels, 2).solve()
+    truth = torch.arange(200) % 2
+    new = torch.randn(200, 200, generator=random) + shift[truth][:, None]
+    said = (new.double() @ head.weight.mT + head.bias).argmax(1)
+    assert (said == truth).double().mean() > 0.9
+    assert 0.35 < said.double().mean() < 0.65
+
+
+def test_features_that_are_there_twice_are_no_more_evidence() -> None:
+    """The temperature counts features that vary together once."""
+    features, labels = drawn(5)
+
+    def probabilities(x: Tensor) -> Tensor:
+        head = sums_of(x, labels).solve()
+        return (x.double() @ head.weight.mT + head.bias).softmax(1)
+
+    once, twice = probabilities(features), probabilities(torch.cat([features, features], 1))
+    torch.testing.assert_close(twice, once, rtol=1e-6, atol=1e-9)
 
 
 def test_sums_of_no_images_are_refused() -> None:

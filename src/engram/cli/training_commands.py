@@ -405,6 +405,8 @@ def _score(kind: Kind, metrics: Mapping[str, Any]) -> str:
     low, high = (kind.shown(end) for end in metrics["interval"])
     folds = metrics["folds"]
     measured = f"{folds} folds of {images} images" if folds > 1 else f"{images} held-out images"
+    if folds == metrics["images"] > 1:
+        measured = f"each of {images} images left out once"
     return f"{score} ({low} to {high}), {measured}"
 
 

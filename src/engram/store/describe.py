@@ -98,6 +98,7 @@ def describe_engram(engram: Engram, size: int | None = None) -> Description:
         *_backbone_rows(engram),
         *metric_rows(engram),
         ("recipe", summarise_recipe(engram)),
+        *_sums_rows(engram),
         ("created", " by ".join(part for part in (engram.created, engram.library) if part)),
         ("content", engram.content),
     ]
@@ -547,6 +548,14 @@ def lineage_rows(engram: Engram) -> Rows:
             for name, content, count in grown_from(engram)
         ),
     ]
+
+
+def _sums_rows(engram: Engram) -> Rows:
+    """A row about the sums of a taught task, if it kept them."""
+    if not engram.has_sums:
+        return []
+    images = f"{int(engram.sums.images.sum()):,}"
+    return [("statistics", f"sums over {images} images: it can learn more, forget and be merged")]
 
 
 def summarise_recipe(engram: Engram) -> str:

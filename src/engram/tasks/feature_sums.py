@@ -23,7 +23,10 @@ from engram.errors import EngramError
 from engram.tasks.class_statistics import PREFIX
 
 PRIOR = 1.0  # images for each feature that the prior of the covariance counts for
-SURE = 8.0  # logits between the means of two classes, where nobody knows how images vary
+#: Of the variance of all images, the share within classes where nobody knows it, and for how many
+#: images that counts.
+USUAL_SHARE, USUAL_IMAGES = 0.7, 2.0
+DOUBT = 0.7  # by how much logits are too large if every class has one image
 _LEAST = 1e-12  # variance, where all images are the same
 _SLACK = 1e-3  # of an image's squared features, by which the same image may differ when read again
 
@@ -101,11 +104,17 @@ class FeatureSums:
         for each feature: there features do not correlate, and all vary as much as they do on
         average over all images.
         """
-        means = self._means()
+        means, within, spread = self._means(), self._within(), self._spread()
+        covariance = within + PRIOR * spread / self._total * _identity(within)
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        if failed:
+            raise EngramError("These sums are not those of any images; teach the task anew.")
         centre = means.mean(0)  # subtracted from all classes, so that logits are small
-        weight, temperature = self._weight(means - centre)
-        weight /= temperature
-        return LinearHead(weight, -(weight * (means + centre)).sum(1) / 2)
+        weight = torch.cholesky_solve((means - centre).mT, factor).mT
+        excess = self._excess(within.trace(), spread, self._total) / self.images
+        bias = (excess - (weight * (means + centre)).sum(1)) / 2
+        temperature = self._temperature(factor, within)
+        return LinearHead(weight / temperature, bias / temperature)
 
     def leave_one_out(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of heads that have not learned from the image they answer for, and the labels.
@@ -123,47 +132,59 @@ class FeatureSums:
         """
         several = self.images[labels] > 1
         x, labels = features[several].double().cpu(), labels[several]
-        values, vectors = torch.linalg.eigh(self._within())
-        counts, total, centre = self.images[labels], self._total, self.sums.sum(0) / self._total
+        within, total = self._within(), self._total
+        values, vectors = torch.linalg.eigh(within)
+        centre, counts = self.sums.sum(0) / total, self.images[labels]
         distances = (x - centre).square().sum(1) * total / (total - 1)
-        priors = PRIOR * ((self._spread() - distances) / (total - 1)).clamp(min=_LEAST)
-        means, logits = self._means(), torch.zeros(len(x), len(self.images), dtype=torch.float64)
-        _, temperature = self._weight(means - means.mean(0))
-        means = means @ vectors
+        spreads = (self._spread() - distances).clamp(min=_LEAST)
+        means, logits = self._means() @ vectors, x.new_zeros(len(x), len(self.images))
         for i, (own, k) in enumerate(zip(x @ vectors, labels.tolist(), strict=True)):
             away, share = own - means[k], counts[i] / (counts[i] - 1)
-            others = means.clone()
+            others, images = means.clone(), self.images.clone()
             others[k] -= away / (counts[i] - 1)
-            inverse = 1 / (values.clamp(min=0) + priors[i])
+            images[k] -= 1
+            inverse = 1 / (values.clamp(min=0) + PRIOR * spreads[i] / (total - 1))
             pulled = inverse * away
             change = share / (1 - share * (away @ pulled))
             weight = others * inverse + change * (others @ pulled)[:, None] * pulled
-            logits[i] = weight @ own - (weight * others).sum(1) / 2
-        return logits / temperature, labels
+            left = within.trace() - share * away.square().sum()
+            excess = self._excess(left, spreads[i], total - 1) / images
+            logits[i] = weight @ own + (excess - (weight * others).sum(1)) / 2
+        factor = torch.linalg.cholesky(within + PRIOR * self._spread() / total * _identity(within))
+        return logits / self._temperature(factor, within), labels
 
-    def _weight(self, away: Tensor) -> tuple[Tensor, float]:
-        """Weights (c, d) for means from their centre, and the temperature to divide logits by.
+    def _excess(self, within: Tensor, spread: Tensor, images: float) -> Tensor:
+        """The squared distance of an image from the mean of one image of its class.
 
-        The logits of two classes differ by a number that is normal for the images of either. The
-        odds are its distance from the middle, times the distance of its two means over its
-        variance: here averages over all pairs of classes. Means of few images are further from each
-        other than true ones, by their errors.
+        That much over the number of its images a class looks further away than it is, so that
+        classes with few images would hardly ever be answered.
+
+        Args:
+            within: The trace of the scatter within classes.
+            spread: That of the scatter of all images.
+            images: Their number.
         """
-        within, free, pairs = self._within(), self._total - len(away), len(away) / (len(away) - 1)
-        prior = PRIOR * self._spread() / self._total
-        covariance = within + prior * torch.eye(len(within), dtype=within.dtype)
-        factor, failed = torch.linalg.cholesky_ex(covariance)
-        if failed:
-            raise EngramError("These sums are not those of any images; teach the task anew.")
-        weight = torch.cholesky_solve(away.mT, factor).mT
-        distance = pairs * float((weight * away).sum(1).mean())
-        if distance <= 0:  # all classes have the same mean
-            return weight, 1.0
-        if not free:  # one image a class: how they vary is not known
-            return weight, distance / SURE
-        errors = float((1 / self.images).mean() * torch.cholesky_solve(within, factor).trace())
-        variance = pairs * float(((weight @ within) * weight).sum(1).mean()) / free
-        return weight, max(variance / max(distance - errors / free, 0.1 * distance), distance / 50)
+        free, variance = images - len(self.images), spread / images
+        noise = (within + USUAL_IMAGES * USUAL_SHARE * variance) / (free + USUAL_IMAGES)
+        features = self.sums.shape[1]
+        return features * noise / (within + features * PRIOR * variance)
+
+    def _temperature(self, factor: Tensor, within: Tensor) -> float:
+        """What logits are divided by: they count correlated features as if each was evidence.
+
+        It is the number of features over that of independent ones: the participation ratio of the
+        covariance of all images, seen through the inverse of the one that the head uses. The fewer
+        images a class has, the less its mean is known.
+
+        Args:
+            factor: The Cholesky factor of the covariance.
+            within: The scatter within classes.
+        """
+        away = self._means() - self.sums.sum(0) / self._total
+        whole = (within + (away * self.images[:, None]).mT @ away) / self._total
+        seen = torch.cholesky_solve(whole, factor)
+        ratio = float((seen * seen.mT).sum() / seen.trace().clamp(min=_LEAST))
+        return max(_LEAST, ratio * (1 + DOUBT * float((1 / self.images).mean())))
 
     @property
     def _total(self) -> float:
@@ -209,3 +230,7 @@ class FeatureSums:
 
 #: The tensors that files hold in double precision.
 DOUBLE = tuple(PREFIX + item.name for item in fields(FeatureSums))
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(len(like), dtype=like.dtype)

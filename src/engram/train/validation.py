@@ -169,7 +169,7 @@ def leave_one_out_estimate(metrics: Mapping[str, Any], learned: int) -> dict[str
     worth = metrics["images"] / (1 + 1 / share)
     right, interval = _for_all_images(measured, worth, share)
     estimate = {"accuracy": right, "interval": interval, "held_out": measured}
-    return {**metrics, **estimate, "folds": learned, "learned_all": True}
+    return {**metrics, **estimate, "folds": metrics["images"], "learned_all": True}
 
 
 def _for_all_images(right: float, images: float, learned: float) -> tuple[float, list[float]]:

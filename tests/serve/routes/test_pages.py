@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import signal
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from PIL import Image
 from tests.support.engrams import familiar
-from tests.support.serving import AUTH, Launch, Server, World, picture
+from tests.support.serving import AUTH, TOKEN, Launch, Server, World, picture
 
 from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
@@ -388,6 +391,109 @@ def test_a_service_that_wants_a_token_is_asked_with_it(
     assert seen.elsewhere == []
     seen.close()
     server.stop(signal.SIGKILL)
+
+
+def coloured(name: str, seed: int, tint: tuple[int, int, int]) -> dict[str, Any]:
+    """A noisy picture of one colour, as a file to upload."""
+    noise = np.random.default_rng(seed).integers(-25, 25, (20, 24, 3))
+    file = io.BytesIO()
+    Image.fromarray((noise + tint).clip(0, 255).astype(np.uint8)).save(file, "PNG")
+    return {"name": f"{name}{seed}.png", "mimeType": "image/png", "buffer": file.getvalue()}
+
+
+def reds(*seeds: int) -> list[dict[str, Any]]:
+    return [coloured("red", seed, (210, 40, 40)) for seed in seeds]
+
+
+def blues(*seeds: int) -> list[dict[str, Any]]:
+    return [coloured("blue", seed, (40, 40, 210)) for seed in seeds]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_task_is_taught_corrected_and_saved(
+    browser: Any, service: Server, world: World, size: str, tmp_path: Path
+) -> None:
+    seen = Seen(browser, service.url, size)
+    page = seen.page
+    page.get_by_text("Teach a new task").click()
+    page.locator("#teach-name").fill("colours")
+    names = page.locator(".lesson > input")
+    names.nth(0).fill("<img src=x onerror=alert(1)>")  # a name is text, whatever it says
+    names.nth(1).fill("blue")
+    files, thumbs = page.locator(".lesson input[multiple]"), page.locator(".thumbs")
+    files.nth(0).set_input_files(reds(1))
+    page.locator("#lesson-status", has_text="two classes").wait_for()
+    files.nth(1).set_input_files([*blues(1), *reds(2)])  # one of them is wrong
+    page.locator("#lesson-status", has_text="It learned 3 images of 2 classes").wait_for()
+
+    seen.upload(reds(3)[0]["buffer"], "next.png")
+    rows = page.locator("#lesson-rows .answer")
+    rows.first.wait_for()
+    assert rows.count() == 2
+    thumbs.nth(1).get_by_role("button", name="red2.png").first.click()  # show the wrong one
+    page.locator("#caption", has_text="red2.png, 24").wait_for()
+    rows.filter(has_text="onerror").click()  # and say what it is
+    page.locator("#lesson-status", has_text="2 of 2 were right").wait_for()
+    assert [thumbs.nth(i).locator("li").count() for i in (0, 1)] == [2, 1]
+    seen.upload(blues(3)[0]["buffer"], "blue.png")
+    page.locator("#lesson-rows .answer.first", has_text="blue").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    assert download.value.suggested_filename == "colours.safetensors"
+    download.value.save_as(tmp_path / "colours.safetensors")
+    model = MemoryViT(load_backbone(world.backbone))
+    task = model.attach(tmp_path / "colours.safetensors")
+    assert task.spec.classes == ("<img src=x onerror=alert(1)>", "blue")
+    assert task.sums is not None
+
+    page.locator("#attach").click()
+    page.locator("#unlock:not([hidden])").wait_for()  # it needs the token
+    page.locator("#token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    page.locator("#unlock").wait_for(state="hidden")
+    for _ in range(2):  # the second takes the place of the first
+        page.locator("#attach").click()
+        page.locator("#lesson-status", has_text="colours is attached").wait_for()
+        files.nth(1).set_input_files(blues(7))
+        page.locator("#lesson-status", has_text="It learned").wait_for()
+    seen.answer("colours").first.wait_for()
+    assert httpx.delete(f"{service.url}/v1/tasks/colours", headers=AUTH).status_code == 204
+    assert [line for line in seen.console if "401" not in line] == []
+    assert seen.elsewhere == []
+    seen.close()
+
+
+def test_pictures_are_dropped_on_classes(seen: Seen) -> None:
+    page = seen.page
+    page.get_by_text("Teach a new task").click()
+    drop = """(box, [bytes, name]) => {
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([new Uint8Array(bytes)], name, {type: 'image/png'}));
+      box.dispatchEvent(new DragEvent('drop', {dataTransfer: transfer, bubbles: true}));
+    }"""
+    for i, files in enumerate((reds(1, 2), [*blues(1), *reds(3)])):
+        for file in files:
+            page.locator(".lesson").nth(i).evaluate(drop, [list(file["buffer"]), file["name"]])
+    page.locator("#lesson-status", has_text="It learned 4 images").wait_for()
+    assert not page.locator("#figure").is_visible()  # it is no image to ask about
+    thumbs = page.locator(".thumbs")
+    thumbs.nth(1).locator("li", has=page.get_by_alt_text("red3.png")).drag_to(
+        page.locator(".lesson").nth(0)
+    )
+    page.wait_for_function("document.querySelector('.thumbs').children.length === 3")
+    page.locator("#lesson-status", has_text="It learned 4 images").wait_for()
+    thumbs.nth(0).get_by_role("button", name="Remove red1.png").click()
+    page.locator("#lesson-status", has_text="It learned 3 images").wait_for()
+    page.locator(".lesson input[multiple]").nth(0).set_input_files(
+        [{"name": "notes.png", "mimeType": "image/png", "buffer": b"these are notes"}]
+    )
+    page.locator("#teach-problem", has_text="notes.png").wait_for()
+    assert thumbs.nth(0).locator("li").count() == 2
+    page.locator("#teach-name").fill("No Name!")
+    page.locator("#download").click()
+    page.locator("#teach-problem", has_text="cannot name a task").wait_for()
 
 
 @pytest.mark.parametrize(("status", "words"), [(421, "another name"), (429, "try again")])

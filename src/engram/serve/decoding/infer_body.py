@@ -28,18 +28,29 @@ from engram.serve.decoding.upload import (
     named,
     too_many,
 )
-from engram.serve.routes.schemas import IMAGE, MAX_TASKS, PIXELS, InferInput, InferRequest
+from engram.serve.routes.schemas import (
+    IMAGE,
+    MAX_TASKS,
+    MAX_VECTORS,
+    PIXELS,
+    InferInput,
+    InferRequest,
+    TeachRequest,
+)
 from engram.util.text import printable
 
 Floats = npt.NDArray[np.float32]
 
 # Where the numbers of a tensor begin. In valid JSON this matches no text: a quote inside of one
 # follows a backslash.
-_DATA = re.compile(rb'(?<=[{,\s])"data"\s*:\s*(?=\[)')
+_DATA, _VECTORS = (
+    re.compile(rb'(?<=[{,\s])"%s"\s*:\s*(?=\[)' % name) for name in (b"data", b"vectors")
+)
 _NUMBERS = re.compile(rb"\[[\s\d.,eE+\-\[\]NaIinfty]*\]")  # also NaN and Infinity
 _OF_NUMBERS = b"0123456789.eE+-NaIinfty \t\r\n"
 _AS_SPACES = bytes.maketrans(b"[]", b"  ")
 _PLACE = [None]  # what the JSON has in place of numbers
+_LARGEST = 1e6  # value of a vector: squares of larger ones are rounded away, or not finite
 _PER_OUTPUT = 8  # values that describe one output, with room for fields of other servers
 
 
@@ -77,15 +88,42 @@ def read_inference(
     else:
         images = _encoded(tensor, body, limits)
     body.clear()
-    return Upload(named(images), request, pixels=tensor.name == PIXELS)
+    return Upload(named(images), request, (3, *size) if tensor.name == PIXELS else None)
+
+
+def read_vectors(body: bytearray, features: int) -> Upload:
+    """Vectors with labels, which a task is taught from; anything wrong is a Refusal.
+
+    They are one array of float32, (vectors, features). Clears the body.
+    """
+    numbers = _cut_numbers(body, MAX_VECTORS * (features + 1), _VECTORS)
+    hint = f"beside numbers, it has a name for each of {MAX_VECTORS:,} vectors at most"
+    check_json(body, MAX_VECTORS + _PER_OUTPUT, hint)
+    try:
+        request = TeachRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid(error, "The JSON body") from None
+    body.clear()
+    shape, vectors = (len(request.labels), features), None
+    if numbers and request.vectors == _PLACE:
+        vectors = _read_numbers(numbers, shape)
+    if vectors is None:
+        raise Refusal(
+            422,
+            f"The vectors are not {shape[0]} lists of {features} numbers; send one for each label, "
+            "as /v1/embed gives them for base.",
+        )
+    if not (np.abs(vectors) < _LARGEST).all():
+        raise Refusal(422, "A vector has values that no backbone gives; send those of /v1/embed.")
+    return Upload([("vectors", vectors.tobytes())], request, shape=shape)
 
 
 # Numbers as JSON, nested or flat: Python objects of all of them would take ten times their text
 
 
-def _cut_numbers(text: bytearray, most: int) -> bytes:
+def _cut_numbers(text: bytearray, most: int, begin: re.Pattern[bytes] = _DATA) -> bytes:
     """Take the numbers of a tensor out of the JSON; more than `most` are a Refusal."""
-    place = _DATA.search(text)
+    place = begin.search(text)
     found = _NUMBERS.match(text, place.end()) if place else None
     if found is None:
         return b""

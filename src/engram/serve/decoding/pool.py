@@ -94,8 +94,8 @@ class Decoder:
     ) -> tuple[list[str], Options]:
         """Send the body of a request; gives the names of its images, and its options. Clears it.
 
-        `form` is the content type (`kind`); or, for the Open Inference Protocol, where the JSON
-        ends (`json_bytes`) and the size of pixels (`size`).
+        `form` is the content type (`kind`); for the Open Inference Protocol, where the JSON ends
+        (`json_bytes`) and the size of pixels (`size`); for vectors, how long each is (`features`).
         """
         limits = {"max_images": self.settings.max_images, "max_body": self.settings.max_body}
         message = {"do": "read", "what": "The body", "options": options.__name__, **form}
@@ -103,13 +103,13 @@ class Decoder:
         self._images = len(answer["names"])
         return answer["names"], options.model_validate(answer["options"])
 
-    async def decode(self, index: int, name: str, preprocessing: Preprocessing) -> Decoded:
-        """An image of the body."""
+    async def decode(self, index: int, name: str, preprocessing: Preprocessing | None) -> Decoded:
+        """An image of the body; arrays need no preprocessing."""
         message = {
             "do": "decode",
             "what": name,
             "index": index,
-            "preprocessing": preprocessing.to_dict(),
+            "preprocessing": preprocessing and preprocessing.to_dict(),
             "max_pixels": self.settings.max_pixels,
         }
         answer, data = await self._ask(message, bytearray())

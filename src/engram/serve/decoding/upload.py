@@ -45,11 +45,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Upload:
-    """The images of a request (name, and the encoded image or float32 pixels), and its options."""
+    """The images of a request (name, and the encoded image), and its options.
+
+    With a `shape`, they are arrays of float32 instead: pixels, or vectors.
+    """
 
     images: list[tuple[str, bytes]]
     options: BaseModel
-    pixels: bool = False
+    shape: tuple[int, ...] | None = None
 
 
 def read_upload(options: type[Options], kind: str, body: bytearray, limits: Limits) -> Upload:

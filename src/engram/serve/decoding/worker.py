@@ -23,9 +23,9 @@ from engram.images.decode import BadImage, LargeImage, image_size
 from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.serve.decoding.formats import FORMATS, check_format
-from engram.serve.decoding.infer_body import read_inference
+from engram.serve.decoding.infer_body import read_inference, read_vectors
 from engram.serve.decoding.upload import Limits, Refusal, read_upload
-from engram.serve.routes.schemas import OPTIONS
+from engram.serve.routes.schemas import OPTIONS, TeachOptions
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.text import printable
 
@@ -101,11 +101,11 @@ def _limit_memory(more: int) -> None:
 
 
 class BodyDecoder:
-    """The images of the last body; `size` is given if they are pixels already."""
+    """The images of the last body; `shape` is given if they are arrays of float32 already."""
 
     def __init__(self) -> None:
         self.images: list[tuple[str, bytes]] = []
-        self.size: list[int] | None = None
+        self.shape: tuple[int, ...] | None = None
 
     def answer(self, message: Document, data: bytearray) -> tuple[Document, bytes]:
         """The result that a message asks for; or a refusal, and why this process has to end."""
@@ -132,20 +132,22 @@ class BodyDecoder:
         limits, options = Limits(**message["limits"]), OPTIONS.get(message["options"])
         if options is not None:
             upload = read_upload(options, message["kind"], body, limits)
+        elif message["options"] == TeachOptions.__name__:
+            upload = read_vectors(body, message["features"])
         else:
             upload = read_inference(body, message["json_bytes"], message["size"], limits)
-        self.images, self.size = upload.images, message["size"] if upload.pixels else None
-        options_sent = upload.options.model_dump(exclude={"images", "inputs"})
+        self.images, self.shape = upload.images, upload.shape
+        options_sent = upload.options.model_dump(exclude={"images", "inputs", "vectors"})
         return {"names": [name for name, _ in self.images], "options": options_sent}
 
     def _decode(self, message: Document) -> tuple[Document, bytes]:
         """The fields of the response about an image, and its view."""
         name, data = self.images[message["index"]]
         self.images[message["index"]] = (name, b"")  # it is decoded once
-        if self.size is not None:
-            height, width = self.size
+        if self.shape is not None:
+            height, width = self.shape[-2:]
             about = {"name": name, "width": width, "height": height, "view": [0, 0, width, height]}
-            return {"fields": about, "shape": (3, height, width), "dtype": "float32"}, data
+            return {"fields": about, "shape": self.shape, "dtype": "float32"}, data
         preprocessing = Preprocessing.from_dict(message["preprocessing"])
         check_format(data, name)
         width, height = image_size(data, name=name, max_pixels=message["max_pixels"])

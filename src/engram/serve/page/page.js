@@ -34,6 +34,7 @@ async function call(path, options = {}) {
     throw new Error("The service does not answer. Is it still running?");
   }
   if (response.status === 304) return null;
+  if (response.ok && options.binary) return { body: await response.arrayBuffer() };
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) {
     const sentence = state.token ? "The token is wrong. Enter another." : "Enter the token of this service to ask it.";
@@ -180,6 +181,7 @@ function chooseFrom(files) {
   drawCards();
   announce("Running…");
   predict();
+  document.dispatchEvent(new Event("image-chosen"));
 }
 
 by("image").addEventListener("load", () => {
@@ -249,7 +251,7 @@ function drawCards(fresh = new Set()) {
   const focus = document.activeElement?.dataset?.key;
   const tasks = new Map(state.list.tasks.map((task) => [task.name, task]));
   by("cards").replaceChildren(...taskNames().map((name) => card(name, tasks.get(name), fresh.has(name))));
-  by("hint").hidden = !document.querySelector("button.answer");
+  by("hint").hidden = !by("cards").querySelector("button.answer");
   if (focus) document.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus();
 }
 

@@ -19,6 +19,7 @@ _FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/teach.js": ("teach.js", "text/javascript"),
 }
 
 

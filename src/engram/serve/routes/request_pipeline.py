@@ -23,6 +23,7 @@ from engram.serve.limits import Reserve, Shares
 from engram.serve.middleware import client_address
 from engram.serve.outputs import Outputs, is_finite, task_name
 from engram.serve.problems import Problem
+from engram.serve.routes.schemas import TeachOptions
 from engram.serve.routes.writing import Answer
 from engram.serve.service_settings import Settings
 from engram.serve.telemetry import BODY, DECODE, WRITE, Telemetry
@@ -75,6 +76,7 @@ class RequestPipeline:
         most = _ANSWERS * settings.max_values
         self._answers = Shares(most // 2, "values in answers", most)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="engram-answer")
+        self._teacher = ThreadPoolExecutor(1, thread_name_prefix="engram-teach")
 
     def respond(self, request: Request, snapshot: Snapshot, query: Query[Options]) -> Answer:
         """Answer a request about images, in JSON unless its headers say otherwise."""
@@ -84,6 +86,28 @@ class RequestPipeline:
                 values = await self._write(answer, request, snapshot, query, body)
             if values > MANY_VALUES:  # by now nothing holds them
                 await self.in_thread(return_freed_memory)
+
+        return Answer(work)
+
+    def teach(
+        self, request: Request, features: int, solve: Callable[[TeachOptions, Tensor], bytes]
+    ) -> Answer:
+        """Answer a request of vectors and labels with the engram that `solve` makes of them.
+
+        Tasks are solved one after the other, in a thread of their own.
+        """
+
+        async def work(answer: Answer) -> None:
+            async with self._body(request) as body:
+                with self.telemetry.stage(DECODE):
+                    async with self.decoders.decoder(client_address(request.scope)) as decoder:
+                        [name], options = await decoder.read(TeachOptions, body, features=features)
+                        vectors = (await decoder.decode(0, name, None)).view
+                loop = asyncio.get_running_loop()
+                data = await loop.run_in_executor(self._teacher, solve, options, vectors)
+                with self.telemetry.stage(WRITE):
+                    headers = {"Content-Type": "application/octet-stream"}
+                    await answer.write([data], self.in_thread, headers)
 
         return Answer(work)
 

@@ -87,6 +87,36 @@ def form_body(options: type[Options], max_images: int) -> type[Options]:
     return create_model(name, __base__=options, image=(Annotated[list[image], about], ...))
 
 
+# Requests that teach
+
+MAX_VECTORS = 500  # of a request
+
+ClassName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class TeachOptions(BaseModel):
+    """A task to teach, and the class of each vector."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: TaskName = Field(description="Name of the task")
+    labels: Annotated[list[ClassName], FailFast()] = Field(
+        min_length=2, max_length=MAX_VECTORS, description="The class of each image"
+    )
+    statistics: Literal["on", "off"] = Field(
+        default="on",
+        description="Keep sums over the images' features, to learn more, forget and merge later",
+    )
+
+
+class TeachRequest(TeachOptions):
+    """The body of /v1/teach."""
+
+    vectors: list[Any] = Field(
+        min_length=1, description="For each label the vector of an image: base of /v1/embed"
+    )
+
+
 # Requests of the Open Inference Protocol (KServe v2, Triton)
 
 IMAGE, PIXELS = "image", "pixel_values"
