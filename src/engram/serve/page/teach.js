@@ -254,9 +254,8 @@ by("download").addEventListener("click", () =>
 by("attach").addEventListener("click", () =>
   save(async (name, engram) => {
     const path = `v1/tasks/${encodeURIComponent(name)}`;
-    if (lesson.attached === name) await call(path, { method: "DELETE" });
-    lesson.attached = "";
-    await call(path, { method: "PUT", body: engram });
+    const headers = lesson.attached === name ? {} : { "If-None-Match": "*" }; // replace only what was taught here
+    await call(path, { method: "PUT", body: engram, headers });
     lesson.attached = name;
     by("lesson-status").textContent = `${name} is attached, and answers with the other tasks.`;
     await refresh();
