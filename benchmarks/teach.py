@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def features(model: engram.MemoryViT, name: str, folder: Path) -> Features:
     """Computed once, then read."""
     path = folder / f"{name}.npz"
     if not path.exists():
-        parts = {}
+        parts: dict[str, Any] = {}
         for split in ("train", "test"):
             dataset = load(name)[split]
             found = engram.embed(model, dataset, tasks=["base"], workers=0)
