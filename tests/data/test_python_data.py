@@ -170,7 +170,8 @@ def test_training_from_objects_is_training_from_arrays(
     metrics = []
     for name, data in (("pairs", Pairs()), ("arrays", (PIXELS, LABELS))):
         model.add_task(name, NAMES, cells=1, seed=0)
-        result = fit(model, name, {"train": data, "val": data}, recipe, out=tmp_path / f"{name}.st")
+        out = tmp_path / f"{name}.safetensors"
+        result = fit(model, name, {"train": data, "val": data}, recipe, out=out)
         metrics.append((result.metrics, evaluate(model, data, name, workers=workers)))
     assert metrics[0] == metrics[1]
     with refuses("overwrite=True"):
