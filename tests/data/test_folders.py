@@ -352,3 +352,78 @@ def test_images_next_to_masks_are_not_two_classes(tmp_path: Path) -> None:
     write_masks(tmp_path, {"1": 1, "2": 2})
     with pytest.raises(EngramError, match="as data for segmentation has"):
         load(tmp_path)
+
+
+# Good images, and others
+
+
+def write_defects(root: Path, names: dict[str, int]) -> Path:
+    for folder, count in names.items():
+        for i in range(count):
+            write_image(root / folder / f"{i:03}.png")
+    return root
+
+
+@pytest.mark.parametrize("folder", ["", "good", "train/good", "train", "Normal"])
+def test_good_images_are_in_a_folder_as_they_are_or_in_one_that_says_so(
+    tmp_path: Path, folder: str
+) -> None:
+    write_defects(tmp_path, {folder: 3})
+    splits = load(tmp_path, kind="anomaly")
+    assert splits.classes == ("anomalous",)
+    assert splits["train"].labels.tolist() == [0, 0, 0]
+    assert list(splits.datasets) == ["train"]
+
+
+def test_folders_beside_good_ones_are_to_test_with(tmp_path: Path) -> None:
+    splits = load(write_defects(tmp_path, {"good": 3, "crack": 2, "hole": 1}), kind="anomaly")
+    assert splits["train"].labels.tolist() == [0] * 3
+    assert splits["test"].labels.tolist() == [1] * 3
+
+
+def test_masks_of_defects_are_those_of_mvtec(tmp_path: Path) -> None:
+    write_defects(tmp_path, {"train/good": 2, "test/good": 1, "test/crack": 1})
+    (tmp_path / "ground_truth/crack").mkdir(parents=True)
+    width, height = Image.open(tmp_path / "test/crack/000.png").size
+    mask = np.zeros((height, width), dtype=np.uint8)
+    mask[2:5, 3:9] = 255
+    Image.fromarray(mask).save(tmp_path / "ground_truth/crack/000_mask.png")
+    splits = load(tmp_path, kind="anomaly")
+    test = splits["test"]
+    assert splits["train"].masks is None
+    assert test.labels.tolist() == [1, 0]
+    assert np.array_equal(np.asarray(test.mask(0)) - 1, np.where(mask > 0, 1, 2))
+    assert not (np.asarray(test.mask(1)) - 1).any()
+
+
+def test_without_a_mask_of_every_defect_there_are_none(tmp_path: Path) -> None:
+    write_defects(tmp_path, {"train/good": 2, "test/crack": 2, "ground_truth/crack": 1})
+    write_image(tmp_path / "test/good/000.png")
+    assert load(tmp_path, kind="anomaly")["test"].masks is None
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ({"train/good": 2, "train/crack": 1}, "good images alone"),
+        ({"cat": 2, "dog": 2}, "none of them is called good"),
+        ({"train/other": 2}, "none of them is called good"),
+    ],
+)
+def test_images_that_are_not_good_are_not_learned(
+    tmp_path: Path, names: dict[str, int], reason: str
+) -> None:
+    with pytest.raises(EngramError, match=reason):
+        load(write_defects(tmp_path, names), kind="anomaly")
+
+
+def test_a_table_says_what_is_good(tmp_path: Path) -> None:
+    write_defects(tmp_path, {"": 4})
+    rows = [f"{i:03}.png,{label},{split}" for i, (label, split) in enumerate(
+        [("ok", "train"), ("OK", "train"), ("good", "test"), ("bent", "test")]
+    )]  # fmt: skip
+    (tmp_path / "t.csv").write_text("path,label,split\n" + "\n".join(rows) + "\n")
+    splits = load(tmp_path / "t.csv", kind="anomaly")
+    assert (splits["train"].labels.tolist(), splits["test"].labels.tolist()) == ([0, 0], [0, 1])
+    (tmp_path / "all.csv").write_text("path\n000.png\n001.png\n")
+    assert load(tmp_path / "all.csv", kind="anomaly")["train"].labels.tolist() == [0, 0]

@@ -61,6 +61,7 @@ def test_every_kind_is_exported_with_what_its_answers_need(
     model.add_task("numbers", ["age", "size"], 1, kind="regression")
     model.add_task("masks", ["pet", "rest"], 1, kind="segmentation", values=[1, 2])
     model.add_task("thin", 2, 1, kind="segmentation", regime="side", rank=4)
+    model.add_task("good", 1, kind="anomaly", regime="patchcore", bank=3)
     for task in model.tasks.values():
         scatter(task)
     model.task("numbers").head.fitted["mean"].fill_(20)
@@ -87,6 +88,8 @@ def test_every_kind_is_exported_with_what_its_answers_need(
     for name, answer in result["tasks"].items():
         per_pixel = tasks[name]["kind"] == "segmentation"
         wanted = answer["classes"] if per_pixel else answer
+        if "map" in answer:
+            wanted = [{key: answer[key] for key in ("score", "threshold", "anomalous")}]
         given = script.answer(name, logits[name], 5)
         assert len(given) == len(wanted)
         if per_pixel:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import reference
-from tests.support.regimes import known
+from tests.support.regimes import SUPERVISED, known
 from tests.support.strategies import backbone_options, scatter, some_pixels, tiny_backbone
 from torch import nn
 
@@ -85,7 +85,7 @@ def make(regime: str, backbone: dict[str, Any] | None = None, **settings: Any) -
 
 
 def test_every_regime_is_tested_here() -> None:
-    assert set(TRAINS) == set(METHODS)
+    assert set(TRAINS) == set(SUPERVISED)
 
 
 @pytest.mark.parametrize("regime", TRAINS)

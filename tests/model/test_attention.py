@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.support.regimes import known
+from tests.support.regimes import SUPERVISED, known
 from tests.support.strategies import FAMILY_OPTIONS, tiny_backbone
 from torch import nn
 
@@ -23,7 +23,7 @@ def model_with(classes: Sequence[str], **settings: object) -> MemoryViT:
     return model.eval()
 
 
-@pytest.mark.parametrize("regime", METHODS)
+@pytest.mark.parametrize("regime", SUPERVISED)
 def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
     model = model_with(["a", "b"], regime=regime, **known(regime, cells=4))
     seen = model.attention_maps("t", torch.rand(3, 3, 32, 32))
@@ -83,7 +83,7 @@ def test_maps_of_backbones_with_other_layers_are_what_the_layers_do(family: str)
     assert torch.allclose(seen.contribution[0, 0].flatten(), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("regime", METHODS)
+@pytest.mark.parametrize("regime", SUPERVISED)
 def test_a_patch_without_a_value_contributes_nothing_whatever_its_weight(regime: str) -> None:
     """As the corners in a ViT: many look at them, and read nothing."""
     model = model_with(["a", "b"], regime=regime, **known(regime, rank=4))
@@ -133,7 +133,9 @@ def test_maps_are_the_attention_of_the_first_layer_by_hand() -> None:
 UPDATES = [("memory", "propagate"), ("memory+adapter", "add")]
 
 
-@pytest.mark.parametrize(("regime", "update"), [*((name, "fresh") for name in METHODS), *UPDATES])
+@pytest.mark.parametrize(
+    ("regime", "update"), [*((name, "fresh") for name in SUPERVISED), *UPDATES]
+)
 def test_attention_is_that_of_the_pass_that_answers(regime: str, update: str) -> None:
     model, pixels = (
         model_with(["a", "b"], regime=regime, **known(regime, update=update)),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.engrams import randomised
-from tests.support.regimes import known
+from tests.support.regimes import SUPERVISED, known
 from torch import Tensor
 
 from engram import EngramError, MemoryViT, random_backbone
-from engram.methods import METHODS
 
 PIXELS = (3, 3, 32, 32)
 
@@ -27,7 +26,7 @@ def close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("regime", METHODS)
+@pytest.mark.parametrize("regime", SUPERVISED)
 def test_the_head_makes_the_answer_from_the_embedding(regime: str) -> None:
     model, pixels = model_with(regime), torch.rand(*PIXELS)
     vectors = model.embed(pixels)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.engrams import randomised, small_backbone
-from tests.support.regimes import known
+from tests.support.regimes import class_count, known, teaches
 
 import engram
 from engram import EngramError, MemoryViT, Recipe
@@ -22,7 +22,6 @@ from engram.cli import main as cli
 from engram.data.datasets import Splits, load
 from engram.inference.evaluate import answers
 from engram.methods import METHODS
-from engram.methods.method import Needs
 from engram.store.format import read_engram, write_engram
 from engram.tasks.costs import task_costs
 from engram.tasks.kinds import KINDS
@@ -42,13 +41,18 @@ def pixels() -> torch.Tensor:
 def test_every_kind_comes_back_as_it_was(
     kind: str, regime: str, pixels: torch.Tensor, tmp_path: Path
 ) -> None:
-    if KINDS[kind].per_pixel and (Needs.STATISTICS in METHODS[regime].needs):
-        pytest.skip("a readout answers for no pixel")
+    if not teaches(regime, kind):
+        pytest.skip("the regime teaches no such task")
     model = MemoryViT(small_backbone(patch=4)).eval()
     options: dict[str, Any] = {"values": [1, 2, 7], "ignore": 3} if kind == "segmentation" else {}
     task = randomised(
         model.add_task(
-            "t", 3, regime=regime, kind=kind, **known(regime, cells=2, adapter_width=4), **options
+            "t",
+            class_count(kind),
+            regime=regime,
+            kind=kind,
+            **known(regime, cells=2, adapter_width=4),
+            **options,
         )
     )
     saved = model.save("t", tmp_path / "t.safetensors")
@@ -62,7 +66,8 @@ def test_every_kind_comes_back_as_it_was(
     assert found.parameters == sum(p.numel() for p in task.parameters())
     if regime != "full":
         assert found.parameters == costs.parameters + costs.head_parameters
-    assert str(found).startswith(f"engram t: {kind}, 3 {KINDS[kind].nouns[1]} (0, 1, 2)")
+    names = "1 class (0)" if KINDS[kind].one_class else f"3 {KINDS[kind].nouns[1]} (0, 1, 2)"
+    assert str(found).startswith(f"engram t: {kind}, {names}")
 
 
 @pytest.mark.parametrize("regime", ["masked", "side"])
@@ -83,7 +88,8 @@ def test_a_task_extends_one_of_another_kind(
 def test_only_the_header_of_segmentation_speaks_of_masks(tmp_path: Path) -> None:
     model = MemoryViT(small_backbone(patch=4))
     for kind in KINDS:
-        model.add_task(kind, 3, kind=kind)
+        regime = "patchcore" if KINDS[kind].one_class else "masked"
+        model.add_task(kind, class_count(kind), kind=kind, regime=regime)
         header = model.engram(kind).header()["task"]
         assert ("values" in header) == ("ignore" in header) == (kind == "segmentation")
 

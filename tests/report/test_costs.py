@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.regimes import SUPERVISED
+
 import engram
 from engram.backbones.shape import BackboneShape
 from engram.methods import METHODS
@@ -34,8 +36,8 @@ def test_the_section_has_all_regimes_and_the_tasks_of_the_page() -> None:
     regimes, tasks = section.contents
     assert isinstance(regimes, Table)
     assert isinstance(tasks, Table)
-    assert [row[0] for row in regimes.rows] == list(METHODS)
-    assert regimes.highlighted == list(METHODS).index("masked")
+    assert [row[0] for row in regimes.rows] == SUPERVISED
+    assert regimes.highlighted == SUPERVISED.index("masked")
     assert [row[0] for row in tasks.rows] == ["a", "b", "c"]
     parameters = sum(p.numel() for p in model.task("b").parameters())
     assert tasks.rows[1][2] == f"{parameters:,}"
@@ -46,9 +48,7 @@ def test_a_task_that_answers_for_pixels_is_compared_with_those_that_can() -> Non
     task = model.add_task("a", 2, kind="segmentation", regime="side", rank=8)
     (regimes,) = costs_section(model, [task.spec]).contents
     assert isinstance(regimes, Table)
-    assert [row[0] for row in regimes.rows] == [
-        n for n, method in METHODS.items() if method.answers_pixels
-    ]
+    assert [row[0] for row in regimes.rows] == [n for n in SUPERVISED if METHODS[n].answers_pixels]
     assert regimes.highlighted is not None
     assert regimes.rows[regimes.highlighted][0] == "side"
     trained = sum(parameter.numel() for parameter in task.parameters())  # with its rank

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.engrams import familiar
-from tests.support.regimes import known
+from tests.support.regimes import SUPERVISED, known
 from tests.support.reports import answered, model_with, noise, settings_of, write_page
 
 from engram.inference.evaluate import Answers
@@ -16,7 +16,7 @@ from engram.report.contents import MAX_CLASSES, Facts, Subsection, Table, Text
 from engram.report.task_section import TaskPart, task_section
 
 
-@pytest.mark.parametrize("regime", METHODS)
+@pytest.mark.parametrize("regime", SUPERVISED)
 def test_every_regime_has_a_page(tmp_path: Path, regime: str) -> None:
     model, answers = answered(noise(6, "ab"), regime=regime)
     html, found = write_page(tmp_path / "r.html", model, answers)

@@ -56,6 +56,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, small_backbone: Path) -> Wor
         task = model.add_task(kind, ["one", "two", "three"], kind=kind)
         torch.nn.init.normal_(task.head.weight, std=0.3)
         paths[kind] = model.save(kind, folder / f"{kind}.safetensors")
+    task = model.add_task("anomaly", 1, kind="anomaly", regime="patchcore", bank=5)
+    torch.nn.init.normal_(task.head.weight, std=0.3)
+    paths["anomaly"] = model.save("anomaly", folder / "anomaly.safetensors")
     for name, regime, extends in NARROW:
         settings = known(regime, cells=2, rank=4)
         task = model.add_task(name, 3, regime=regime, extends=extends, **settings)

@@ -30,7 +30,7 @@ from tests.support.damage import (
 )
 from tests.support.engrams import familiar, randomised, small_backbone
 from tests.support.errors import refuses
-from tests.support.regimes import known
+from tests.support.regimes import SUPERVISED, class_count, known
 from tests.support.waiting import computing_less_than
 
 from engram import EngramError, MemoryViT, random_backbone
@@ -87,7 +87,7 @@ TINY = BackboneInfo(
 )  # fmt: skip
 #: Settings of tasks of every kind and regime.
 TASKS: list[dict[str, Any]] = [
-    *({"regime": name} for name in METHODS if name != "pooling"),  # which came later
+    *({"regime": name} for name in SUPERVISED if name != "pooling"),  # which came later
     *({"kind": name} for name in ("multilabel", "regression", "segmentation")),
     {"regime": "side", "kind": "segmentation"},
     {"extends": ("a",)},
@@ -140,7 +140,8 @@ def test_the_bytes_of_the_format_do_not_change() -> None:
 @pytest.mark.parametrize("regime", METHODS)
 def test_a_header_has_the_settings_of_its_regime_and_no_others(regime: str) -> None:
     model = MemoryViT(small_backbone())
-    task = model.add_task("t", 3, regime=regime)
+    kind = "anomaly" if METHODS[regime].one_class else "classification"
+    task = model.add_task("t", class_count(kind), kind=kind, regime=regime)
     header = model.engram("t").header()["task"]
     own = header.keys() - {"name", "kind", "regime", "classes", "extends"}
     method = METHODS[regime]

@@ -21,10 +21,10 @@ def small_backbone(**options: Any) -> ViT:
 
 
 def randomised(task: Task) -> Task:
-    """The task with random values, so that no tensor is zero."""
+    """The task with random values that half precision holds, so that no tensor is zero."""
     with torch.no_grad():
         for tensor in task.tensors().values():
-            tensor.normal_()
+            tensor.copy_(torch.randn_like(tensor).half())
     return task
 
 

@@ -28,12 +28,14 @@ def noise(
     images: int, names: Sequence[str] = NAMES, kind: str = "classification", size: int = 32
 ) -> Dataset:
     rng = np.random.default_rng(0)
+    names = names[:1] if KINDS[kind].one_class else names
     classes = len(names)
     labels: dict[str, Any] = {
         "classification": np.arange(images) % classes,
         "multilabel": rng.integers(0, 2, (images, classes)),
         "regression": rng.normal(5, 30, (images, classes)).astype(np.float32),
         "segmentation": np.zeros((images, 0), dtype=np.int64),
+        "anomaly": np.arange(images) % 2,
     }
     rows = Arrays(torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8), "noise")
     dataset = Dataset("noise", "test", tuple(names), labels[kind], rows, np.arange(images), kind)
@@ -47,6 +49,8 @@ def noise(
 def model_with(classes: Sequence[str], kind: str = "classification", **settings: Any) -> MemoryViT:
     """A random backbone with an untrained task `t`."""
     model = MemoryViT(engram.random_backbone())
+    if KINDS[kind].one_class:
+        settings = {"regime": "patchcore", "bank": 4}
     model.add_task("t", list(classes), kind=kind, **settings)
     return model.eval()
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.regimes import known
+from tests.support.regimes import SUPERVISED, known
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from engram import MemoryViT, random_backbone
 from engram.backbones.shape import BackboneShape
-from engram.methods import METHODS, create_method
+from engram.methods import create_method
 from engram.tasks.costs import backbone_macs, task_costs
 from engram.tasks.spec import TaskSpec
 from engram.vit.vit import ViTConfig
@@ -95,7 +95,8 @@ def test_a_backbone_costs_what_torch_counts(options: dict[str, object]) -> None:
 @pytest.mark.parametrize("options", BACKBONES.values(), ids=BACKBONES.keys())
 @pytest.mark.parametrize(
     "task",
-    [spec(regime) for regime in METHODS]
+    [spec(regime) for regime in SUPERVISED]
+    + [TaskSpec.create("t", ["a"], create_method("patchcore", {"bank": 7}), kind="anomaly")]
     + [spec("memory", update="propagate"), spec("memory", update="add"), spec(cells=0)]
     + [spec(tokens=2), spec("masked+adapter", tokens=2, adapter_width=5)]
     + [spec("side", cells=0, rank=5), spec("side+readout", rank=4)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.engrams import randomised, small_backbone
-from tests.support.regimes import known
+from tests.support.regimes import class_count, known, teaches
 
 from engram import MemoryViT
 from engram.methods import METHODS
@@ -23,6 +23,7 @@ SHAPES = {
     "multilabel": (3,),
     "regression": (3,),
     "segmentation": (3, 16, 24),
+    "anomaly": (4, 6),
 }
 SHARING = [name for name, regime in METHODS.items() if regime.shares_pass]
 
@@ -38,11 +39,17 @@ def pixels() -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regime", METHODS)
 def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torch.Tensor) -> None:
-    if KINDS[kind].per_pixel and not METHODS[regime].answers_pixels:
-        pytest.skip("it answers for no pixel")
+    if not teaches(regime, kind):
+        pytest.skip("the regime teaches no such task")
     model = MemoryViT(small_backbone(patch=4)).eval()
     task = randomised(
-        model.add_task("t", 3, regime=regime, kind=kind, **known(regime, cells=2, adapter_width=4))
+        model.add_task(
+            "t",
+            class_count(kind),
+            regime=regime,
+            kind=kind,
+            **known(regime, cells=2, adapter_width=4, bank=6),
+        )
     )
     assert model.tasks["t"].kind.name == kind
     outputs = model(pixels)["t"]
@@ -60,13 +67,17 @@ def test_every_kind_answers_in_every_regime(kind: str, regime: str, pixels: torc
 def test_all_kinds_share_a_pass_and_nobody_notices(
     regime: str, backbone: dict[str, Any], pixels: torch.Tensor
 ) -> None:
-    kinds = [name for name in KINDS if METHODS[regime].answers_pixels or not KINDS[name].per_pixel]
+    kinds = [name for name in KINDS if teaches(regime, name)]
     model = MemoryViT(small_backbone(patch=4, **backbone)).eval()
     plain = model.backbone(pixels) if model.backbone.head is not None else None
     for kind in kinds:
         randomised(
             model.add_task(
-                kind, 3, regime=regime, kind=kind, **known(regime, cells=2, adapter_width=4)
+                kind,
+                class_count(kind),
+                regime=regime,
+                kind=kind,
+                **known(regime, cells=2, adapter_width=4, bank=6),
             )
         )
     together, exactly = model(pixels), model(pixels, exact=True)
@@ -214,7 +225,10 @@ def test_uncertainty_is_one_where_an_answer_could_be_either_and_zero_where_it_is
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_are_those_of_the_answer(kind: str) -> None:
     model = MemoryViT(small_backbone(patch=4)).eval()
-    task = randomised(model.add_task("t", ["a", "b", "c"], kind=kind))
+    regime = "patchcore" if KINDS[kind].one_class else "masked"
+    task = randomised(
+        model.add_task("t", ["a", "b", "c"][: class_count(kind)], kind=kind, regime=regime)
+    )
     for output in torch.randn(6, *SHAPES[kind]):
         labels, confidence = task.labels(output)
         answer = task.answer(output)
@@ -222,6 +236,8 @@ def test_labels_are_those_of_the_answer(kind: str) -> None:
             assert labels == [answer[0]["class"]]
         elif kind == "multilabel":
             assert set(labels) == {one["class"] for one in answer if one["present"]}
+        elif kind == "anomaly":
+            assert labels == (["a"] if answer["anomalous"] else [])
         elif kind == "segmentation":
             assert labels == [answer["classes"][0]["class"]]
             assert task.labels(task.kind.condensed(output[None])[0])[0] == labels

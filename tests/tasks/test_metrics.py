@@ -1,8 +1,11 @@
 """Every metric against scikit-learn or a slow computation of its own."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import beta
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -12,14 +15,18 @@ from sklearn.metrics import (
     log_loss,
     mean_absolute_error,
     r2_score,
+    roc_auc_score,
     root_mean_squared_error,
     top_k_accuracy_score,
 )
 
 from engram.tasks.metrics import (
+    alarm_threshold,
+    anomaly_metrics,
     average_precision,
     best_thresholds,
     classification_metrics,
+    false_alarm_estimate,
     intersection_over_union,
     multilabel_metrics,
     pixel_counts,
@@ -213,3 +220,35 @@ def test_a_class_that_is_nowhere_is_no_part_of_the_mean_iou() -> None:
 def test_shares_are_percentages_for_people() -> None:
     assert shown("accuracy", 0.98) == "98.00%"
     assert shown("loss", 0.98) == "0.9800"
+
+
+# Good images, and others
+
+
+def test_the_threshold_is_one_that_few_good_images_reach() -> None:
+    scores = torch.arange(1.0, 100.0)  # 99 of them: 5 of 100 may exceed it
+    assert alarm_threshold(scores[torch.randperm(99)]) == 95.0
+    assert alarm_threshold(torch.tensor([0.3, 0.1, 0.2])) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("images", [1, 10, 19, 99, 1_000])
+def test_false_alarms_are_estimated_as_an_order_statistic(images: int) -> None:
+    k = max(1, math.floor(0.05 * (images + 1)))
+    expected = [k / (images + 1), *beta(k, images + 1 - k).ppf([0.05, 0.95])]
+    assert false_alarm_estimate(images) == pytest.approx(expected, abs=1e-5)
+
+
+def test_of_good_images_alone_there_is_no_area() -> None:
+    found = anomaly_metrics([(torch.tensor([[0.1], [0.3]]), torch.zeros(2).long())], 0.2)
+    assert "auroc" not in found
+    assert (found["false_alarms"], found["balanced_accuracy"]) == (0.5, 0.5)
+    found = anomaly_metrics([(torch.tensor([[0.1], [0.3]]), torch.ones(2).long())], 0.2)
+    assert "auroc" not in found
+    assert (found["recall"], found["balanced_accuracy"]) == (0.5, 0.5)
+
+
+def test_equal_scores_count_half() -> None:
+    scores = torch.tensor([0.2, 0.2, 0.1, 0.4, 0.4, 0.2])
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    found = anomaly_metrics([(scores[:, None], labels)], 0.3)
+    assert found["auroc"] == pytest.approx(roc_auc_score(labels, scores))

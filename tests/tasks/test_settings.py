@@ -29,6 +29,6 @@ def test_parents_change_nothing_else() -> None:
 
 def test_every_setting_that_is_a_flag_has_one() -> None:
     flags = {item.name for item in TaskSettings.flags()}
-    methods = {"cells", "rank", "adapter_width", "queries", "update"}
+    methods = {"cells", "rank", "adapter_width", "queries", "bank", "update"}
     assert {"regime", "extends", "class_init"} | methods == flags
     assert set(METHODS["masked"].setting_names()) - flags == {"tokens", "after_norm"}

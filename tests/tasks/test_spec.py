@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.errors import refuses
-from tests.support.regimes import known
+from tests.support.regimes import class_count, known, teaches
 from tests.support.strategies import tiny_backbone
 
 from engram import EngramError, MemoryViT
@@ -134,11 +134,15 @@ def test_only_masked_and_side_tasks_extend(family: MemoryViT, regime: str) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regime", METHODS)
 def test_the_shapes_of_a_spec_are_those_of_its_task(kind: str, regime: str) -> None:
-    if KINDS[kind].per_pixel and not METHODS[regime].answers_pixels:
-        pytest.skip("it answers for no pixel")
+    if not teaches(regime, kind):
+        pytest.skip("the regime teaches no such task")
     model = MemoryViT(tiny_backbone())
     task = model.add_task(
-        "t", 3, kind=kind, regime=regime, **known(regime, cells=2, adapter_width=4)
+        "t",
+        class_count(kind),
+        kind=kind,
+        regime=regime,
+        **known(regime, cells=2, adapter_width=4),
     )
     own = {n: tuple(p.shape) for n, p in task.named_parameters() if not n.startswith("backbone.")}
     assert task.spec.shapes(BackboneShape.measure(model.backbone)) == own

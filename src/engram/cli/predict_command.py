@@ -51,7 +51,7 @@ def predict_command(
     top_k: Annotated[int, option(OUTPUT, "Number of classes to return per task.")] = 3,
     masks: Annotated[
         Path | None,
-        option(OUTPUT, "Write segmentation masks into this folder, as PNG.", metavar="FOLDER"),
+        option(OUTPUT, "Write masks and heat maps into this folder, as PNG.", metavar="FOLDER"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -135,7 +135,7 @@ def predict_command(
         show(_description(written), as_json)
         return
     if masks is not None:
-        _write_masks(results, masks)
+        _write_masks(model, results, masks)
     show(_table(model, results), as_json)
     if any("error" in result for result in results):
         raise typer.Exit(2)
@@ -233,8 +233,8 @@ def _model_and_sources(
     return model, [path for path in sources if path not in engrams]
 
 
-def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Write every mask as IMAGE.TASK.png, and put its path into the answer in its place."""
+def _write_masks(model: MemoryViT, results: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write every mask and heat map as IMAGE.TASK.png, and put its path in its place."""
     from engram.util.files import make_folder, write_atomically
 
     make_folder(folder)
@@ -245,7 +245,7 @@ def _write_masks(results: Sequence[Mapping[str, Any]], folder: Path) -> None:
             stem += "_"
         taken.add(stem)
         for name, answer in result.get("tasks", {}).items():
-            if "mask" in answer:
+            if picture := model.task(name).kind.picture:
                 path = folder / f"{stem}.{name}.png"
-                write_atomically(path, base64.b64decode(answer["mask"].partition(",")[2]))
-                answer["mask"] = str(path)
+                write_atomically(path, base64.b64decode(answer[picture].partition(",")[2]))
+                answer[picture] = str(path)

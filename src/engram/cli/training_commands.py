@@ -352,6 +352,9 @@ def result_rows(
     if result.ending is not None:
         rows.append(("training", str(result.ending)))
     for split, metrics in result.metrics.items():
+        if kind.one_class:
+            rows += _alarm_rows(split, metrics)
+            continue
         rows.append((f"{split} {kind.title}", _score(kind, metrics)))
         even = metrics.get("balanced_accuracy", metrics[kind.score])
         if abs(even - metrics[kind.score]) >= 0.01:  # classes of unequal size
@@ -395,6 +398,22 @@ def taught(result: AutoResult | Result | SweepResult, model: MemoryViT) -> Descr
         "unreadable": dict(result.unreadable),
     }
     return Description(document, rows)
+
+
+def _alarm_rows(split: str, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The threshold of an anomaly task and what is expected of it, or what was measured."""
+    from engram.tasks.metrics import TITLES, shown
+
+    if split == "val" and "recall" not in metrics:
+        low, high = (1 - end for end in reversed(metrics["interval"]))
+        expected = (
+            f"{metrics['threshold']:.3f}: {metrics['false_alarms']:.1%} of good images are "
+            f"expected to exceed it ({low:.1%} to {high:.1%}), from "
+            f"{counted(metrics['images'], 'held-out image')}"
+        )
+        return [("threshold", expected)]
+    names = ("auroc", "pixel_auroc", "false_alarms", "recall")
+    return [(f"{split} {TITLES[n]}", shown(n, metrics[n])) for n in names if n in metrics]
 
 
 def _score(kind: Kind, metrics: Mapping[str, Any]) -> str:

@@ -18,7 +18,12 @@ import torch
 from PIL import Image
 
 from engram.data.arrays import read_digits, read_npz
-from engram.data.folders import read_class_folders, read_mask_folders
+from engram.data.folders import (
+    DEFECTS,
+    read_class_folders,
+    read_good_folders,
+    read_mask_folders,
+)
 from engram.data.folds import NONE, Folds, deal, usual_class_size
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
@@ -248,7 +253,8 @@ def load(
     if split is not None:
         check_split(split)
     columns = (label,) if isinstance(label, str) else tuple(label or ())
-    request = DataRequest(kind, image, columns, split_column, splits or {}, classes or ())
+    known = () if kind in KINDS and KINDS[kind].one_class else classes or ()
+    request = DataRequest(kind, image, columns, split_column, splits or {}, known)
     if isinstance(spec, (str, os.PathLike)):
         name = os.fspath(spec)
         found = _read(name, request)
@@ -302,7 +308,11 @@ def _read(name: str, request: DataRequest) -> FoundData:
     if name == "digits":
         return read_digits(request)
     if path.is_dir():
-        return read_mask_folders(path) if request.has_masks else read_class_folders(path, request)
+        if request.has_masks:
+            return read_mask_folders(path)
+        if KINDS[request.kind].one_class:
+            return read_good_folders(path)
+        return read_class_folders(path, request)
     if path.suffix.lower() == ".npz":
         return read_npz(path, request)
     raise EngramError(
@@ -353,9 +363,14 @@ def _numbered(
         if not part.labels:
             raise EngramError(f"{location} is empty.")
         labels = LABELS[kind].numbered(location, part.labels, classes)
+        own_legend = legend
+        if KINDS[kind].one_class:
+            own_legend = None if part.masks is None else DEFECTS
+            if split == "train" and labels.any():
+                _refuse_anomalous(name, part.labels, labels)
         order = np.arange(len(labels))
         datasets[split] = Dataset(
-            name, split, tuple(classes), labels, part.rows, order, kind, part.masks, legend
+            name, split, tuple(classes), labels, part.rows, order, kind, part.masks, own_legend
         )
     return Splits(
         name,
@@ -370,6 +385,15 @@ def _numbered(
         split_by=found.split_by,
         kind=kind,
         legend=legend,
+    )
+
+
+def _refuse_anomalous(name: str, names: Sequence[str], labels: npt.NDArray[Any]) -> None:
+    wrong = sorted({str(names[i]) for i in np.flatnonzero(labels).tolist()})
+    raise EngramError(
+        f"{name} has {counted(int(labels.sum()), 'training image')} that "
+        f"{'is' if labels.sum() == 1 else 'are'} not good ({_shortened(wrong)}), and anomaly "
+        "learns from good images alone; put these into a test split, or leave them out."
     )
 
 
@@ -437,6 +461,8 @@ def check_fits(spec: TaskSpec, data: Splits | Dataset, *, same_ignore: bool = Fa
     stores it; evaluation does not depend on it.
     """
     legend = data.legend or Legend((), spec.ignore)
+    if spec.kind_object.one_class:  # its masks have the same values in all data
+        legend = Legend(spec.values, spec.ignore)
     if data.kind != spec.kind:
         difference = f"has the kind {spec.kind}, but {data.name} has the kind {data.kind}"
     elif data.classes != spec.classes:

@@ -1,22 +1,30 @@
-"""Folders of images: a folder per class, or a tree of images and a tree of their masks."""
+"""Folders of images: one per class, of images and of their masks, or of good images."""
+
+from __future__ import annotations
 
 import os
 import warnings
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from engram.data.labels import GOOD
 from engram.data.source import (
     SPLITS,
     DataRequest,
     Files,
     FoundData,
     FoundSplit,
+    StoredImage,
     match_splits,
     usual_split,
 )
 from engram.errors import EngramError, Notice
-from engram.images.decode import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic
+from engram.images.decode import HEIC_NEEDS, HEIC_SUFFIXES, can_read_heic, image_size
+from engram.images.masks import Legend, read_mask
 from engram.util.text import counted
 
 SUFFIXES = (
@@ -25,6 +33,9 @@ SUFFIXES = (
 )
 # Folders that a system or another program makes for itself, next to those that begin with . or __.
 _SYSTEM_FOLDERS = {"@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+_MASK_FOLDERS = ("ground_truth", "masks")
+#: Of the masks of defects: pixels of good images, wrong ones, and others of the same image.
+DEFECTS = Legend((0, 1, 2), 255)
 _HIDDEN, _HEIC, _LOOSE = "hidden", "HEIC", "outside of the class folders"
 
 
@@ -181,6 +192,98 @@ def _masks_in(masks: Path, folders: set[str]) -> list[str]:
 
 def _stem(path: str, root: Path) -> str:
     return os.path.splitext(os.path.relpath(path, root))[0]
+
+
+# Good images, and others to test with
+#
+#     DATA/*.png                               good images
+#     DATA/good/*.png, DATA/scratch/*.png      good images, and others, which are the test split
+#     DATA/train/good/*.png, test/good/*.png, test/scratch/*.png               as MVTec AD has it
+#     DATA/ground_truth/scratch/000_mask.png   the mask of test/scratch/000.png, if there are some
+
+
+def read_good_folders(root: Path) -> FoundData:
+    """Read good images, with splits or without, and images of defects with their masks."""
+    masks = next((path for path in _subfolders(root) if path.name in _MASK_FOLDERS), None)
+    folders = [path for path in _subfolders(root) if path != masks]
+    splits = {path.name: path for path in folders if usual_split(path.name)}
+    if splits:
+        names = match_splits(splits, {}, str(root))
+        found = {split: _read_good(splits[name], masks) for split, name in names.items()}
+        return _found(found, names.values())
+    good = [path for path in folders if path.name.lower() in GOOD]
+    if not good:
+        return _found({"train": _read_good(root, None)})
+    others = [path for path in folders if path not in good]
+    found = {"train": _labelled(good, None)}
+    if others:
+        found["test"] = _labelled(others, masks)
+    return _found(found, ["test"] * bool(others))
+
+
+def _read_good(root: Path, masks: Path | None) -> tuple[FoundSplit, Counter[str]]:
+    """One split: images as they are, all of them good, or in folders that say what is wrong."""
+    folders = _subfolders(root)
+    if not folders:
+        images, others = _sorted_out(_scan(os.fspath(root))[0])
+        if not images:
+            raise EngramError(f"{root} has no images; put good images into it.")
+        return FoundSplit(Files(tuple(images)), [GOOD[0]] * len(images)), others
+    if not any(path.name.lower() in GOOD for path in folders):
+        listed = ", ".join(path.name for path in folders[:4]) + ", …" * (len(folders) > 4)
+        raise EngramError(
+            f"{root} has the folders {listed}, and none of them is called good; put the good "
+            f"images into {root / GOOD[0]}/, or give a folder of nothing but good images."
+        )
+    return _labelled(folders, masks)
+
+
+def _labelled(folders: Sequence[Path], masks: Path | None) -> tuple[FoundSplit, Counter[str]]:
+    """The images in folders, each labelled with the name of its folder."""
+    paths: list[str] = []
+    labels: list[str] = []
+    left_out: Counter[str] = Counter()
+    for folder, files in zip(folders, _files_below(folders), strict=True):
+        images, others = _sorted_out(files)
+        paths += images
+        labels += [folder.name] * len(images)
+        left_out += others
+    found = None if masks is None else _defect_masks(paths, labels, masks)
+    return FoundSplit(Files(tuple(paths)), labels, found), left_out
+
+
+def _defect_masks(paths: Sequence[str], labels: Sequence[str], root: Path) -> DefectMasks | None:
+    """The masks of images, where every image that is not good has one; else None."""
+    found: list[str] = []
+    for path, label in zip(paths, labels, strict=True):
+        stem = Path(path).stem
+        names = [root / label / f"{stem}{end}.png" for end in ("_mask", "")]
+        mask = next((str(name) for name in names if name.is_file()), "")
+        good = label.lower() in GOOD
+        if not mask and not good:
+            return None
+        found.append("" if good else mask)
+    return DefectMasks(tuple(paths), tuple(found)) if any(found) else None
+
+
+@dataclass(frozen=True)
+class DefectMasks:
+    """Masks with the values of `DEFECTS`, from black and white files; good images have none."""
+
+    images: tuple[str, ...]
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> StoredImage:
+        if not self.paths[row]:
+            width, height = image_size(self.images[row])
+            return np.zeros((height, width), dtype=np.uint8)
+        return np.where(read_mask(self.paths[row]) > 0, 1, 2).astype(np.uint8)
+
+    def row_name(self, row: int) -> str:
+        return self.paths[row] or os.fspath(self.images[row])
 
 
 def _found(

@@ -4,6 +4,7 @@ classification   the name of a class                   one column
 multilabel       the names of any number of classes    one column of lists, or a column per class
 regression       numbers                               a column for each
 segmentation     a mask                                one column of paths; read as an image
+anomaly          good, or the name of what is wrong    one column, or none if all images are good
 """
 
 from __future__ import annotations
@@ -232,11 +233,36 @@ class MaskLabels(LabelReader):
         return np.zeros((len(labels), 0), dtype=np.int64)
 
 
+#: What good images are called, in lower case; every other name is that of something wrong.
+GOOD = ("good", "normal", "ok", "0", "false", "no")
+
+
+class AnomalyLabels(LabelReader):
+    """`good`, or the name of what is wrong with an image."""
+
+    dimensions = (1,)
+
+    def columns(self, source: str, available: Names, request: DataRequest) -> list[str]:
+        given = request.label_columns
+        needed = find_column(source, available, "label", given[0] if given else None, bool(given))
+        return [needed] if needed else []
+
+    def read(self, location: str, cells: Mapping[str, Any], listed: Names | None = None) -> Any:
+        return _class_name(location, next(iter(cells.values()), GOOD[0]), listed)
+
+    def classes(self, source: str, columns: Names, labels: Labels, listed: Names | None) -> Names:
+        return ["anomalous"]
+
+    def numbered(self, location: str, labels: Sequence[Any], classes: Names) -> npt.NDArray[Any]:
+        return np.array([label.strip().lower() not in GOOD for label in labels], dtype=np.int64)
+
+
 LABELS: Mapping[str, LabelReader] = {
     "classification": ClassLabels(),
     "multilabel": MultilabelLabels(),
     "regression": NumberLabels(),
     "segmentation": MaskLabels(),
+    "anomaly": AnomalyLabels(),
 }
 
 

@@ -111,7 +111,8 @@ class DataRequest:
 class FoundSplit:
     """One split as a reader found it: images, and for each the label before it is numbered.
 
-    For segmentation the labels are None and `masks` has the mask of every image.
+    For segmentation the labels are None and `masks` has the mask of every image. For anomaly it can
+    have masks, too.
     """
 
     rows: Rows

@@ -264,9 +264,15 @@ class Model:
         )
 
     def answer(self, name: str, logits: Array, top_k: int) -> list[dict[str, Any]]:
-        """The answer of `engram predict`; for segmentation only the share of each class."""
+        """The answer of `engram predict`, without masks and heat maps: shares and scores only."""
         task = self.about["tasks"][name]
         classes, kind = task["classes"], task["kind"]
+        if kind == "anomaly":
+            patches = np.sort(logits.ravel())[::-1]
+            score = float(patches[: max(1, round(0.01 * len(patches)))].mean())
+            (threshold,) = task["thresholds"]
+            found = {"score": round(score, 6), "threshold": round(threshold, 6)}
+            return [{**found, "anomalous": score > threshold}]
         if kind in ("regression", "embedding"):
             names = classes or [str(i) for i in range(len(logits))]
             pairs = zip(names, logits.tolist(), strict=True)
@@ -313,6 +319,9 @@ def predict(model: Model, path: Path, tasks: list[str], top_k: int) -> dict[str,
 
 def in_words(one: dict[str, Any]) -> str:
     """One row of an answer as text."""
+    if "anomalous" in one:
+        what = "anomalous" if one["anomalous"] else "good"
+        return f"{what}: score {one['score']:.3f}, threshold {one['threshold']:.3f}"
     if "value" in one:
         return f"{one['name']} {one['value']:.5g}"
     text = f"{one['class']} {one.get('probability', one.get('share')):.1%}"

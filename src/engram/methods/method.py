@@ -225,6 +225,8 @@ class Method(ABC):
     solved: ClassVar[bool] = False
     #: Solving a head stays near the one that the task starts with.
     keeps_start: ClassVar[bool] = False
+    #: It learns from good images alone (one-class classification): for kinds of task that do so.
+    one_class: ClassVar[bool] = False
     #: Made by `auto` from other tasks, and not trained by itself.
     composed: ClassVar[bool] = False
     #: An MLP in place of a linear head.
@@ -321,6 +323,10 @@ class Method(ABC):
     def features(self, task: TaskShape) -> int:
         """The width of the head's input: of an image, or of every patch in segmentation."""
         return task.backbone.width
+
+    def head_rows(self, task: TaskShape) -> int:
+        """The rows of the head's weight: one a class, or one for each patch of a memory bank."""
+        return task.classes
 
     def macs(self, task: TaskShape, n: int, ancestors: Sequence[Method]) -> tuple[int, int]:
         """Multiply-accumulates for an image of n tokens, and those that depend on no image.

@@ -22,8 +22,10 @@ REGIMES = {
     "full": "full_attention:FullTuning",
     "adapter": "full_attention:FullAdapter",
     "memory+adapter": "full_attention:FullMemoryAdapter",
+    "patchcore": "patchcore:PatchCore",
 }
 DEFAULT_REGIME = "masked"
+ONE_CLASS_REGIME = "patchcore"  # of tasks that learn from good images alone
 UPDATES = ("fresh", "propagate", "add")
 #: Where class tokens start: as a copy of the backbone's own, or at random.
 CLASS_INITS = ("backbone", "random")
@@ -43,6 +45,12 @@ class MethodFlags:
     )
     queries: int = setting(
         8, "learned queries that pool the final tokens", least=1, most=10_000, label="queries"
+    )
+    bank: int = setting(
+        1_000,
+        "patches in the memory bank of good images (--kind anomaly)",
+        least=1,
+        most=100_000,
     )
     update: str = setting(
         "fresh", "how cells pass from layer to layer (the paper's Figure 2b)", choices=UPDATES

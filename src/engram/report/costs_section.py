@@ -42,6 +42,8 @@ def _regimes(model: MemoryViT, spec: TaskSpec) -> Table:
     known, rows = TaskSettings.from_spec(spec).method_settings, []
     for name, method in (METHODS | {spec.regime: type(spec.method)}).items():
         shared = {k: v for k, v in known.items() if k in method.setting_names()}
+        if method.one_class != spec.kind_object.one_class:
+            continue
         task = replace(
             spec, extends=(), method=spec.method if name == spec.regime else method(**shared)
         )

@@ -32,10 +32,10 @@ from engram.report.contents import (
     Table,
     Text,
 )
-from engram.report.images import Thumbnail, backbone_view, paint_mask, thumbnail
+from engram.report.images import Thumbnail, backbone_view, paint_heat, paint_mask, thumbnail
 from engram.tasks.kinds import IGNORED
 from engram.tasks.metrics import average_precision, intersection_over_union, r_squared
-from engram.util.charts import Chart, scatter
+from engram.util.charts import Chart, histogram, scatter
 from engram.util.text import counted
 
 MAX_MISTAKES = 12
@@ -346,10 +346,59 @@ def _class_ious(answers: Answers) -> Bars:
     return Bars(bars, note)
 
 
+# Good images, and others
+
+
+def _anomaly(model: MemoryViT, answers: Answers) -> list[Subsection]:
+    return [
+        Subsection(f"scores-{answers.task}", "Scores", [_score_histogram(answers)]),
+        Subsection(f"maps-{answers.task}", "Heat maps", [_heat_maps(model, answers)]),
+    ]
+
+
+def _score_histogram(answers: Answers) -> Charts:
+    scores, wrong = answers.logits[:, 0].double(), answers.labels.bool()
+    threshold = float(answers.fitted["thresholds"])
+    groups = [("good", scores[~wrong].tolist()), ("anomalous", scores[wrong].tolist())]
+    chart = histogram([(name, own) for name, own in groups if own], "score", threshold)
+    note = (
+        "The score of an image is the mean distance of its worst patches to the nearest patches "
+        f"of good images. Above the dashed line, at {threshold:.3f}, it is called anomalous."
+    )
+    return Charts([Chart("score", chart)], note)
+
+
+def _heat_maps(model: MemoryViT, answers: Answers) -> ImageTable:
+    """Images that are answered wrong, the farthest from the threshold first, then the highest."""
+    scores, wrong = answers.logits[:, 0], answers.labels.bool()
+    threshold = float(answers.fitted["thresholds"])
+    missed = (scores > threshold) != wrong
+    order = torch.where(missed, 10 + (scores - threshold).abs(), scores)
+    chosen = order.argsort(descending=True)[: 2 * MAX_MASKS].tolist()
+    samples = [int(answers.samples[i]) for i in chosen]
+    views = [backbone_view(model, answers.dataset, sample) for sample in samples]
+    device, rows = model.backbone.device, []
+    pixels = normalise(torch.from_numpy(np.stack(views)).to(device), model.preprocessing)
+    with torch.inference_mode():
+        maps = model(pixels, tasks=[answers.task])[answers.task].cpu()
+    for i, sample, view, own in zip(chosen, samples, views, maps, strict=True):
+        images = [thumbnail(view, "image"), thumbnail(paint_heat(view, own / threshold), "map")]
+        what = "false alarm" if missed[i] and not wrong[i] else "missed" if missed[i] else ""
+        label = f"{float(scores[i]):.3f}" + (f", {what}" if what else "")
+        rows.append(ImageRow(label, images, Path(answers.dataset.sample_name(sample)).name))
+    note = (
+        f"{int(missed.sum()):,} of {len(scores):,} images are answered wrong. They come first, "
+        "then the images with the highest scores. Where the map is bright, patches are unlike all "
+        "of the good images."
+    )
+    return ImageTable(("image", "heat map"), rows, note, "masks")
+
+
 #: The subsections of a task's section, by the name of its kind.
 FINDINGS: Mapping[str, Callable[[MemoryViT, Answers], Sequence[Subsection]]] = {
     "classification": _classification,
     "multilabel": _multilabel,
     "regression": _regression,
     "segmentation": _segmentation,
+    "anomaly": _anomaly,
 }

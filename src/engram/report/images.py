@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engram.data.datasets import Dataset
 from engram.images.decode import BadImage, Pixels
+from engram.images.heat_maps import heat_map, heat_palette
 from engram.images.masks import palette
 from engram.images.views import evaluation_view
 from engram.model import MemoryViT
@@ -60,6 +61,13 @@ def paint_mask(view: Pixels, mask: Pixels) -> Pixels:
     colours = np.full((256, 3), _GRAY, dtype=np.uint8)
     colours[:IGNORED] = palette(IGNORED)
     mixed: Pixels = np.rint(0.45 * view + 0.55 * colours[mask]).astype(np.uint8)
+    return mixed
+
+
+def paint_heat(view: Pixels, relative: Tensor) -> Pixels:
+    """An image in gray under the heat map of distances (rows, columns), 1 at the threshold."""
+    colours = heat_palette()[heat_map(relative.float().numpy(), (view.shape[0], view.shape[1]))]
+    mixed: Pixels = np.rint(0.35 * view.mean(-1, keepdims=True) + 0.65 * colours).astype(np.uint8)
     return mixed
 
 

@@ -75,7 +75,8 @@ def task_section(model: MemoryViT, part: TaskPart) -> Section:
     if len(answers.labels):
         contents += _familiarity(model, answers)
         contents += FINDINGS[kind.name](model, answers)
-        if spec.method.token_per_class or not kind.per_pixel:  # else no token reads the answer
+        patches = kind.per_pixel or kind.one_class  # then no token reads the answer
+        if spec.method.token_per_class or not patches:
             contents += attention_subsections(model, answers)
     return Section(f"task-{name}", f"Task {name}", contents)
 

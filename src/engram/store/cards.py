@@ -28,14 +28,14 @@ from engram.util.text import printable, summarise_names
 
 _PAPER = "[Fine-tuning Image Transformers using Learnable Memory](https://arxiv.org/abs/2203.15243)"
 _TAGS = ("engram", "learnable-memory", "memory-tokens", "vision-transformer", "vit", "fine-tuning")
-# The Hub's name of each kind of task. It has none for regression from images.
+# The Hub's name of each kind of task. It has none for regression from images, and for anomalies.
 _PIPELINES = {
     "classification": "image-classification",
     "multilabel": "image-classification",
     "segmentation": "image-segmentation",
 }
 _MOST = 100  # settings on a card
-_NO_RESULTS = ("loss", "mean", "deviation", "temperature", "uncalibrated_ece")
+_NO_RESULTS = ("loss", "mean", "deviation", "temperature", "threshold", "uncalibrated_ece")
 _METRICS = {"macro_f1": "f1", "top5": "top-5 accuracy"}  # our name -> the Hub's
 
 

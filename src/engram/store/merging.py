@@ -179,6 +179,11 @@ def _check_different(found: Sequence[Located]) -> None:
 def _check_alike(place: str, first: Engram, where: str, other: Engram) -> None:
     """Refuse an engram whose tensors do not mean what those of the first one mean."""
     check_same_backbone(place, first, where, other, "can be merged")
+    if first.spec.kind_object.one_class:
+        raise EngramError(
+            f"{place} has a memory bank of patches, whose average means nothing; fit a task on the "
+            "good images of both instead."
+        )
     ours, theirs = first.spec.recorded(), other.spec.recorded()
     for name in ("kind", "regime", *sorted(ours.keys() | theirs.keys())):
         if name not in ("name", "classes", "extends") and ours.get(name) != theirs.get(name):

@@ -21,7 +21,7 @@ class HeadSizes:
     """The sizes of a head."""
 
     features: int
-    classes: int
+    classes: int  # rows of the weight: those of a memory bank are patches
     mlp: bool = False
     token_per_class: bool = False  # in segmentation, it reads the task's own class tokens
 
@@ -112,6 +112,32 @@ class MaskHead(TaskHead):
             scores = scores + patches.tokens @ self.project(inputs.own).mT
         field = scores.mT.unflatten(2, patches.grid)
         return F.interpolate(field, patches.size, mode="bilinear", align_corners=False)
+
+
+class BankHead(TaskHead):
+    """A memory bank: its weight has features of patches of good images, one a row.
+
+    The output is the distance of every patch to the nearest in the bank: 1 - the cosine, from 0.
+    """
+
+    def __init__(self, sizes: HeadSizes) -> None:
+        super().__init__(sizes)
+        self.bias = None  # type: ignore[assignment]
+        self._fitted = ("thresholds",)
+        self.register_buffer("thresholds", torch.full((1,), FIRST["thresholds"]))
+
+    def embed(self, inputs: HeadInput) -> Tensor:
+        """The mean of the patches."""
+        return inputs.own
+
+    def read(self, inputs: HeadInput) -> Tensor:
+        """Distances (b, rows, columns)."""
+        patches = inputs.patches
+        assert patches is not None
+        # All patches as rows of one product with a bias: exported in float32, as other heads are.
+        none = self.weight.new_zeros(len(self.weight))
+        likeness = F.linear(patches.tokens.flatten(0, 1), self.weight, none).amax(1)
+        return (1 - likeness).clamp(min=0).view(-1, *patches.grid)
 
 
 class BackboneHead(nn.Module):

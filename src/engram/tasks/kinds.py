@@ -2,6 +2,7 @@
 
     classification   one class per image          multilabel     any number of classes per image
     regression       numbers                      segmentation   one class per pixel
+    anomaly          good, or not; and where
 
 Everything that differs between them is here, as one `Kind` each in `KINDS`; other modules ask the
 kind and never look at its name. What a model returns for an image (`model(pixels)[task]`), the
@@ -10,6 +11,7 @@ kind and never look at its name. What a model returns for an image (`model(pixel
     classification, multilabel   logits (classes)
     regression                   the numbers, in the units of the labels
     segmentation                 logits (classes, height, width), at the size of the pixels
+    anomaly                      distances of the patches to those of good images (rows, columns)
 
 and `Kind.answer` turns the output of one image into the answer for people and programs.
 """
@@ -28,8 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engram.errors import EngramError
 from engram.tasks import calibration, metrics
-from engram.tasks.heads import Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
+from engram.tasks.heads import BankHead, Fitted, HeadSizes, MaskHead, NumberHead, TaskHead
 from engram.tasks.metrics import Pairs
 from engram.util.devices import to_device
 
@@ -62,6 +65,8 @@ class Kind(ABC):
     mixes = True  # whether two images, and the losses of their labels, can be mixed
     ranked = True  # whether `scores` are listed with the highest first
     calibrates = False  # whether answers have probabilities, which a temperature can calibrate
+    one_class = False  # learned from good images alone: labels say 1 for others (one-class)
+    picture = ""  # the part of an answer that is a PNG: "mask" or "map"
 
     def head(self, sizes: HeadSizes) -> TaskHead:
         return TaskHead(sizes, self.fitted)
@@ -423,6 +428,7 @@ class Segmentation(Kind):
     least = 2
     per_pixel = True
     mixes = False
+    picture = "mask"
 
     def head(self, sizes: HeadSizes) -> TaskHead:
         return MaskHead(sizes)
@@ -519,6 +525,113 @@ class Segmentation(Kind):
         return {"": first["class"], **shares, "mask": answer["mask"]}
 
 
+class Anomaly(Kind):
+    """Labels are 0 for good images and 1 for others.
+
+    Or they are masks: 0 in good images, 1 where something is wrong, 2 elsewhere in the same image.
+    """
+
+    name = "anomaly"
+    columns = (
+        *("auroc", "pixel_auroc", "average_precision"),
+        *("balanced_accuracy", "false_alarms", "recall"),
+    )
+    title = "balanced accuracy"
+    class_title = "AUROC"
+    fitted = ("thresholds",)
+    smooths = False
+    ranked = False
+    one_class = True
+    picture = "map"
+
+    @property
+    def score(self) -> str:
+        """A number that good images alone have, too; areas under curves need both."""
+        return "balanced_accuracy"
+
+    def head(self, sizes: HeadSizes) -> TaskHead:
+        return BankHead(sizes)
+
+    def head_shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
+        return {"weight": (sizes.classes, sizes.features)}
+
+    def head_macs(self, sizes: HeadSizes, patches: int) -> int:
+        return patches * super().head_macs(sizes, patches)
+
+    def losses(
+        self, outputs: Tensor, labels: Tensor, head: TaskHead, smoothing: float, weights: Weights
+    ) -> Tensor:
+        raise EngramError(
+            "The memory bank of an anomaly task is filled from one pass over good images: it takes "
+            "no training steps, so there is nothing to sweep or to average; use fit."
+        )
+
+    def fit_buffers(self, head: TaskHead, kept: Pairs) -> None:
+        """Choose the threshold that few of the good images reach."""
+        good = [scores[labels == 0, 0] for scores, labels in kept]
+        if sum(map(len, good)):
+            head.fitted["thresholds"].fill_(metrics.alarm_threshold(torch.cat(good)))
+
+    def keep(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of images, with histograms of those of their pixels if there are masks."""
+        maps = outputs.float().cpu()
+        scores = metrics.image_scores(maps)[:, None]
+        if labels.ndim == 1:
+            return scores, labels
+        counts = metrics.pixel_histograms(maps, labels == 1)
+        return torch.cat([scores, counts.flatten(1)], 1), (labels != 0).flatten(1).any(1).long()
+
+    def metrics(self, kept: Pairs, fitted: Fitted, unreadable: int = 0) -> dict[str, Any]:
+        return metrics.anomaly_metrics(kept, float(fitted["thresholds"]))
+
+    def class_scores(self, logits: Tensor, labels: Tensor) -> Tensor:
+        found = metrics.anomaly_metrics([(logits, labels)], 0.0)
+        return torch.tensor([found.get("auroc", math.nan)])
+
+    def scores(self, output: Tensor) -> Tensor:
+        """The score of the image."""
+        return metrics.image_scores(output.float()[None])
+
+    def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
+        anomalous = float(self.scores(output)) > float(fitted["thresholds"])
+        return [0] if anomalous else [], None
+
+    def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
+        """{"score", "threshold", "anomalous", "size": [rows, columns], "map": a data: URL}.
+
+        The score is the mean distance of the worst 1 % of the patches. The map is a PNG of the
+        distances with a palette: 0 is none, 128 the threshold, 255 twice the threshold or more. It
+        covers what the backbone saw of the picture: the evaluation view.
+        """
+        from engram.images.heat_maps import heat_map_png
+
+        score = float(self.scores(output))
+        threshold = float(fitted["thresholds"])
+        png = heat_map_png((output / max(threshold, 1e-6)).cpu().numpy())
+        return {
+            "score": round(score, 6),
+            "threshold": round(threshold, 6),
+            "anomalous": score > threshold,
+            "size": list(output.shape),
+            "map": f"data:image/png;base64,{base64.b64encode(png).decode()}",
+        }
+
+    def words(self, answer: Any) -> str:
+        score, threshold = (f"{answer[name]:.3f}" for name in ("score", "threshold"))
+        return f"{self._word(answer)}: score {score}, threshold {threshold}"
+
+    def table_columns(self, names: Sequence[str]) -> dict[str, ColumnType]:
+        return {"": "text", "score": "number", "threshold": "number", "map": "text"}
+
+    def table_row(self, answer: Any) -> dict[str, Any]:
+        """`good` or `anomalous`, the score, the threshold, and the heat map."""
+        return {"": self._word(answer), **{k: answer[k] for k in ("score", "threshold", "map")}}
+
+    @staticmethod
+    def _word(answer: Any) -> str:
+        return "anomalous" if answer["anomalous"] else "good"
+
+
 def _margin_uncertainty(logits: Tensor) -> Tensor:
     """1 minus the margin: what the likeliest class has more than the next one (axis 1)."""
     if logits.shape[1] < 2:
@@ -528,5 +641,6 @@ def _margin_uncertainty(logits: Tensor) -> Tensor:
 
 
 KINDS: Mapping[str, Kind] = {
-    kind.name: kind for kind in (Classification(), Multilabel(), Regression(), Segmentation())
+    kind.name: kind
+    for kind in (Classification(), Multilabel(), Regression(), Segmentation(), Anomaly())
 }

@@ -6,6 +6,7 @@ scikit-learn where it has the same metric; that package is not needed here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,12 +26,18 @@ TITLES = {
     "mae": "mean absolute error",
     "rmse": "RMSE",
     "pixel_accuracy": "pixel accuracy",
+    "auroc": "AUROC",
+    "pixel_auroc": "AUROC of pixels",
+    "average_precision": "average precision",
+    "false_alarms": "false alarms",
+    "recall": "recall",
 }
 
 #: Metrics between 0 and 1: for people they are percentages.
 SHARES = frozenset(
     {
         *("accuracy", "balanced_accuracy", "top5", "pixel_accuracy", "miou"),
+        *("false_alarms", "recall"),
         *("map", "macro_f1", "micro_f1", "ece", "uncalibrated_ece"),
     }
 )
@@ -239,3 +246,108 @@ def segmentation_metrics(answers: Pairs) -> dict[str, Any]:
         "loss": losses.mean().item(),
         "pixel_accuracy": (right.sum() / true.sum().clamp(min=1)).item(),
     }
+
+
+# Good images, and others
+
+#: The share of good images that may be called anomalous, as far as there are enough to tell.
+FALSE_ALARMS = 0.05
+_WORST = 0.01  # of the patches: their mean is the score of an image
+_BINS = 1_000  # of distances from 0 to 1
+
+
+def image_scores(maps: Tensor) -> Tensor:
+    """The score of every image: the mean of its largest distances (b, rows, columns)."""
+    patches = maps.flatten(1)
+    return patches.topk(max(1, round(_WORST * patches.shape[1])), dim=1).values.mean(1)
+
+
+def alarm_threshold(good: Tensor) -> float:
+    """The threshold that as few held-out good images are above as `FALSE_ALARMS` allows.
+
+    Of n scores it is the k-th largest. Where images are few, it is the largest.
+    """
+    return float(good.topk(_allowed(len(good))).values[-1])
+
+
+def false_alarm_estimate(images: int) -> tuple[float, float, float]:
+    """The share of good images above `alarm_threshold` of so many: expected, and 90 % of cases.
+
+    A new good image exceeds the k-th largest of n scores with a probability that has the
+    distribution Beta(k, n + 1 - k), whatever the distribution of scores is.
+    """
+    k = _allowed(images)
+
+    def quantile(wanted: float) -> float:
+        low, high = 0.0, 1.0
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            fewer = sum(
+                math.exp(
+                    math.lgamma(images + 1) - math.lgamma(i + 1) - math.lgamma(images - i + 1)
+                    + i * math.log(middle) + (images - i) * math.log1p(-middle)
+                )
+                for i in range(k)
+            )  # fmt: skip
+            low, high = (middle, high) if 1 - fewer < wanted else (low, middle)
+        return low
+
+    return k / (images + 1), quantile(0.05), quantile(0.95)
+
+
+def _allowed(images: int) -> int:
+    return max(1, math.floor(FALSE_ALARMS * (images + 1)))
+
+
+def pixel_histograms(maps: Tensor, wrong: Tensor) -> Tensor:
+    """Histograms of the distances of good and of wrong pixels (b, 2, bins), of masks (b, h, w)."""
+    fields = F.interpolate(maps[:, None], wrong.shape[1:], mode="bilinear", align_corners=False)
+    bins = (fields[:, 0] * _BINS).long().clamp(max=_BINS - 1) + _BINS * wrong
+    counts = torch.zeros(len(maps), 2 * _BINS)
+    counts.scatter_add_(1, bins.flatten(1), torch.ones(1).expand_as(bins.flatten(1)))
+    return counts.view(-1, 2, _BINS)
+
+
+def anomaly_metrics(answers: Pairs, threshold: float) -> dict[str, Any]:
+    """Metrics from pairs of what `Anomaly.keep` kept: scores and histograms, and labels 0 or 1.
+
+    false_alarms, the share of good images whose score exceeds the threshold; recall, the share of
+    others that do; balanced_accuracy, the mean over both of the share that is right, or that of
+    good images alone if there are no others. With both: auroc, the area under the ROC curve, and
+    average_precision; with masks pixel_auroc, that of pixels, of distances rounded to 0.001.
+    """
+    pair = _joined(answers)
+    if pair is None:
+        return {"balanced_accuracy": 0.0, "images": 0}
+    kept, labels = pair[0].double(), pair[1].bool()
+    scores, alarms = kept[:, 0], kept[:, 0] > threshold
+    found: dict[str, Any] = {"images": len(labels), "threshold": threshold}
+    if bool((~labels).any()):
+        found["false_alarms"] = alarms[~labels].double().mean().item()
+    if bool(labels.any()):
+        found["recall"] = alarms[labels].double().mean().item()
+    right = [1 - found["false_alarms"]] if "false_alarms" in found else []
+    right += [found["recall"]] if "recall" in found else []
+    found["balanced_accuracy"] = sum(right) / len(right)
+    if len(right) == 2:
+        values, ranks = torch.unique(scores, return_inverse=True)
+        both = torch.stack(
+            [torch.bincount(ranks[labels == x], minlength=len(values)) for x in (0, 1)]
+        )
+        found["auroc"] = auroc(both)
+        found["average_precision"] = average_precision(scores[:, None], labels[:, None]).item()
+    if kept.shape[1] > 1:
+        counts = kept[:, 1:].sum(0).view(2, -1)
+        if bool((counts.sum(1) > 0).all()):
+            found["pixel_auroc"] = auroc(counts)
+    return found
+
+
+def auroc(counts: Tensor) -> float:
+    """The area under the ROC curve, from counts of good and of wrong ones by rising score (2, n).
+
+    Equal scores count half, as a pair that is a tie does.
+    """
+    good, wrong = counts.double()
+    below = good.cumsum(0) - good / 2
+    return float((wrong * below).sum() / (wrong.sum() * good.sum()))

@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.backbones.shape import BackboneShape
 from engram.errors import EngramError
-from engram.methods import Base, Method, create_method
+from engram.methods import METHODS, Base, Method, create_method
 from engram.methods.method import TaskShape
 from engram.methods.method_flags import DEFAULT_REGIME
 from engram.tasks.class_statistics import PREFIX, statistics_shapes
@@ -60,6 +60,8 @@ class TaskSpec:
             refuse(f"it has no {nouns}; give how many there are, or their names.")
         if count < kind.least:
             refuse(f"{self.kind} needs at least {kind.least} {nouns}, not {count}.")
+        if kind.one_class and count > 1:
+            refuse(f"{self.kind} tells anomalous images from good ones: 1 class, not {count}.")
         # File names of bytes that are no UTF-8 have surrogates in Python.
         garbled = [name for name in self.classes if name.encode(errors="ignore").decode() != name]
         if garbled:
@@ -76,10 +78,25 @@ class TaskSpec:
                 f"the names of its {count:,} {nouns} take {size / 1e6:.1f} MB, and an engram has "
                 f"room for {MAX_CLASS_BYTES / 1e6:g} MB; shorten them."
             )
+        if kind.one_class != self.method.one_class:
+            self._refuse_method(refuse)
         if kind.per_pixel:
             self._check_masks(refuse)
         elif self.values or self.ignore != IGNORED:
             refuse(f"values and ignore say what is in masks, and {self.kind} learns from none.")
+
+    def _refuse_method(self, refuse: Callable[[str], None]) -> None:
+        able = [name for name, method in METHODS.items() if method.one_class]
+        if self.kind_object.one_class:
+            refuse(
+                f"{self.kind} learns from good images alone, which the regime {self.regime!r} "
+                f"cannot; choose {' or '.join(able)}."
+            )
+        kinds = [kind.name for kind in KINDS.values() if kind.one_class]
+        refuse(
+            f"the regime {self.regime!r} learns from good images alone, for tasks of the kind "
+            f"{' or '.join(kinds)}; this is {self.kind}."
+        )
 
     def _check_masks(self, refuse: Callable[[str], None]) -> None:
         count = len(self.classes)
@@ -155,9 +172,9 @@ class TaskSpec:
     def head_config(self, backbone: BackboneShape) -> HeadSizes:
         """The sizes of its head."""
         method = self.method
-        return HeadSizes(
-            self.features(backbone), len(self.classes), method.mlp_head, method.token_per_class
-        )
+        shape = self.shape(backbone)
+        rows = method.fitted(shape).head_rows(shape)
+        return HeadSizes(self.features(backbone), rows, method.mlp_head, method.token_per_class)
 
     def statistics(self, backbone: BackboneShape) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor of class statistics, by name."""

@@ -29,7 +29,7 @@ def keep_statistics(
     statistics of a fold's own task. `old` are statistics of the first classes, whose images are not
     there any more. Nothing happens where the recipe turned it off.
     """
-    if training.recipe.statistics == "off":
+    if training.recipe.statistics == "off" or learners[0].task.kind.one_class:
         return
     training.model.eval()
     training.progress("keeping statistics", 0, 0)

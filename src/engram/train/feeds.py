@@ -343,13 +343,14 @@ class CacheFeed:
         return prefetched(read())
 
     def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        return self.model.from_cache(self._cached(inputs), tasks, self._plain.preprocessing.size)
+        return self.model.from_cache(self.cached(inputs), tasks, self._plain.preprocessing.size)
 
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         size = self._plain.preprocessing.size
-        return self.model.embed_from_cache(self._cached(inputs), tasks, size)
+        return self.model.embed_from_cache(self.cached(inputs), tasks, size)
 
-    def _cached(self, inputs: Tensor) -> Cached:
+    def cached(self, inputs: Tensor) -> Cached:
+        """Features of the backbone from the inputs of a share."""
         return self._plain.features(to_device(inputs, self.team.device))
 
     def layer_statistics(self, inputs: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from engram.errors import EngramError
 from engram.model import MemoryViT
 from engram.store.format import read_engram
 from engram.tasks.task_settings import TaskSettings
+from engram.train.bank import fill_banks
 from engram.train.calibrate import metrics_on_test
 from engram.train.callbacks import Callback
 from engram.train.identity import identity_of_fit
@@ -122,7 +123,10 @@ def fit(
             training.begin(identity)
             rivals: list[HeldOut] = []
             if solved:
-                rivals = solve_tasks(training, names)
+                if task.kind.one_class:
+                    fill_banks(training, names)
+                else:
+                    rivals = solve_tasks(training, names)
                 trainers = _trainers(model, names, recipe)
                 training.measure(trainers)
             else:

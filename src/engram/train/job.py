@@ -13,6 +13,7 @@ from engram.data.datasets import Splits
 from engram.data.overview import warnings
 from engram.errors import EngramError
 from engram.methods import method_class
+from engram.methods.method_flags import ONE_CLASS_REGIME
 from engram.model import MemoryViT
 from engram.tasks.kinds import KINDS
 from engram.tasks.spec import TaskSpec
@@ -113,6 +114,8 @@ class TrainingJob:
     def choose(self, regime: str | None, seeds: int | None, soup: int = 0) -> tuple[str, int]:
         """The regime and the number of seeds of `fit`, where they may not have been given."""
         seeds = 1 if seeds is None else seeds
+        if KINDS[self.splits.kind].one_class and regime in (None, "auto"):
+            regime = ONE_CLASS_REGIME
         one = self.options.recipe == "paper" or seeds != 1 or soup != 0
         chosen = regime or ("masked" if one else "auto")
         if chosen == "auto" and (seeds != 1 or soup):

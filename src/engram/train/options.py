@@ -48,7 +48,7 @@ class DataOptions(ColumnOptions):
     kind: str = setting(
         "classification",
         "kind of task",
-        choices=("classification", "multilabel", "regression", "segmentation"),
+        choices=("classification", "multilabel", "regression", "segmentation", "anomaly"),
     )
     classes: str = setting(
         "", "class names; for masks with their values: pet=1,sky=2", metavar="A,B"

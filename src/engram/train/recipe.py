@@ -157,7 +157,13 @@ class Recipe:
         if self.label_smoothing and not kind.smooths:
             raise EngramError(
                 f"{flag('label_smoothing')} is {self.label_smoothing:g}, but {kind.name} learns "
-                "from numbers, which cannot be smoothed; leave it out."
+                f"from {'good images' if kind.one_class else 'numbers'}, which cannot be smoothed; "
+                "leave it out."
+            )
+        if kind.one_class and self.augment not in ("none", "auto"):
+            raise EngramError(
+                f"{flag('augment')} is {self.augment}, but {kind.name} compares images with good "
+                "ones as they are; leave it out."
             )
         if self.mixup and not kind.mixes:
             raise EngramError(

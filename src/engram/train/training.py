@@ -17,10 +17,11 @@ from engram.data.loader import Transform
 from engram.errors import EngramError
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
+from engram.train.bank import PatchFeed
 from engram.train.calibrate import calibrate
 from engram.train.callbacks import Callbacks, nobody
 from engram.train.class_statistics import keep_statistics
-from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
+from engram.train.feeds import BatchShard, CacheFeed, Feed, FeedPlan, open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
@@ -137,9 +138,11 @@ class Training:
         train_only(self.model, *self.names)
         for learner in self.learners:
             learner.prepare(self.splits["train"].labels)
-        self.feed = open_feed(
-            self.model, self.names, self.splits, self.recipe, self.team, transform, self.progress
-        )
+        given = self.model, self.names, self.splits, self.recipe, self.team, transform
+        if self.learners[0].task.kind.one_class:
+            self.feed = PatchFeed(FeedPlan(*given), self.progress)
+        else:
+            self.feed = open_feed(*given, self.progress)
         self._keep_copies_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
@@ -147,7 +150,7 @@ class Training:
     def _keep_copies_together(self) -> None:
         """Deal the folds again, so that no fold is measured on near-copies of what it learned."""
         folds, train = self.splits.folds, self.splits["train"]
-        if folds is None or folds.count == 1 or not isinstance(self.feed, CacheFeed):
+        if folds is None or folds.count == 1 or not isinstance(self.feed, (CacheFeed, PatchFeed)):
             return
         samples, together = self.feed.near_copies()
         groups = np.arange(len(train))

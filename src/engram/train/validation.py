@@ -27,7 +27,7 @@ from torch import Tensor
 from engram.data.datasets import Integers, Splits
 from engram.tasks.heads import Fitted
 from engram.tasks.kinds import Kind
-from engram.tasks.metrics import Pairs
+from engram.tasks.metrics import Pairs, false_alarm_estimate
 from engram.train.choice import tie_margin
 from engram.train.recipe import Recipe
 
@@ -129,6 +129,10 @@ class Estimator:
             return {**found, "interval": None}
         learned = self._learned
         worth = 1 + found["folds"] * (1 - learned) / learned  # answers that are worth one
+        if self.kind.one_class and not bool(answers.labels.any()):
+            share, low, high = false_alarm_estimate(len(answers.labels))
+            own = {self.score: 1 - share, "interval": [1 - high, 1 - low]}
+            return {**found, "false_alarms": share, **own}
         if self.score != "accuracy":
             return {**found, "interval": self._resampled(answers, fitted, worth)}
         right = _right(answers).mean().item() if len(tried) < 2 else _less_flattery(tried)

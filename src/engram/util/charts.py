@@ -23,6 +23,9 @@ STYLE = """
 .chart text.a, .chart text.b, .chart text.c { font-weight: 600; }
 .chart text.a { fill: var(--accent, #6938c9); }
 .chart text.b { fill: var(--second, #c2562a); }
+.chart .bar.a { fill: var(--accent, #6938c9); }
+.chart .bar.b { fill: var(--second, #c2562a); }
+.chart .line.mark { stroke: var(--quiet, #5d6877); stroke-width: 1.4; stroke-dasharray: 4 3; }
 .chart .dot { fill: var(--accent, #6938c9); }
 """
 
@@ -111,6 +114,36 @@ def scatter(xs: Sequence[float], ys: Sequence[float], title: str) -> str:
     name = _text("predicted", 12, _SIDE / 2, "middle")
     parts.append(f'<g transform="rotate(-90 12 {_SIDE // 2})">{name}</g>')
     return _drawing(_SIDE, _SIDE, title, parts)
+
+
+def histogram(
+    groups: Sequence[tuple[str, Sequence[float]]], title: str, mark: float, bins: int = 30
+) -> str:
+    """Bars of how many values each group has in every bin, and a dashed line at `mark`."""
+    values = [mark, *(value for _, own in groups for value in own)]
+    marks = ticks(min(values), max(values))
+    across = _Scale(marks[0], marks[-1], _LEFT, _WIDTH - _RIGHT)
+    step = (marks[-1] - marks[0]) / bins
+    counts = [[0] * bins for _ in groups]
+    for own, (_, group) in zip(counts, groups, strict=True):
+        for value in group:
+            own[min(bins - 1, int((value - marks[0]) / step))] += 1
+    most = max(1, *(max(own) for own in counts))
+    up = _Scale(0, most, _HEIGHT - _BOTTOM, _TOP)
+    parts = [_text(f"{most:,}", _LEFT - 6, up(most) + 4, "end")]
+    parts.append(f'<path class="axis" d="M{_LEFT} {up(0):.1f}H{_WIDTH - _RIGHT}"/>')
+    parts += [_text(f"{one:g}", across(one), _HEIGHT - 10, "middle") for one in marks]
+    width = (across(marks[-1]) - across(marks[0])) / bins / len(groups)
+    for i, ((label, _), own) in enumerate(zip(groups, counts, strict=True)):
+        style = "ab"[i % 2]
+        for place, count in enumerate(own):
+            x = across(marks[0] + place * step) + i * width
+            box = f'x="{x:.1f}" y="{up(count):.1f}" width="{width:.1f}"'
+            parts.append(f'<rect class="bar {style}" {box} height="{up(0) - up(count):.1f}"/>')
+        parts.append(_text(label, _WIDTH - _RIGHT, _TOP + 14 + 16 * i, "end", style))
+    line = f"M{across(mark):.1f} {_TOP}V{_HEIGHT - _BOTTOM}"
+    parts.append(f'<path class="line mark" d="{line}"/>')
+    return _drawing(_WIDTH, _HEIGHT, title, parts)
 
 
 def side_by_side(charts: Sequence[Chart]) -> str:

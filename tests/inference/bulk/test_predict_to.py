@@ -51,6 +51,8 @@ def model(small_backbone: Path) -> MemoryViT:
     for kind in ("classification", "multilabel", "regression", "segmentation"):
         task = model.add_task(kind, ["one", "two", "three"], kind=kind)
         torch.nn.init.normal_(task.head.weight, std=0.3)
+    task = model.add_task("anomaly", 1, kind="anomaly", regime="patchcore", bank=5)
+    torch.nn.init.normal_(task.head.weight, std=0.3)
     return model
 
 
@@ -97,6 +99,9 @@ def test_answers_are_those_of_predict(
         present = [one["class"] for one in expected["tasks"]["multilabel"] if one["present"]]
         assert row["multilabel"] == ("; ".join(present) if name.endswith(".csv") else present)
         assert row["segmentation"] == expected["tasks"]["segmentation"]["classes"][0]["class"]
+        found = expected["tasks"]["anomaly"]
+        assert row["anomaly"] == ("anomalous" if found["anomalous"] else "good")
+        assert float(row["anomaly.score"]) == pytest.approx(found["score"], abs=3e-5)
         for number in expected["tasks"]["regression"]:
             value = float(row[f"regression.{number['name']}"])
             assert value == pytest.approx(number["value"], abs=3e-5)
@@ -118,6 +123,7 @@ def test_logits_embeddings_and_masks(model: MemoryViT, photos: Path, tmp_path: P
     mask = Path(row["segmentation.mask"])
     assert mask.parent == tmp_path / "masks"
     assert Image.open(mask).size == tuple(reversed(pixels.shape[2:]))
+    assert Path(row["anomaly.map"]).read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_interrupted_job_goes_on_and_computes_nothing_twice(

@@ -50,6 +50,22 @@ def test_every_kind_of_task_answers_in_its_way(client: TestClient, world: World)
     }
 
 
+def test_an_anomaly_has_a_score_and_a_heat_map(client: TestClient, world: World) -> None:
+    data = world.engrams["anomaly"].read_bytes()
+    assert client.put("/v1/tasks/anomaly", content=data, headers=AUTH).status_code == 201
+    (image,) = ask(client, picture(), tasks="anomaly", attention="anomaly")
+    TaskAnswer.model_validate(image["tasks"]["anomaly"])
+    answer, output = image["tasks"]["anomaly"]["answer"], world.logits(picture(), "anomaly")
+    assert answer["score"] == pytest.approx(float(output["anomaly"].max()), abs=1e-3)  # of 1 patch
+    assert answer["anomalous"] == (answer["score"] > answer["threshold"])
+    heat = Image.open(io.BytesIO(base64.b64decode(answer["map"].partition(",")[2])))
+    rows, columns = answer["size"]
+    assert (heat.width / columns, heat.height / rows) == (8, 8)
+    row, column = divmod(int(output["anomaly"].argmax()), columns)
+    values = np.array(heat)
+    assert int(values[8 * row + 4, 8 * column + 4]) >= int(values.max()) - 2
+
+
 def test_a_task_that_knows_its_images_gives_its_familiarity(
     client: TestClient, world: World, tmp_path: Path
 ) -> None:

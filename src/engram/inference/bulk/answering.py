@@ -56,8 +56,9 @@ class Questions:
 
     @property
     def masked(self) -> dict[str, str]:
-        """The columns of masks, each with its task."""
-        return {f"{column(n)}.mask": n for n in self.names if self.model.task(n).kind.per_pixel}
+        """The columns of masks and heat maps, each with its task."""
+        kinds = {name: self.model.task(name).kind for name in self.names}
+        return {f"{column(n)}.{kind.picture}": n for n, kind in kinds.items() if kind.picture}
 
     @property
     def columns(self) -> dict[str, ColumnType]:

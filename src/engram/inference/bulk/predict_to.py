@@ -69,7 +69,7 @@ def predict_to(
         out: A file (`.parquet`, `.jsonl` or `.csv`), or a folder that keeps the parts as parquet.
         settings: The columns of the table, and how the work is divided.
         tasks: The tasks to answer; by default all.
-        masks: A folder for the masks of segmentation; without it only the areas are written.
+        masks: A folder for masks and heat maps; without it only areas and scores are written.
         overwrite: Replace what is there instead of continuing it.
         answering: Answers batches: in this process, or on a cluster.
         make_engine: Makes the engine of the settings; by default the model itself.

@@ -236,7 +236,13 @@ const rowsOf = {
     answer.classes.map((one, place) => ({
       label: one.class, text: percent(one.share), share: one.share, first: !place, colour: one.colour,
     })),
+  anomaly: ({ score, threshold, anomalous }) => [{
+    label: anomalous ? "anomalous" : "good", text: score.toFixed(3), first: anomalous,
+    share: Math.min(1, score / threshold / 2), mark: 0.5, about: `threshold ${threshold.toFixed(3)}`,
+  }],
 };
+// The picture of an answer: a mask, or a heat map.
+const pictureOf = (task) => state.image.tasks[task]?.answer?.mask || state.image.tasks[task]?.answer?.map;
 
 function summary(result) {
   if (!result || result.error) return "no answer";
@@ -293,7 +299,8 @@ function familiarityNote(name, result) {
 
 function factsOf(task) {
   if (!task) return [count(state.list.backbone.classes, "class", "classes")];
-  const { cells, rank, layers } = task.settings;
+  const { cells, rank, layers, bank } = task.settings;
+  if (bank) return [`memory bank of ${count(bank, "patch", "patches")}`, task.kind];
   return [
     task.kind === "regression" ? count(task.classes, "number", "numbers") : count(task.classes, "class", "classes"),
     ...(rank ? [`side network of rank ${rank}`] : []),
@@ -374,9 +381,9 @@ function showAttention() {
   const changed = by("attention").hidden || by("attention").dataset.task !== task;
   by("attention").hidden = false;
   by("attention").dataset.task = task;
-  const hasMask = Boolean(state.image.tasks[task]?.answer?.mask);
-  by("attention-title").textContent = hasMask ? `Mask and attention of ${task}` : `Attention of ${task}`;
-  by("attention-words").textContent = attentionWords(task, layers, pooled, hasMask);
+  const pictureName = pictureOf(task) && (state.image.tasks[task].kind === "anomaly" ? "Heat map" : "Mask");
+  by("attention-title").textContent = pictureName ? `${pictureName} and attention of ${task}` : `Attention of ${task}`;
+  by("attention-words").textContent = attentionWords(task, layers, pooled, pictureName);
   by("layer").max = layers.length;
   if (changed) by("layer").value = 0;
   by("shares").replaceChildren(...layers.map((layer, index) => layerRow(layer, index, parts, pooled)));
@@ -403,12 +410,14 @@ function lastLayersName(layers, pooled) {
   return several > 1 ? `Layers ${layers.length - several + 1}–${layers.length}` : layerName(layers.length, pooled);
 }
 
-function attentionWords(task, layers, pooled, hasMask) {
+function attentionWords(task, layers, pooled, pictureName) {
+  if (pictureName === "Heat map")
+    return "Bright areas are unlike every patch of the good images. Choose a layer to see what the ViT's class token reads.";
   if (task === "base") return "Bright areas contribute most to what the ViT's own class token reads.";
   if (pooled) return "Bright areas contribute most to what it pools of its side network for its answer.";
   const cells = layers.reduce((sum, layer) => sum + layer.shares[3], 0) / layers.length;
   const average = `On average, ${percent(cells)} of its attention goes to its cells.`;
-  return hasMask
+  return pictureName
     ? `The mask has one colour per class. Choose a layer to see its attention. ${average}`
     : `Bright areas contribute most to what its class token reads. ${average}`;
 }
@@ -440,8 +449,12 @@ function drawHeatmap() {
   if (!state.image?.attention) return;
   const { task, layers, pooled } = state.image.attention;
   const chosen = Number(by("layer").value);
-  const mask = chosen ? null : state.image.tasks[task]?.answer?.mask; // a layer shows attention instead
-  by("layer-name").textContent = chosen ? layerName(chosen, pooled) : mask ? "Mask" : lastLayersName(layers, pooled);
+  const mask = chosen ? null : pictureOf(task); // a layer shows attention instead
+  const heat = state.image.tasks[task]?.kind === "anomaly";
+  by("mask").alt = heat ? "The heat map, bright where the image is unlike good ones" : "The mask, one colour per class";
+  by("mask").classList.toggle("blend", heat);
+  const first = heat ? "Heat map" : "Mask";
+  by("layer-name").textContent = chosen ? layerName(chosen, pooled) : mask ? first : lastLayersName(layers, pooled);
   by("mask").hidden = !mask;
   if (mask) by("mask").src = mask;
   by("layer").setAttribute("aria-valuetext", by("layer-name").textContent);

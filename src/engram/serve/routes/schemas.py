@@ -286,9 +286,22 @@ class Mask(BaseModel):
     mask: str = Field(description="A PNG as a data: URL; a pixel's value is its class")
 
 
+class HeatMap(BaseModel):
+    """An answer of anomaly: whether the image is like the good ones, and where it is not."""
+
+    score: float = Field(description="Mean distance of the worst 1 % of its patches to good ones")
+    threshold: float
+    anomalous: bool = Field(description="Whether the score exceeds the threshold")
+    size: list[int] = Field(description="Rows and columns of patches")
+    map: str = Field(
+        description="A PNG of the view as a data: URL; a pixel's value is its distance, 128 at "
+        "the threshold"
+    )
+
+
 class TaskAnswer(BaseModel):
-    kind: Literal["classification", "multilabel", "regression", "segmentation"]
-    answer: list[LikelyClass] | list[Label] | list[Number] | Mask
+    kind: Literal["classification", "multilabel", "regression", "segmentation", "anomaly"]
+    answer: list[LikelyClass] | list[Label] | list[Number] | Mask | HeatMap
     familiarity: float | None = Field(
         default=None,
         description="How much the image is like those that the task learned from: 1 is usual, "

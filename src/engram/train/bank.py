@@ -1,0 +1,229 @@
+"""Memory banks of good images: one pass over the images, then a coreset of their patches.
+
+The features of all patches are kept in memory, in half precision. For every fold, and for all
+images, `coreset` chooses those that the bank has: greedily the one that is farthest from all chosen
+so far (k-center; Sener and Savarese, 2018), in a random projection, as PatchCore does it. What a
+fold's bank says about the images that it did not see decides the threshold.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engram.data.datasets import Integers
+from engram.data.loader import Loader
+from engram.errors import EngramError, Notice
+from engram.images.preprocessing import normalise
+from engram.methods.method import HeadInput, Patches
+from engram.methods.patchcore import PatchCore
+from engram.model.passes import head_inputs, head_inputs_from_cache
+from engram.train.caches import info
+from engram.train.feeds import BatchShard, CacheFeed, FeedPlan
+from engram.train.validation import near_copies
+from engram.util.devices import to_device
+from engram.util.progress import Progress, counter
+from engram.util.text import counted, storage
+
+if TYPE_CHECKING:
+    from engram.train.training import Training
+
+_IN_MEMORY = 2_000_000_000  # bytes of patch features; of more images, as many as fit are read
+_BATCH = 16
+_CANDIDATES = 20  # times as many patches as the bank has: the coreset is chosen from these
+_PROJECTED = 64  # width of the random projection in which it is chosen
+
+
+class _Seen(NamedTuple):
+    """What was read of a split: image `rows[i]` of the patches is sample `samples[i]`."""
+
+    patches: Tensor  # (images, patches, features), in half precision
+    rows: Tensor
+    labels: Tensor
+    samples: Tensor
+
+
+class PatchFeed:
+    """The backbone runs once for every image; from then on its patches are in memory.
+
+    A cache that has the tokens of all images already is read instead; none is filled. All tasks
+    have the same features: those of one method, with the same settings.
+    """
+
+    cache, contents = "off", ""
+    plain = True
+
+    def __init__(self, plan: FeedPlan, progress: Progress) -> None:
+        self.plan, self.model, self.team = plan, plan.model, plan.team
+        self.per_epoch = plan.per_epoch
+        self.bad: dict[str, str] = {}
+        self._size, self._grid = plan.model.preprocessing.size, (0, 0)
+        stored = _stored(plan, progress)
+        self.train = self._read("train", stored, progress)
+        if plan.splits.folds is not None:
+            self.val = self._held_out_in_turn()
+        else:
+            self.val = self._read("val", stored, progress)
+
+    def _read(self, split: str, stored: CacheFeed | None, progress: Progress) -> _Seen:
+        """Read the patches of a split, as many as fit into memory."""
+        dataset = self.plan.splits[split]
+        count = counter(progress, "reading patches", len(dataset))
+        found, room = [], _IN_MEMORY
+        for patches, labels, samples, failed in self._patches(split, stored):
+            self._grid = patches.grid
+            found.append((patches.tokens.half().cpu(), labels, samples))
+            room -= 2 * patches.tokens.numel()
+            count(len(samples) + failed)
+            if room < 0:
+                break
+        if not found:
+            raise EngramError(f"{dataset.name}: no image of the {split} split can be read.")
+        kept, labels, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
+        if room < 0 and self.team.main:
+            notice = (
+                f"{len(kept):,} of {counted(len(dataset), 'image')} of the {split} split are read, "
+                f"drawn at random: their patches take {storage(_IN_MEMORY)} of memory."
+            )
+            warnings.warn(notice, Notice, stacklevel=2)
+        return _Seen(kept, torch.arange(len(kept)), labels, samples)
+
+    def _patches(
+        self, split: str, stored: CacheFeed | None
+    ) -> Iterator[tuple[Patches, Tensor, Tensor, int]]:
+        """Patches, labels, sample numbers, and how many images of a batch cannot be read."""
+        model, plan, name = self.model, self.plan, self.plan.names[-1]
+        if stored is not None:
+            shares = stored.epoch(0, 0) if split == "train" else stored.validation()
+            for share in shares:
+                with torch.inference_mode():
+                    cached = stored.cached(share.inputs)
+                    inputs = head_inputs_from_cache(model, [name], cached, self._size)
+                patches = inputs[name].patches
+                assert patches is not None
+                yield patches, share.labels, share.samples, share.failed
+            self.bad |= stored.bad
+            return
+        loader = Loader(
+            plan.splits[split], model.preprocessing, _BATCH,
+            transform=plan.transform, workers=plan.recipe.workers,
+        )  # fmt: skip
+        order = plan.order(0, even=False) if split == "train" else None
+        for batch in loader.epoch(0, samples=order):
+            self.bad |= loader.bad
+            if len(batch.indices):
+                pixels = to_device(batch.images, self.team.device)
+                with torch.inference_mode():
+                    pixels = normalise(pixels, model.preprocessing)
+                    patches = head_inputs(model, [name], pixels)[name].patches
+                assert patches is not None
+                yield patches, batch.labels, batch.indices, len(batch.failed)
+
+    def _held_out_in_turn(self) -> _Seen:
+        """Of folds, whose validation images are training images."""
+        train, val = self.plan.train, self.plan.val
+        rows = {int(train.order[s]): i for i, s in enumerate(self.train.samples.tolist())}
+        pairs = [(rows[int(row)], i) for i, row in enumerate(val.order) if int(row) in rows]
+        own, samples = torch.tensor(pairs, dtype=torch.long).view(-1, 2).unbind(1)
+        return _Seen(self.train.patches, own, self.train.labels[own], samples)
+
+    def near_copies(self) -> tuple[Tensor, Integers]:
+        """Sample numbers of the validation images, and their groups of near-copies."""
+        means = [self.val.patches[row].float().mean(0) for row in self.val.rows.tolist()]
+        return self.val.samples, near_copies(torch.stack(means))
+
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
+        return self._shares(self.train, skip)
+
+    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        seen = self.val
+        if samples is not None:
+            places = {sample: i for i, sample in enumerate(seen.samples.tolist())}
+            own = torch.tensor([places[i] for i in samples.tolist() if i in places]).long()
+            seen = _Seen(seen.patches, seen.rows[own], seen.labels[own], seen.samples[own])
+        return self._shares(seen)
+
+    def _shares(self, seen: _Seen, skip: int = 0) -> Iterator[BatchShard]:
+        size = self.plan.recipe.batch
+        for start in range(skip * size, len(seen.samples), size):
+            own = slice(start + self.team.rank, start + size, self.team.world)
+            patches = seen.patches[seen.rows[own]]
+            yield BatchShard(patches, seen.labels[own], seen.samples[own])
+
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        tokens = to_device(inputs, self.team.device).float()
+        seen = HeadInput(tokens.mean(1), Patches(tokens, self._grid, self._size))
+        return {name: self.model.task(name).head.read(seen) for name in tasks}
+
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return dict.fromkeys(tasks, to_device(inputs, self.team.device).float().mean(1))
+
+    def layer_statistics(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError("patches have no layer statistics")
+
+
+def _stored(plan: FeedPlan, progress: Progress) -> CacheFeed | None:
+    """The cache, if it has what is needed of every image already."""
+    if plan.recipe.cache == "off" or plan.cache.reason_against() or plan.team.world > 1:
+        return None
+    kept = plan.model.backbone.fingerprint, plan.cache.keeps
+    caches = [one for one in info() if (one["fingerprint"], one.get("keeps")) == kept]
+    if not any(one["images"] for one in caches):
+        return None
+    feed = CacheFeed(plan)
+    feed.scan(progress)
+    if feed.missing():
+        return None
+    feed.fill(progress)  # checks what is there
+    return feed
+
+
+def fill_banks(training: Training, names: Sequence[str]) -> None:
+    """Fill the banks of tasks from the patches of good images, of each fold and the last of all.
+
+    A bank has no more patches than there are.
+    """
+    model, feed, folds = training.model, training.feed, training.splits.folds
+    assert isinstance(feed, PatchFeed)
+    seen = feed.train
+    for fold, name in enumerate(names):
+        training.progress("choosing patches", fold, len(names))
+        task = model.task(name)
+        own = seen.patches
+        if folds is not None and name != names[-1]:
+            own = own[folds.learned_from(seen.samples, fold)]
+        chosen = coreset(own.flatten(0, 1), task.head.out_features, training.recipe.seed)
+        if len(chosen) != task.head.out_features:
+            assert isinstance(task.method, PatchCore)
+            method = replace(task.method, bank=len(chosen))
+            task = model.swap(replace(task.spec, method=method))
+        with torch.no_grad():
+            task.head.weight.copy_(chosen)
+    training.progress("choosing patches", len(names), len(names))
+
+
+def coreset(features: Tensor, size: int, seed: int = 0) -> Tensor:
+    """At most so many of the features (n, width), so that none is far from all of them.
+
+    Chosen from a random part of many, in a random projection; the same for the same seed.
+    """
+    random = torch.Generator().manual_seed(seed)
+    if len(features) <= size:
+        return features
+    some = torch.randperm(len(features), generator=random)[: _CANDIDATES * size]
+    width = features.shape[1]
+    projection = torch.randn(width, min(_PROJECTED, width), generator=random) * width**-0.5
+    x = features[some].float() @ projection
+    chosen = torch.empty(min(size, len(x)), dtype=torch.long)
+    distance = torch.full((len(x),), torch.inf)
+    far = 0
+    for i in range(len(chosen)):
+        chosen[i] = far
+        distance = torch.minimum(distance, (x - x[far]).square().sum(1))
+        far = int(distance.argmax())
+    return features[some[chosen]]
