@@ -107,9 +107,10 @@ def _alike(row: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def _close(row: dict[str, Any], other: dict[str, Any]) -> bool:
     """Batches of another size may differ in the last bit."""
-    pairs = zip(row.get("colours", ()), other.get("colours", ()), strict=True)
-    near = all(abs(a["probability"] - b["probability"]) < 1e-4 for a, b in pairs)
-    return _alike(row, other) and row.get("error") == other.get("error") and near
+    column = "colours.probability"
+    near = abs((row.get(column) or 0.0) - (other.get(column) or 0.0)) < 1e-4
+    same = all(row.get(name) == other.get(name) for name in ("colours", "error"))
+    return _alike(row, other) and same and near
 
 
 def damaged(model: MemoryViT, count: int) -> Record:
