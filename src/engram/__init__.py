@@ -5,6 +5,7 @@ The map, from the top down. A folder imports only what is below it, and import-l
     cli           the commands: parse, call, print
     cluster       many trainings from one file, and more than one machine, with Ray
     experiments   the demo, the speed measurements, the paper's tables
+    curation      what is wrong with the images, which to label next
     serve         the HTTP service and its page         report   the HTML page about tasks
     train         from a task and its data to an engram
     export        ONNX and torch.export files

@@ -42,7 +42,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
     assert fit("--json", "--test", *masked, "--label-smoothing", 0.1) == 0
     said = document(capsys)
     promised = ["task", "path", "regime", "parameters", "seconds", "metrics", "training"]
-    assert list(said) == [*promised, "interrupted", "backbone", "report"]
+    assert list(said) == [*promised, "interrupted", "backbone", "report", "wrong_labels"]
     assert said["backbone"] == "vit"
     assert (said["task"], said["path"], said["regime"]) == ("new", "new.safetensors", "masked")
     assert said["parameters"] == 2 * 3 * 32 + 32 + 3 * 33
@@ -63,7 +63,7 @@ def test_fit_prints_the_document_it_promises(work: Path, capsys: Output) -> None
 def test_fit_tries_regimes_and_lists_them(work: Path, capsys: Output) -> None:
     assert fit("--json") == 0
     said = document(capsys)
-    assert list(said)[-4:] == ["tried", "own_pass", "backbone", "report"]
+    assert list(said)[-5:] == ["tried", "own_pass", "backbone", "report", "wrong_labels"]
     assert {one["regime"] for one in said["tried"]} >= {
         "head", "readout", "masked", "masked+adapter", "side",
     }  # fmt: skip

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.datasets import in_memory, sample_names
 
 from engram.data.datasets import Splits
-from engram.data.folds import NONE, deal
+from engram.data.folds import NONE, deal, single_groups
 from engram.errors import EngramError
 
 
@@ -27,15 +27,42 @@ def test_every_class_is_in_all_folds_in_equal_shares(
             assert shares.max() - shares.min() <= 1
 
 
-def test_groups_stay_together_unless_they_are_a_whole_class() -> None:
+def test_groups_stay_together() -> None:
     dataset = in_memory([i % 2 for i in range(40)], 2)
     groups = np.arange(40)
     groups[[0, 2, 4, 7]] = 0
     found = deal(dataset, groups, 5, 0)
     assert len(set(found[[0, 2, 4, 7]])) == 1
-    groups[np.arange(0, 40, 2)] = 0
+    assert NONE not in found
+
+
+def test_a_class_with_one_group_is_never_held_out() -> None:
+    dataset = in_memory([i % 2 for i in range(40)], 2)
+    groups = np.arange(40)
+    groups[::2] = 0
     found = deal(dataset, groups, 5, 0)
-    assert np.bincount(found[::2]).tolist() == [4] * 5
+    assert set(found[::2]) == {NONE}
+    assert np.bincount(found[1::2]).tolist() == [4] * 5
+    assert single_groups(dataset, groups) == [0]
+    assert single_groups(dataset, np.arange(40)) == []
+
+
+def test_a_single_fold_holds_out_whole_groups() -> None:
+    dataset = in_memory([i // 30 for i in range(60)], 2)
+    splits = Splits("memory", ("0", "1"), train=dataset).with_folds(1, share=0.5)
+    assert splits.folds is not None
+    before = splits.held_out
+    assert len(before) == 30
+    splits.folds.keep_together(dataset, np.arange(60))
+    assert splits.held_out.tolist() == before.tolist()
+    groups = np.arange(60) // 3
+    splits.folds.keep_together(dataset, groups)
+    by_group = np.isin(np.arange(60), splits.held_out).reshape(20, 3)
+    assert (by_group.all(1) == by_group.any(1)).all()
+    assert 0 < by_group[:10, 0].sum() < 10
+    groups[:30] = 0
+    splits.folds.keep_together(dataset, groups)
+    assert splits.held_out.min() >= 30  # a class with one group could not be learned without it
 
 
 def test_folds_depend_on_names_and_the_seed_and_not_on_the_order() -> None:

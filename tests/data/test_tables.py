@@ -92,6 +92,29 @@ def test_the_separator_and_the_byte_order_mark_are_found(
     assert load(table).classes == ('a "red" one', "blue; or, as they say,\tazure")
 
 
+def test_rows_of_a_group_are_held_out_together(folder: Path) -> None:
+    records = [
+        {"path": f"{c}/000.png", "label": c, "patient": f"{c}{i // 4}" if i < 20 else ""}
+        for c in ("blue", "red")
+        for i in range(24)
+    ]
+    table = write_table(folder / "table.csv", records)
+    train = load(table, group_column="patient")["train"]
+    assert train.groups is not None
+    assert len(set(train.groups.tolist())) == 2 * (5 + 4)  # an empty cell belongs to nobody
+    splits = load(table, group_column="patient")
+    learned, held_out = splits.with_validation(0.25), splits.with_folds(5).folds
+    assert held_out is not None
+    for group in set(train.groups.tolist()):
+        assert len(set(held_out.train[train.groups == group].tolist())) == 1
+    both = [learned["train"].groups, learned["val"].groups]
+    assert not set(np.asarray(both[0]).tolist()) & set(np.asarray(both[1]).tolist())
+    with pytest.raises(EngramError, match="no column 'doctor'"):
+        load(table, group_column="doctor")
+    with pytest.raises(EngramError, match="group column"):
+        load(folder, group_column="patient")
+
+
 def test_number_labels_are_sorted_as_numbers(folder: Path) -> None:
     records = [{"path": "red/000.png", "label": label} for label in (10, 9, 2)]
     assert load(write_table(folder / "table.jsonl", records)).classes == ("2", "9", "10")

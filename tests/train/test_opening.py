@@ -31,7 +31,7 @@ def test_backbone_data_and_cache_are_said(
     rows = rows_of(model, colours)
     assert rows["backbone"] == f"{model.backbone.source}, images of 16 x 16 pixels"
     assert rows["data"] == (
-        f"{colours}: 3 classes; 60 images to train, held out in turn in 5 folds, near-copies "
+        f"{colours}: 3 classes; 60 images to train, held out in turn in 5 folds, near-duplicates "
         "together (seed 0), 21 to test"
     )
     for recipe, said in (

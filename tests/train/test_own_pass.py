@@ -104,7 +104,7 @@ def test_the_first_fold_has_its_images_alone(splits: Splits) -> None:
     assert one.folds is not None
     assert one.folds.count == 1
     names = [one["val"].sample_name(i) for i in range(len(one["val"]))]
-    rows = (several.folds.val == 0).nonzero()[:, 0].tolist()
+    rows = (several.folds.train == 0).nonzero()[:, 0].tolist()
     assert names == [several["val"].sample_name(i) for i in rows]
     everything = torch.arange(len(several["val"]))
     answers = HeldOut(everything[:, None].double(), everything, everything)

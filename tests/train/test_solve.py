@@ -108,7 +108,7 @@ def solver_of(
 def in_folds(count: int) -> Folds:
     """Every image is held out once."""
     dealt = torch.arange(48) % count
-    return Folds(count, 0, dealt, dealt)
+    return Folds(count, 0, dealt)
 
 
 def chosen(found: Solution, score: str = "accuracy") -> Tried:

@@ -24,7 +24,7 @@ from engram.tasks.class_statistics import student_quantile
 from engram.tasks.kinds import KINDS
 from engram.train.fit import _trainers, _with_folds
 from engram.train.training import Training
-from engram.train.validation import Estimator, HeldOut, near_copies, wilson, with_held_out
+from engram.train.validation import Estimator, HeldOut, wilson, with_held_out
 from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
@@ -68,15 +68,6 @@ def test_what_is_kept_is_a_training_with_all_images(small_backbone: Path, colour
     alone = learned(small_backbone, everything, QUICK)
     for name, value in alone.items():
         assert (kept[name] - value).abs().max() <= 1e-6, name
-
-
-def test_near_copies_are_one_group() -> None:
-    x = torch.randn(20, 64)
-    x[7] = x[3] + 0.05 * torch.randn(64)
-    x[11] = x[7] + 0.05 * torch.randn(64)
-    groups = near_copies(x)
-    assert groups[3] == groups[7] == groups[11]
-    assert len(set(groups.tolist())) == 18
 
 
 def test_wilson_is_the_interval_of_the_books() -> None:

@@ -19,6 +19,7 @@ import typer
 
 from engram.cli import (  # noqa: F401
     backbone_commands,
+    curation_commands,
     drift_command,
     experiment_commands,
     farm_command,
@@ -39,7 +40,7 @@ from engram.util.quiet import ignore_pillow_warnings
 
 #: The commands in the order of `engram --help`, in groups; others come last.
 _GROUPS = {
-    "Begin": ("demo", "data", "backbones"),
+    "Begin": ("demo", "data", "check", "backbones"),
     "Train": ("fit", "teach", "sweep", "farm", "cache", "suggest"),
     "Use": ("predict", "eval", "embed", "serve", "label-studio", "export", "drift"),
     "Engrams": ("inspect", "list", "compose", "merge", "bundle", "push", "pull", "convert"),

@@ -131,6 +131,7 @@ def fit_command(
     """Train a task on images, or make one of words, and write it as an engram."""
     with bars(as_json) as progress:
         progress("starting", 0, 0)
+        from engram.curation.labels import wrong_labels
         from engram.report.run_page import write_run_report
         from engram.train.auto import AutoResult
         from engram.train.job import TrainingJob
@@ -177,11 +178,19 @@ def fit_command(
     rows = result_rows(result, job.model)
     if job.splits.ignored:
         rows.append(("ignored", job.splits.ignored_words))
+    if wrong := wrong_labels(result.answers):
+        looks = "label looks" if wrong == 1 else "labels look"
+        rows.append(("labels", f"{wrong:,} {looks} wrong: engram check {data}"))
     table: Any = ((), ())
     if isinstance(result, AutoResult):
         rows += [("own pass", result.own_pass)] if result.own_pass else []
         table = result.table(job.model.task(task).kind)
-    document = {**result.to_dict(), "backbone": job.model.backbone.source, "report": report}
+    document = {
+        **result.to_dict(),
+        "backbone": job.model.backbone.source,
+        "report": report,
+        "wrong_labels": wrong,
+    }
     show(Description(document, [*rows, ("report", report)], *table), as_json)
     if stopped:
         raise Interrupted(stopped)

@@ -24,7 +24,7 @@ from engram.data.folders import (
     read_good_folders,
     read_mask_folders,
 )
-from engram.data.folds import NONE, Folds, deal, usual_class_size
+from engram.data.folds import NONE, Folds, deal, join, usual_class_size
 from engram.data.labels import LABELS, find_legend
 from engram.data.presets import PRESETS, read_hub, read_preset
 from engram.data.python_data import PythonData, object_name, read_objects
@@ -59,6 +59,7 @@ class Dataset:
     kind: str = "classification"
     masks: Rows | None = None
     legend: Legend | None = None  # of the masks
+    groups: Integers | None = None  # images that belong together, as a column of a table says
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -98,7 +99,13 @@ class Dataset:
         """Only these samples, in this order. No image is copied."""
         chosen = np.asarray(samples, dtype=np.int64)
         labels, order = self.labels[chosen], self.order[chosen]
-        return replace(self, split=split or self.split, labels=labels, order=order)
+        groups = None if self.groups is None else self.groups[chosen]
+        split = split or self.split
+        return replace(self, split=split, labels=labels, order=order, groups=groups)
+
+    def group_numbers(self) -> Integers:
+        """A number for every sample, the same for those that belong together."""
+        return np.arange(len(self)) if self.groups is None else self.groups
 
 
 def _shown(data: Dataset | Splits) -> str:
@@ -148,6 +155,11 @@ class Splits:
         return {name: dataset for name, dataset in found.items() if dataset is not None}
 
     @property
+    def held_out(self) -> Integers:
+        """The validation images that are measured: in cross-validation those of the folds."""
+        return np.arange(len(self["val"])) if self.folds is None else self.folds.all_held_out
+
+    @property
     def ignored(self) -> int:
         """The number of files and rows that were left out."""
         return sum(self.left_out.values())
@@ -183,15 +195,13 @@ class Splits:
         train = self["train"]
         if count == 1:
             val = split_validation(train, share, seed)[1]
-            held_out = torch.from_numpy(np.isin(train.order, val.order))
-            folds = Folds(1, seed, torch.where(held_out, 0, NONE), torch.zeros(len(val)).long())
-            return replace(self, val=val, folds=folds)
-        count = max(2, min(count, usual_class_size(train)))
-        dealt = torch.from_numpy(deal(train, np.arange(len(train)), count, seed))
+            dealt = torch.from_numpy(np.where(np.isin(train.order, val.order), 0, NONE))
+        else:
+            count = max(2, min(count, usual_class_size(train)))
+            dealt = torch.from_numpy(deal(train, train.group_numbers(), count, seed))
         if not bool((dealt != NONE).any()):
             raise _too_small(train)
-        folds = Folds(count, seed, dealt, dealt)
-        return replace(self, val=replace(train, split="val"), folds=folds)
+        return replace(self, val=replace(train, split="val"), folds=Folds(count, seed, dealt))
 
 
 # Loading
@@ -207,6 +217,7 @@ def load(
     image: str | None = None,
     label: str | Sequence[str] | None = None,
     split_column: str | None = None,
+    group_column: str | None = None,
     splits: Mapping[str, str] | None = None,
     values: Sequence[int] | None = None,
     ignore: int = IGNORED,
@@ -229,6 +240,8 @@ def load(
         image: The column of images.
         label: The column of labels or masks; several for multilabel and regression.
         split_column: The column that names the split of each row.
+        group_column: The column whose rows with the same value belong together (a patient, a
+            video): they are never on both sides of a validation split.
         splits: Maps train, val and test to the names that the source uses.
         values: The value of each class in masks. By default every value that occurs is a class.
         ignore: The value of pixels in masks that are neither trained on nor evaluated.
@@ -254,7 +267,7 @@ def load(
         check_split(split)
     columns = (label,) if isinstance(label, str) else tuple(label or ())
     known = () if kind in KINDS and KINDS[kind].one_class else classes or ()
-    request = DataRequest(kind, image, columns, split_column, splits or {}, known)
+    request = DataRequest(kind, image, columns, split_column, splits or {}, known, group_column)
     if isinstance(spec, (str, os.PathLike)):
         name = os.fspath(spec)
         found = _read(name, request)
@@ -322,7 +335,11 @@ def _read(name: str, request: DataRequest) -> FoundData:
 
 
 def _refuse_columns(name: str, request: DataRequest) -> None:
-    given = {"image": request.image_column, "split": request.split_column}
+    given = {
+        "image": request.image_column,
+        "split": request.split_column,
+        "group": request.group_column,
+    }
     for what, column in given.items():
         if column is not None:
             raise EngramError(
@@ -370,8 +387,9 @@ def _numbered(
                 _refuse_anomalous(name, part.labels, labels)
         order = np.arange(len(labels))
         datasets[split] = Dataset(
-            name, split, tuple(classes), labels, part.rows, order, kind, part.masks, own_legend
-        )
+            name, split, tuple(classes), labels, part.rows, order, kind, part.masks, own_legend,
+            _group_numbers(part.groups),
+        )  # fmt: skip
     return Splits(
         name,
         tuple(classes),
@@ -397,6 +415,15 @@ def _refuse_anomalous(name: str, names: Sequence[str], labels: npt.NDArray[Any])
     )
 
 
+def _group_numbers(cells: Sequence[Any] | None) -> Integers | None:
+    """A number for every different cell; an empty one is a group by itself."""
+    if cells is None:
+        return None
+    known: dict[Any, int] = {}
+    keys = [(i,) if cell in (None, "") else str(cell) for i, cell in enumerate(cells)]
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+
+
 # Validation data
 
 
@@ -404,8 +431,8 @@ def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple
     """(train, val): a stratified share of the training data, the same for the same seed.
 
     Every class keeps at least one training image. Where an image has no single class, the share is
-    drawn from all images. The choice depends on the samples' names, not on their order. If no
-    sample can be spared, it is an EngramError.
+    drawn from all images. Samples that belong together stay together. The choice depends on the
+    samples' names, not on their order. If no sample can be spared, it is an EngramError.
     """
     if not 0 < share < 1:
         raise EngramError(f"The validation share is {share}; it must be between 0 and 1.")
@@ -415,6 +442,10 @@ def split_validation(train: Dataset, share: float = 0.1, seed: int = 0) -> tuple
         for c, (group, count) in enumerate(zip(groups, _held_out(groups, share, seed), strict=True))
     ]
     held_out = np.sort(np.concatenate(chosen))
+    if train.groups is not None:
+        folds = np.full(len(train), NONE)
+        folds[held_out] = 0
+        held_out = np.flatnonzero(join(train, train.groups, folds) != NONE)
     if len(held_out) == 0:
         raise _too_small(train)
     kept = np.setdiff1d(np.arange(len(train)), held_out)

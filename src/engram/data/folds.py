@@ -24,30 +24,44 @@ NONE = -1  # the fold of an image that is never held out
 
 @dataclass(eq=False)
 class Folds:
-    """The fold that holds out each training and each validation image, or `NONE`."""
+    """The fold that holds out each training image, or `NONE`."""
 
     count: int
     seed: int
-    train: Tensor  # (training images)
-    val: Tensor  # (validation images): the training images, or those of the only fold
+    train: Tensor  # (training images), which are the validation images, too
 
     @property
     def learned_share(self) -> float:
         """The share of the training images that a fold's task learns from, on average."""
         return 1 - float((self.train != NONE).double().mean()) / self.count
 
-    def keep_together(self, dataset: Dataset, groups: Integers) -> None:
-        """Deal the images to several folds again, so that those of a group are in one."""
+    @property
+    def all_held_out(self) -> Integers:
+        """The images that some fold holds out."""
+        found: Integers = (self.train != NONE).nonzero()[:, 0].numpy()
+        return found
+
+    def keep_together(self, dataset: Dataset, groups: Integers) -> bool:
+        """Deal the images again, so that those of a group are held out together, or not at all.
+
+        Returns whether that was possible: where no class has two groups, all stays as it was.
+        """
         if self.count > 1:
-            self.train = self.val = torch.from_numpy(deal(dataset, groups, self.count, self.seed))
+            dealt = deal(dataset, groups, self.count, self.seed)
+        else:
+            dealt = join(dataset, groups, self.train.numpy())
+        possible = bool((dealt != NONE).any())
+        if possible:
+            self.train = torch.from_numpy(dealt)
+        return possible
 
     def samples(self, fold: int) -> Integers:
-        """The numbers of the validation images that a fold holds out."""
-        found: Integers = torch.eq(self.val, fold).nonzero()[:, 0].numpy()
+        """The numbers of the images that a fold holds out."""
+        found: Integers = torch.eq(self.train, fold).nonzero()[:, 0].numpy()
         return found
 
     def learned_from(self, samples: Tensor, fold: int) -> Tensor:
-        """The rows of these training images that a fold does not hold out."""
+        """The rows of these images that a fold does not hold out."""
         return torch.ne(self.train[samples], fold).nonzero()[:, 0]
 
     def weights(self, samples: Tensor, fold: int) -> Tensor:
@@ -62,31 +76,57 @@ class Folds:
 def deal(dataset: Dataset, groups: Integers, count: int, seed: int) -> Integers:
     """The fold of every image: every class in equal shares as far as groups allow.
 
-    The only image of a class is never held out: its class could not be learned otherwise. For the
-    same reason a group that has all images of a class is taken apart. The result depends on the
-    samples' names, not on their order.
+    A class that has a single group is never held out: it could not be learned without it. The
+    result depends on the samples' names, not on their order.
     """
-    by_name = np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
-    labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
-    sizes = np.bincount(labels, minlength=1)
+    labels, sizes = _labels(dataset)
     together: dict[int, list[int]] = {}
-    for i in np.random.default_rng([seed, count]).permutation(by_name).tolist():
+    for i in np.random.default_rng([seed, count]).permutation(_by_name(dataset)).tolist():
         together.setdefault(int(groups[i]), []).append(i)
-    dealt: list[list[int]] = []
-    for group in together.values():
-        classes, own = np.unique(labels[group], return_counts=True)
-        whole = bool((own == sizes[classes]).any())
-        dealt += [[i] for i in group] if whole else [group]
     filled = np.zeros((count, len(sizes)), dtype=np.int64)
     folds = np.full(len(dataset), NONE, dtype=np.int64)
-    for group in sorted(dealt, key=len, reverse=True):  # the large ones first
+    for group in sorted(together.values(), key=len, reverse=True):  # the large ones first
         own = np.bincount(labels[group], minlength=len(sizes))
-        most = int(own.argmax())
-        if sizes[most] > 1:
+        if (own < sizes)[own > 0].all():
+            most = int(own.argmax())
             fold = int(np.lexsort((filled.sum(1), filled[:, most]))[0])
             folds[group] = fold
             filled[fold] += own
     return folds
+
+
+def join(dataset: Dataset, groups: Integers, folds: Integers) -> Integers:
+    """Folds in which every image of a group is where its first image by name is.
+
+    A class that would have no image left to learn from is not held out.
+    """
+    first: dict[int, int] = {}
+    for i in _by_name(dataset).tolist():
+        first.setdefault(int(groups[i]), i)
+    joined: Integers = folds[[first[group] for group in groups.tolist()]]
+    labels, sizes = _labels(dataset)
+    held_out = np.bincount(labels[joined != NONE], minlength=len(sizes))
+    whole = {int(groups[i]) for i in range(len(dataset)) if held_out[labels[i]] == sizes[labels[i]]}
+    joined[np.isin(groups, list(whole))] = NONE
+    return joined
+
+
+def single_groups(dataset: Dataset, groups: Integers) -> list[int]:
+    """Classes with several images whose images are all in one group."""
+    labels, sizes = _labels(dataset)
+    return [
+        c for c in np.flatnonzero(sizes > 1).tolist() if len(np.unique(groups[labels == c])) == 1
+    ]
+
+
+def _labels(dataset: Dataset) -> tuple[Integers, Integers]:
+    """The class of every image, and the images of every class; one where there are no classes."""
+    labels = dataset.labels if dataset.labels.ndim == 1 else np.zeros(len(dataset), dtype=np.int64)
+    return labels, np.bincount(labels, minlength=1)
+
+
+def _by_name(dataset: Dataset) -> Integers:
+    return np.array(sorted(range(len(dataset)), key=dataset.sample_name), dtype=np.int64)
 
 
 def usual_class_size(dataset: Dataset) -> int:

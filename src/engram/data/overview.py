@@ -248,11 +248,11 @@ def _examples(splits: Splits, most: int = 5) -> Iterator[dict[str, str]]:
         else:
             first = np.arange(len(dataset))
         for i in first[spread(len(first), most)].tolist():
-            yield {"split": name, "image": dataset.sample_name(i), "label": _label(dataset, i)}
+            yield {"split": name, "image": dataset.sample_name(i), "label": label_words(dataset, i)}
         return
 
 
-def _label(dataset: Dataset, i: int) -> str:
+def label_words(dataset: Dataset, i: int) -> str:
     label = dataset.labels[i]
     if dataset.kind == "classification":
         return dataset.classes[int(label)]

@@ -109,7 +109,9 @@ def _divide(
     if request.split_column is None:  # a look at some rows spares reading all of every column
         plain = [c for c, f in table.features.items() if _type(f) in ("Value", "ClassLabel")]
         columns = [name for name in plain if could_divide(name, cells(name, slice(100)))]
-    division = divide_rows(source, columns, cells, request, taken={image, *labels})
+    division = divide_rows(
+        source, columns, cells, request, taken={image, *labels, request.group_column or image}
+    )
     if division is None:
         return None
     rows = np.array([split or "" for split in division.splits])
@@ -174,15 +176,19 @@ def _read_split(
             rows = rows.cast_column(column, type(table.features[column])(decode=False))
         return HubRows(rows, column, title)
 
+    groups = None
+    if request.group_column is not None:
+        group = find_column(title, table.column_names, "group", request.group_column)
+        groups = table.select_columns([group])[:][group]
     if request.has_masks:
         masks = encoded(columns[0])
-        return FoundSplit(encoded(image), [None] * len(table), masks), None, columns
+        return FoundSplit(encoded(image), [None] * len(table), masks, groups), None, columns
     feature = table.features[columns[0]]
     listed = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel
     values = table.select_columns(columns)[:].values()
     cells = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
     labels = read_labels(title, cells, listed, request)
-    return FoundSplit(encoded(image), labels), listed, columns
+    return FoundSplit(encoded(image), labels, groups=groups), listed, columns
 
 
 def _columns(table: Any, title: str, request: DataRequest) -> tuple[str, list[str], list[str]]:

@@ -68,6 +68,11 @@ def read_objects(data: PythonData, request: DataRequest) -> FoundData:
         raise EngramError(
             f"A {object_name(data)} has no column of splits; give a dict of train, val and test."
         )
+    if request.group_column is not None:
+        raise EngramError(
+            f"A {object_name(data)} has no column of groups; give a table, a Dataset of the "
+            "package datasets, or a dict of train and val."
+        )
     if not isinstance(data, Mapping):
         return _read_one(object_name(data), data, request)
     given = {str(key): part for key, part in data.items() if part is not None}

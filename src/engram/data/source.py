@@ -93,6 +93,7 @@ class DataRequest:
     split_column: str | None = None
     split_names: Mapping[str, str] = field(default_factory=dict)
     classes: Sequence[str] = ()
+    group_column: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -112,12 +113,13 @@ class FoundSplit:
     """One split as a reader found it: images, and for each the label before it is numbered.
 
     For segmentation the labels are None and `masks` has the mask of every image. For anomaly it can
-    have masks, too.
+    have masks, too. `groups` are the cells of the column that says which images belong together.
     """
 
     rows: Rows
     labels: list[Any]
     masks: Rows | None = None
+    groups: Sequence[Any] | None = None
 
 
 @dataclass

@@ -32,13 +32,17 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     columns = list(dict.fromkeys(column for record in records for column in record))
     image = find_column(str(path), columns, "image", request.image_column)
     labels = LABELS[request.kind].columns(str(path), columns, request)
+    group = request.group_column
+    if group is not None:
+        group = find_column(str(path), columns, "group", group)
     division = divide_rows(
         str(path), columns, lambda column: [record.get(column) for record in records],
-        request, taken={image, *labels},
+        request, taken={image, *labels, group or image},
     )  # fmt: skip
     splits = division.splits if division else ["train"] * len(records)
     files: dict[str, list[tuple[str, ...]]] = {name: [] for name in SPLITS if name in splits}
     found: dict[str, list[Any]] = {name: [] for name in files}
+    groups: dict[str, list[Any]] = {name: [] for name in files}
     missing: list[tuple[int, str]] = []
     for row, (name, record) in enumerate(zip(splits, records, strict=True), start=1):
         if name is None:  # a row of a split that was not asked for
@@ -49,12 +53,16 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
         missing += [(row, file) for file in files[name][-1] if not os.path.isfile(file)]
         cells = {column: record.get(column) for column in labels}
         found[name].append(LABELS[request.kind].read(place, cells))
+        groups[name].append(None if group is None else record.get(group))
     if missing:
         (row, file), *rest = missing
         others = f" (the same is true of {counted(len(rest), 'other path')})" if rest else ""
         raise EngramError(f"{path}, row {row}: {file} does not exist{others}.")
     return FoundData(
-        {name: _found_split(own, found[name]) for name, own in files.items()},
+        {
+            name: _found_split(own, found[name], None if group is None else groups[name])
+            for name, own in files.items()
+        },
         label_columns=labels,
         unsplit=division is None,
         split_by=division.by if division else "",
@@ -62,9 +70,11 @@ def read_table(path: Path, request: DataRequest) -> FoundData:
     )
 
 
-def _found_split(files: Sequence[tuple[str, ...]], labels: list[Any]) -> FoundSplit:
+def _found_split(
+    files: Sequence[tuple[str, ...]], labels: list[Any], groups: list[Any] | None
+) -> FoundSplit:
     images, *masks = map(Files, zip(*files, strict=True))
-    return FoundSplit(images, labels, masks[0] if masks else None)
+    return FoundSplit(images, labels, masks[0] if masks else None, groups)
 
 
 def _file(path: Path, place: str, column: str, record: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from engram.methods.patchcore import PatchCore
 from engram.model.passes import head_inputs, head_inputs_from_cache
 from engram.train.caches import info
 from engram.train.feeds import BatchShard, CacheFeed, FeedPlan
-from engram.train.validation import near_copies
+from engram.train.near_duplicates import dataset_groups
 from engram.util.devices import to_device
 from engram.util.progress import Progress, counter
 from engram.util.text import counted, storage
@@ -56,7 +56,7 @@ class PatchFeed:
     """
 
     cache, contents = "off", ""
-    plain = True
+    plain = sees_all = True
 
     def __init__(self, plan: FeedPlan, progress: Progress) -> None:
         self.plan, self.model, self.team = plan, plan.model, plan.team
@@ -132,10 +132,10 @@ class PatchFeed:
         own, samples = torch.tensor(pairs, dtype=torch.long).view(-1, 2).unbind(1)
         return _Seen(self.train.patches, own, self.train.labels[own], samples)
 
-    def near_copies(self) -> tuple[Tensor, Integers]:
-        """Sample numbers of the validation images, and their groups of near-copies."""
-        means = [self.val.patches[row].float().mean(0) for row in self.val.rows.tolist()]
-        return self.val.samples, near_copies(torch.stack(means))
+    def near_duplicates(self) -> Integers:
+        """Group numbers of the training images: near-duplicates are in one group."""
+        means = [self.train.patches[row].float().mean(0) for row in self.train.rows.tolist()]
+        return dataset_groups(self.plan.train, self.train.samples, torch.stack(means))
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         return self._shares(self.train, skip)

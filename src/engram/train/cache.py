@@ -228,15 +228,26 @@ class Cache:
         layers = [layer for layer in cached.layers if isinstance(layer, Tensor)]
         return self._statistics([*layers, cached.final])
 
-    def class_tokens(self, rows: Tensor) -> Tensor:
-        """The class token of every layer (b, features), or the pooled token if that is all."""
-        config, kept = self.backbone.config, rows[:, -1]
-        if rows.shape[1] == self.shape[0] and self.keeps == "statistics":
-            steps, size = config.depth + 1, statistics_per_layer(config.class_token)
-            kept = rows[:, int(config.pooler) :][:, : steps * size : size].flatten(1)
-        elif rows.shape[1] == self.shape[0] and config.class_token and self.keeps != "final":
-            kept = rows[:, : -1 - self._final : self.tokens].flatten(1)
-        return kept.float()
+    def class_tokens(self, contents: Sequence[str]) -> Tensor:
+        """The class token of every layer (b, features), or the pooled token if that is all.
+
+        Only these parts of the rows are read.
+        """
+        config, part = self.backbone.config, slice(-1, None)
+        if self.keeps == "statistics":
+            first, size = int(config.pooler), statistics_per_layer(config.class_token)
+            part = slice(first + config.depth * size, first, -size)  # the last layer is first
+        elif config.class_token and self.keeps != "final":
+            part = slice(0, self.shape[0] - 1 - self._final, self.tokens)
+        found = []
+        for content in contents:
+            stored = self._where[content]
+            start, end = (self.row_bytes * (stored.number + i) for i in (0, 1))
+            mapped = self._map(stored.writer, end)
+            row = np.frombuffer(mapped, np.float16, self.row_bytes // 2, start)
+            found.append(row.reshape(self.shape)[part].flatten())
+        self._release()
+        return torch.from_numpy(np.stack(found) if found else np.empty((0, 1), np.float16))
 
     def _statistics(self, layers: Sequence[Tensor]) -> Tensor:
         grid = grid_weights(self.backbone, self.preprocessing.size, layers[0].device)

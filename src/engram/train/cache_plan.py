@@ -80,7 +80,7 @@ class CachePlan:
     def _bytes_of(self, keeps: Keeps) -> int:
         images = len(self.splits["train"])
         if self.augment != "none":
-            images = images * self.recipe.views + len(self.splits["val"])
+            images = images * self.recipe.views + len(self.splits.held_out)
         elif self.splits.folds is None:  # else validation images are training images
             images += len(self.splits["val"])
         return images * row_bytes(self.model.backbone, self.model.preprocessing, keeps)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +23,8 @@ from engram.tasks.spec import TaskSpec
 from engram.train.cache import Cache, View, contents_of, prefetched
 from engram.train.cache_plan import CachePlan
 from engram.train.caches import limit, make_room, room
+from engram.train.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.train.recipe import Recipe
-from engram.train.validation import near_copies
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
@@ -143,6 +142,7 @@ class BackboneFeed:
         self.preprocessing = plan.model.preprocessing
         self.plain = plan.augment == "none" and plan.transform is None
         self.per_epoch, self._order = plan.per_epoch, plan.order
+        self._splits = plan.splits
 
         def loader(dataset: Dataset, mode: str) -> Loader:
             return Loader(
@@ -172,6 +172,7 @@ class BackboneFeed:
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        samples = self._splits.held_out if samples is None else samples
         for found in self._val.epoch(0, samples=samples):
             yield BatchShard(found.images, found.labels, found.indices, len(found.failed))
 
@@ -207,11 +208,16 @@ class CacheFeed:
     def scan(self, progress: Progress) -> None:
         """Hash every image, and open the caches that belong to them."""
         folds = self.plan.splits.folds
-        same = folds is not None and folds.count > 1  # validation images are the training images
+        same = folds is not None  # validation images are the training images
         images = len(self.train) + (0 if same else len(self.val))
         count = counter(progress, "hashing images", images)
         self._train_contents = contents_of(self.train, count)
         self._val_contents = self._train_contents if same else contents_of(self.val, count)
+        if folds is not None and folds.count == 1 and not self.plain:  # others are not seen so
+            held_out = set(folds.all_held_out.tolist())
+            self._val_contents = [
+                c if i in held_out else "" for i, c in enumerate(self._val_contents)
+            ]
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
         backbone, preprocessing = self.model.backbone, self.model.preprocessing
@@ -323,7 +329,7 @@ class CacheFeed:
         yield from self._shares(cache, self.train, self._train_contents, order, skip)
 
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
-        order = np.arange(len(self.val)) if samples is None else samples
+        order = self.plan.splits.held_out if samples is None else samples
         yield from self._shares(self._plain, self.val, self._val_contents, order, 0)
 
     def _shares(
@@ -356,13 +362,37 @@ class CacheFeed:
     def layer_statistics(self, inputs: Tensor) -> Tensor:
         return self._plain.layer_statistics(to_device(inputs, self.team.device))
 
-    def near_copies(self) -> tuple[Tensor, Integers]:
-        """Sample numbers of the validation images, and their groups of near-copies."""
-        found = [
-            (share.samples, self._plain.class_tokens(share.inputs)) for share in self.validation()
-        ]
-        samples, tokens = (torch.cat(p) for p in zip(*self.team.gather(found), strict=True))
-        return samples, near_copies(tokens)
+    @property
+    def sees_all(self) -> bool:
+        """Whether every training image was seen as it is, so that all can be compared."""
+        return self.plain or self._val_contents == self._train_contents
+
+    def near_duplicates(self) -> Integers:
+        """Group numbers of the training images.
+
+        Near-duplicates are in one group, as are images that belong together by a column.
+        """
+        found = self._class_tokens(self.train, self._train_contents)
+        return dataset_groups(self.train, *found)
+
+    def known_in_validation(self) -> int:
+        """How many images of a validation split are near-duplicates of training images."""
+        _, train = self._class_tokens(self.train, self._train_contents)
+        _, val = self._class_tokens(self.val, self._val_contents)
+        if not len(train) or not len(val):
+            return 0
+        unit = directions(torch.cat([val, train]))
+        nearest = (part @ unit[len(val) :].mT for part in torch.split(unit[: len(val)], 1_024))
+        return sum(int((cosines.amax(1) >= SIMILAR).sum()) for cosines in nearest)
+
+    def _class_tokens(self, dataset: Dataset, contents: list[str]) -> tuple[Tensor, Tensor]:
+        """Sample numbers of a dataset's images as they are, and their class tokens."""
+        good = [i for i in range(len(dataset)) if contents[i] in self._plain]
+        own = good[self.team.rank :: self.team.world]
+        tokens = self._plain.class_tokens([contents[i] for i in own])
+        found = self.team.gather([(torch.tensor(own), tokens)])
+        samples, parts = zip(*found, strict=True)
+        return torch.cat(samples), torch.cat(parts)
 
 
 def open_feed(

@@ -61,7 +61,8 @@ def identity_of_fit(
 def samples_of(dataset: Dataset) -> list[Any]:
     """Labels and names of a split's samples, without reading every file."""
     masks = [] if dataset.masks is None else _names(dataset.masks, dataset.order)
-    return [dataset.labels.tolist(), _names(dataset.rows, dataset.order), masks]
+    found = [dataset.labels.tolist(), _names(dataset.rows, dataset.order), masks]
+    return found if dataset.groups is None else [*found, dataset.groups.tolist()]
 
 
 def _names(rows: Rows, order: Integers) -> list[Any]:

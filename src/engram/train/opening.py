@@ -49,7 +49,7 @@ def _classes(splits: Splits, spec: TaskSpec) -> str:
 
 def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
     """The images of every split, and where those for validation come from."""
-    train, val = len(splits["train"]), len(splits["val"])
+    train, val = len(splits["train"]), len(splits.held_out)
     parts = [f"{counted(train, 'image')} to train"]
     seed = f"seed {recipe.data_seed}"
     if whole.val is not None:
@@ -57,9 +57,11 @@ def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
     elif splits.folds is None:
         parts.append(f"{val:,} held out of {train + val:,} to validate ({seed})")
     elif splits.folds.count == 1:
-        parts.append(f"{val:,} of them held out to validate first ({seed})")
+        parts.append(
+            f"{val:,} of them held out to validate first, near-duplicates together ({seed})"
+        )
     else:
-        held_out = f"held out in turn in {splits.folds.count} folds, near-copies together"
+        held_out = f"held out in turn in {splits.folds.count} folds, near-duplicates together"
         parts.append(f"{held_out} ({seed})")
     if splits.test is not None:
         parts.append(f"{len(splits.test):,} to test")

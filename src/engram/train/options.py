@@ -45,6 +45,12 @@ class ColumnArguments(TypedDict):
 class DataOptions(ColumnOptions):
     """Kind of task that the data is for, and its labels."""
 
+    group_column: str = setting(
+        "",
+        "column of a table that says what belongs together (a patient, a video): such rows are "
+        "held out together",
+        metavar="NAME",
+    )
     kind: str = setting(
         "classification",
         "kind of task",
@@ -67,6 +73,7 @@ class DataOptions(ColumnOptions):
         return load(
             data,
             **self.columns(),
+            group_column=self.group_column or None,
             kind=self.kind,
             classes=names or None,
             values=values or None,

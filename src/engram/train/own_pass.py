@@ -151,13 +151,12 @@ class OwnPass:
 
 
 def first_fold(splits: Splits) -> Splits:
-    """The same data with the first of several folds alone."""
+    """The same data with the first fold alone, and its images as validation split."""
     folds = splits.folds
-    if folds is None or folds.count == 1:
+    if folds is None:
         return splits
-    rows = (folds.val == 0).nonzero()[:, 0].numpy()
-    held_out = torch.where(folds.train == 0, 0, NONE)
-    one = Folds(1, folds.seed, held_out, torch.zeros(len(rows)).long())
+    rows = (folds.train == 0).nonzero()[:, 0].numpy()
+    one = Folds(1, folds.seed, torch.where(folds.train == 0, 0, NONE))
     return replace(splits, val=splits["val"].subset(rows), folds=one)
 
 
@@ -172,9 +171,9 @@ def _without_held_out(splits: Splits) -> Splits:
 def _of_first_fold(held_out: HeldOut, splits: Splits) -> HeldOut:
     """The answers for the images of the first fold, numbered as `first_fold` has them."""
     folds = splits.folds
-    if folds is None or folds.count == 1:
+    if folds is None:
         return held_out
-    rows = (folds.val == 0).nonzero()[:, 0]
+    rows = (folds.train == 0).nonzero()[:, 0]
     own = torch.isin(held_out.samples, rows)
     samples = torch.searchsorted(rows, held_out.samples[own])
     return HeldOut(held_out.outputs[own], held_out.labels[own], samples)

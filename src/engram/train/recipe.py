@@ -212,7 +212,8 @@ _EVALUATIONS = 10, 30  # in a run, where no number is given
 _OTHERS = (
     *(item.name for item in settings_fields(TaskSettings)),
     *("backbone", "image_size", "backbone_dtype", "kind", "classes", "ignore"),
-    *("image_column", "label", "split_column", "seeds", "refit", "soup", "own_pass"),
+    *("image_column", "label", "split_column", "group_column", "seeds", "refit", "soup"),
+    "own_pass",
 )
 
 

@@ -173,7 +173,8 @@ class Solver:
         self.val = [] if self.own_val else list(_read(feed.validation(), rows))
         bad = {name for found in team.gather([feed.bad]) for name in found}
         val = training.splits["val"]
-        self.unreadable = sum(val.sample_name(i) in bad for i in range(len(val))) if bad else 0
+        held_out = training.splits.held_out.tolist() if bad else ()
+        self.unreadable = sum(val.sample_name(i) in bad for i in held_out)
 
     @property
     def heads(self) -> int:
@@ -459,7 +460,7 @@ class Solver:
             linear = _linear(x, weight, bias)
             head = torch.zeros_like(samples)
             if folds is not None:
-                head = (folds.train if self.own_val else folds.val)[samples]
+                head = folds.train[samples]
             rows = (head >= 0).nonzero()[:, 0]
             outputs = own.finish(linear[head[rows], rows])
             kept.append((*kind.keep(outputs, labels.cpu()[rows]), samples[rows]))

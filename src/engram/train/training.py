@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Integers, Splits
+from engram.data.folds import single_groups
 from engram.data.loader import Transform
-from engram.errors import EngramError
+from engram.errors import EngramError, Notice
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
@@ -32,7 +34,7 @@ from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup, Stop, dtype_for, stoppable
 from engram.util.progress import Progress
-from engram.util.text import counted
+from engram.util.text import counted, join_names
 
 _FEW_BAD = 2  # unreadable images that never stop a run
 
@@ -69,7 +71,7 @@ class Training:
         self.history: list[dict[str, float]] = []
         self.unreadable: dict[str, str] = {}
         self.seen, self.loss = 0, math.nan  # of the last batch
-        self.copies = 0  # images that another one looks nearly like
+        self.copies = 0  # training images that are near-duplicates of another
         self.interrupted = False  # by Ctrl-C: it ends with the best weights so far
         self.judged = ""  # how good the best learner was at the last validation, for people
 
@@ -122,10 +124,12 @@ class Training:
     def held_out(self, learner: TaskTrainer, task: str) -> Answers:
         """The answers of a learner for the validation images, as those of `task`."""
         outputs, labels, samples, _ = learner.held_out
-        val = self.splits["val"]
+        chosen = self.splits.held_out
+        val = self.splits["val"].subset(chosen)
         bad = [name for i in range(len(val)) if (name := val.sample_name(i)) in self.unreadable]
+        places = torch.from_numpy(np.searchsorted(chosen, samples.numpy()))
         fitted = learner.task.head.fitted
-        return Answers(task, val, outputs, labels, samples, bad, fitted, learner.familiarity)
+        return Answers(task, val, outputs, labels, places, bad, fitted, learner.familiarity)
 
     def prepare(self, transform: Transform | None = None) -> None:
         """Prepare the first step; the backbone may run over all images, for the cache.
@@ -143,20 +147,29 @@ class Training:
             self.feed = PatchFeed(FeedPlan(*given), self.progress)
         else:
             self.feed = open_feed(*given, self.progress)
-        self._keep_copies_together()
+        self._keep_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
 
-    def _keep_copies_together(self) -> None:
-        """Deal the folds again, so that no fold is measured on near-copies of what it learned."""
+    def _keep_together(self) -> None:
+        """Deal the folds again, so that no fold is measured on near-duplicates of what it learned.
+
+        Where all images of every class are near-duplicates, there is no honest way to measure. A
+        validation split is left as it is, and only looked at.
+        """
         folds, train = self.splits.folds, self.splits["train"]
-        if folds is None or folds.count == 1 or not isinstance(self.feed, (CacheFeed, PatchFeed)):
+        if not isinstance(self.feed, (CacheFeed, PatchFeed)) or not self.feed.sees_all:
             return
-        samples, together = self.feed.near_copies()
-        groups = np.arange(len(train))
-        groups[samples] = samples.numpy()[together]
-        self.copies = len(groups) - len(np.unique(groups))
-        folds.keep_together(train, groups)
+        if folds is None:
+            known = isinstance(self.feed, CacheFeed) and self.feed.known_in_validation()
+            notice = _known(int(known))
+        else:
+            groups = self.feed.near_duplicates()
+            self.copies = len(groups) - len(np.unique(groups))
+            alone = [train.classes[c] for c in single_groups(train, groups)]
+            notice = _together(groups, alone, folds.keep_together(train, groups))
+        if notice and self.team.main:
+            warnings.warn(notice, Notice, stacklevel=2)
 
     def begin(self, identity: str) -> None:
         """Resume an interrupted run, and try a validation: what is wrong should show now.
@@ -458,6 +471,33 @@ class Training:
             own, tensors = f"{i}.", state["tensors"]
             kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
             learner.restore(kept, state["learners"][i])
+
+
+def _known(images: int) -> str:
+    """A sentence about validation images that are near-duplicates of training images."""
+    if not images:
+        return ""
+    are = "image is a near-duplicate" if images == 1 else "images are near-duplicates"
+    return f"{images:,} validation {are} of training images, so validation flatters the task."
+
+
+def _together(groups: Integers, alone: Sequence[str], kept: bool) -> str:
+    """A sentence about near-duplicates in training data; nothing where there are none."""
+    _, sizes = np.unique(groups, return_counts=True)
+    images = int(sizes[sizes > 1].sum())
+    if not images:
+        return ""
+    found = f"{images:,} of {len(groups):,} training images are near-duplicates of others"
+    if not kept:
+        return (
+            f"{found}, and no class has images of two different things, so validation flatters "
+            "the task; add images of other things."
+        )
+    sentence = f"{found}; they are held out together, so that validation does not flatter."
+    if alone:
+        are = "is" if len(alone) == 1 else "are"
+        sentence += f" {join_names(alone, 5)}, with images of one thing alone, {are} not measured."
+    return sentence
 
 
 def _average_gradients(

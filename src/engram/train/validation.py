@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.data.datasets import Integers, Splits
+from engram.data.datasets import Splits
 from engram.tasks.heads import Fitted
 from engram.tasks.kinds import Kind
 from engram.tasks.metrics import Pairs, false_alarm_estimate
@@ -39,7 +38,6 @@ SHARE = 0.1  # of the images that one fold holds out
 POWER = 0.3
 _Z = 1.645  # of a normal distribution: 90 % are within
 _RESAMPLES = 200
-_SIMILAR = 0.9  # cosine of standardised features from which two images are near-copies
 
 
 def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True) -> Splits:
@@ -55,20 +53,6 @@ def with_held_out(whole: Splits, recipe: Recipe, cross: bool = True) -> Splits:
         return whole.with_validation(share, seed)
     few = len(whole["train"]) <= FEW and not recipe.val_share
     return whole.with_folds(recipe.folds or (FOLDS if few else 1), share, seed)
-
-
-def near_copies(features: Tensor) -> Integers:
-    """Group numbers of images (n, features): those that look nearly alike are in one group.
-
-    Of copies that were stored again, made smaller, cropped a little or mirrored, and frames of one
-    scene, the class tokens of all layers have nearly the same direction.
-    """
-    x = features.double()
-    x = F.normalize((x - x.mean(0)) / x.std(0, unbiased=False).clamp(min=1e-6), dim=1).float()
-    groups = np.arange(len(x))
-    for i, j in (x @ x.mT > _SIMILAR).triu(1).nonzero().tolist():
-        groups[groups == groups[j]] = groups[i]
-    return groups
 
 
 class HeldOut(NamedTuple):

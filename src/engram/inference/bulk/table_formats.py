@@ -121,7 +121,7 @@ class Csv(_LineFormat):
         write_atomically(path, text.getvalue().encode())
 
     def image_cell(self, image: str) -> str:
-        return _safe_text(image)
+        return safe_text(image)
 
     def images(self, path: Path) -> list[str]:
         with _reading(path), path.open(encoding="utf-8", newline="") as file:
@@ -218,10 +218,10 @@ def _cell(value: Any) -> Any:
         value = "; ".join(value)
     elif isinstance(value, (list, np.ndarray)):
         return json.dumps(_plain(value))
-    return _safe_text(value) if isinstance(value, str) else value
+    return safe_text(value) if isinstance(value, str) else value
 
 
-def _safe_text(text: str) -> str:
+def safe_text(text: str) -> str:
     """Text as a cell: escapes are visible, and a quote keeps a spreadsheet from computing it."""
     text = visible(text)
     return f"'{text}" if text.lstrip().startswith(_FORMULAS) else text

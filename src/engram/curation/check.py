@@ -1,0 +1,357 @@
+"""`engram check`: what is wrong with a dataset, from one pass of the backbone over its images.
+
+    labels      labels that look wrong, each with the class that heads suggest which did not learn
+                from the image, and the nearest images of that class (`labels.py`)
+    duplicates  images of one picture, and frames of one scene (`train/near_duplicates.py`)
+    leaks       images of val and test whose picture or scene is in train, too
+    outliers    images that are far from all others
+    confused    classes that cannot be told apart
+    unreadable, tiny
+
+The data is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.curation.features import ImageFeatures, image_features
+from engram.curation.labels import suspected_labels
+from engram.curation.overlay import overlays, small_grey
+from engram.data.datasets import Integers, Splits
+from engram.data.overview import Sample
+from engram.data.source import SPLITS
+from engram.images.decode import BadImage, image_size, read_image
+from engram.methods import Head
+from engram.model import MemoryViT
+from engram.train.feeds import BatchShard
+from engram.train.learner import TaskTrainer
+from engram.train.near_duplicates import (
+    SIMILAR,
+    Pair,
+    directions,
+    groups_of,
+    nearest_rows,
+    similar_pairs,
+)
+from engram.train.recipe import Recipe
+from engram.train.solve import PLAIN, Solver
+from engram.train.training import Training
+from engram.util.processes import ProcessGroup
+from engram.util.progress import Progress, counter, silent
+
+_FOLDS = 5
+_WITNESSES = 3  # images that speak for a suggested label
+#: Cosine of features from which it is worth while to lay two pictures over each other, and their
+#: correlation then from which they are the same picture.
+_LOOSE, _SAME = 0.65, 0.97
+_NEIGHBOURS = 5  # the distance to this one says whether an image is an outlier
+_FAR = 2.5  # deviations of distances beyond which it is one
+_TINY = 0.25  # of the side that the backbone sees
+_CONFUSED = 0.25  # of the images of two classes that were taken for the other one
+
+
+@dataclass(frozen=True)
+class LabelFinding:
+    """An image whose label looks wrong."""
+
+    sample: Sample
+    suggested: str
+    odds: float  # how many times likelier the suggested class is than the label
+    witnesses: Sequence[Sample]  # the nearest images of the suggested class
+
+
+@dataclass(frozen=True)
+class DuplicateGroup:
+    """Images of one picture (copies) or of one scene (frames)."""
+
+    samples: Sequence[Sample]
+    kind: str  # copies or frames
+    similarity: float  # the lowest of the cosines that connect them
+
+
+@dataclass(frozen=True)
+class Leak:
+    """An image of val or test, and the image of train (or val) that shows the same."""
+
+    sample: Sample
+    other: Sample
+    kind: str  # copies or frames
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """An image that is far from all others."""
+
+    sample: Sample
+    nearest: Sample
+    distance: float  # in deviations from the median distance
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Two classes, and the share of their images that were taken for the other one."""
+
+    classes: tuple[str, str]
+    share: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """All that was found, the most suspicious first."""
+
+    splits: Splits
+    images: int  # that can be read
+    labels: Sequence[LabelFinding]
+    duplicates: Sequence[DuplicateGroup]
+    leaks: Sequence[Leak]
+    outliers: Sequence[Outlier]
+    confused: Sequence[Confusion]
+    unreadable: Sequence[str]  # "PATH: reason"
+    tiny: Sequence[tuple[Sample, tuple[int, int]]]  # with width and height
+    unchecked: str = ""  # why labels were not checked
+
+
+def check(
+    model: MemoryViT,
+    splits: Splits,
+    *,
+    recipe: Recipe | None = None,
+    progress: Progress = silent,
+) -> Check:
+    """Look at all images of a dataset.
+
+    Args:
+        model: Its backbone sees the images; tasks do not matter.
+        splits: What `engram.data.load` returned.
+        recipe: Says how large the cache may get, and how many processes decode images.
+        progress: Called as progress(what, done, total, note) while work goes on.
+    """
+    recipe = recipe or Recipe()
+    found = image_features(model, splits, recipe, progress)
+    progress("comparing images", 0, 0)
+    copies, frames = near_duplicates(found, progress)
+    groups = groups_of(len(found.samples), [*copies, *frames])
+    answers = None
+    unchecked = _why_unchecked(splits, found)
+    if not unchecked:
+        progress("checking labels", 0, 0)
+        answers = held_out_logits(model, splits, found, groups, recipe, progress)
+    return Check(
+        splits=splits,
+        images=len(found.samples),
+        labels=[] if answers is None else list(_labels(found, *answers)),
+        duplicates=_duplicate_groups(found.samples, copies, frames),
+        leaks=_leaks(found.samples, copies, frames),
+        outliers=_outliers(found),
+        confused=[] if answers is None else _confused(found, *answers),
+        unreadable=sorted(found.unreadable.values()),
+        tiny=_tiny(found.samples, model),
+        unchecked=unchecked,
+    )
+
+
+# Near-duplicates
+
+
+def near_duplicates(found: ImageFeatures, progress: Progress) -> tuple[list[Pair], list[Pair]]:
+    """Pairs of images that show the same picture, and pairs that only show the same scene."""
+    pairs = similar_pairs(directions(found.class_tokens), _LOOSE)
+    rows = sorted({row for pair in pairs for row in pair[:2]})
+    count = counter(progress, "comparing images", len(rows))
+    greys = {}
+    for row in rows:
+        dataset, i = found.samples[row]
+        try:
+            greys[row] = small_grey(read_image(dataset.read(i)))
+        except BadImage:  # it was readable a moment ago
+            continue
+        finally:
+            count(1)
+    pairs = [pair for pair in pairs if pair.first in greys and pair.second in greys]
+    same = [one >= _SAME for one in overlays(greys, [(i, j) for i, j, _ in pairs])]
+    copies = [pair for pair, one in zip(pairs, same, strict=True) if one]
+    frames = [
+        pair for pair, one in zip(pairs, same, strict=True) if not one and pair.cosine >= SIMILAR
+    ]
+    return copies, frames
+
+
+def _duplicate_groups(
+    samples: Sequence[Sample], copies: Sequence[Pair], frames: Sequence[Pair]
+) -> list[DuplicateGroup]:
+    """Groups of copies, then groups of frames, with their copies; the most similar first."""
+    found = []
+    for kind, pairs in (("copies", copies), ("frames", frames)):
+        groups = groups_of(len(samples), pairs if kind == "copies" else [*copies, *frames])
+        cosines: dict[int, float] = {}
+        for pair in pairs:
+            group = int(groups[pair.first])
+            cosines[group] = min(cosines.get(group, 1.0), pair.cosine)
+        own = [
+            DuplicateGroup(
+                [samples[int(row)] for row in np.flatnonzero(groups == group)], kind, cosine
+            )
+            for group, cosine in cosines.items()
+        ]
+        found += sorted(own, key=lambda one: -one.similarity)
+    return found
+
+
+def _leaks(samples: Sequence[Sample], copies: Sequence[Pair], frames: Sequence[Pair]) -> list[Leak]:
+    """Every image of val and test that shows what an image of an earlier split shows."""
+    order = list(SPLITS)
+    best: dict[int, Leak] = {}
+    for kind, pairs in (("copies", copies), ("frames", frames)):
+        for first, second, cosine in sorted(pairs, key=lambda pair: -pair.cosine):
+            of = [order.index(samples[row][0].split) for row in (first, second)]
+            if of[0] != of[1]:
+                late, early = (first, second) if of[0] > of[1] else (second, first)
+                best.setdefault(late, Leak(samples[late], samples[early], kind, cosine))
+    return list(best.values())
+
+
+# Labels
+
+
+class _FeatureFeed:
+    """Features in memory, as a solver reads them: every image is for training and validation."""
+
+    cache, contents, per_epoch, plain = "on", "", 1, True
+
+    def __init__(self, features: Tensor, labels: Tensor, samples: Tensor) -> None:
+        self.bad: dict[str, str] = {}
+        self._all = BatchShard(features, labels, samples)
+
+    def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
+        yield self._all
+
+    def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
+        yield self._all
+
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        raise NotImplementedError  # a solver needs none
+
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return dict.fromkeys(tasks, inputs)
+
+    def layer_statistics(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+
+def _why_unchecked(splits: Splits, found: ImageFeatures) -> str:
+    """Why labels cannot be checked; nothing if they can."""
+    if splits.kind != "classification":
+        return f"not checked in {splits.kind}"
+    samples = [found.samples[row] for row in found.rows("train")]
+    labels = np.array([dataset.labels[i] for dataset, i in samples], dtype=np.int64)
+    if (np.bincount(labels, minlength=1) > 1).sum() < 2:
+        return "not checked: fewer than two classes have two training images"
+    return ""
+
+
+def held_out_logits(
+    model: MemoryViT,
+    splits: Splits,
+    found: ImageFeatures,
+    groups: Integers,
+    recipe: Recipe,
+    progress: Progress,
+) -> tuple[Tensor, Tensor]:
+    """Calibrated logits for images that the head did not learn from, and their rows.
+
+    Training images are answered by the head of their fold, and near-duplicates are in one fold.
+    Others are answered by the head for all training images.
+    """
+    train, rows = splits["train"], torch.tensor(found.rows("train"))
+    numbers = torch.tensor([found.samples[row][1] for row in rows.tolist()])
+    folded = replace(splits, val=None, test=None).with_folds(_FOLDS, seed=recipe.data_seed)
+    assert folded.folds is not None
+    together = len(groups) + np.arange(len(train))  # what cannot be read is in no group
+    together[numbers] = groups[rows]
+    folded.folds.keep_together(train, together)
+    alone = MemoryViT(model.backbone)
+    task = alone.add(splits.task_spec("check", Head()))
+    trainer = TaskTrainer(alone, "check", recipe)
+    trainer.prepare(train.labels)
+    training = Training(alone, [trainer], folded, recipe, None, ProcessGroup(), progress)
+    labels = torch.from_numpy(train.labels)[numbers]
+    training.feed = _FeatureFeed(found.pooled[rows], labels, numbers)
+    solution = Solver(training, task, statistics=False).best((PLAIN,))
+    held_out, weight, bias = solution.answers, solution.weight[-1].cpu(), solution.bias[-1].cpu()
+    others = torch.tensor(found.rows("val") + found.rows("test"), dtype=torch.long)
+    outputs = torch.cat([held_out.outputs, found.pooled[others] @ weight.mT + bias])
+    temperature = task.kind.temperature(held_out.outputs, held_out.labels)
+    answered = rows[torch.searchsorted(numbers, held_out.samples)]
+    return outputs / temperature, torch.cat([answered, others])
+
+
+def _labels(found: ImageFeatures, logits: Tensor, rows: Tensor) -> Iterator[LabelFinding]:
+    """Labels that look wrong, each with the nearest images of the class that is suggested."""
+    labels = torch.tensor([int(dataset.labels[i]) for dataset, i in found.samples])
+    unit = directions(found.pooled)
+    for place, suggested, odds in suspected_labels(logits, labels[rows]):
+        row = int(rows[place])
+        of_class = (labels == suggested).nonzero()[:, 0]
+        nearest = (unit[of_class] @ unit[row]).topk(min(_WITNESSES, len(of_class))).indices
+        yield LabelFinding(
+            found.samples[row],
+            found.samples[row][0].classes[suggested],
+            odds,
+            [found.samples[i] for i in of_class[nearest].tolist()],
+        )
+
+
+def _confused(found: ImageFeatures, logits: Tensor, rows: Tensor) -> list[Confusion]:
+    """Pairs of classes that are often taken for each other, the worst first."""
+    samples = [found.samples[row] for row in rows.tolist()]
+    labels = torch.tensor([int(dataset.labels[i]) for dataset, i in samples])
+    names, answers = samples[0][0].classes, logits.argmax(1)
+    counts = torch.zeros(len(names), len(names)).index_put_(
+        (labels, answers), torch.ones(len(labels)), accumulate=True
+    )
+    images = counts.sum(1)
+    shares = (counts + counts.mT) / (images[:, None] + images).clamp(min=1)
+    pairs = (shares.triu(1) >= _CONFUSED).nonzero().tolist()
+    pairs.sort(key=lambda pair: -float(shares[pair[0], pair[1]]))
+    return [Confusion((names[a], names[b]), float(shares[a, b])) for a, b in pairs]
+
+
+# Images
+
+
+def _outliers(found: ImageFeatures) -> list[Outlier]:
+    """Images whose neighbours are much farther away than is usual, the farthest first."""
+    unit, count = directions(found.pooled), len(found.samples)
+    if count <= 2 * _NEIGHBOURS:
+        return []
+    cosines, nearest = nearest_rows(unit, _NEIGHBOURS)
+    distances = 1 - cosines[:, -1].double()
+    middle = distances.median()
+    usual = (distances - middle).abs().median() * 1.4826  # of a normal distribution: its deviation
+    deviations = (distances - middle) / usual.clamp(min=1e-6)
+    far = (deviations > _FAR).nonzero()[:, 0]
+    far = far[deviations[far].argsort(descending=True, stable=True)]
+    return [
+        Outlier(found.samples[i], found.samples[int(nearest[i, 0])], float(deviations[i]))
+        for i in far.tolist()
+    ]
+
+
+def _tiny(samples: Iterable[Sample], model: MemoryViT) -> list[tuple[Sample, tuple[int, int]]]:
+    """Images with much fewer pixels than the backbone sees, the smallest first."""
+    least, found = _TINY * min(model.preprocessing.size), []
+    for dataset, i in samples:
+        try:
+            size = image_size(dataset.read(i), name=dataset.sample_name(i))
+        except BadImage:
+            continue
+        if min(size) < least:
+            found.append(((dataset, i), size))
+    return sorted(found, key=lambda one: one[1][0] * one[1][1])

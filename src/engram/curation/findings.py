@@ -1,0 +1,207 @@
+"""Findings of `engram check` as a document, as rows and a table, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from engram.curation.check import Check, DuplicateGroup
+from engram.data.overview import Sample, class_counts, label_words
+from engram.inference.bulk.table_formats import safe_text
+from engram.util.description import Description
+from engram.util.files import write_atomically
+from engram.util.text import counted, utf8
+
+_SHOWN = 5  # findings of each kind that a terminal shows
+
+_COLUMNS = ("finding", "path", "split", "label", "suggested", "other", "score")
+
+
+def name(sample: Sample) -> str:
+    """The path of an image, or its row."""
+    return sample[0].sample_name(sample[1])
+
+
+def document(check: Check) -> dict[str, Any]:
+    """All findings, for machines; the most suspicious first in every list."""
+    counts = class_counts(check.splits)
+    return {
+        "data": check.splits.name,
+        "images": check.images,
+        "labels": [
+            _about(one.sample)
+            | {
+                "suggested": one.suggested,
+                "odds": round(one.odds, 1),
+                "nearest": [name(witness) for witness in one.witnesses],
+            }
+            for one in check.labels
+        ],
+        "duplicates": [
+            {
+                "path": name(one.samples[0]),
+                "paths": [name(sample) for sample in one.samples],
+                "splits": [sample[0].split for sample in one.samples],
+                "labels": [label_words(*sample) for sample in one.samples],
+                "kind": one.kind,
+                "similarity": round(one.similarity, 4),
+            }
+            for one in check.duplicates
+        ],
+        "leaks": [
+            _about(one.sample)
+            | {
+                "of": name(one.other),
+                "of_split": one.other[0].split,
+                "of_label": label_words(*one.other),
+                "kind": one.kind,
+                "similarity": round(one.similarity, 4),
+            }
+            for one in check.leaks
+        ],
+        "outliers": [
+            _about(one.sample)
+            | {"nearest": name(one.nearest), "deviations": round(one.distance, 2)}
+            for one in check.outliers
+        ],
+        "confused": [
+            {"classes": list(one.classes), "share": round(one.share, 4)} for one in check.confused
+        ],
+        "unreadable": list(check.unreadable),
+        "tiny": [_about(sample) | {"size": list(size)} for sample, size in check.tiny],
+        "classes": [
+            {"name": one} | {split: int(found[c]) for split, found in counts.items()}
+            for c, one in enumerate(check.splits.classes)
+        ],
+        "unchecked": check.unchecked,
+    }
+
+
+def _about(sample: Sample) -> dict[str, str]:
+    return {"path": name(sample), "split": sample[0].split, "label": label_words(*sample)}
+
+
+# For people
+
+
+def describe(check: Check) -> Description:
+    """Counts of all findings, and a table of the most suspicious."""
+    rows = [("data", f"{check.splits.name}: {counted(check.images, 'image')}"), *summary(check)]
+    table = [row for _, rows_of_kind in _findings(check) for row in list(rows_of_kind)[:_SHOWN]]
+    return Description(document(check), rows, _COLUMNS, tuple(map(tuple, table)))
+
+
+def summary(check: Check) -> Iterator[tuple[str, str]]:
+    """A sentence about every kind of finding."""
+    yield "labels", check.unchecked or _count(check.labels, "look wrong", "looks wrong")
+    copies = [one for one in check.duplicates if one.kind == "copies"]
+    frames = [one for one in check.duplicates if one.kind == "frames"]
+    yield (
+        "duplicates",
+        (
+            f"{_groups(copies)} of one picture; {_groups(frames)} of one scene"
+            if check.duplicates
+            else "none"
+        ),
+    )
+    if len(check.splits.datasets) > 1:
+        yield "leaks", leak_words(check) or "none"
+    yield "outliers", _count(check.outliers, "are far from all others", "is far from all others")
+    if check.confused:
+        pairs = [f"{' and '.join(one.classes)} ({one.share:.0%})" for one in check.confused[:3]]
+        yield "confused", f"{counted(len(check.confused), 'pair')} of classes: {', '.join(pairs)}"
+    if check.unreadable:
+        yield "unreadable", _listed(check.unreadable)
+    if check.tiny:
+        sizes = [f"{name(sample)} ({size[0]}x{size[1]})" for sample, size in check.tiny]
+        yield "tiny", _listed(sizes)
+
+
+def leak_words(check: Check) -> str:
+    """How many images of which split are in another one, too."""
+    found = []
+    for split in check.splits.datasets:
+        own = [one for one in check.leaks if one.sample[0].split == split]
+        copies = sum(one.kind == "copies" for one in own)
+        if copies:
+            others = " and ".join(sorted({one.other[0].split for one in own}))
+            are = "is" if copies == 1 else "are"
+            found.append(f"{counted(copies, 'image')} of {split} {are} also in {others}")
+        if len(own) > copies:
+            many = len(own) - copies
+            found.append(
+                f"{counted(many, 'image')} of {split} {'show' if many > 1 else 'shows'} "
+                "a scene of an earlier split"
+            )
+    return "; ".join(found)
+
+
+def _count(found: Sequence[object], many: str, one: str) -> str:
+    return f"{len(found):,} {one if len(found) == 1 else many}" if found else "none"
+
+
+def _groups(groups: Sequence[DuplicateGroup]) -> str:
+    images = sum(len(one.samples) for one in groups)
+    return f"{counted(len(groups), 'group')} ({counted(images, 'image')})"
+
+
+def _listed(names: Sequence[str], most: int = _SHOWN) -> str:
+    more = f", and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{len(names):,}: {', '.join(names[:most])}{more}"
+
+
+def _findings(check: Check) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
+    """Rows of the table of all findings, by kind."""
+
+    def row(
+        kind: str, sample: Sample, score: str, suggested: str = "", other: str = ""
+    ) -> list[str]:
+        return [kind, name(sample), sample[0].split, label_words(*sample), suggested, other, score]
+
+    yield (
+        "labels",
+        (
+            row("label", one.sample, f"{one.odds:,.0f}", one.suggested, name(one.witnesses[0]))
+            for one in check.labels
+        ),
+    )
+    yield (
+        "duplicates",
+        (
+            row(one.kind, sample, f"{one.similarity:.3f}", other=name(one.samples[0]))
+            for one in check.duplicates
+            for sample in one.samples[1:]
+        ),
+    )
+    yield (
+        "leaks",
+        (
+            row("leak", one.sample, f"{one.similarity:.3f}", other=name(one.other))
+            for one in check.leaks
+        ),
+    )
+    yield (
+        "outliers",
+        (
+            row("outlier", one.sample, f"{one.distance:.1f}", other=name(one.nearest))
+            for one in check.outliers
+        ),
+    )
+    yield "tiny", (row("tiny", sample, f"{size[0]}x{size[1]}") for sample, size in check.tiny)
+    yield (
+        "unreadable",
+        (["unreadable", one.partition(": ")[0], "", "", "", "", ""] for one in check.unreadable),
+    )
+
+
+def write_csv(check: Check, path: Path) -> None:
+    """Write all findings as one table."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(_COLUMNS)
+    for _, rows in _findings(check):
+        writer.writerows([safe_text(cell) for cell in row] for row in rows)
+    write_atomically(path, utf8(text.getvalue()), owner_only=True)
