@@ -11,7 +11,8 @@
 - frames: bursts of crops of the same photographs (10 classes of pets), as frames of a film are.
   Validation accuracy that `fit --regime head` promises, and test accuracy on other photographs.
 
-It needs cleanlab, the assets folder, and ten minutes of one core.
+It needs cleanlab (`pip install -c constraints.txt cleanlab==2.9.0`), the assets folder, and ten
+minutes of one core.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engram.curation.features import ImageFeatures, image_features
 from engram.curation.labels import suspected_labels
-from engram.curation.overlay import overlays, small_grey
+from engram.curation.overlay import COMPARED, overlays, small_grey
 from engram.data.datasets import Integers, Splits
 from engram.data.overview import Sample
 from engram.data.source import SPLITS
@@ -47,9 +47,10 @@ from engram.util.progress import Progress, counter, silent
 
 _FOLDS = 5
 _WITNESSES = 3  # images that speak for a suggested label
-#: Cosine of features from which it is worth while to lay two pictures over each other, and their
-#: correlation then from which they are the same picture.
-_LOOSE, _SAME = 0.65, 0.97
+#: Cosine of features from which two pictures are laid over each other, and the correlation then
+#: from which they are the same. Before one background, different things can look alike when small.
+_COPIES = ((0.75, 0.97), (0.65, 0.99))
+_IDENTICAL = 0.999  # of images with so few pixels that different ones look alike
 _NEIGHBOURS = 5  # the distance to this one says whether an image is an outlier
 _FAR = 2.5  # deviations of distances beyond which it is one
 _TINY = 0.25  # of the side that the backbone sees
@@ -162,20 +163,27 @@ def check(
 
 def near_duplicates(found: ImageFeatures, progress: Progress) -> tuple[list[Pair], list[Pair]]:
     """Pairs of images that show the same picture, and pairs that only show the same scene."""
-    pairs = similar_pairs(directions(found.class_tokens), _LOOSE)
+    pairs = similar_pairs(directions(found.class_tokens), _COPIES[-1][0])
     rows = sorted({row for pair in pairs for row in pair[:2]})
     count = counter(progress, "comparing images", len(rows))
-    greys = {}
+    greys, few_pixels = {}, set()
     for row in rows:
         dataset, i = found.samples[row]
         try:
-            greys[row] = small_grey(read_image(dataset.read(i)))
+            image = read_image(dataset.read(i))
+            greys[row] = small_grey(image)
+            if min(image.size) < COMPARED:
+                few_pixels.add(row)
         except BadImage:  # it was readable a moment ago
             continue
         finally:
             count(1)
     pairs = [pair for pair in pairs if pair.first in greys and pair.second in greys]
-    same = [one >= _SAME for one in overlays(greys, [(i, j) for i, j, _ in pairs])]
+    same = [
+        any(pair.cosine >= cosine and one >= least for cosine, least in _COPIES)
+        and (one >= _IDENTICAL or not few_pixels & {pair.first, pair.second})
+        for pair, one in zip(pairs, overlays(greys, [pair[:2] for pair in pairs]), strict=True)
+    ]
     copies = [pair for pair, one in zip(pairs, same, strict=True) if one]
     frames = [
         pair for pair, one in zip(pairs, same, strict=True) if not one and pair.cosine >= SIMILAR

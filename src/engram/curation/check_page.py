@@ -85,7 +85,7 @@ def _labels(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
         )
         for one in found
     ]
-    contents: list[Content] = [ImageTable(["image", "nearest of the other class"], rows, note)]
+    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note)]
     return Section("labels", "Labels that look wrong", contents if rows else [])
 
 

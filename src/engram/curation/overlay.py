@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-_SIDE = 24  # pixels of the pictures that are laid over each other
-_PIXELS = 4 * _SIDE  # of a side, before a crop is made
+COMPARED = 24  # pixels of a side of the pictures that are laid over each other
+_PIXELS = 4 * COMPARED  # of a side, before a crop is made
 _SIZES = (1.0, 0.95, 0.9, 0.85)  # shares of a side that a crop may have left
 _STEP = 0.0125  # by which a crop is moved and resized to fit better
 _ROUNDS = 2
@@ -104,7 +104,7 @@ def _crops(grey: Grey, rows: Sequence[Span], columns: Sequence[Span]) -> Grey:
 @lru_cache(64)
 def _weights(spans: tuple[Span, ...]) -> Grey:
     """What the pixels of a side count in those of each span of it: (spans, side, pixels)."""
-    shares = np.arange(_SIDE + 1) / _SIDE
+    shares = np.arange(COMPARED + 1) / COMPARED
     edges = np.stack([span.start + span.size * shares for span in spans])[..., None] * _PIXELS
     pixels = np.arange(_PIXELS)
     low, high = np.maximum(edges[:, :-1], pixels), np.minimum(edges[:, 1:], pixels + 1)
