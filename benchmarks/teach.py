@@ -33,7 +33,8 @@ from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.metrics import classification_metrics
 from engram.train.validation import leave_one_out_estimate
 
-SETS = ("waste", "textures", "pets")
+#: Constants of `teach` were chosen on waste, textures, pets and blood cells: others are measured.
+SETS = ("flowers", "leaves", "xray")
 SIZES = (1, 2, 5)
 
 

@@ -27,7 +27,7 @@ _EVERY = 1000  # rows between two reports of progress
 
 
 class TableAnswer(NamedTuple):
-    """What a task said about one image."""
+    """The answer of a task about one image."""
 
     labels: tuple[str, ...]  # the likeliest class, or all that are present
     confidence: float | None  # the probability of the likeliest class

@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def change(self) -> str:
-        """What changed, for people."""
+        """A sentence about the change."""
         if not self.classes:
             medians = (float(np.median(values)) for values in (self.reference, self.new))
             return "median {:.3g} → {:.3g}".format(*medians)

@@ -98,7 +98,7 @@ class JoinedQueries:
         return weights.mT
 
     def __call__(self, tokens: Tensor) -> list[Tensor]:
-        """What the queries of each task take in: (b, numbers) each."""
+        """The pooled vectors of each task: (b, numbers) each."""
         read = torch.split(self.weights(tokens) @ tokens, self.counts, dim=1)  # (b, m, D) each
         found: dict[int, Tensor] = {}
         for places, values in self.groups:
@@ -110,7 +110,7 @@ class JoinedQueries:
 
 
 class PoolingBranch(Branch):
-    """What the queries of each task pool, behind the pooled token."""
+    """Pooled vectors of learned queries, behind the pooled token."""
 
     def __init__(self, names: Sequence[str], joined: JoinedQueries, batch: Batch) -> None:
         self.names, self.joined = names, joined

@@ -84,7 +84,7 @@ class FeatureSums:
         )
 
     def among(self, places: Sequence[int], classes: int) -> FeatureSums:
-        """The same sums among more classes, where its own have these numbers."""
+        """Renumber its classes to these numbers, among more classes."""
         found, at = FeatureSums.empty(classes, self.sums.shape[1]), torch.tensor(places)
         found.images[at], found.sums[at] = self.images, self.sums
         found.gram.copy_(self.gram)
@@ -170,7 +170,7 @@ class FeatureSums:
         return features * noise / (within + features * PRIOR * variance)
 
     def _temperature(self, factor: Tensor, within: Tensor) -> float:
-        """What logits are divided by: they count correlated features as if each was evidence.
+        """The temperature of logits, which count correlated features as if each was evidence.
 
         It is the number of features over that of independent ones: the participation ratio of the
         covariance of all images, seen through the inverse of the one that the head uses. The fewer

@@ -40,7 +40,7 @@ _PROJECTED = 64  # width of the random projection in which it is chosen
 
 
 class _Seen(NamedTuple):
-    """What was read of a split: image `rows[i]` of the patches is sample `samples[i]`."""
+    """The patches of a split: image `rows[i]` is sample `samples[i]`."""
 
     patches: Tensor  # (images, patches, features), in half precision
     rows: Tensor

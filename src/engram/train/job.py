@@ -234,7 +234,7 @@ class TrainingJob:
         return bool(np.bincount(splits["train"].labels).max() <= 1)
 
     def teach(self, task: str, out: Path, progress: Progress) -> Result:
-        """What `engram fit` does where no image can be held out: solve the task, without choice."""
+        """Solve the task without a choice, where no image can be held out."""
         result = teach(
             self.model, task, self.splits, statistics=self.recipe.statistics, progress=progress
         )

@@ -43,7 +43,7 @@ def how_to_install(extra: str, missing: str) -> str:
 
 
 def _requirements(extra: str) -> list[str]:
-    """What an extra asks for, other extras of this package included."""
+    """The packages of an extra, those of other extras that it names included."""
     found: dict[str, None] = {}
     for requirement in importlib.metadata.requires(_PACKAGE) or ():
         wanted, _, condition = (part.strip() for part in requirement.partition(";"))
