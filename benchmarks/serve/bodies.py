@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import base64
 import http.client
+import os
 import random
 import tempfile
 import threading
@@ -101,9 +102,13 @@ def memory(pid: int) -> int:
 
 def _tree(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return
+    for thread in threads:
         try:
-            children = task.read_text().split()
+            children = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
         except OSError:  # the thread has ended
             continue
         for child in children:

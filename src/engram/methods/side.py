@@ -419,8 +419,7 @@ class SideBranch(Branch):
             if group.queries is not None:
                 pooled.update(zip(group.names, group.pool(h, self.grid), strict=True))
         read: dict[str, Tensor] = {}
-        if self.projections is not None:
-            assert features.statistics is not None
+        if self.projections is not None and features.statistics is not None:  # else none is asked
             read = self.projections(features.statistics)
         inputs = {}
         for task in self.tasks:
