@@ -242,7 +242,10 @@ const rowsOf = {
   }],
 };
 // The picture of an answer: a mask, or a heat map.
-const pictureOf = (task) => state.image.tasks[task]?.answer?.mask || state.image.tasks[task]?.answer?.map;
+function pictureOf(task) {
+  const { kind, answer } = state.image.tasks[task] ?? {};
+  return kind === "anomaly" ? answer?.map : answer?.mask; // a list of classes has a method called map
+}
 
 function summary(result) {
   if (!result || result.error) return "no answer";
