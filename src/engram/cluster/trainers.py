@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ import torch
 
 from engram.cluster.connect import FarmSettings, connected, room
 from engram.cluster.jobs import FarmJob
-from engram.errors import LOST_WORKER, EngramError, Interrupted, is_lost_worker
+from engram.errors import LOST_WORKER, EngramError, Interrupted, Notice, is_lost_worker
 from engram.report.run_page import write_run_report
 from engram.tasks.kinds import KINDS
 from engram.train.callbacks import Callback, RunStart
@@ -222,9 +223,10 @@ def train_job(job: FarmJob, threads: int, put: Put, node: str = "") -> Ended:
     """Train a job as `engram fit --resume` does, or find it done, and write its report."""
     torch.set_num_threads(threads)
     ignore_pillow_warnings()
+    reporter = _Reporter(job.name, put, node)
     try:
-        with naming_flags():
-            return Ended("done", result=_train(job, _Reporter(job.name, put, node)))
+        with naming_flags(), _notices_told(reporter):
+            return Ended("done", result=_train(job, reporter))
     except (Interrupted, KeyboardInterrupt):
         return Ended("lost", "it was interrupted")
     except EngramError as error:
@@ -233,6 +235,22 @@ def train_job(job: FarmJob, threads: int, put: Put, node: str = "") -> Ended:
         traceback.print_exc()
         why = LOST_WORKER if is_lost_worker(error) else f"{type(error).__name__}: {error}"
         return Ended("lost", why.rstrip("."))
+
+
+@contextlib.contextmanager
+def _notices_told(reporter: _Reporter) -> Iterator[None]:
+    """Put notices for the user into the queue; other warnings stay in the job's log."""
+    show = warnings.showwarning
+
+    def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, Notice):
+            reporter.tell("said", str(message))
+        else:
+            show(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        yield
 
 
 def _train(job: FarmJob, reporter: _Reporter) -> dict[str, Any]:

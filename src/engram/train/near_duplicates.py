@@ -69,9 +69,8 @@ def held_out_groups(features: Tensor, labels: Integers, known: Integers | None =
     if labels.ndim != 1:
         return groups_of(len(features), similar_pairs(directions(features)), known)
     x, own = features.float(), torch.from_numpy(labels)
-    means = torch.zeros(int(own.max()) + 1, x.shape[1]).index_reduce_(
-        0, own, x, "mean", include_self=False
-    )
+    counts = own.bincount().clamp(min=1)[:, None]
+    means = torch.zeros(len(counts), x.shape[1]).index_add_(0, own, x) / counts
     pairs = [
         pair
         for pair in similar_pairs(directions(x - means[own]))
