@@ -56,12 +56,13 @@ run engram fit digits --task digits --regime head -o /bundle/digits.safetensors 
 run engram compose /bundle/digits.safetensors -o /bundle/own --overwrite
 port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
 buildah config --env PORT="$port" --env BUNDLE=/bundle/own --env ENGRAM_ASK_TOKEN=secret "$running"
-# The image's own command, after its process id. `buildah run` takes no ENTRYPOINT.
-run sh -c 'echo $$ > /bundle/pid; exec engram serve "$BUNDLE" --host 0.0.0.0 --port "$PORT" "$@"' \
-    engram --log json &
+# The image's own command: `buildah run` takes no ENTRYPOINT. Nothing else runs in it meanwhile, as
+# the end of every run removes what the volumes of the image hold.
+run sh -c 'exec engram serve "$BUNDLE" --host 0.0.0.0 --port "$PORT" "$@"' engram --log json &
 service=$!
 tries=0
-until run python -c "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)" 2> "$work/health"; do
+until python3 -c "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=4)" \
+    "http://127.0.0.1:$port/healthz" 2> "$work/health"; do
     kill -0 "$service"
     tries=$((tries + 1))
     test "$tries" -lt 60
@@ -78,7 +79,7 @@ except urllib.error.HTTPError as error:
 asked = urllib.request.Request(url, headers={"Authorization": "Bearer secret"})
 print("it answers:", [task["name"] for task in json.load(urllib.request.urlopen(asked))["tasks"]])
 PYTHON
-kill -TERM "$(cat "$work/bundle/pid")"
+pkill -TERM -o -u 10001 -f "engram serve /bundle/own"
 wait "$service"
 say "it ended at SIGTERM with exit code 0"
 say "size of the image, with its base: $(buildah images --format '{{.Size}}' engram)"
