@@ -53,7 +53,7 @@ def test_the_document_says_what_needs_a_token(closed: TestClient, client: TestCl
     always |= {f"post /v1/tasks/{{name}}/{what}" for what in ("promote", "rollback")}
     assert secured(client) == always
     asking = {"post /v1/predict", "get /v1/tasks", "get /v1/tasks/{name}", "get /metrics"}
-    asking.add("post /v1/embed")
+    asking |= {"post /v1/embed", "post /v1/teach"}
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         asking |= {f"get {model}", f"get {model}/ready", f"post {model}/infer"}
     assert secured(closed) == always | asking
