@@ -11,7 +11,7 @@ from torch import nn
 
 import engram
 from engram.errors import EngramError
-from engram.methods import METHODS, Side
+from engram.methods import METHODS, LearnedPooling, Side
 from engram.methods.attention_maps import SOURCES
 from engram.methods.method import Batch, Features
 from engram.model import MemoryViT
@@ -33,7 +33,7 @@ def test_shares_add_up_and_agree_with_the_patches(regime: str) -> None:
         METHODS[regime], Side
     )  # those are read on the way
     assert bool((seen.shares[:, SOURCES.index("its cells")] > 0).all()) == reads_cells
-    assert seen.pooled == issubclass(METHODS[regime], Side)
+    assert seen.pooled == issubclass(METHODS[regime], Side | LearnedPooling)
 
 
 def test_a_contribution_is_what_a_patch_adds_along_all_that_is_added() -> None:

@@ -99,7 +99,10 @@ def test_a_card_shows_only_the_first_of_very_many_metrics(folder: Path) -> None:
 @pytest.mark.parametrize("regime", [name for name in METHODS if "masked" not in name])
 def test_the_card_of_other_regimes_says_what_they_are(regime: str, folder: Path) -> None:
     model = MemoryViT(random_backbone(width=16, heads=2, depth=1))
-    model.add_task("t", classes=2, regime=regime)
+    if METHODS[regime].one_class:
+        model.add_task("t", classes=1, regime=regime, kind="anomaly")
+    else:
+        model.add_task("t", classes=2, regime=regime)
     model.save("t", "t.safetensors")
     card = push("t.safetensors", "ann/t", dry_run=True).card
     assert ("own copy of the ViT is in the file" in card) == (regime == "full")

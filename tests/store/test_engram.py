@@ -22,9 +22,10 @@ from engram.vit import ViT
 def test_every_regime_comes_back_as_it_was(regime: str, backbone: ViT, tmp_path: Path) -> None:
     pixels = torch.rand(2, 3, 16, 16)
     model = MemoryViT(backbone).eval()
-    task = randomised(
-        model.add_task("t", classes=3, regime=regime, **known(regime, adapter_width=4))
-    )
+    settings = {"kind": "anomaly", "bank": 4} if METHODS[regime].one_class else {}
+    classes = 1 if settings else 3
+    settings |= known(regime, adapter_width=4)
+    task = randomised(model.add_task("t", classes, regime=regime, **settings))
     saved = model.save("t", tmp_path / "t.safetensors")
     again = MemoryViT(backbone).eval()
     attached = again.attach(saved)
