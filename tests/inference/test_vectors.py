@@ -70,7 +70,7 @@ def test_a_file_that_cannot_hold_vectors_is_refused_before_the_work(
     with pytest.raises(EngramError, match="'label' has the name"):
         check_names(["base", "label"])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(EngramError, match="pip install .*pyarrow"):
+    with pytest.raises(EngramError, match=r"pip install .*pyarrow"):
         check_vector_file(Path("v.parquet"))
 
 

@@ -97,5 +97,5 @@ def test_tracing_names_the_packages_that_it_needs(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
-    with pytest.raises(EngramError, match="pip install .*opentelemetry-sdk"):
+    with pytest.raises(EngramError, match=r"pip install .*opentelemetry-sdk"):
         Telemetry()
