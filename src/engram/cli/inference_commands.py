@@ -189,7 +189,7 @@ def eval_command(
 
 
 def _describe_comparison(old: Answers, new: Answers, skip_bad: bool) -> list[Description]:
-    """What `--against` adds for a task: its classes and the images that changed, as two tables."""
+    """Tables of `--against` for a task: its classes, and the images whose answers changed."""
     from engram.inference.compare import compare
 
     found, kind = compare(old, new), new.kind

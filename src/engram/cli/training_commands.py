@@ -143,8 +143,8 @@ def fit_command(
         resume = given[RunOptions].get("resume")
         _check_add_classes(more, old, {**fixed, **own, "resume": resume})
         extends = given[TaskSettings].get("extends")
-        settled = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
-        check_words(words, data, settled)
+        others = {**fixed, **own, "resume": resume, "extends": extends, "add_classes": more}
+        check_words(words, data, others)
         result: AutoResult | Result | SweepResult
         teaches, made, stopped = False, None, ""
         if data is None:

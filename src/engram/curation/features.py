@@ -26,7 +26,7 @@ _BATCH = 256  # rows that are read at once
 
 @dataclass(frozen=True, eq=False)
 class ImageFeatures:
-    """What the backbone says of the images that can be read; rows are in the order of `samples`."""
+    """Features of the images that can be read; rows are in the order of `samples`."""
 
     samples: Sequence[Sample]
     pooled: Tensor  # (images, width)

@@ -103,7 +103,7 @@ def _crops(grey: Grey, rows: Sequence[Span], columns: Sequence[Span]) -> Grey:
 
 @lru_cache(64)
 def _weights(spans: tuple[Span, ...]) -> Grey:
-    """What the pixels of a side count in those of each span of it: (spans, side, pixels)."""
+    """Weights of the pixels of a side in those of each span of it: (spans, side, pixels)."""
     shares = np.arange(COMPARED + 1) / COMPARED
     edges = np.stack([span.start + span.size * shares for span in spans])[..., None] * _PIXELS
     pixels = np.arange(_PIXELS)

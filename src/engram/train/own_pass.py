@@ -151,7 +151,7 @@ class OwnPass:
 
 
 def first_fold(splits: Splits) -> Splits:
-    """The same data with the first fold alone, and its images as validation split."""
+    """Data with the first fold alone, and its images as validation split."""
     folds = splits.folds
     if folds is None:
         return splits
