@@ -73,4 +73,4 @@ def test_the_page_is_escaped_and_its_links_lead_somewhere() -> None:
     assert "A &lt;service&gt; 1" in html
     assert page.ids == ["Answer"]  # the framework's own schemas are left out
     assert set(re.findall('href="#([^"]*)"', html)) == {"Answer"}
-    assert set(page.fetched) == {"page.css", "openapi.json", "./"}
+    assert set(page.fetched) == {"page.css", "service.css", "openapi.json", "./"}

@@ -24,6 +24,7 @@ from engram.model import MemoryViT
 from engram.util.documents import load_json
 from engram.util.files import check_renamable, replace_folder
 from engram.util.flag_names import flag
+from engram.util.templates import page_files, render
 
 #: The version of onnxruntime-web that the page was tested with.
 RUNTIME = "1.30.0"
@@ -34,7 +35,6 @@ _WEBGPU = (
     "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
 )
-_PAGE = ("index.html", "page.css", "page.js", "worker.js", "answers.js", "preprocess.js")
 _SETTINGS = "/* replaced by the export */ "
 
 
@@ -158,15 +158,16 @@ def _site_files(
 
     Names of tasks and classes are in model.json alone, which the page shows as text.
     """
-    source = Path(__file__).with_name("page")
     elsewhere = "" if copied else f" {_ADDRESS}"
     policy = (
         f"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'{elsewhere}; "
         f"connect-src 'self'{elsewhere}; worker-src 'self' blob:; style-src 'self'; "
         "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'"
     )
-    files = {name: (source / name).read_bytes() for name in _PAGE}
-    files["index.html"] = files["index.html"].replace(b"{{ policy }}", policy.encode())
+    files = page_files("engram.export")
+    worker = files.pop("sw.js").decode()
+    files["index.html"] = render("engram.export", "index.html.j2", policy=policy).encode()
+    shell = ["./", *files, "model.json"]
     files |= {f"runtime/{name}": data for name, data in copied.items()}
     name = f"model-{hashlib.sha256(model).hexdigest()[:12]}.onnx"
     files[name] = model
@@ -185,11 +186,10 @@ def _site_files(
     content = hashlib.sha256(b"".join(hashlib.sha256(files[n]).digest() for n in sorted(files)))
     settings = {
         "version": content.hexdigest()[:12],
-        "shell": ["./", *_PAGE, "model.json"],
+        "shell": shell,
         "runtime": elsewhere.strip(),
         "policy": policy,
     }
-    worker = (source / "sw.js").read_text(encoding="utf-8")
     before, _, rest = worker.partition(_SETTINGS)
     after = rest.partition(";\n")[2]
     files["sw.js"] = f"{before}{json.dumps(settings)};\n{after}".encode()

@@ -33,7 +33,7 @@ function segmentation(logits, [, , height, width], classes, topK) {
   }
   const order = [...shares.keys()].sort((a, b) => shares[b] - shares[a] || a - b).slice(0, topK);
   const palette = classes.map((_, i) => colour(i));
-  return { classes: order.map((i) => ({ class: classes[i], share: shares[i], colour: palette[i] })), size: [height, width], overlay: painted(mask, (i) => palette[i]) };
+  return { classes: order.map((i) => ({ class: classes[i], share: shares[i], colour: `rgb(${palette[i].join(" ")})` })), size: [height, width], overlay: painted(mask, (i) => palette[i]) };
 }
 
 // RGBA pixels, each in the colour of its value.

@@ -1,13 +1,8 @@
-// Names of classes, tasks and files come from elsewhere, so they are only ever set as textContent.
+import {
+  announce, by, count, describeModel, make, percent, placeOver, resultNodes, setBusy, showImage, showProblem, takeImages,
+} from "./image_page.js";
 import { evaluationBox } from "./preprocess.js";
 
-const by = (id) => document.getElementById(id);
-const make = (tag, settings = {}, ...children) => {
-  const node = Object.assign(document.createElement(tag), settings);
-  node.append(...children);
-  return node;
-};
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const seconds = (from) => `${((performance.now() - from) / 1000).toFixed(2)} s`;
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
@@ -26,7 +21,7 @@ function call(name, given, transfer = []) {
 function startWorker() {
   worker.thread = new Worker("worker.js", { type: "module" });
   worker.thread.addEventListener("message", ({ data }) => {
-    if (data.loaded) return say(`Loading the model: ${percent(data.loaded / state.site.bytes)} of ${megabytes(state.site.bytes)}`);
+    if (data.loaded) return announce(`Loading the model: ${percent(data.loaded / state.site.bytes)} of ${megabytes(state.site.bytes)}`);
     const { resolve, reject } = worker.waiting.get(data.id);
     worker.waiting.delete(data.id);
     return data.problem ? reject(new Error(data.problem)) : resolve(data.result);
@@ -52,28 +47,20 @@ async function keepFiles() {
 }
 
 async function start() {
+  announce("Loading…");
   const kept = await keepFiles();
   const response = await fetch("model.json");
   if (!response.ok) throw new Error(`model.json cannot be loaded (${response.status}).`);
   state.site = await response.json();
   const { about, bytes } = state.site;
-  const tasks = taskNames();
-  const source = about.backbone.source.split("/").filter(Boolean).pop();
-  by("about").textContent = `One ViT (${source}), ${tasks.length} ${tasks.length === 1 ? "task" : "tasks"}, one pass. The model: ${megabytes(bytes)}, ${about.precision}.`;
+  describeModel(about.backbone.source, taskNames().length, `The model: ${megabytes(bytes)}, ${about.precision}.`);
   drawCards();
   startWorker();
   const began = performance.now();
   const { provider, threads } = await call("load", state.site);
   const where = provider === "webgpu" ? "WebGPU" : `WebAssembly, ${threads === 1 ? "one thread" : `${threads} threads`}`;
-  say(`Ready in ${seconds(began)} (${where}). ${kept ? "It works without a network from now on." : ""}`);
+  announce(`Ready in ${seconds(began)} (${where}). ${kept ? "It works without a network from now on." : ""}`);
   document.body.dataset.ready = "true";
-}
-
-const say = (sentence) => (by("news").textContent = sentence);
-
-function showProblem(sentence) {
-  by("problem").textContent = sentence;
-  by("problem").hidden = !sentence;
 }
 
 // Tasks first, and the backbone's own classes last.
@@ -84,9 +71,7 @@ function taskNames() {
 
 // Images
 
-async function chooseFrom(files) {
-  const file = [...files].find((one) => one.type.startsWith("image/")) || files[0];
-  if (!file) return;
+async function choose(file) {
   const number = ++state.images;
   const began = performance.now();
   showProblem("");
@@ -95,23 +80,25 @@ async function chooseFrom(files) {
     const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" }).catch(() => {
       throw new Error(`${file.name || "The file"} is not an image that this browser can read.`);
     });
-    show(file, bitmap);
     const { width, height } = bitmap;
+    showImage(file);
+    by("mask").hidden = true;
+    await state.ready;
+    placeOver(by("mask"), evaluationBox(width, height, state.site.about.preprocessing), width, height);
     const data = pixelsOf(bitmap);
     bitmap.close();
-    await state.ready;
-    by("cards").setAttribute("aria-busy", "true");
+    setBusy(true);
     const result = await call("predict", { data, width, height }, [data.buffer]);
     if (number !== state.images) return; // another image was chosen meanwhile
     drawCards(result.tasks);
     state.first ??= seconds(began);
     by("caption").textContent = `${file.name || "pasted"}, ${width} × ${height}`;
-    say(`Answered in ${seconds(began)}; the first answer took ${state.first}. The image stayed on this device.`);
+    announce(`Answered in ${seconds(began)}; the first answer took ${state.first}. The image stayed on this device.`);
     document.body.dataset.answered = String(number);
   } catch (problem) {
     if (number === state.images) showProblem(problem.message);
   } finally {
-    if (number === state.images) by("cards").setAttribute("aria-busy", "false");
+    if (number === state.images) setBusy(false);
   }
 }
 
@@ -132,58 +119,9 @@ function pixelsOf(bitmap) {
   return data;
 }
 
-function show(file, bitmap) {
-  const image = by("image");
-  URL.revokeObjectURL(image.src);
-  image.src = URL.createObjectURL(file);
-  image.alt = `The chosen image: ${file.name || "pasted"}`;
-  image.classList.toggle("small", Math.max(bitmap.width, bitmap.height) < 160);
-  by("stage").style.setProperty("--aspect", bitmap.width / bitmap.height);
-  by("mask").hidden = true;
-  const [left, top, right, bottom] = evaluationBox(bitmap.width, bitmap.height, state.site.about.preprocessing);
-  Object.assign(by("mask").style, {
-    left: `${(100 * left) / bitmap.width}%`,
-    top: `${(100 * top) / bitmap.height}%`,
-    width: `${(100 * (right - left)) / bitmap.width}%`,
-    height: `${(100 * (bottom - top)) / bitmap.height}%`,
-  });
-  by("figure").hidden = false;
-  by("empty").hidden = true;
-}
-
-for (const [button, input] of [["choose", "file"], ["photograph", "camera"]]) {
-  by(button).addEventListener("click", () => by(input).click());
-  by(input).addEventListener("change", () => {
-    chooseFrom(by(input).files);
-    by(input).value = "";
-  });
-}
-for (const kind of ["dragenter", "dragover"])
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    by("drop").classList.add("over");
-  });
-document.addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) by("drop").classList.remove("over");
-});
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  by("drop").classList.remove("over");
-  chooseFrom(event.dataTransfer.files);
-});
-document.addEventListener("paste", (event) => {
-  if (event.clipboardData?.files.length) chooseFrom(event.clipboardData.files);
-});
+takeImages(choose);
 
 // Answers, one card per task
-
-const rowsOf = {
-  classification: (answer) => answer.map((one, place) => ({ label: one.class, text: percent(one.probability), share: one.probability, first: !place })),
-  multilabel: (answer) => answer.map((one) => ({ label: one.class, text: percent(one.probability), share: one.probability, first: one.present, mark: one.threshold })),
-  regression: (answer) => answer.map((one) => ({ label: one.name, text: one.value.toLocaleString("en") })),
-  segmentation: (answer) => answer.classes.map((one, place) => ({ label: one.class, text: percent(one.share), share: one.share, first: !place, colour: one.colour })),
-  anomaly: (answer) => [{ label: answer.anomalous ? "anomalous" : "good", text: `${answer.score.toFixed(3)}, threshold ${answer.threshold.toFixed(3)}`, share: Math.min(1, answer.score / (2 * answer.threshold)), first: answer.anomalous, mark: 0.5 }],
-};
 
 function drawCards(results = {}) {
   by("cards").replaceChildren(...taskNames().map((name) => card(name, results[name])));
@@ -193,41 +131,16 @@ function drawCards(results = {}) {
 
 function card(name, result) {
   const task = state.site.about.tasks[name];
-  const [one, many] = task.kind === "regression" ? ["number", "numbers"] : ["class", "classes"];
-  const counted = `${task.classes.length.toLocaleString("en")} ${task.classes.length === 1 ? one : many}`;
-  const facts = [counted, ...(task.regime ? [task.kind] : ["the ViT's own head"])];
+  const counted = task.kind === "regression" ? count(task.classes.length, "number", "numbers") : count(task.classes.length, "class", "classes");
+  const facts = [counted, ...(task.kind === "classification" ? [] : [task.kind])];
   const node = make("article", { className: "card" }, make("h3", { textContent: name }), make("p", { className: "quiet", textContent: facts.join(" · ") }));
   node.dataset.task = name;
-  if (!result) return node;
-  if (result.error) return node.append(make("p", { className: "quiet", textContent: result.error })), node;
-  node.append(...rowsOf[result.kind](result.answer).map(row));
-  if (result.answer.overlay) {
+  node.classList.toggle("base", !task.regime);
+  if (result) node.append(...resultNodes(name, result));
+  if (result?.answer?.overlay) {
     const button = make("button", { type: "button", className: "plain", textContent: "Show it in the image" });
     button.addEventListener("click", () => drawOver(result.answer));
     node.append(button);
-  }
-  if (result.familiarity !== null) {
-    const strange = result.familiarity < 0;
-    const number = result.familiarity.toFixed(2).replace("-", "−");
-    const text = strange ? `Looks unlike what ${name} learned from: familiarity ${number}, where 1 is usual.` : `Familiarity ${number}, where 1 is usual.`;
-    node.append(make("p", { className: strange ? "unfamiliar" : "quiet", textContent: text }));
-  }
-  return node;
-}
-
-function row(one) {
-  const label = make("span", { textContent: one.label });
-  const node = make("div", { className: "answer" }, label, make("b", { textContent: one.text }));
-  node.classList.toggle("first", Boolean(one.first));
-  node.style.setProperty("--share", one.share || 0);
-  if (one.colour) {
-    const swatch = make("i", { className: "swatch" });
-    swatch.style.background = `rgb(${one.colour.join(" ")})`;
-    label.prepend(swatch);
-  }
-  if (one.mark !== undefined) {
-    node.append(make("i", { className: "mark", title: "from here on it is present" }));
-    node.style.setProperty("--mark", one.mark);
   }
   return node;
 }

@@ -1,16 +1,9 @@
-"use strict";
-// Names of classes, tasks and files come from elsewhere, so they are only ever set as textContent.
+import {
+  announce, answerRow, by, count, describeModel, isUnfamiliar, make, percent, placeOver, resultNodes, rowsOf, setBusy,
+  showImage, showProblem, takeImages,
+} from "./image_page.js";
 
-const by = (id) => document.getElementById(id);
-const make = (tag, settings = {}, ...children) => {
-  const node = Object.assign(document.createElement(tag), settings);
-  node.append(...children);
-  return node;
-};
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
-const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
-
-const state = {
+export const state = {
   list: null, // the response of /v1/tasks
   etag: "",
   file: null,
@@ -25,7 +18,7 @@ const state = {
 
 // Requests to the service
 
-async function call(path, options = {}) {
+export async function call(path, options = {}) {
   let response;
   const headers = { ...options.headers, ...(state.token ? { Authorization: `Bearer ${state.token}` } : {}) };
   try {
@@ -64,16 +57,7 @@ by("unlock").addEventListener("submit", async (event) => {
   if (!state.locked && state.file) await predict();
 });
 
-function showProblem(sentence) {
-  by("problem").textContent = sentence;
-  by("problem").hidden = !sentence;
-}
-
-function announce(sentence) {
-  by("news").textContent = sentence;
-}
-
-async function refresh() {
+export async function refresh() {
   if (state.locked) return;
   try {
     const response = await call("v1/tasks", { headers: { "If-None-Match": state.etag }, cache: "no-store" });
@@ -97,17 +81,11 @@ async function update({ body, etag }) {
   const attached = before ? [...now.keys()].filter((name) => before.get(name) !== now.get(name)) : [];
   const removed = before ? [...before.keys()].filter((name) => !now.has(name)) : [];
   if (removed.includes(state.attention)) hideAttention();
-  describeModel();
+  describeModel(state.list.backbone.source, state.list.tasks.length);
   drawCards(new Set(attached));
   if (attached.length && state.file) await predict(); // which announces something itself, so it comes first
   if (attached.length) announce(`Attached just now: ${attached.join(", ")}.`);
   else if (removed.length) announce(`Removed: ${removed.join(", ")}.`);
-}
-
-function describeModel() {
-  const { backbone, tasks } = state.list;
-  const name = backbone.source.split("/").filter(Boolean).pop() || backbone.source;
-  by("about").textContent = `One ViT (${name}), ${count(tasks.length, "task", "tasks")}, one pass.`;
 }
 
 const taskNames = () => [
@@ -142,11 +120,6 @@ async function predict() {
   }
 }
 
-function setBusy(busy) {
-  by("answers-part").setAttribute("aria-busy", String(busy));
-  by("cards").classList.toggle("waiting", busy);
-}
-
 function showAnswers(image, names) {
   showProblem("");
   state.image = image;
@@ -160,87 +133,24 @@ function showAnswers(image, names) {
 
 // Choosing an image
 
-function chooseFrom(files) {
-  const file = [...files].find((one) => one.type.startsWith("image/")) || files[0];
-  if (!file) return;
+export function choose(file) {
   state.file = file;
   state.image = null;
   const attention = state.attention;
   hideAttention();
   state.attention = attention; // the next response shows it for the new image
   showProblem("");
-  const image = by("image");
-  URL.revokeObjectURL(image.src);
-  image.hidden = false;
-  by("stage").querySelector(".unshown")?.remove();
-  image.alt = `The chosen image: ${file.name || "pasted"}`;
-  image.src = URL.createObjectURL(file);
-  by("caption").textContent = file.name || "pasted";
-  by("figure").hidden = false;
-  by("empty").hidden = true;
+  showImage(file);
   drawCards();
   announce("Running…");
   predict();
   document.dispatchEvent(new Event("image-chosen"));
 }
 
-by("image").addEventListener("load", () => {
-  const image = by("image");
-  image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) < 160);
-  by("stage").style.setProperty("--aspect", image.naturalWidth / image.naturalHeight);
-  placeOverlays();
-});
-by("image").addEventListener("error", () => {
-  by("image").hidden = true;
-  by("stage").querySelector(".unshown")?.remove();
-  by("stage").append(make("p", { className: "unshown quiet", textContent: "This browser cannot show the file." }));
-});
-
-for (const [button, input] of [["choose", "file"], ["photograph", "camera"]]) {
-  by(button).addEventListener("click", () => by(input).click());
-  by(input).addEventListener("change", () => {
-    chooseFrom(by(input).files);
-    by(input).value = "";
-  });
-}
-for (const kind of ["dragenter", "dragover"])
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    by("drop").classList.add("over");
-  });
-document.addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) by("drop").classList.remove("over");
-});
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  by("drop").classList.remove("over");
-  chooseFrom(event.dataTransfer.files);
-});
-document.addEventListener("paste", (event) => {
-  if (event.clipboardData?.files.length) chooseFrom(event.clipboardData.files);
-});
+takeImages(choose);
 
 // Answers, one card per task
 
-// The rows of an answer, by the kind of the task.
-const rowsOf = {
-  classification: (answer) =>
-    answer.map((one, place) => ({ label: one.class, text: percent(one.probability), share: one.probability, first: !place })),
-  multilabel: (answer) =>
-    answer.map((one) => ({
-      label: one.class, text: percent(one.probability), share: one.probability, first: one.present, mark: one.threshold,
-      about: one.present ? "present" : "absent",
-    })),
-  regression: (answer) => answer.map((one) => ({ label: one.name, text: one.value.toLocaleString("en"), number: true })),
-  segmentation: (answer) =>
-    answer.classes.map((one, place) => ({
-      label: one.class, text: percent(one.share), share: one.share, first: !place, colour: one.colour,
-    })),
-  anomaly: ({ score, threshold, anomalous }) => [{
-    label: anomalous ? "anomalous" : "good", text: score.toFixed(3), first: anomalous,
-    share: Math.min(1, score / threshold / 2), mark: 0.5, about: `threshold ${threshold.toFixed(3)}`,
-  }],
-};
 // The picture of an answer: a mask, or a heat map.
 function pictureOf(task) {
   const { kind, answer } = state.image.tasks[task] ?? {};
@@ -285,19 +195,8 @@ function card(name, task, fresh) {
   node.classList.toggle("fresh", fresh);
   node.classList.toggle("chosen", attentionIsShown(name));
   const result = on && state.image?.tasks[name];
-  if (result?.error) node.append(make("p", { className: "quiet", textContent: result.error }));
-  else if (result) node.append(answerRows(name, result), ...familiarityNote(name, result));
+  if (result) node.append(...resultNodes(name, result, (one, place) => selectable(name, one, place)));
   return node;
-}
-
-const isUnfamiliar = (result) => typeof result.familiarity === "number" && result.familiarity < 0;
-
-function familiarityNote(name, result) {
-  if (typeof result.familiarity !== "number") return []; // the task keeps no statistics
-  const number = result.familiarity.toFixed(2).replace("-", "−");
-  return isUnfamiliar(result)
-    ? [make("p", { className: "unfamiliar", textContent: `Looks unlike what ${name} learned from: familiarity ${number}, where 1 is usual.` })]
-    : [make("p", { className: "quiet", textContent: `Familiarity ${number}, where 1 is usual.` })];
 }
 
 function factsOf(task) {
@@ -314,33 +213,17 @@ function factsOf(task) {
   ];
 }
 
-function answerRows(name, result) {
-  const list = make("div", { className: "answers" });
+// A row that shows the attention of its task when it is selected.
+function selectable(name, one, place) {
   const open = attentionIsShown(name);
-  rowsOf[result.kind](result.answer).forEach((one, place) => {
-    const label = make("span", { textContent: one.label });
-    const eye = by("hint").querySelector("svg").cloneNode(true);
-    const row = make("button", { type: "button", className: "answer" }, label, make("b", { textContent: one.text }), eye);
-    row.classList.toggle("first", Boolean(one.first));
-    row.classList.toggle("number", Boolean(one.number));
-    row.style.setProperty("--share", one.share || 0);
-    if (one.colour) {
-      const swatch = make("i", { className: "swatch" });
-      swatch.style.background = one.colour;
-      label.prepend(swatch);
-    }
-    if (one.mark !== undefined) {
-      row.append(make("i", { className: "mark" }));
-      row.style.setProperty("--mark", one.mark);
-    }
-    row.dataset.key = `answer ${name} ${place}`;
-    row.setAttribute("aria-pressed", String(open && place === 0));
-    row.setAttribute("aria-describedby", "hint");
-    row.title = [one.about, `${open ? "hide" : "show"} the attention of ${name}`].filter(Boolean).join("; ");
-    row.addEventListener("click", () => (attentionIsShown(name) ? hideAttention(true) : requestAttention(name)));
-    list.append(row);
-  });
-  return list;
+  const row = answerRow(one, "button");
+  row.append(by("hint").querySelector("svg").cloneNode(true));
+  row.dataset.key = `answer ${name} ${place}`;
+  row.setAttribute("aria-pressed", String(open && place === 0));
+  row.setAttribute("aria-describedby", "hint");
+  row.title = [one.about, `${open ? "hide" : "show"} the attention of ${name}`].filter(Boolean).join("; ");
+  row.addEventListener("click", () => (open ? hideAttention(true) : requestAttention(name)));
+  return row;
 }
 
 function turn(name, on) {
@@ -471,7 +354,6 @@ function drawHeatmap() {
   context.drawImage(small, 0, 0, canvas.width, canvas.height);
   canvas.hidden = Boolean(mask);
   canvas.dataset.layer = chosen;
-  placeOverlays();
 }
 
 // A canvas with one pixel per patch: transparent where a patch contributes most, dark elsewhere.
@@ -501,16 +383,8 @@ function frameView() {
 }
 
 function placeOverlays() {
-  if (!state.image) return;
   const { view, width, height } = state.image;
-  const [left, top, right, bottom] = view;
-  for (const id of ["heat", "mask", "seen"])
-    Object.assign(by(id).style, {
-      left: `${(100 * left) / width}%`,
-      top: `${(100 * top) / height}%`,
-      width: `${(100 * (right - left)) / width}%`,
-      height: `${(100 * (bottom - top)) / height}%`,
-    });
+  for (const id of ["heat", "mask", "seen"]) placeOver(by(id), view, width, height);
 }
 
 // Tasks may be attached and removed while the page is open.

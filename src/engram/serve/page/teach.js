@@ -1,6 +1,8 @@
-"use strict";
 // Teach a task from a few images: /v1/embed turns them into vectors, /v1/teach makes an engram of these.
 // The page holds images and vectors; the service keeps neither. The answers are computed here, from the engram.
+
+import { answerRow, by, count, make, percent, showProblem, takeDrops, takeFiles } from "./image_page.js";
+import { call, choose, refresh, state } from "./page.js";
 
 const lesson = {
   classes: [], // { input, box, thumbs, images: [{ file, url }] }
@@ -23,10 +25,7 @@ function vectorOf(file) {
   return vectors.get(file);
 }
 
-function showLessonProblem(sentence) {
-  by("teach-problem").textContent = sentence;
-  by("teach-problem").hidden = !sentence;
-}
+const showLessonProblem = (sentence) => showProblem(sentence, "teach-problem");
 
 // Classes and their images
 
@@ -43,30 +42,13 @@ function addClass() {
     input.removeAttribute("id");
     input.multiple = source === "file";
     input.setAttribute("aria-label", `${words} of class ${number}`);
-    input.addEventListener("change", () => {
-      addImages(one, input.files);
-      input.value = "";
-    });
     const button = make("button", { type: "button", className: "second", textContent: words });
-    button.addEventListener("click", () => input.click());
+    takeFiles(button, input, (files) => addImages(one, files));
     ways.append(button, input);
   }
   one.box = make("div", { className: "lesson" }, one.input, one.thumbs, ways);
-  for (const kind of ["dragenter", "dragover"])
-    one.box.addEventListener(kind, (event) => {
-      event.preventDefault();
-      event.stopPropagation();
-      by("drop").classList.remove("over");
-      one.box.classList.add("over");
-    });
-  one.box.addEventListener("dragleave", (event) => {
-    if (!one.box.contains(event.relatedTarget)) one.box.classList.remove("over");
-  });
-  one.box.addEventListener("drop", (event) => {
-    event.preventDefault();
-    event.stopPropagation();
-    one.box.classList.remove("over");
-    addImages(one, lesson.dragged ? [lesson.dragged] : event.dataTransfer.files);
+  takeDrops(one.box, one.box, (files) => {
+    addImages(one, lesson.dragged ? [lesson.dragged] : files);
     lesson.dragged = null;
   });
   lesson.classes.push(one);
@@ -77,13 +59,12 @@ function addClass() {
 // An image is in one class: adding it to another moves it.
 async function addImages(one, files) {
   showLessonProblem("");
-  const added = [...files];
-  for (const file of added) {
+  for (const file of files) {
     removeImage(file);
     one.images.push({ file, url: URL.createObjectURL(file) });
   }
   drawThumbs();
-  for (const file of added)
+  for (const file of files)
     try {
       await vectorOf(file);
     } catch (problem) {
@@ -111,7 +92,7 @@ function thumb(one, { file, url }) {
   const picture = make("img", { src: url, alt: `${name}, ${one.input.value}` });
   const open = make("button", { type: "button", className: "open", title: "Show it, to move it to another class" }, picture);
   open.setAttribute("aria-current", String(state.file === file));
-  open.addEventListener("click", () => chooseFrom([file]));
+  open.addEventListener("click", () => choose(file));
   const remove = make("button", { type: "button", className: "remove", textContent: "×" });
   remove.setAttribute("aria-label", `Remove ${name} from ${one.input.value}`);
   remove.addEventListener("click", () => {
@@ -203,7 +184,7 @@ async function answer() {
   if (!vector) return;
   const shares = softmax(head, vector);
   const order = [...shares.keys()].sort((a, b) => shares[b] - shares[a]);
-  by("lesson-rows").replaceChildren(...order.map((index, place) => answerRow(head.classes[index], shares[index], !place, file)));
+  by("lesson-rows").replaceChildren(...order.map((index, place) => classRow(head.classes[index], shares[index], !place, file)));
 }
 
 function softmax({ classes, weight, bias }, vector) {
@@ -214,11 +195,8 @@ function softmax({ classes, weight, bias }, vector) {
   return parts.map((part) => part / whole);
 }
 
-function answerRow(name, share, first, file) {
-  const row = make("button", { type: "button", className: "answer", title: `Teach it that this is ${name}` },
-    make("span", { textContent: name }), make("b", { textContent: percent(share) }));
-  row.classList.toggle("first", first);
-  row.style.setProperty("--share", share);
+function classRow(name, share, first, file) {
+  const row = answerRow({ label: name, text: percent(share), share, first, about: `Teach it that this is ${name}` }, "button");
   row.addEventListener("click", () => addImages(lesson.classes.find((one) => className(one) === name), [file]));
   return row;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.resources import files as package_files
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,14 +12,7 @@ from engram.serve.batching import Batcher
 from engram.serve.routes.schemas import Status, error_responses
 from engram.serve.telemetry import Telemetry
 from engram.serve.tokens import Tokens
-from engram.util.templates import render
-
-_FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/teach.js": ("teach.js", "text/javascript"),
-}
+from engram.util.templates import page_files, render
 
 
 def operations_router(batcher: Batcher, telemetry: Telemetry, tokens: Tokens) -> APIRouter:
@@ -59,8 +51,11 @@ def operations_router(batcher: Batcher, telemetry: Telemetry, tokens: Tokens) ->
     async def docs(request: Request) -> Response:
         return Response(reference_page(request.app.openapi()), media_type="text/html")
 
-    for path, (file, kind) in _FILES.items():
-        router.add_api_route(path, _file_response(file, kind), include_in_schema=False)
+    files = {"/": (render("engram.serve", "page.html.j2").encode(), "text/html")}
+    for name, data in page_files("engram.serve").items():
+        files[f"/{name}"] = (data, "text/css" if name.endswith(".css") else "text/javascript")
+    for path, (data, kind) in files.items():
+        router.add_api_route(path, _file_response(data, kind), include_in_schema=False)
     return router
 
 
@@ -72,6 +67,5 @@ def reference_page(document: Mapping[str, Any]) -> str:
     return render("engram.serve", "reference.html.j2", document=document, schemas=shown)
 
 
-def _file_response(name: str, kind: str) -> Callable[[], Response]:
-    data = (package_files("engram.serve") / "page" / name).read_bytes()
+def _file_response(data: bytes, kind: str) -> Callable[[], Response]:
     return lambda: Response(data, media_type=kind, headers={"Cache-Control": "no-cache"})
