@@ -1,8 +1,9 @@
 """Anomaly tasks beside nearest neighbours of the class token: AUROC of images and of pixels.
 
-    python -m benchmarks.anomaly --work FOLDER [--backbone NAME=PATH] [--pieces N]
+    python -m benchmarks.anomaly --work FOLDER [--backbone NAME=PATH] [--seeds N] [--pieces N]
 
-Two sorts of data, made from the photographs of the assets folder, three seeds each:
+Two sorts of data, made from the photographs of the assets folder, three seeds each (or as many as
+--seeds says for backbones that are given):
 
 - *drawn defects*: of a photograph of a texture, crops of 96 pixels at random places, mirrored and
   turned at random, enlarged to 224. 40 are good images to learn from; of 40 others half have a
@@ -14,14 +15,16 @@ Two sorts of data, made from the photographs of the assets folder, three seeds e
 The task is fitted and evaluated as `fit` and `eval` do it, with everything at its default. The
 neighbour is the cosine distance of the class token (or what the backbone pools) to the nearest
 training image. Layer, bank and score were chosen on photographs of the train split with a seed of
-their own (--choose prints that table); the ones measured are from the test split.
+their own; the ones measured are from the test split. --choose adds that table, and on the same
+photographs, which are drawn defects, a bank in single precision beside one in half precision, which
+is how files hold it.
 
 anomalib 2.7.0, whose PatchCore would be the peer, requires timm and torchvision, which this project
 does not install (CONTRIBUTING.md), so it is not in the table.
 
 Finished pieces stay in the folder, and the same command continues; --pieces ends it after so many.
-It takes about five minutes on one idle core with the ViT-Ti of the assets folder and writes
-benchmarks/results/anomaly.md.
+It takes about five minutes on one idle core with the ViT-Ti of the assets folder, five times as
+long with a DINOv2-small, and writes benchmarks/results/anomaly.md.
 """
 
 from __future__ import annotations
@@ -231,16 +234,42 @@ class Work:
         return found
 
 
-def choose(backbone: engram.ViT, folder: Path) -> list[list[str]]:
-    """AUROC of images and pixels on photographs that nothing is measured on, by setting."""
-    model, depth = engram.MemoryViT(backbone).eval(), backbone.config.depth
-    features = []
+def chosen_on(folder: Path) -> Iterator[Splits]:
+    """Drawn defects in photographs that nothing is measured on."""
     for i, (photo, other) in enumerate(photographs("train", 100)):
         root = folder / "choice" / str(i)
         if not root.exists():
             write_texture(root, photo, other, [100, i])
-        splits = engram.data.load(root, kind="anomaly")
-        features.append([layer_patches(model, splits[split]) for split in ("train", "test")])
+        yield engram.data.load(root, kind="anomaly")
+
+
+def compare_precision(backbone: engram.ViT, folder: Path) -> list[dict[str, list[float]]]:
+    """AUROC of images and pixels with banks in single and in half precision, by photograph."""
+    model, middle = engram.MemoryViT(backbone).eval(), round(0.6 * backbone.config.depth)
+    found = []
+    for splits in chosen_on(folder):
+        train, test = (
+            layer_patches(model, splits[one], torch.float32) for one in ("train", "test")
+        )
+        found.append(
+            {
+                str(dtype): [
+                    scored(train, test, [middle], 1_000, "coreset", dtype)[key]
+                    for key in ("1 %", "pixels")
+                ]
+                for dtype in (torch.float32, torch.float16)
+            }
+        )
+    return found
+
+
+def choose(backbone: engram.ViT, folder: Path) -> list[list[str]]:
+    """AUROC of images and pixels on photographs that nothing is measured on, by setting."""
+    model, depth = engram.MemoryViT(backbone).eval(), backbone.config.depth
+    features = [
+        [layer_patches(model, splits[split]) for split in ("train", "test")]
+        for splits in chosen_on(folder)
+    ]
     middle = round(0.6 * depth)
     settings = [([layer], 1_000, "coreset") for layer in range(depth // 3, depth + 1)]
     pairs = itertools.pairwise((depth // 3, round(0.5 * depth), round(0.75 * depth), depth))
@@ -257,15 +286,17 @@ def choose(backbone: engram.ViT, folder: Path) -> list[list[str]]:
 
 
 @torch.inference_mode()
-def layer_patches(model: engram.MemoryViT, dataset: Dataset) -> dict[Any, Tensor]:
-    """The patches of every layer in half precision, and the masks."""
+def layer_patches(
+    model: engram.MemoryViT, dataset: Dataset, dtype: torch.dtype = torch.float16
+) -> dict[Any, Tensor]:
+    """The patches of every layer, and the masks."""
     backbone, size = model.backbone, model.preprocessing.size
     found: dict[Any, list[Tensor]] = {}
     for batch in Loader(dataset, model.preprocessing, 16).epoch(0):
         x = backbone.embed(normalise(batch.images, model.preprocessing))
 
         def keep(layer: int, tokens: Tensor) -> None:
-            found.setdefault(layer, []).append(tokens[:, backbone.config.prefix :].half())
+            found.setdefault(layer, []).append(tokens[:, backbone.config.prefix :].to(dtype))
 
         keep(backbone.config.depth, backbone.norm(backbone.encode(x, size, keep)))
         found.setdefault("labels", []).append(batch.labels)
@@ -273,7 +304,12 @@ def layer_patches(model: engram.MemoryViT, dataset: Dataset) -> dict[Any, Tensor
 
 
 def scored(
-    train: dict[Any, Tensor], test: dict[Any, Tensor], layers: list[int], bank: int, how: str
+    train: dict[Any, Tensor],
+    test: dict[Any, Tensor],
+    layers: list[int],
+    bank: int,
+    how: str,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, float]:
     def features(found: dict[Any, Tensor]) -> Tensor:
         parts = [F.normalize(found[layer].float(), dim=-1) for layer in layers]
@@ -284,6 +320,7 @@ def scored(
         chosen = patches[torch.randperm(len(patches))[:bank]]
     else:
         chosen = coreset(patches, bank)
+    chosen = chosen.to(dtype).float()
     side = round(seen.shape[1] ** 0.5)
     maps = (1 - (seen @ chosen.mT).amax(2)).view(-1, side, side)
     masks = test["labels"]
@@ -295,9 +332,25 @@ def scored(
     return {"max": largest["auroc"], "1 %": mean["auroc"], "pixels": mean["pixel_auroc"]}
 
 
+AUROCS = ("images", "pixels")
+PRECISION = ("backbone", "AUROC of", "fp32", "fp16", "largest difference of a photograph")
+
+
+def precision_row(
+    title: str, what: str, place: int, found: Sequence[dict[str, list[float]]]
+) -> list[str]:
+    single, half = (
+        np.array([one[str(dtype)][place] for one in found])
+        for dtype in (torch.float32, torch.float16)
+    )
+    numbers = (single.mean(), half.mean(), np.abs(single - half).max())
+    return [title, what, *(f"{number:.5f}" for number in numbers)]
+
+
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation of the means of three seeds."""
-    return f"{np.mean(values):.3f} ± {np.std(values):.3f}"
+    """Mean and standard deviation of the means of seeds."""
+    deviation = f" ± {np.std(values):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{deviation}"
 
 
 def main() -> None:
@@ -305,40 +358,49 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--backbone", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--pieces", type=int, default=10**6)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--choose", action="store_true")
     options = parser.parse_args()
     require_backbone()
-    given = {"ViT-Ti/16": str(BACKBONE)} | dict(one.split("=", 1) for one in options.backbone)
-    work, rows, tables = Work(options.work, options.pieces), [], []
+    others = dict(one.split("=", 1) for one in options.backbone)
+    given = {"ViT-Ti/16": str(BACKBONE)} | others
+    work, rows, tables, precision = Work(options.work, options.pieces), [], [], []
     for title, source in given.items():
         name = "".join(c if c.isalnum() else "-" for c in title)
         backbone = engram.load_backbone(source, image_size=SIDE)
         if options.choose:
             found = work.piece(f"choice-{name}", partial(choose, backbone, options.work))
             tables += ["", f"### {title}", "", *markdown_table(CHOICE, found)]
+            found = work.piece(
+                f"precision-{name}", partial(compare_precision, backbone, options.work)
+            )
+            precision += [precision_row(title, what, i, found) for i, what in enumerate(AUROCS)]
+        seeds = SEEDS[: options.seeds] if title in others else SEEDS
         pieces = {
             "drawn defects": [
                 work.piece(f"{name}-drawn-{seed}", partial(work.textures, backbone, seed))
-                for seed in SEEDS
+                for seed in seeds
             ]
         }
         for data in CLASSES:
             pieces[f"one class of {data}"] = [
                 work.piece(f"{name}-{data}-{seed}", partial(measure_classes, backbone, data, seed))
-                for seed in SEEDS
+                for seed in seeds
             ]
-        for what, seeds in pieces.items():
+        for what, found in pieces.items():
             keys = ("auroc", "neighbour", "pixel_auroc", "expected", "false_alarms", "recall")
             means = {
-                key: [float(np.mean([one[key] for one in seed])) for seed in seeds]
+                key: [float(np.mean([one[key] for one in seed])) for seed in found]
                 for key in keys
-                if key in seeds[0][0]
+                if key in found[0][0]
             }
             shown = [spread(means[key]) if key in means else "" for key in keys]
-            seconds = np.mean([one["seconds"] for seed in seeds for one in seed])
-            rows.append((title, what, *shown, f"{seconds:.1f}"))
-    columns = ("backbone", "data", "AUROC", "of the class token's neighbour", "AUROC of pixels",
-            "false alarms expected", "false alarms", "recall", "seconds of fit")  # fmt: skip
+            seconds = np.mean([one["seconds"] for seed in found for one in seed])
+            rows.append((title, what, str(len(found)), *shown, f"{seconds:.1f}"))
+    columns = (
+        *("backbone", "data", "seeds", "AUROC", "of the class token's neighbour"),
+        *("AUROC of pixels", "false alarms expected", "false alarms", "recall", "seconds of fit"),
+    )
     lines = [
         *(__doc__.split("\n\n", 2)[2]).strip().splitlines(),
         "",
@@ -346,6 +408,7 @@ def main() -> None:
     ]
     if tables:
         lines += ["", "## How the settings were chosen", *tables]
+        lines += ["", "## The bank in half precision", "", *markdown_table(PRECISION, precision)]
     write_report("anomaly", "Anomalies", lines)
 
 

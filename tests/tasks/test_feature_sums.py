@@ -9,6 +9,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from engram import EngramError
+from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import PRIOR, FeatureSums
 
 CLASSES, FEATURES = 4, 12
@@ -136,3 +137,49 @@ def test_equal_images_have_a_head() -> None:
     head = sums_of(torch.ones(8, FEATURES), torch.arange(8) % CLASSES).solve()
     assert head.weight.isfinite().all()
     assert head.bias.isfinite().all()
+
+
+def statistics_of(features: Tensor, labels: Tensor) -> ClassStatistics:
+    """Class statistics of images, from their features."""
+    found, sums = ClassStatistics(CLASSES, FEATURES), sums_of(features, labels)
+    found.estimate(sums.images, sums.sums, features.double().square().sum(0))
+    found.correlate(features, labels)
+    return found
+
+
+@pytest.mark.parametrize("images", [2, 30])
+def test_class_statistics_are_those_of_the_images(images: int) -> None:
+    features, labels = drawn(images)
+    found = sums_of(features, labels).class_statistics()
+    others, _ = drawn(5, seed=1)
+    expected = statistics_of(features, labels).likeness(others)
+    torch.testing.assert_close(found.likeness(others), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_images_are_compared_with_those_that_they_are_not_among() -> None:
+    features, labels = drawn(2)
+    likeness = sums_of(features, labels).left_out_likeness(features, labels)
+    for i in range(len(labels)):
+        others = torch.arange(len(labels)) != i
+        left = statistics_of(features[others], labels[others]).likeness(features[i : i + 1])
+        torch.testing.assert_close(likeness[i : i + 1], left, rtol=1e-2, atol=1e-3)
+
+
+def test_of_many_images_every_class_keeps_most() -> None:
+    features, labels = drawn(30)
+    sums = sums_of(features, labels)
+    left_out, known = (
+        sums.left_out_likeness(features, labels),
+        sums.class_statistics().likeness(features),
+    )
+    assert left_out.shape == (120,)
+    assert float(left_out.mean()) < float(known.mean())
+    torch.testing.assert_close(left_out, known, rtol=0.3, atol=0.1)
+
+
+def test_an_image_that_is_alone_in_its_class_is_not_compared() -> None:
+    features, labels = drawn(2)
+    alone = labels != 0
+    alone[0] = True  # of the class 0, one is left
+    sums = sums_of(features[alone], labels[alone])
+    assert len(sums.left_out_likeness(features[alone], labels[alone])) == int(alone.sum()) - 1

@@ -13,6 +13,7 @@ from PIL import Image
 import engram
 from engram import EngramError, MemoryViT, load_backbone
 from engram.data.datasets import Splits
+from engram.tasks.class_statistics import ClassStatistics
 
 Pictures = dict[str, list[Any]]
 
@@ -171,9 +172,68 @@ def test_a_task_without_sums_can_neither_learn_nor_forget(
             change(model, "t", pictures)
 
 
+def test_other_images_are_less_familiar_than_those_of_a_class(
+    whole: MemoryViT, splits: Splits, tmp_path: Path
+) -> None:
+    strange = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = [splits["test"].read(i) for i in range(10)]
+    usual = [engram.predict(whole, image, tasks=["t"])["familiarity"]["t"] for image in images]
+    assert np.mean(np.array(usual) > 0) >= 0.7
+    assert engram.predict(whole, strange, tasks=["t"])["familiarity"]["t"] < min(0, *usual)
+    whole.save("t", tmp_path / "t.safetensors")
+    whole.detach("t")
+    whole.attach(tmp_path / "t.safetensors")
+    again = [engram.predict(whole, image, tasks=["t"])["familiarity"]["t"] for image in images]
+    assert again == pytest.approx(usual, abs=1e-3)
+
+
+def test_familiarity_is_absent_where_nobody_knows_what_is_usual(
+    model: MemoryViT, pictures: Pictures
+) -> None:
+    image = pictures["red"][0]
+    engram.teach(model, "t", some(pictures, last=3))  # fewer than four a class
+    engram.teach(model, "off", pictures, statistics="off")
+    engram.teach(model, "two", some(pictures, "red", "blue", last=4))  # fewer than ten
+    assert "familiarity" not in engram.predict(model, image)
+    engram.teach(model, "two", some(pictures, "green"))
+    assert model.task("two").statistics is None  # five images were left out
+    engram.teach(model, "t", some(pictures, first=1))
+    assert list(engram.predict(model, image)["familiarity"]) == ["t"]
+
+
+def test_familiarity_stays_when_more_is_learned_forgotten_and_merged(
+    whole: MemoryViT, other: MemoryViT, pictures: Pictures, tmp_path: Path
+) -> None:
+    def statistics(one: MemoryViT) -> ClassStatistics:
+        found = one.task("t").statistics
+        assert found is not None
+        return found
+
+    usual = statistics(whole).quantiles.clone()
+    engram.teach(other, "t", pictures)
+    engram.teach(whole, "t", some(pictures, "red", last=1))
+    assert statistics(whole).counts.tolist() == [6, 5, 5]
+    engram.forget(whole, "t", some(pictures, "red", last=1))
+    for name, tensor in statistics(other).tensors().items():
+        torch.testing.assert_close(statistics(whole).tensors()[name], tensor, rtol=0.01, atol=0.01)
+    assert torch.equal(statistics(whole).quantiles, usual)
+    for i, one in enumerate((whole, other)):
+        engram.teach(one, "t", {"violet": [np.full((16, 16, 3), 90 + i, np.uint8)]})
+        one.save("t", tmp_path / f"{i}.safetensors")
+    both = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    engram.merge(both, tmp_path / "both.safetensors", task="both")
+    merged = whole.attach(tmp_path / "both.safetensors").statistics
+    assert merged is not None
+    assert merged.counts.tolist() == [10, 10, 10, 2]
+    torch.testing.assert_close(merged.quantiles, usual)
+    engram.forget(whole, "t", some(pictures, last=2))
+    assert whole.task("t").statistics is None
+
+
 def test_training_drops_the_sums(whole: MemoryViT, splits: Splits) -> None:
     engram.train_only(whole, "t")
     assert whole.task("t").sums is None
+    assert whole.task("t").statistics is None
 
 
 @pytest.mark.parametrize(

@@ -183,9 +183,9 @@ def _table(model: MemoryViT, results: Sequence[Mapping[str, Any]]) -> Descriptio
 
 def _too_few(model: MemoryViT, name: str) -> bool:
     """Whether a training was to keep statistics of its images, and they were too few for it."""
-    asked = model.engram(name).recipe.get("statistics") == "on"
     task = model.task(name)
-    return asked and task.statistics is None and task.sums is None and not task.kind.one_class
+    asked = task.sums is not None or model.engram(name).recipe.get("statistics") == "on"
+    return asked and task.statistics is None and not task.kind.one_class
 
 
 def _description(result: BulkResult) -> Description:

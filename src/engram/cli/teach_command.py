@@ -39,7 +39,8 @@ def teach_command(
         str,
         option(
             TASK,
-            "Keep sums over the images' features, to learn more, forget and merge later (on, off).",
+            "Keep statistics of the images' features, for familiarity, and to learn more, forget "
+            "and merge later (on, off).",
             autocompletion=among(("on", "off")),
         ),
     ] = "on",

@@ -13,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from engram.errors import EngramError
 from engram.store.bundles import Located, check_same_backbone
-from engram.store.engram import Engram, origin, shape_mismatch
+from engram.store.engram import Engram, origin, shape_mismatch, stored_dtype
 from engram.store.format import check_free, read_engram, write_engram
 from engram.store.remote import local_path
+from engram.tasks.class_statistics import PREFIX
 from engram.tasks.feature_sums import FeatureSums
 from engram.util.flag_names import flag
 from engram.util.text import join_names, printable
@@ -149,11 +153,24 @@ def _add_up(found: Sequence[Located]) -> Engram:
     return replace(
         first,
         spec=replace(first.spec, classes=classes),
-        tensors={**tensors, **sums.tensors()},
+        tensors={**tensors, **sums.tensors(), **_class_statistics(found, sums)},
         metrics={},
         recipe=recipe,
         **origin(),
     )
+
+
+def _class_statistics(found: Sequence[Located], sums: FeatureSums) -> dict[str, Tensor]:
+    """Statistics of all images, if any of the engrams knows what is usual; otherwise nothing."""
+    statistics = sums.class_statistics()
+    known = [engram for _, engram in found if engram.has_statistics]
+    if not known or not statistics.enough(int(sums.images.sum())):
+        return {}
+    images = torch.stack([engram.sums.images.sum() for engram in known]).float()
+    usual = torch.stack([engram.tensors[f"{PREFIX}quantiles"] for engram in known])
+    statistics.quantiles.copy_(images @ usual / images.sum())
+    spec = known[0].spec
+    return {name: t.to(stored_dtype(spec, name)) for name, t in statistics.tensors().items()}
 
 
 def _lineage(found: Sequence[Located], shares: Sequence[float]) -> list[dict[str, Any]]:

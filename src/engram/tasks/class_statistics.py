@@ -152,14 +152,31 @@ class ClassStatistics(nn.Module):
         share = (self._free() + 1) / max(1.0, float(self.counts.sum()))
         x = (x - self.means[groups.to(x.device)]) / (max(1, len(x)) * share) ** 0.5
         rank = min(len(self.basis), *x.shape)
-        # Of the variance, as much as directions of mere noise would explain is not believed.
-        believed = max(0.0, 1 - rank / max(1.0, self._free())) ** 0.5
         if x.shape[0] < x.shape[1]:  # fewer images than features
             _, vectors = largest_eigenvectors((x @ x.mT).double(), rank)
-            found = vectors.mT.to(x) @ x
+            self._keep_directions(vectors.mT.to(x) @ x)
         else:
-            values, vectors = largest_eigenvectors((x.mT @ x).double(), rank)
-            found = (vectors * values.clamp(min=0).sqrt()).mT.to(x)
+            self._keep_directions(_principal_axes((x.mT @ x).double(), rank))
+
+    def correlate_scatter(self, within: Tensor) -> None:
+        """Set the directions of correlation, from the scatter of all images within classes.
+
+        That is the sum of the products of their features, less the means of their classes:
+        (features, features), in double precision.
+        """
+        rank = min(len(self.basis), int(self.counts.sum()))
+        if rank >= self._free():  # no direction would be believed
+            self.basis.zero_()
+            return
+        deviation = self.deviation.double()
+        scaled = within / deviation / deviation[:, None] / (self._free() + 1)
+        self._keep_directions(_principal_axes(scaled, rank))
+
+    def _keep_directions(self, found: Tensor) -> None:
+        """Set the basis to these directions, the most important last: (rank, features)."""
+        rank = len(found)
+        # Of the variance, as much as directions of mere noise would explain is not believed.
+        believed = max(0.0, 1 - rank / max(1.0, self._free())) ** 0.5
         largest = found.gather(1, found.abs().argmax(1, keepdim=True))
         self.basis.zero_()
         self.basis[:rank] = _rounded((found * largest.sign() * believed).flip(0))
@@ -172,8 +189,7 @@ class ClassStatistics(nn.Module):
         deviation are only known from so few (Student's prediction interval).
         """
         values, images = likeness.double(), len(likeness)
-        each = self.counts[self.counts > 0].median()
-        if images < FEWEST or float(each) < EACH:
+        if not self.enough(images):
             return False
         low, middle = (float(values.quantile(q)) for q in (0.05, 0.5))
         if images < _MANY:
@@ -182,6 +198,16 @@ class ClassStatistics(nn.Module):
         least = 1e-6 * max(1.0, abs(middle))  # where they are all equally alike
         self.quantiles.copy_(torch.tensor([min(low, middle - least), middle]))
         return True
+
+    def enough(self, held_out: int) -> bool:
+        """Whether so many held-out images, with its own, are enough to know what is usual."""
+        return held_out >= FEWEST and float(self.counts[self.counts > 0].median()) >= EACH
+
+
+def _principal_axes(covariance: Tensor, rank: int) -> Tensor:
+    """Eigenvectors with the largest eigenvalues, as long as their deviations: (rank, features)."""
+    values, vectors = largest_eigenvectors(covariance, rank)
+    return (vectors * values.clamp(min=0).sqrt()).mT.float()
 
 
 def largest_eigenvectors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:

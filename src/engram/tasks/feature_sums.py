@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from engram.errors import EngramError
-from engram.tasks.class_statistics import PREFIX
+from engram.tasks.class_statistics import PREFIX, ClassStatistics
 
 PRIOR = 1.0  # images for each feature that the prior of the covariance counts for
 #: Of the variance of all images, the share within classes where nobody knows it, and for how many
 #: images that counts.
 USUAL_SHARE, USUAL_IMAGES = 0.7, 2.0
 DOUBT = 0.7  # by how much logits are too large if every class has one image
+_GROUPS = 10  # in which images are left out, to know how alike those are that were not learned
 _LEAST = 1e-12  # variance, where all images are the same
 _SLACK = 1e-3  # of an image's squared features, by which the same image may differ when read again
 
@@ -209,6 +210,34 @@ class FeatureSums:
         """The sum of the squared distances of all images from their mean."""
         squares = self.sums.sum(0).square().sum() / self._total
         return (self._squares().sum() - squares).clamp(min=_LEAST)
+
+    # Familiarity
+
+    def class_statistics(self) -> ClassStatistics:
+        """Means and spread of the classes; the scale of familiarity is not set."""
+        found = ClassStatistics(*self.sums.shape)
+        found.estimate(self.images, self.sums, self._squares())
+        found.correlate_scatter(self._within())
+        return found
+
+    def left_out_likeness(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Likeness of images to class statistics of all others, for `ClassStatistics.adjust`.
+
+        Up to ten images are left out one by one; more are left out in ten groups, over which every
+        class is spread. An image whose class has no other is not measured.
+
+        Args:
+            features: Of images that are part of the sums, (b, d).
+            labels: The numbers of their classes, (b).
+        """
+        several = self.images[labels] > 1
+        x, labels = features[several], labels[several]
+        order, found = labels.argsort(stable=True), x.new_zeros(len(x))
+        for start in range(min(_GROUPS, len(x))):
+            group = order[start::_GROUPS]
+            own = FeatureSums.from_features(x[group], labels[group], len(self.images))
+            found[group] = (self - own).class_statistics().likeness(x[group])
+        return found
 
     # Whether they make sense
 

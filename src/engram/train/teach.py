@@ -27,6 +27,7 @@ from engram.methods import Base, Head
 from engram.model import MemoryViT
 from engram.store.engram import Engram
 from engram.store.format import check_free
+from engram.tasks.class_statistics import ClassStatistics
 from engram.tasks.feature_sums import FeatureSums
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
@@ -63,8 +64,9 @@ def teach(
             as `predict` takes them. Or data as `fit` takes it, of which the training split is
             learned.
         statistics: "on" keeps the sums that the head was solved from, so that the task can learn
-            more, forget and be merged. They say more about the images than the head does. "off"
-            drops them.
+            more, forget and be merged, and what its classes are like for `familiarity`, if it was
+            given ten images and most classes have four. Both say more about the images than the
+            head does. "off" drops them.
         out: The engram to write.
         overwrite: Replace an existing engram.
         progress: Called as progress(what, done, total, note) while work goes on.
@@ -175,6 +177,7 @@ def solve_task(
     sums: FeatureSums,
     left_out: tuple[Tensor, Tensor] | None = None,
     keep: bool = True,
+    old: ClassStatistics | None = None,
 ) -> Engram:
     """The engram of a taught task, for the backbone of this model.
 
@@ -183,7 +186,8 @@ def solve_task(
         spec: The task: a linear head with these classes.
         sums: The sums over the features of all its images.
         left_out: Features (b, d) and labels (b) of images among these, to measure with.
-        keep: Whether the engram keeps the sums.
+        keep: Whether the engram keeps the sums, and class statistics for familiarity.
+        old: The class statistics that the task had before.
     """
     if len(spec.classes) < 2:
         raise EngramError(
@@ -195,7 +199,9 @@ def solve_task(
     with torch.no_grad():
         task.head.weight.copy_(head.weight)
         task.head.bias.copy_(head.bias)
-    task.sums = sums if keep else None
+    if keep:
+        known = _class_statistics(sums, left_out, old)
+        task.sums, task.statistics = sums, known and known.to(model.backbone.device)
     metrics: dict[str, Any] = {}
     if left_out is not None:
         measured, labels = sums.leave_one_out(*left_out)
@@ -204,6 +210,19 @@ def solve_task(
             metrics["val"] = leave_one_out_estimate(found, int(sums.images.sum()))
     record = {"solved_from": "sums", "train_images": int(sums.images.sum())}
     return scratch.engram(spec.name, metrics=metrics, recipe=record)
+
+
+def _class_statistics(
+    sums: FeatureSums, left_out: tuple[Tensor, Tensor] | None, old: ClassStatistics | None
+) -> ClassStatistics | None:
+    """Class statistics, or None where too few images were given to know what is usual."""
+    found, images = sums.class_statistics(), float(sums.images.sum())
+    known = left_out is not None and found.adjust(sums.left_out_likeness(*left_out))
+    if old is not None and found.enough(int(images)):  # as usual for old and new images
+        share = float(old.counts.sum()) / images if known else 1.0
+        found.quantiles.lerp_(old.quantiles.cpu(), share)
+        return found
+    return found if known else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +317,10 @@ def _attach(
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Solve the task, put it into the model, and write it."""
-    engram = solve_task(model, spec, sums, (learned.features, learned.labels), keep)
+    left_out, old = (learned.features, learned.labels), None
+    if spec.name in model.tasks:
+        old = model.task(spec.name).statistics
+    engram = solve_task(model, spec, sums, left_out, keep, old)
     if spec.name in model.tasks:
         model.detach(spec.name)
     model.attach(engram)

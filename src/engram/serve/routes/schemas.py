@@ -105,7 +105,8 @@ class TeachOptions(BaseModel):
     )
     statistics: Literal["on", "off"] = Field(
         default="on",
-        description="Keep sums over the images' features, to learn more, forget and merge later",
+        description="Keep statistics of the images, for familiarity, and to learn more, forget "
+        "and merge later",
     )
 
 
