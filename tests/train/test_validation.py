@@ -14,6 +14,7 @@ from PIL import Image
 from scipy.stats import bootstrap
 from scipy.stats import t as student
 from sklearn.metrics import average_precision_score
+from tests.support.datasets import in_memory
 from tests.support.training import learned, same, start
 
 import engram
@@ -224,3 +225,15 @@ def test_fit_says_how_sure_it_is_and_leaves_no_copies(model: MemoryViT, splits: 
     assert (val["folds"], val["images"], val["learned_all"]) == (5, 60, True)
     assert val["interval"][0] <= val["accuracy"] <= val["interval"][1]
     assert list(model.tasks) == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("images", "folds", "held_out"),
+    [(40, 5, 40), (300, 5, 300), (500, 3, 300), (1_000, 2, 400), (1_500, 1, 300), (4_000, 1, 400)],
+)
+def test_about_three_hundred_images_are_held_out(images: int, folds: int, held_out: int) -> None:
+    data = Splits("memory", ("0", "1"), train=in_memory([i % 2 for i in range(images)], 2))
+    splits = with_held_out(data, QUICK)
+    assert splits.folds is not None
+    assert (splits.folds.count, len(splits.held_out)) == (folds, held_out)
+    assert with_held_out(data, QUICK.but(folds=5)).folds.count == 5  # type: ignore[union-attr]

@@ -187,21 +187,26 @@ class Splits:
         train, val = split_validation(self["train"], share, seed)
         return replace(self, train=train, val=val)
 
-    def with_folds(self, count: int, share: float = 0.1, seed: int = 0) -> Splits:
-        """These splits with folds of the training data: `count`, or one with a share of it.
+    def with_folds(self, count: int, share: float | None = None, seed: int = 0) -> Splits:
+        """These splits with folds of the training data, each with a share of it.
 
-        There are fewer than `count` where classes have fewer images.
+        Args:
+            count: How many; there are fewer where classes have fewer images.
+            share: What a fold holds out. By default all images are held out once.
+            seed: Draws the images of every fold.
         """
         train = self["train"]
         if count == 1:
-            val = split_validation(train, share, seed)[1]
-            dealt = torch.from_numpy(np.where(np.isin(train.order, val.order), 0, NONE))
+            val = split_validation(train, share or 0.1, seed)[1]
+            parts, dealt = 1, np.where(np.isin(train.order, val.order), 0, NONE)
         else:
-            count = max(2, min(count, usual_class_size(train)))
-            dealt = torch.from_numpy(deal(train, train.group_numbers(), count, seed))
+            parts = max(2, min(round(1 / share) if share else count, usual_class_size(train)))
+            count = min(count, parts)
+            dealt = deal(train, train.group_numbers(), count, parts, seed)
         if not bool((dealt != NONE).any()):
             raise _too_small(train)
-        return replace(self, val=replace(train, split="val"), folds=Folds(count, seed, dealt))
+        folds = Folds(count, parts, seed, torch.from_numpy(dealt))
+        return replace(self, val=replace(train, split="val"), folds=folds)
 
 
 # Loading

@@ -24,9 +24,14 @@ NONE = -1  # the fold of an image that is never held out
 
 @dataclass(eq=False)
 class Folds:
-    """The fold that holds out each training image, or `NONE`."""
+    """The fold that holds out each training image, or `NONE`.
+
+    The images are dealt into `parts`, of which the first `count` are folds: where a few folds hold
+    out enough images to measure with, the others are not needed.
+    """
 
     count: int
+    parts: int
     seed: int
     train: Tensor  # (training images), which are the validation images, too
 
@@ -46,8 +51,8 @@ class Folds:
 
         Returns whether that was possible: where no class has two groups, all stays as it was.
         """
-        if self.count > 1:
-            dealt = deal(dataset, groups, self.count, self.seed)
+        if self.parts > 1:
+            dealt = deal(dataset, groups, self.count, self.parts, self.seed)
         else:
             dealt = join(dataset, groups, self.train.numpy())
         possible = bool((dealt != NONE).any())
@@ -73,17 +78,18 @@ class Folds:
         return kept[samples] * (len(kept) / max(1, int(kept.sum())))
 
 
-def deal(dataset: Dataset, groups: Integers, count: int, seed: int) -> Integers:
-    """The fold of every image: every class in equal shares as far as groups allow.
+def deal(dataset: Dataset, groups: Integers, count: int, parts: int, seed: int) -> Integers:
+    """The fold of every image, for `count` of `parts`: of every class as many, as far as groups
+    allow.
 
     A class that has a single group is never held out: it could not be learned without it. The
     result depends on the samples' names, not on their order.
     """
     labels, sizes = _labels(dataset)
     together: dict[int, list[int]] = {}
-    for i in np.random.default_rng([seed, count]).permutation(_by_name(dataset)).tolist():
+    for i in np.random.default_rng([seed, parts]).permutation(_by_name(dataset)).tolist():
         together.setdefault(int(groups[i]), []).append(i)
-    filled = np.zeros((count, len(sizes)), dtype=np.int64)
+    filled = np.zeros((parts, len(sizes)), dtype=np.int64)
     folds = np.full(len(dataset), NONE, dtype=np.int64)
     for group in sorted(together.values(), key=len, reverse=True):  # the large ones first
         own = np.bincount(labels[group], minlength=len(sizes))
@@ -92,6 +98,7 @@ def deal(dataset: Dataset, groups: Integers, count: int, seed: int) -> Integers:
             fold = int(np.lexsort((filled.sum(1), filled[:, most]))[0])
             folds[group] = fold
             filled[fold] += own
+    folds[folds >= count] = NONE
     return folds
 
 

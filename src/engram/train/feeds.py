@@ -213,7 +213,7 @@ class CacheFeed:
         count = counter(progress, "hashing images", images)
         self._train_contents = contents_of(self.train, count)
         self._val_contents = self._train_contents if same else contents_of(self.val, count)
-        if folds is not None and folds.count == 1 and not self.plain:  # others are not seen so
+        if folds is not None and not self.plain:  # others are not seen so
             held_out = set(folds.all_held_out.tolist())
             self._val_contents = [
                 c if i in held_out else "" for i, c in enumerate(self._val_contents)

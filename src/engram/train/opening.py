@@ -61,8 +61,9 @@ def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
             f"{val:,} of them held out to validate first, near-duplicates together ({seed})"
         )
     else:
-        held_out = f"held out in turn in {splits.folds.count} folds, near-duplicates together"
-        parts.append(f"{held_out} ({seed})")
+        some = f"{val:,} of them " if val < train else ""
+        turns = f"held out in turn in {splits.folds.count} folds, near-duplicates together"
+        parts.append(f"{some}{turns} ({seed})")
     if splits.test is not None:
         parts.append(f"{len(splits.test):,} to test")
     return ", ".join(parts)

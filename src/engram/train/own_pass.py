@@ -156,7 +156,7 @@ def first_fold(splits: Splits) -> Splits:
     if folds is None:
         return splits
     rows = (folds.train == 0).nonzero()[:, 0].numpy()
-    one = Folds(1, folds.seed, torch.where(folds.train == 0, 0, NONE))
+    one = Folds(1, 1, folds.seed, torch.where(folds.train == 0, 0, NONE))
     return replace(splits, val=splits["val"].subset(rows), folds=one)
 
 

@@ -90,8 +90,8 @@ class Recipe:
     data_seed: int = setting(0, "random seed for order, augmentation and the validation split")
     folds: int = setting(
         0,
-        "folds of cross-validation, if there is no val split; 0: five with up to 2,000 images, "
-        "else one, a tenth of the images",
+        "folds of cross-validation, if there is no val split; 0: of a fifth each, five at most, "
+        "until about 300 images are held out",
         most=20,
     )
     val_share: float = setting(

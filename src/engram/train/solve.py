@@ -9,8 +9,9 @@ statistics onto the principal components of what they add to the outputs, in hal
 small head on the result. Its rank is full where that is small, else the lowest that loses nothing
 on the held-out images.
 
-In cross-validation the heads of all folds, and the one for all images, are solved together: they
-are rows of one product, and each has its own weights of the images in its loss. Axes: f folds, the
+In cross-validation the heads of all folds are solved together: they are rows of one product, and
+each has its own weights of the images in its loss. The head for all images, which chooses nothing,
+joins them once the settings are chosen. Axes: f folds, the
 last of them for all images (or one alone, where there are no folds), c classes, d features, b
 images.
 """
@@ -178,8 +179,13 @@ class Solver:
 
     @property
     def heads(self) -> int:
-        """The heads that are solved together: f."""
+        """The heads of all folds and the one for all images: f."""
         return 1 if self.folds is None else self.folds.count + 1
+
+    @property
+    def measured_heads(self) -> int:
+        """The heads that held-out images can measure, and so choose settings for."""
+        return 1 if self.folds is None else self.folds.count
 
     def _standardise(self) -> None:
         """Mean and deviation of every statistic over the training images of all processes."""
@@ -216,10 +222,9 @@ class Solver:
         tried = [one for seen in choices for one in self._alphas(seen, few)]
         best = best_of(self.measured_by, [one.metrics for one in tried])
         seen, alpha, penalty, answers, metrics = tried[best]
-        *_, found = self._path(
-            seen, alpha, self.train, self.penalties[: self.penalties.index(penalty) + 1]
-        )
-        if few is not self.train:
+        penalties = self.penalties[: self.penalties.index(penalty) + 1]
+        *_, found = self._path(seen, alpha, self.train, penalties, self.heads)
+        if few is not self.train or self.heads > self.measured_heads:
             answers, metrics = self._measure(found)
         weight, bias = self._fold(found)
         tried[best] = Tried(seen, alpha, penalty, answers, metrics)
@@ -285,7 +290,7 @@ class Solver:
         for alpha in ALPHAS if seen.layers else (1.0,):
             scores = [float(one.metrics[self.measured_by]) for one in tried]
             now = []
-            for found in self._path(seen, alpha, batches, self.penalties):
+            for found in self._path(seen, alpha, batches, self.penalties, self.measured_heads):
                 answers, metrics = self._measure(found)
                 tried.append(Tried(seen, alpha, found.penalty, answers, metrics))
                 now.append(float(metrics[self.measured_by]))
@@ -308,9 +313,9 @@ class Solver:
         return share
 
     def _path(
-        self, seen: Seen, alpha: float, batches: Batches, penalties: Sequence[float]
+        self, seen: Seen, alpha: float, batches: Batches, penalties: Sequence[float], heads: int
     ) -> Iterator[_Found]:
-        """A solution for each penalty, each starting from the one before."""
+        """A solution of the first heads for each penalty, each starting from the one before."""
         width, dual = self._width(seen), None
         here = self.team.world == 1 and self.mean.device.type == "cpu"
         if here and 1 < self.count < width and not self.task.method.keeps_start:
@@ -321,8 +326,8 @@ class Solver:
         else:
             features = self._standardised(seen, alpha, batches)
         start, bias = self.start
-        weight = start.expand(self.heads, -1, width)
-        bias = bias.expand(self.heads, -1)
+        weight = start.expand(heads, -1, width)
+        bias = bias.expand(heads, -1)
         for penalty in penalties:
             weight, bias = self._solve(weight, bias, features, penalty)
             yield _Found(seen, alpha, penalty, weight, bias, features, dual)
@@ -386,13 +391,15 @@ class Solver:
                 losses = kind.losses(
                     outputs.flatten(0, 1), same, head, smoothing, self.weights
                 ).view(len(bias), -1)
-                loss = (losses if self.folds is None else losses * self._counted(samples)).sum()
+                if self.folds is not None:
+                    losses = losses * self._counted(samples)[: len(bias)]
+                loss = losses.sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
             lost, count = self._averaged([weight, bias], lost, count)
             with torch.no_grad():
                 assert weight.grad is not None
-                penalties = penalty / count * self._penalised()
+                penalties = penalty / count * self._penalised()[: len(bias)]
                 change = weight - self.start[0]
                 weight.grad += penalties * change
                 lost += (penalties * change.square()).sum() / 2
