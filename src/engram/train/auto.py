@@ -367,9 +367,9 @@ class Portfolio:
         return (0.0,) if sgd else RATES.get(regime, (0.0,))  # 0: what suits the regime
 
     def _trial(self, regime: str, lr: float) -> Trial:
-        """A trial of a regime, with a scout where there are several folds."""
+        """A trial of a regime, with a scout where it has a task for every fold."""
         trainers = self._trainers(regime, lr=lr)
-        if len(trainers) <= 2:
+        if self.splits.folds is None:
             return Trial(trainers)
         scout = TaskTrainer(self.model, self._add(regime), self.recipe, lr)
         scout.fold = 0

@@ -36,7 +36,7 @@ class Trial:
 class SuccessiveHalving(Training):
     """Training that drops trials at the rungs.
 
-    With several folds, every trial first sends a *scout*, which trains for a sixth of the steps and
+    With folds, every trial first sends a *scout*, which trains for a sixth of the steps and
     is measured on one fold. The trial of the best scout is then trained on all folds, from the
     beginning, unless its scout is far behind `to_beat`, a score that is there already.
     """
