@@ -84,6 +84,8 @@ def test_check_finds_what_is_wrong(photos: Path, tmp_path: Path, capsys: Output)
     assert {row["finding"] for row in rows} >= {
         "label", "copies", "leak", "outlier", "tiny", "unreadable",
     }  # fmt: skip
+    assert all(float(row["score"]) > 0 for row in rows if row["finding"] in ("label", "outlier"))
+    assert [row["other"] for row in rows if row["finding"] == "unreadable"] != [""]
 
 
 def test_fit_finds_the_features_that_check_cached(
@@ -103,6 +105,25 @@ def test_fit_finds_the_features_that_check_cached(
     flags = ("--backbone", "pico", "--task", "new", "-o", tmp_path / "new.safetensors", *QUICK)
     assert run("fit", photos, *flags) == 0
     assert sum(computed) == 63
+
+
+def test_a_table_names_images_below_the_folder(photos: Path, capsys: Output) -> None:
+    assert run("check", str(photos), "--backbone", "pico", "--workers", "0") == 0
+    said = capsys.readouterr().out
+    assert said.count(str(photos)) <= 2  # of the data, and of the file that cannot be read
+    assert str(Path("train/blue/wrong.png")) in said
+
+
+def test_small_images_are_one_finding_where_most_are_small(tmp_path: Path, capsys: Output) -> None:
+    for i in range(20):
+        for name, shade in (("dark", 40), ("light", 200)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            image = np.random.default_rng(i).integers(shade, shade + 40, (6, 6, 3), dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / name / f"{i}.png")
+    assert run("check", str(tmp_path), "--backbone", "pico", "--workers", "0") == 0
+    said = capsys.readouterr().out
+    assert "40 images, the smallest of 6x6" in said
+    assert said.count("tiny") == 1
 
 
 def test_one_class_has_no_labels_to_check(photos: Path, tmp_path: Path, capsys: Output) -> None:

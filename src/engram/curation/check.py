@@ -118,6 +118,11 @@ class Check:
     tiny: Sequence[tuple[Sample, tuple[int, int]]]  # with width and height
     unchecked: str = ""  # why labels were not checked
 
+    @property
+    def mostly_tiny(self) -> bool:
+        """Whether small images are what the data is made of, and no finding of each."""
+        return 2 * len(self.tiny) > self.images
+
 
 def check(
     model: MemoryViT,

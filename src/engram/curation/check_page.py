@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from engram.curation.check import Check
-from engram.curation.findings import name, summary
+from engram.curation.findings import name, short_name, summary
 from engram.data.overview import Sample, class_counts, label_words
 from engram.model import MemoryViT
 from engram.report.contents import Content, Facts, ImageRow, ImageTable, Section, Table
@@ -51,17 +50,11 @@ def _pictures(check: Check, model: MemoryViT) -> Callable[[Sample], Thumbnail]:
     def picture(sample: Sample) -> Thumbnail:
         called = name(sample)
         if called not in made:
-            alt = f"{_short(check, sample)}: {label_words(*sample)}"
+            alt = f"{short_name(check, sample)}: {label_words(*sample)}"
             made[called] = thumbnail(backbone_view(model, *sample), alt)
         return made[called]
 
     return picture
-
-
-def _short(check: Check, sample: Sample) -> str:
-    """The path of an image below the folder of the data."""
-    called, folder = name(sample), check.splits.name
-    return os.path.relpath(called, folder) if os.path.isdir(folder) else called
 
 
 def _shown(found: Sequence[F], note: str) -> tuple[Sequence[F], str]:
@@ -81,11 +74,11 @@ def _labels(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
         ImageRow(
             f"{label_words(*one.sample)}, or {one.suggested}? ({one.odds:,.0f} times likelier)",
             [picture(sample) for sample in (one.sample, *one.witnesses)],
-            _short(check, one.sample),
+            short_name(check, one.sample),
         )
         for one in found
     ]
-    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note)]
+    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note, "findings")]
     return Section("labels", "Labels that look wrong", contents if rows else [])
 
 
@@ -99,11 +92,11 @@ def _leaks(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
         ImageRow(
             f"{one.sample[0].split}, and {one.other[0].split} ({one.kind})",
             [picture(one.sample), picture(one.other)],
-            _short(check, one.sample),
+            short_name(check, one.sample),
         )
         for one in found
     ]
-    contents: list[Content] = [ImageTable(["image", "in the other split"], rows, note)]
+    contents: list[Content] = [ImageTable(["image", "in the other split"], rows, note, "findings")]
     return Section("leaks", "Images in two splits", contents if rows else [])
 
 
@@ -117,11 +110,11 @@ def _duplicates(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section
         ImageRow(
             f"{len(one.samples)} {one.kind} ({_labels_of(one.samples)})",
             [picture(sample) for sample in one.samples[:_ACROSS]],
-            _short(check, one.samples[0]),
+            short_name(check, one.samples[0]),
         )
         for one in found
     ]
-    contents: list[Content] = [ImageTable(["images"], rows, note)]
+    contents: list[Content] = [ImageTable(["images"], rows, note, "findings")]
     return Section("duplicates", "Near-duplicates", contents if rows else [])
 
 
@@ -137,11 +130,11 @@ def _outliers(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
         ImageRow(
             f"{label_words(*one.sample)} ({one.distance:.1f} deviations)",
             [picture(one.sample), picture(one.nearest)],
-            _short(check, one.sample),
+            short_name(check, one.sample),
         )
         for one in found
     ]
-    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note)]
+    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note, "findings")]
     return Section("outliers", "Outliers", contents if rows else [])
 
 
@@ -166,7 +159,7 @@ def _files(check: Check) -> Section:
     contents: list[Content] = []
     if check.unreadable:
         contents.append(Table(["cannot be read"], [(one,) for one in check.unreadable[:_MOST]]))
-    if check.tiny:
-        rows = [(_short(check, one), f"{w} x {h}") for one, (w, h) in check.tiny[:_MOST]]
+    if check.tiny and not check.mostly_tiny:
+        rows = [(short_name(check, one), f"{w} x {h}") for one, (w, h) in check.tiny[:_MOST]]
         contents.append(Table(["tiny images", "pixels"], rows))
     return Section("files", "Files", contents)

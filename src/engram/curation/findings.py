@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,22 @@ from engram.util.text import counted, utf8
 
 _SHOWN = 5  # findings of each kind that a terminal shows
 
+_LEGEND = (
+    "score: how many times likelier the suggested label is; the cosine of the features of two "
+    "images; how far an outlier is, in deviations"
+)
 _COLUMNS = ("finding", "path", "split", "label", "suggested", "other", "score")
 
 
 def name(sample: Sample) -> str:
     """The path of an image, or its row."""
     return sample[0].sample_name(sample[1])
+
+
+def short_name(check: Check, sample: Sample) -> str:
+    """The path of an image below the folder of the data."""
+    called, folder = name(sample), check.splits.name
+    return os.path.relpath(called, folder) if os.path.isdir(folder) else called
 
 
 def document(check: Check) -> dict[str, Any]:
@@ -90,8 +103,12 @@ def _about(sample: Sample) -> dict[str, str]:
 def describe(check: Check) -> Description:
     """Counts of all findings, and a table of the most suspicious."""
     rows = [("data", f"{check.splits.name}: {counted(check.images, 'image')}"), *summary(check)]
-    table = [row for _, rows_of_kind in _findings(check) for row in list(rows_of_kind)[:_SHOWN]]
-    return Description(document(check), rows, _COLUMNS, tuple(map(tuple, table)))
+    table = [
+        tuple(row)
+        for kind, found in _findings(check, partial(short_name, check))
+        for row in islice(found, 0 if kind == "tiny" and check.mostly_tiny else _SHOWN)
+    ]
+    return Description(document(check), rows, _COLUMNS, tuple(table), (_LEGEND,) if table else ())
 
 
 def summary(check: Check) -> Iterator[tuple[str, str]]:
@@ -114,10 +131,13 @@ def summary(check: Check) -> Iterator[tuple[str, str]]:
         pairs = [f"{' and '.join(one.classes)} ({one.share:.0%})" for one in check.confused[:3]]
         yield "confused", f"{counted(len(check.confused), 'pair')} of classes: {', '.join(pairs)}"
     if check.unreadable:
-        yield "unreadable", _listed(check.unreadable)
+        yield "unreadable", counted(len(check.unreadable), "image")
     if check.tiny:
-        sizes = [f"{name(sample)} ({size[0]}x{size[1]})" for sample, size in check.tiny]
-        yield "tiny", _listed(sizes)
+        width, height = check.tiny[0][1]
+        yield (
+            "tiny",
+            f"{counted(len(check.tiny), 'image')}, the smallest of {width}x{height} pixels",
+        )
 
 
 def leak_words(check: Check) -> str:
@@ -148,53 +168,44 @@ def _groups(groups: Sequence[DuplicateGroup]) -> str:
     return f"{counted(len(groups), 'group')} ({counted(images, 'image')})"
 
 
-def _listed(names: Sequence[str], most: int = _SHOWN) -> str:
-    more = f", and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{len(names):,}: {', '.join(names[:most])}{more}"
-
-
-def _findings(check: Check) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
-    """Rows of the table of all findings, by kind."""
+def _findings(
+    check: Check, called: Callable[[Sample], str] = name
+) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
+    """Rows of the table of all findings, by kind; images are called as the function says."""
 
     def row(
-        kind: str, sample: Sample, score: str, suggested: str = "", other: str = ""
+        kind: str, sample: Sample, score: str, other: Sample | None = None, suggested: str = ""
     ) -> list[str]:
-        return [kind, name(sample), sample[0].split, label_words(*sample), suggested, other, score]
+        beside = "" if other is None else called(other)
+        about = [called(sample), sample[0].split, label_words(*sample)]
+        return [kind, *about, suggested, beside, score]
 
     yield (
         "labels",
         (
-            row("label", one.sample, f"{one.odds:,.0f}", one.suggested, name(one.witnesses[0]))
+            row("label", one.sample, f"{one.odds:.0f}", one.witnesses[0], one.suggested)
             for one in check.labels
         ),
     )
     yield (
         "duplicates",
         (
-            row(one.kind, sample, f"{one.similarity:.3f}", other=name(one.samples[0]))
+            row(one.kind, sample, f"{one.similarity:.3f}", one.samples[0])
             for one in check.duplicates
             for sample in one.samples[1:]
         ),
     )
     yield (
         "leaks",
-        (
-            row("leak", one.sample, f"{one.similarity:.3f}", other=name(one.other))
-            for one in check.leaks
-        ),
+        (row("leak", one.sample, f"{one.similarity:.3f}", one.other) for one in check.leaks),
     )
     yield (
         "outliers",
-        (
-            row("outlier", one.sample, f"{one.distance:.1f}", other=name(one.nearest))
-            for one in check.outliers
-        ),
+        (row("outlier", one.sample, f"{one.distance:.1f}", one.nearest) for one in check.outliers),
     )
     yield "tiny", (row("tiny", sample, f"{size[0]}x{size[1]}") for sample, size in check.tiny)
-    yield (
-        "unreadable",
-        (["unreadable", one.partition(": ")[0], "", "", "", "", ""] for one in check.unreadable),
-    )
+    parts = (one.partition(": ") for one in check.unreadable)
+    yield "unreadable", (["unreadable", path, "", "", "", why, ""] for path, _, why in parts)
 
 
 def write_csv(check: Check, path: Path) -> None:
