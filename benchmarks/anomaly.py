@@ -1,6 +1,7 @@
 """Anomaly tasks beside nearest neighbours of the class token: AUROC of images and of pixels.
 
     python -m benchmarks.anomaly --work FOLDER [--backbone NAME=PATH] [--seeds N] [--pieces N]
+                                 [--choose NAME]
 
 Two sorts of data, made from the photographs of the assets folder, three seeds each (or as many as
 --seeds says for backbones that are given):
@@ -15,9 +16,9 @@ Two sorts of data, made from the photographs of the assets folder, three seeds e
 The task is fitted and evaluated as `fit` and `eval` do it, with everything at its default. The
 neighbour is the cosine distance of the class token (or what the backbone pools) to the nearest
 training image. Layer, bank and score were chosen on photographs of the train split with a seed of
-their own; the ones measured are from the test split. --choose adds that table, and on the same
-photographs, which are drawn defects, a bank in single precision beside one in half precision, which
-is how files hold it.
+their own; the ones measured are from the test split. --choose adds that table for a backbone of
+this name (such as ViT-Ti/16), and on the same photographs, which are drawn defects, a bank in
+single precision beside one in half precision, which is how files hold it.
 
 anomalib 2.7.0, whose PatchCore would be the peer, requires timm and torchvision, which this project
 does not install (CONTRIBUTING.md), so it is not in the table.
@@ -359,7 +360,7 @@ def main() -> None:
     parser.add_argument("--backbone", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--pieces", type=int, default=10**6)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--choose", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
     require_backbone()
     others = dict(one.split("=", 1) for one in options.backbone)
@@ -368,13 +369,6 @@ def main() -> None:
     for title, source in given.items():
         name = "".join(c if c.isalnum() else "-" for c in title)
         backbone = engram.load_backbone(source, image_size=SIDE)
-        if options.choose:
-            found = work.piece(f"choice-{name}", partial(choose, backbone, options.work))
-            tables += ["", f"### {title}", "", *markdown_table(CHOICE, found)]
-            found = work.piece(
-                f"precision-{name}", partial(compare_precision, backbone, options.work)
-            )
-            precision += [precision_row(title, what, i, found) for i, what in enumerate(AUROCS)]
         seeds = SEEDS[: options.seeds] if title in others else SEEDS
         pieces = {
             "drawn defects": [
@@ -397,6 +391,13 @@ def main() -> None:
             shown = [spread(means[key]) if key in means else "" for key in keys]
             seconds = np.mean([one["seconds"] for seed in found for one in seed])
             rows.append((title, what, str(len(found)), *shown, f"{seconds:.1f}"))
+        if title in options.choose:
+            found = work.piece(f"choice-{name}", partial(choose, backbone, options.work))
+            tables += ["", f"### {title}", "", *markdown_table(CHOICE, found)]
+            found = work.piece(
+                f"precision-{name}", partial(compare_precision, backbone, options.work)
+            )
+            precision += [precision_row(title, what, i, found) for i, what in enumerate(AUROCS)]
     columns = (
         *("backbone", "data", "seeds", "AUROC", "of the class token's neighbour"),
         *("AUROC of pixels", "false alarms expected", "false alarms", "recall", "seconds of fit"),

@@ -1,6 +1,7 @@
 """What `engram check` finds, beside cleanlab, and what groups of near-duplicates do to validation.
 
-    python -m benchmarks.check [--work FOLDER] [--only labels,copies,frames] [--seeds 3]
+    python -m benchmarks.check [--work FOLDER] [--seeds 3]
+                               [--only labels,copies,frames,outliers]
 
 - labels: 5 % of the training labels of pets, flowers, textures and waste are changed at random.
   Precision at the number changed (which is recall, too) of a ranking, and precision and recall of
@@ -10,6 +11,8 @@
   cropped by 10 % or mirrored, among all 1,480 images: recall, and pairs of different pictures.
 - frames: bursts of crops of the same photographs (10 classes of pets), as frames of a film are.
   Validation accuracy that `fit --regime head` promises, and test accuracy on other photographs.
+- outliers: images of seven datasets that are called outliers, and, of four images of another
+  dataset among them, how many are.
 
 It needs cleanlab (`pip install -c constraints.txt cleanlab==2.9.0`), the assets folder, and ten
 minutes of one core.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -31,11 +35,17 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 import engram
 from benchmarks.paths import ASSETS, BACKBONE, BUILD, require_backbone
 from benchmarks.report import markdown_table, write_report
-from engram.curation.check import held_out_logits, near_duplicates
+from engram.curation.check import (
+    OUTLIER,
+    distances_to_neighbours,
+    held_out_logits,
+    near_duplicates,
+)
 from engram.curation.features import ImageFeatures, image_features
 from engram.curation.labels import WRONG, label_odds, suspected_labels
 from engram.data.datasets import Splits, load
@@ -44,6 +54,8 @@ from engram.train.feeds import CacheFeed
 from engram.util.progress import silent
 
 SETS = ("pets", "flowers", "textures", "waste")
+ALL = (*SETS, "leaves", "bloodcells", "xray")
+STRANGERS = 4  # fewer than the neighbours that an outlier is far from
 NOISE = 0.05
 RECIPE = engram.Recipe(workers=0)
 SMALL = RECIPE.but(cache_gb=0.1)  # no more than features are cached
@@ -239,13 +251,57 @@ def _burst(image: Image.Image, count: int, random: np.random.Generator) -> Itera
 # The page
 
 
+def outliers(model: engram.MemoryViT, name: str, seeds: int) -> dict[str, Any]:
+    """Shares of the images of a dataset, and of images of others among them, that are called."""
+    own = _pooled(model, name)
+    found = {}
+    for other in sorted(set(ALL) - {name}):
+        strangers = _pooled(model, other)
+        called = []
+        for seed in range(seeds):
+            rows = np.random.default_rng(seed).permutation(len(strangers))[:STRANGERS]
+            mixed = distances_to_neighbours(torch.cat([own, strangers[rows]]))[0]
+            called.append(float((mixed[len(own) :] > OUTLIER).double().mean()))
+        found[other] = statistics.fmean(called)
+    alone = distances_to_neighbours(own)[0]
+    return {"images": len(own), "called": int((alone > OUTLIER).sum()), "found": found}
+
+
+@functools.cache
+def _pooled(model: engram.MemoryViT, name: str) -> Tensor:
+    return image_features(model, load(ASSETS / "data" / name), RECIPE).pooled
+
+
+def _outliers_page(found: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            *(name, f"{one['images']:,}", f"{one['called']} ({one['called'] / one['images']:.1%})"),
+            f"{statistics.fmean(one['found'].values()):.0%}",
+            "{} ({:.0%})".format(*min(one["found"].items(), key=lambda item: item[1])),
+        ]
+        for name, one in found.items()
+    ]
+    return [
+        "## Outliers",
+        "",
+        f"Images of each dataset that are called outliers, and the share of {STRANGERS} images of "
+        "another dataset that are called when they are among them, over the six others. The rule "
+        "was chosen with this table in view.",
+        "",
+        *markdown_table(["data", "images", "called", "strangers found", "fewest"], rows),
+        "",
+    ]
+
+
 def page(results: dict[str, Any]) -> list[str]:
     noisy = {name: results[f"labels-{name}"] for name in SETS if f"labels-{name}" in results}
     lines = _labels_page(noisy) if noisy else []
     if "copies" in results:
         lines += _copies_page(results["copies"])
     bursts = [one for key, one in results.items() if key.startswith("frames-")]
-    return [*lines, *(_frames_page(bursts) if bursts else [])]
+    lines += _frames_page(bursts) if bursts else []
+    called = {name: results[f"outliers-{name}"] for name in ALL if f"outliers-{name}" in results}
+    return [*lines, *(_outliers_page(called) if called else [])]
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -322,7 +378,7 @@ def _frames_page(bursts: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, default=BUILD / "check", help="for images and results")
-    parser.add_argument("--only", default="labels,copies,frames")
+    parser.add_argument("--only", default="labels,copies,frames,outliers")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     require_backbone()
@@ -338,6 +394,8 @@ def main() -> None:
         pieces["copies"] = (copies, model, given.work)
     if "frames" in given.only:
         pieces |= {f"frames-{seed}": (frames, given.work, seed) for seed in range(given.seeds)}
+    if "outliers" in given.only:
+        pieces |= {f"outliers-{name}": (outliers, model, name, given.seeds) for name in ALL}
     for name, (measure, *arguments) in pieces.items():
         if name not in results:
             results[name] = measure(*arguments)

@@ -47,7 +47,7 @@ from engram.train.validation import leave_one_out_estimate
 SETS = ("flowers", "leaves", "xray")
 SIZES = (1, 2, 5)
 #: Where `fit` and `teach` are compared on training images, and how many of these are answered.
-COMPARED, COMPARED_SIZES, ANSWERED = ("waste", "leaves"), (2, 5), 300
+COMPARED, COMPARED_SIZES, ANSWERED = ("waste", "leaves"), (2, 5), 150
 
 
 @dataclass(frozen=True, eq=False)

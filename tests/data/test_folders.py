@@ -180,11 +180,11 @@ def make_folder(root: Path, *paths: str) -> Path:
 @pytest.mark.parametrize(
     ("paths", "sentence"),
     [
-        ([], "is an empty folder"),
+        ([], "has no images"),
         (["a.png"], "has images but no class folders"),
         (["red/a.png", "blue/"], r"blue is a class without images"),
         (["red/a.png"], r"has only one class \(red\)"),
-        (["train/red/a.png", "train/blue/b.png", "test/"], "test is an empty folder"),
+        (["train/red/a.png", "train/blue/b.png", "test/"], "test has no images"),
         (
             ["train/red/a.png", "train/blue/b.png", "test/green/c.png"],
             "label 'green'",

@@ -52,7 +52,7 @@ _WITNESSES = 3  # images that speak for a suggested label
 _COPIES = ((0.75, 0.97), (0.65, 0.99))
 _IDENTICAL = 0.999  # of images with so few pixels that different ones look alike
 _NEIGHBOURS = 5  # the distance to this one says whether an image is an outlier
-_FAR = 2.5  # deviations of distances beyond which it is one
+OUTLIER = 2.25  # deviations of distances beyond which it is one
 _TINY = 0.25  # of the side that the backbone sees
 _CONFUSED = 0.25  # of the images of two classes that were taken for the other one
 
@@ -341,20 +341,27 @@ def _confused(found: ImageFeatures, logits: Tensor, rows: Tensor) -> list[Confus
 
 def _outliers(found: ImageFeatures) -> list[Outlier]:
     """Images whose neighbours are much farther away than is usual, the farthest first."""
-    unit, count = directions(found.pooled), len(found.samples)
-    if count <= 2 * _NEIGHBOURS:
+    if len(found.samples) <= 2 * _NEIGHBOURS:
         return []
-    cosines, nearest = nearest_rows(unit, _NEIGHBOURS)
-    distances = 1 - cosines[:, -1].double()
-    middle = distances.median()
-    usual = (distances - middle).abs().median() * 1.4826  # of a normal distribution: its deviation
-    deviations = (distances - middle) / usual.clamp(min=1e-6)
-    far = (deviations > _FAR).nonzero()[:, 0]
+    deviations, nearest = distances_to_neighbours(found.pooled)
+    far = (deviations > OUTLIER).nonzero()[:, 0]
     far = far[deviations[far].argsort(descending=True, stable=True)]
     return [
-        Outlier(found.samples[i], found.samples[int(nearest[i, 0])], float(deviations[i]))
+        Outlier(found.samples[i], found.samples[int(nearest[i])], float(deviations[i]))
         for i in far.tolist()
     ]
+
+
+def distances_to_neighbours(pooled: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances of images to a near neighbour, in deviations from the median, and the nearest rows.
+
+    The deviation is that of the larger half, as if it was normal: cosine distances are bounded, so
+    where images differ much, most are nearly as far away as images can be.
+    """
+    cosines, nearest = nearest_rows(directions(pooled), _NEIGHBOURS)
+    distances = 1 - cosines[:, -1].double()
+    middle, high = distances.quantile(0.5), distances.quantile(0.84)
+    return (distances - middle) / (high - middle).clamp(min=1e-6), nearest[:, 0]
 
 
 def _tiny(samples: Iterable[Sample], model: MemoryViT) -> list[tuple[Sample, tuple[int, int]]]:

@@ -87,13 +87,13 @@ class Drift:
     def table(self) -> tuple[tuple[str, ...], ...]:
         """A row for each comparison, for people; `COLUMNS` are its columns."""
         return tuple(
-            (c.task, c.name, f"{c.size:.3f}", _shown(c.corrected),
-             "yes" if c.drifts(self.least) else "no", c.change)
+            (c.task, c.name, "yes" if c.drifts(self.least) else "no", c.change,
+             f"{c.size:.3f}", _shown(c.corrected))
             for c in self.comparisons
         )  # fmt: skip
 
 
-COLUMNS = ("task", "compared", "size", "p", "drift", "change")
+COLUMNS = ("task", "compared", "drift", "change", "size", "p")
 
 
 def _shown(p: float) -> str:

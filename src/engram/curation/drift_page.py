@@ -43,7 +43,7 @@ def write_drift_page(path: Path, drift: Drift) -> None:
         f"least {drift.least:g}. The size is the largest difference between the two cumulative "
         "distributions, or the share of answers that would have to change."
     )
-    table = Table(COLUMNS, drift.table, note, text_columns=2)
+    table = Table(COLUMNS, drift.table, note, text_columns=4)
     sections = [Section("all", "All tasks", [Facts(facts), table])]
     for name in dict.fromkeys(one.task for one in drift.comparisons):
         sections.append(Section(f"task-{name}", name, list(_contents(name, drift))))
@@ -83,13 +83,13 @@ def _contents(name: str, drift: Drift) -> Iterator[Content]:
 def _histogram(one: Comparison) -> str:
     """Shares of both tables in bins; of the outermost values, 1 % are in the last bins."""
     every = np.concatenate([one.reference, one.new])
-    low, high = (float(x) for x in np.quantile(every, [0.01, 0.99]))
-    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
-    centres = ((edges[:-1] + edges[1:]) / 2).tolist()
+    low, high = (float(f"{x:.2g}") for x in np.quantile(every, [0.01, 0.99]))  # as axes show it
+    high = high if high > low else low + 1
+    edges, places = np.linspace(low, high, _BINS + 1), np.linspace(low, high, _BINS).tolist()
     lines = []
     for label, values in (("reference", one.reference), ("new", one.new)):
         counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-        lines.append(Line(label, centres, (counts / len(values)).tolist()))
+        lines.append(Line(label, places, (counts / len(values)).tolist()))
     return line_chart(lines, one.name, from_zero=True)
 
 

@@ -128,8 +128,9 @@ def summary(check: Check) -> Iterator[tuple[str, str]]:
         yield "leaks", leak_words(check) or "none"
     yield "outliers", _count(check.outliers, "are far from all others", "is far from all others")
     if check.confused:
-        pairs = [f"{' and '.join(one.classes)} ({one.share:.0%})" for one in check.confused[:3]]
-        yield "confused", f"{counted(len(check.confused), 'pair')} of classes: {', '.join(pairs)}"
+        worst = check.confused[0]
+        pairs = f"{counted(len(check.confused), 'pair')} of classes"
+        yield "confused", f"{pairs}, most {' and '.join(worst.classes)} ({worst.share:.0%})"
     if check.unreadable:
         yield "unreadable", counted(len(check.unreadable), "image")
     if check.tiny:

@@ -83,7 +83,7 @@ def _read_classes(root: Path) -> tuple[FoundSplit, Counter[str]]:
             raise EngramError(
                 f"{root} has images but no class folders; put them into a folder per class."
             )
-        raise EngramError(f"{root} is an empty folder; put a folder of images per class into it.")
+        raise EngramError(f"{root} has no images; put a folder of images per class into it.")
     known: dict[Hashable, Path] = {}
     for folder in folders:
         other = known.setdefault(_identity(folder), folder)
