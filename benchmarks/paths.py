@@ -13,6 +13,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 BUILD = ROOT / "build"
 ASSETS = Path(os.environ.get("ENGRAM_ASSETS", ROOT.parent / "shared"))
 BACKBONE = ASSETS / "weights" / "vit_tiny_patch16_224" / "timm.safetensors"
+#: Larger backbones, which tools/get_backbones.py of the assets puts into a folder.
+BACKBONES = Path(os.environ.get("ENGRAM_BACKBONES", BUILD / "backbones"))
+DINOV2_SMALL = BACKBONES / "dinov2_small"
 
 
 def require_backbone() -> None:

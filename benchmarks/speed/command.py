@@ -1,5 +1,8 @@
 """The whole `engram fit` command, compared with one plain pass over the same photographs.
 
+Small sets are also compared in folds and with one share held out, and on one CPU with the settings
+that the command finds and with those given by hand.
+
     python -m benchmarks.speed.command BACKBONE FOLDER
 
 prints the seconds of that pass: reading, decoding and the backbone, without starting Python. The
@@ -8,11 +11,13 @@ time of the command counts everything, from the start of the process to its repo
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ import torch
 from PIL import Image
 
 from benchmarks.command import run_engram
-from benchmarks.paths import ASSETS, BACKBONE, ROOT
+from benchmarks.paths import ASSETS, BACKBONE, DINOV2_SMALL, ROOT
 from benchmarks.speed.plan import Plan
 from engram.backbones.load import load_backbone
 from engram.data.datasets import load
@@ -30,39 +35,95 @@ from engram.experiments.bench import PLAIN, Measurement, Say, Timing
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.train.recipe import Recipe
 
-COMMANDS = {"masked": ("--regime", "masked"), "auto": ("--regime", "auto")}
 _BATCH = 32
 
 
+@dataclass(frozen=True)
+class Run:
+    """One `engram fit` with these flags; `one_cpu`: it may use a single CPU of the machine."""
+
+    what: str
+    flags: tuple[str, ...]
+    one_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs on the same photographs, relative to the first, or to a plain pass."""
+
+    shape: str
+    backbone: str
+    photographs: int
+    runs: tuple[Run, ...]
+    plain: bool = True
+
+
+MASKED = Run("engram fit, masked", ("--regime", "masked"))
+AUTO = Run("engram fit, auto", ("--regime", "auto"))
+
+
+def comparisons(plan: Plan) -> list[Comparison]:
+    """What is run; the quick plans measure the bundled backbone only."""
+    if not plan.real:
+        return [Comparison("pico", "pico", plan.photographs, (MASKED, AUTO))]
+    vit, few = ("ViT-Ti/16", str(BACKBONE)), 300
+    half = Run("engram fit, auto, --precision bf16", ("--precision", "bf16"))
+    dinov2 = Comparison("DINOv2-small", str(DINOV2_SMALL), 600, (AUTO, half))
+    folds = tuple(Run(f"engram fit, auto, --folds {n}", ("--folds", str(n))) for n in (1, 5))
+    one_cpu = (
+        Run("one CPU, --threads 1 --workers 1", ("--threads", "1", "--workers", "1"), True),
+        Run("one CPU", (), True),
+    )
+    return [
+        Comparison(*vit, plan.photographs, (MASKED, AUTO, half)),
+        *([dinov2] if DINOV2_SMALL.exists() else []),
+        Comparison(*vit, few, folds, plain=False),
+        Comparison(*vit, few, one_cpu, plain=False),
+    ]
+
+
 def measure_command(plan: Plan, say: Say) -> dict[str, Any]:
-    """One run of each command, by the regime; no row where the assets are missing."""
+    """One run of each command; no row where the assets are missing."""
     if plan.real and not BACKBONE.exists():
         say(f"there is no {BACKBONE}: the whole command is not measured")
         return {"rows": []}
-    backbone = str(BACKBONE) if plan.real else "pico"
-    with tempfile.TemporaryDirectory() as temporary:
-        photographs = Path(temporary) / "photographs"
-        count = (copied_photographs if plan.real else drawn_images)(photographs, plan.photographs)
-        say(f"a plain pass over {count} photographs")
-        plain = _plain_pass(backbone, photographs)
-        rows = [_row(PLAIN, count, plain, plain)]
-        for what, flags in COMMANDS.items():
-            say(f"engram fit, {what}")
-            out = Path(temporary) / what
-            began = time.perf_counter()
-            run_engram(
-                "fit", photographs, "--task", "photographs", "--backbone", backbone,
-                "-o", out / "photographs.safetensors", *flags, cache=out / "cache",
-            )  # fmt: skip
-            rows.append(_row(f"engram fit, {what}", count, time.perf_counter() - began, plain))
-            shutil.rmtree(out)
-    shape = "ViT-Ti/16" if plan.real else backbone
-    return {"rows": [{"backbone": shape, **row} for row in rows]}
+    rows: list[dict[str, Any]] = []
+    for one in comparisons(plan):
+        with tempfile.TemporaryDirectory() as temporary:
+            photographs = Path(temporary) / "photographs"
+            count = (copied_photographs if plan.real else drawn_images)(
+                photographs, one.photographs
+            )
+            times: dict[str, float] = {}
+            if one.plain:
+                say(f"a plain pass of {one.shape} over {count} photographs")
+                times[PLAIN] = _plain_pass(one.backbone, photographs)
+            for run in one.runs:
+                say(f"{one.shape}, {count} photographs: {run.what}")
+                times[run.what] = _fit(run, one.backbone, photographs, Path(temporary) / "out")
+        first = next(iter(times.values()))
+        for what, seconds in times.items():
+            timing = Timing(seconds, *[seconds / first] * 3, 1)
+            rows.append({"backbone": one.shape, **Measurement(what, 1, count, timing).to_dict()})
+    return {"rows": rows}
 
 
-def _row(what: str, count: int, seconds: float, plain: float) -> dict[str, Any]:
-    ratio = seconds / plain
-    return Measurement(what, 1, count, Timing(seconds, ratio, ratio, ratio, 1)).to_dict()
+def _fit(run: Run, backbone: str, photographs: Path, out: Path) -> float:
+    """The seconds of a command, with an empty cache."""
+    cpus = os.sched_getaffinity(0)
+    began = time.perf_counter()
+    try:
+        if run.one_cpu:
+            os.sched_setaffinity(0, [min(cpus)])  # the command inherits it
+        run_engram(
+            "fit", photographs, "--task", "photographs", "--backbone", backbone,
+            "-o", out / "photographs.safetensors", *run.flags, cache=out / "cache",
+        )  # fmt: skip
+    finally:
+        os.sched_setaffinity(0, cpus)
+    seconds = time.perf_counter() - began
+    shutil.rmtree(out)
+    return seconds
 
 
 def copied_photographs(folder: Path, count: int) -> int:

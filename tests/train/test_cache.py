@@ -71,6 +71,20 @@ def test_logits_from_the_cache_are_the_models(
     assert torch.equal(only[:, 0].float(), cached.pooled)
 
 
+def test_a_pass_in_half_precision_is_near_and_kept_apart(
+    small_backbone: Path, noise: Path
+) -> None:
+    kept = filled(small_backbone, noise)
+    half = Cache(kept.backbone, kept.preprocessing, dtype=torch.bfloat16)
+    assert half.folder != kept.folder
+    dataset = load(noise)["train"]
+    contents = contents_of(dataset)
+    half.fill(dataset, contents)
+    exact, rounded = (one.read(contents).float() for one in (kept, half))
+    difference = (rounded - exact).abs().max() / exact.abs().max()
+    assert 1e-3 < difference < 3e-2  # bf16 has eight bits
+
+
 def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
     small_backbone: Path, noise: Path
 ) -> None:

@@ -118,8 +118,9 @@ class Cache:
         view: View | None = None,
         root: str | Path | None = None,
         keeps: Keeps = "layers",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        view = view or View()
+        view, self.dtype = view or View(), dtype
         self.backbone, self.preprocessing, self.view, self.keeps = (
             backbone,
             preprocessing,
@@ -143,6 +144,8 @@ class Cache:
         }
         if keeps != "layers":
             meta["keeps"] = keeps
+        if dtype != torch.float32:
+            meta["precision"] = str(dtype).removeprefix("torch.")
         if backbone.stored != "fp32":
             meta["dtype"] = backbone.stored
         identity = {k: v for k, v in meta.items() if k != "backbone"}
@@ -366,10 +369,14 @@ class Cache:
 
     @torch.inference_mode()
     def compute(self, images: Tensor) -> Tensor:
-        """Run the backbone on images (b, H, W, 3) as loaded: the rows that `read` returns."""
+        """Run the backbone on images (b, H, W, 3) as loaded: the rows that `read` returns.
+
+        With a `dtype` of half precision the pass takes about half the time.
+        """
         pixels = normalise(to_device(images, self.backbone.device), self.preprocessing)
         rotation = self.backbone.rotation(pixels.shape[-2:], self.tokens)
-        with self.backbone.autocast():
+        half = torch.autocast(pixels.device.type, self.dtype, self.dtype != torch.float32)
+        with half, self.backbone.autocast():
             embedded = self.backbone.embed(pixels)
             tokens = self.keeps != "keys"
             backbone = BackbonePass(self.backbone, embedded, self.tokens, tokens, rotation=rotation)

@@ -27,7 +27,7 @@ from engram.train.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.train.recipe import Recipe
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
-from engram.util.processes import ProcessGroup
+from engram.util.processes import ProcessGroup, dtype_for
 from engram.util.progress import Progress, counter, silent
 from engram.util.text import storage
 
@@ -220,8 +220,7 @@ class CacheFeed:
             ]
         both = [*self._train_contents, *self._val_contents]
         self.contents = sha256("\n".join(both).encode()).hexdigest()
-        backbone, preprocessing = self.model.backbone, self.model.preprocessing
-        self._plain = Cache(backbone, preprocessing, keeps=self.plan.cache.keeps)
+        self._plain = self._cache()
         self.views = [self._plain] if self.plan.augment == "none" else self._augmented_views()
         self._stores = [(cache, self.train, self._train_contents) for cache in self.views]
         self._stores.append((self._plain, self.val, self._val_contents))
@@ -233,16 +232,14 @@ class CacheFeed:
                 for i, content in enumerate(self._train_contents)
             ]
         of = sha256("".join(self._train_contents).encode()).hexdigest()
-        plan, recipe = self.plan, self.recipe
-        return [
-            Cache(
-                self.model.backbone,
-                self.model.preprocessing,
-                View(plan.augment, plan.splits.flip, recipe.min_area, recipe.data_seed, number, of),
-                keeps=self.plan.cache.keeps,
-            )
-            for number in range(recipe.views)
-        ]
+        given = self.plan.augment, self.plan.splits.flip, self.recipe.min_area
+        seed, views = self.recipe.data_seed, self.recipe.views
+        return [self._cache(View(*given, seed, number, of)) for number in range(views)]
+
+    def _cache(self, view: View | None = None) -> Cache:
+        dtype = dtype_for(self.recipe.precision, self.team.device)
+        backbone, preprocessing = self.model.backbone, self.model.preprocessing
+        return Cache(backbone, preprocessing, view, keeps=self.plan.cache.keeps, dtype=dtype)
 
     def _absent(self) -> dict[Cache, set[str]]:
         """Hashes of images that are not stored yet, by cache."""
