@@ -103,7 +103,8 @@ def measure_command(plan: Plan, say: Say) -> dict[str, Any]:
                 times[run.what] = _fit(run, one.backbone, photographs, Path(temporary) / "out")
         first = next(iter(times.values()))
         for what, seconds in times.items():
-            timing = Timing(seconds, *[seconds / first] * 3, 1)
+            ratio = seconds / first
+            timing = Timing(seconds, ratio, ratio, ratio, 1)
             rows.append({"backbone": one.shape, **Measurement(what, 1, count, timing).to_dict()})
     return {"rows": rows}
 

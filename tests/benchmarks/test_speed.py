@@ -107,7 +107,7 @@ def test_targets_are_reached_missed_or_beyond_the_limit(found: dict[str, Any]) -
 def test_side_patches_readouts_and_the_command_have_targets(found: dict[str, Any]) -> None:
     text = page.page(found)
     assert "| 1,000 side tasks, batch 16 | 5 | not measured |" in text
-    assert "| `engram fit --regime auto`, the whole command | 5 | not measured |" in text
+    assert "`engram fit --regime auto`, the whole command, DINOv2-small | 3 | not" in text
     assert {row["tasks"] for row in found["side"]["rows"] if row["what"] == "side"} == {1, 3}
     assert all(row["limit"] >= 1 for row in found["side"]["rows"] if row["what"] == "readout")
     big = {"backbone": page.TARGET_BACKBONE}

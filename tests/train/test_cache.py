@@ -71,9 +71,7 @@ def test_logits_from_the_cache_are_the_models(
     assert torch.equal(only[:, 0].float(), cached.pooled)
 
 
-def test_a_pass_in_half_precision_is_near_and_kept_apart(
-    small_backbone: Path, noise: Path
-) -> None:
+def test_a_pass_in_half_precision_is_near_and_kept_apart(small_backbone: Path, noise: Path) -> None:
     kept = filled(small_backbone, noise)
     half = Cache(kept.backbone, kept.preprocessing, dtype=torch.bfloat16)
     assert half.folder != kept.folder
