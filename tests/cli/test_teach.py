@@ -51,6 +51,8 @@ def test_a_task_is_taught_learns_more_and_forgets(pictures: Path, capsys: Output
 def test_it_says_what_it_does_not_know(pictures: Path, capsys: Output) -> None:
     assert teach("one", "a.safetensors", "--task", "colours", "--backbone", "vit") == 0
     assert "not known" in capsys.readouterr().out
+    assert run("predict", "a.safetensors", "first/red/0.png", "--backbone", "vit") == 0
+    assert "no familiarity of colours: too few images" in capsys.readouterr().out
 
 
 def test_fit_teaches_where_no_image_can_be_held_out(pictures: Path, capsys: Output) -> None:
