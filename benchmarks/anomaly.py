@@ -1,7 +1,7 @@
 """Anomaly tasks beside nearest neighbours of the class token: AUROC of images and of pixels.
 
     python -m benchmarks.anomaly --work FOLDER [--backbone NAME=PATH] [--seeds N] [--pieces N]
-                                 [--choose NAME]
+                                 [--choose NAME] [--data waste,pets]
 
 Two sorts of data, made from the photographs of the assets folder, three seeds each (or as many as
 --seeds says for backbones that are given):
@@ -11,7 +11,8 @@ Two sorts of data, made from the photographs of the assets folder, three seeds e
   scratch, spots or a pasted piece of another texture, whose masks are known. A seed draws one
   photograph of each of the ten textures.
 - *one class is good*: 40 training images of a class are good; of the test images 30 of the same
-  class are good and 60 of all other classes are not. A seed draws two classes of a dataset.
+  class are good and 60 of all other classes are not. A seed draws two classes of a dataset; --data
+  says of which datasets.
 
 The task is fitted and evaluated as `fit` and `eval` do it, with everything at its default. The
 neighbour is the cosine distance of the class token (or what the backbone pools) to the nearest
@@ -360,6 +361,7 @@ def main() -> None:
     parser.add_argument("--backbone", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--pieces", type=int, default=10**6)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--data", default=",".join(CLASSES))
     parser.add_argument("--choose", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
     require_backbone()
@@ -376,7 +378,7 @@ def main() -> None:
                 for seed in seeds
             ]
         }
-        for data in CLASSES:
+        for data in options.data.split(","):
             pieces[f"one class of {data}"] = [
                 work.piece(f"{name}-{data}-{seed}", partial(measure_classes, backbone, data, seed))
                 for seed in seeds
