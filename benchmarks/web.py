@@ -2,8 +2,8 @@
 
     python -m benchmarks.web
 
-A page of the ViT-Ti with its own 1,000 classes is exported in int8 and in float32, and asked about
-50 photographs; Engram answers with the ONNX file of the page. Into benchmarks/results/web.md. Three
+A page of the ViT-Ti with its own 1,000 classes is exported with weights in float16, int8 and
+float32, and asked about 50 photographs, as the model is. Into benchmarks/results/web.md. Three
 minutes. It needs chromium and `make web-runtime`.
 """
 
@@ -24,7 +24,8 @@ from tests.support.web import StaticHost, answered, opened
 import engram
 from benchmarks.paths import ASSETS, BACKBONE, require_backbone
 from benchmarks.report import markdown_table, write_report
-from engram.export import OnnxModel, export_web
+from engram.export import export_web
+from engram.export.web import WEIGHTS
 
 PHOTOGRAPHS = 50
 TOP = 5  # classes that the page shows
@@ -39,11 +40,11 @@ def photographs() -> list[Path]:
     return found
 
 
-def measure(page: Any, int8: bool, folder: Path, paths: list[Path]) -> list[str]:
+def measure(page: Any, weights: str, folder: Path, paths: list[Path]) -> list[str]:
     """A row of the table."""
     model = engram.MemoryViT(engram.load_backbone(BACKBONE)).eval()
-    made = export_web(model, folder / "page", int8=int8, runtime=fetch(Path(sys.prefix)))
-    expected = engram.predict(model, paths, engine=OnnxModel(made.model), top_k=1000)
+    made = export_web(model, folder / "page", weights=weights, runtime=fetch(Path(sys.prefix)))
+    expected = engram.predict(model, paths, top_k=1000)
     same, largest, seconds = 0, 0.0, []
     with StaticHost(folder) as host:
         began = time.perf_counter()
@@ -57,7 +58,7 @@ def measure(page: Any, int8: bool, folder: Path, paths: list[Path]) -> list[str]
             same += rows[0]["label"] == answer["tasks"]["base"][0]["class"]
             largest = max(largest, *(abs(row["share"] - known[row["label"]]) for row in rows))
     return [
-        "int8" if int8 else "float32",
+        weights,
         f"{made.model_bytes / 1e6:.1f} MB",
         f"{same} of {len(paths)}",
         f"{largest:.4f}",
@@ -73,16 +74,16 @@ def main() -> None:
     with sync_playwright() as play:
         program = shutil.which("chromium")
         browser = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for int8 in (True, False):
+        for weights in WEIGHTS:
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(measure(browser.new_page(), int8, Path(folder), paths))
+                rows.append(measure(browser.new_page(), weights, Path(folder), paths))
         browser.close()
     columns = (
-        *("model", "size", "same first class", "largest difference of a probability"),
+        *("weights", "size", "same first class", "largest difference of a probability"),
         *("loaded in", "first answer", "median of all answers"),
     )
     lines = [
-        f"The page in chromium (WebAssembly, one thread), beside Engram with the same ONNX file, "
+        f"The page in chromium (WebAssembly, one thread), beside the model in PyTorch and float32, "
         f"on {len(paths)} photographs of pets and flowers, with a ViT-Ti/16 and its own 1,000 "
         f"classes. The difference is over the {TOP} classes that the page shows.",
         "",

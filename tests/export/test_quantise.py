@@ -1,4 +1,4 @@
-"""int8 is used in the linear layers, except where it would lose accuracy."""
+"""int8 is used in the linear layers, except where it would lose accuracy; or in weights alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.support.exports import Made
 
 from engram import MemoryViT, random_backbone
 from engram.export import OnnxModel, export_onnx
+from engram.export.quantise import round_weights
 from engram.images.preprocessing import Preprocessing
 
 
@@ -23,6 +24,24 @@ def test_int8_is_near_and_its_difference_is_reported(made: Made) -> None:
         assert 0 < made.int8.differences[name].relative < 0.3
         assert made.float32.differences[name].largest < 1e-4
     assert made.int8.bytes < made.float32.bytes
+
+
+def test_rounded_weights_alone_are_small_and_nearer_than_int8(made: Made) -> None:
+    import onnx
+
+    pixels = made.pixels(20)
+    expected = OnnxModel(made.float32.path, threads=1).run(pixels)
+    quantised = OnnxModel(made.int8.path, threads=1).run(pixels)
+    sizes = [made.float32.bytes]
+    for dtype in ("float16", "int8"):
+        proto = onnx.load(made.float32.path)
+        round_weights(proto, dtype)
+        sizes.append(len(proto.SerializeToString()))
+        found = OnnxModel(proto.SerializeToString(), threads=1).run(pixels)
+        for name, logits in expected.items():
+            error = float((found[name] - logits).norm())
+            assert 0 < error < 0.7 * float((quantised[name] - logits).norm()), (dtype, name)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_an_image_is_rounded_by_itself(made: Made) -> None:

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from tests.support.engrams import familiar
 from tests.support.strategies import scatter
-from tests.support.web import StaticHost, answered, opened
+from tests.support.web import BRIGHTNESS, StaticHost, answered, opened
 
 import engram
 from engram import EngramError, MemoryViT, random_backbone
-from engram.export import OnnxModel, export_web, write
+from engram.export import export_web, write
 from engram.images.preprocessing import INTERPOLATIONS, Preprocessing
 from engram.images.views import evaluation_view
 
@@ -38,6 +38,7 @@ def model() -> MemoryViT:
     model.add_task("labels", ["sea", "sand"], kind="multilabel")
     model.add_task("age", ["years"], kind="regression")
     model.add_task("ground", ["grass", "sky", "sea"], kind="segmentation")
+    model.add_task("defects", 1, kind="anomaly", regime="patchcore", bank=5)
     for seed, task in enumerate(model.tasks.values()):
         scatter(task, by=0.3, seed=seed)
     familiar(model.task("plain"))
@@ -55,10 +56,8 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_answers_as_the_model_and_without_a_network(
     browser: Any, web_runtime: Path, model: MemoryViT, photo: Path, tmp_path: Path
 ) -> None:
-    made = export_web(model, tmp_path / "any" / "path", runtime=web_runtime)
-    expected = engram.predict(
-        model, photo, tasks=model.output_names(), engine=OnnxModel(made.model)
-    )
+    export_web(model, tmp_path / "any" / "path", runtime=web_runtime)
+    expected = engram.predict(model, photo, tasks=model.output_names())
     context = browser.new_context()
     page = context.new_page()
     asked: list[str] = []
@@ -66,6 +65,7 @@ def test_the_page_answers_as_the_model_and_without_a_network(
     with StaticHost(tmp_path) as host:
         opened(page, f"{host.address}any/path/")
         check(answered(page, photo), expected)
+        check_heat_map(page, model, photo)
         assert all(url.startswith((host.address, "blob:")) for url in asked)
     context.set_offline(True)  # and the host is gone
     opened(page, page.url)
@@ -92,6 +92,19 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
     familiarity = float(said[1].replace("−", "-"))
     assert familiarity == pytest.approx(expected["familiarity"]["plain"], abs=0.05)
     assert found["mask"] == [32, 32]
+
+
+def check_heat_map(page: Any, model: MemoryViT, photo: Path) -> None:
+    """It is drawn over the part of the image that the model sees, brightest at the worst patch."""
+    page.locator("[data-task='defects'] button").click()
+    found = page.evaluate(BRIGHTNESS, "#mask")
+    seen = torch.from_numpy(evaluation_view(photo, model.preprocessing))[None]
+    with torch.inference_mode():
+        distances = model(engram.images.normalise(seen, model.preprocessing))["defects"][0]
+    assert np.array(found).shape == distances.shape
+    assert int(np.argmax(found)) == int(distances.argmax())
+    image, drawn = (page.locator(one).bounding_box() for one in ("#image", "#mask"))
+    assert drawn["height"] / image["height"] == pytest.approx(32 / 36, abs=0.02)
 
 
 SHAPES = [(40, 60), (33, 32), (200, 31), (1, 7), (64, 640), (301, 3)]
@@ -142,7 +155,7 @@ def test_the_folder_is_replaced_whole_or_not_at_all(model: MemoryViT, tmp_path: 
     with pytest.raises(EngramError, match="overwrite"):
         export_web(model, folder)
     (folder / "left.txt").touch()
-    export_web(model, folder, tasks=["plain"], int8=False, overwrite=True)
+    export_web(model, folder, tasks=["plain"], weights="float32", overwrite=True)
     assert not (folder / "left.txt").exists()
     assert json.loads((folder / "model.json").read_text())["runtime"]["webgpu"]
     other = tmp_path / "photos"
@@ -150,6 +163,8 @@ def test_the_folder_is_replaced_whole_or_not_at_all(model: MemoryViT, tmp_path: 
     (other / "mine.txt").touch()
     with pytest.raises(EngramError, match="other files"):
         export_web(model, other, overwrite=True)
+    with pytest.raises(EngramError, match="float16, int8, float32"):
+        export_web(model, tmp_path / "new", weights="bf16")
     with pytest.raises(EngramError, match="npm pack onnxruntime-web"):
         export_web(model, tmp_path / "new", runtime=other)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "site"]

@@ -8,6 +8,21 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+#: A script: how bright the pixels of an image or a canvas are, row by row.
+BRIGHTNESS = """async (id) => {
+    const from = document.querySelector(id);
+    await from.decode?.();
+    const [width, height] = [from.naturalWidth ?? from.width, from.naturalHeight ?? from.height];
+    const canvas = Object.assign(document.createElement("canvas"), { width, height });
+    const context = canvas.getContext("2d");
+    context.drawImage(from, 0, 0);
+    const { data } = context.getImageData(0, 0, width, height);
+    const at = (y, x) => 4 * (y * width + x);
+    const light = (y, x) => data.slice(at(y, x), at(y, x) + 3).reduce((a, b) => a + b);
+    const row = (y) => Array.from({ length: width }, (_, x) => light(y, x));
+    return Array.from({ length: height }, (_, y) => row(y));
+}"""
+
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None:

@@ -22,6 +22,7 @@ from engram.cli import (  # noqa: F401
     curation_commands,
     drift_command,
     experiment_commands,
+    export_command,
     farm_command,
     inference_commands,
     label_studio_command,

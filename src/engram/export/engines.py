@@ -44,22 +44,18 @@ class _WholeGraph:
     """A model as one graph: a task that changes the backbone's tokens has no other beside it."""
 
     def __init__(self, model: MemoryViT, runtime: Runtime) -> None:
-        from engram.export.verify import (
-            all_outputs,
-            check_differences,
-            compare,
-            expected_outputs,
-        )
+        from engram.export.verify import all_outputs, expected_outputs, verified
         from engram.export.write import check_exportable, onnx_file
 
         require_onnx()
-        names, int8 = check_exportable(model), runtime.precision == "int8"
-        graph, _ = onnx_file(model, names, int8, "it is not used")
+        names = check_exportable(model)
+        precision = "int8" if runtime.precision == "int8" else "float32"
+        graph, _ = onnx_file(model, names, precision, "it is not used")
         self._session = runtime.open(graph)
         self._familiar = {name for name in names if model.task(name).statistics is not None}
         pixels, expected = expected_outputs(model, names)
-        found = compare(all_outputs(self, names), pixels, expected)
-        check_differences(found, runtime.precision, "it is not used")
+        forward = all_outputs(self, names)
+        verified(forward, pixels, expected, runtime.precision, "it is not used")
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         return self.with_familiarity(pixels, tasks)[0]

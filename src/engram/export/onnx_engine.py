@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from engram.export.quantise import Array, quantise
 from engram.export.runtime import INPUT, RUNTIMES, Runtime, require_onnx
-from engram.export.verify import all_outputs, check_differences, compare, expected_outputs
+from engram.export.verify import all_outputs, expected_outputs, verified
 from engram.export.write import (
     OPSET,
     check_exportable,
@@ -91,8 +91,8 @@ class OnnxEngine:
             method.needs & (Needs.LAYERS | Needs.STATISTICS) and not method.streams
             for method in methods.values()
         )
-        found = compare(all_outputs(self, self.names), pixels, expected)
-        check_differences(found, runtime.precision, "it is not used")
+        forward = all_outputs(self, self.names)
+        verified(forward, pixels, expected, runtime.precision, "it is not used")
 
     def run(self, pixels: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         return self.with_familiarity(pixels, tasks)[0]

@@ -1,17 +1,17 @@
-"""int8 quantisation of the linear layers of an ONNX model: of their products, or of weights alone.
+"""Quantisation of the linear layers of an ONNX model: int8 products, or rounded weights alone.
 
 Every token is rounded with a step of its own, 1/127 of its largest value, so that what becomes of
 it depends on no other token and no other image. Weights have a step for each column. The graph
 says this in ONNX's own operators (QuantizeLinear and DequantizeLinear around a MatMul), which
 onnxruntime runs as one product of integers. Layers where this would lose accuracy are left alone.
 
-With rounded weights alone (`quantise_weights`) the file is as small and much more exact, and not
-faster: a runtime computes the weights when it loads the file, and then runs it in float32.
+With rounded weights alone (`round_weights`) the file is smaller and more exact, and not faster:
+a runtime restores the weights when it loads the file, and then runs it in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,30 +55,34 @@ def quantise(proto: Any, feeds: Sequence[Feeds]) -> None:
         weights.add(weight)
         nodes += _product(value, weight, node.output[0])
     arrays = dict(_CONSTANTS)
-    for name, (rounded, steps) in _rounded_weights(graph, weights, _WEIGHT_STEPS).items():
-        arrays[f"{name}/int8"], arrays[f"{name}/int8/steps"] = rounded, steps
-        arrays[f"{name}/int8/zeros"] = np.zeros(len(steps), np.int8)
+    for name, weight in _weights(graph, weights):
+        at = f"{name}/int8"
+        arrays[at], arrays[f"{at}/steps"] = _rounded(weight, _WEIGHT_STEPS)
+        arrays[f"{at}/zeros"] = np.zeros(weight.shape[1], np.int8)
     _replace(graph, nodes, arrays)
 
 
-def quantise_weights(proto: Any) -> None:
-    """Store the weights of the linear layers that all tokens pass in int8: changes the ONNX model.
+def round_weights(proto: Any, dtype: str) -> None:
+    """Store the weights of the linear layers that all tokens pass as float16 or int8.
 
-    A cast and a product restore them. Unlike DequantizeLinear, every runtime does that once.
+    Changes the ONNX model. A cast, and a product with the steps of int8, restore the weights;
+    unlike DequantizeLinear, runtimes do that once.
     """
     from onnx import TensorProto
     from onnx.helper import make_node
 
     graph, layers = proto.graph, _linear_layers(proto)
-    weights = {node.input[1] for node in graph.node if node.name in layers}
     nodes: list[Any] = []
     arrays: dict[str, Array] = {}
-    for name, (rounded, steps) in _rounded_weights(graph, weights, _STEPS).items():
-        arrays[f"{name}/int8"], arrays[f"{name}/steps"] = rounded, steps
-        nodes += [
-            make_node("Cast", [f"{name}/int8"], [f"{name}/cast"], to=TensorProto.FLOAT),
-            make_node("Mul", [f"{name}/cast", f"{name}/steps"], [name]),
-        ]
+    for name, weight in _weights(graph, {n.input[1] for n in graph.node if n.name in layers}):
+        stored, cast, steps = f"{name}/{dtype}", f"{name}/cast", f"{name}/steps"
+        if dtype == "int8":
+            arrays[stored], arrays[steps] = _rounded(weight, _STEPS)
+            nodes.append(make_node("Cast", [stored], [cast], to=TensorProto.FLOAT))
+            nodes.append(make_node("Mul", [cast, steps], [name]))
+        else:
+            arrays[stored] = weight.astype(np.float16)
+            nodes.append(make_node("Cast", [stored], [name], to=TensorProto.FLOAT))
     _replace(graph, [*nodes, *graph.node], arrays)
 
 
@@ -158,19 +162,17 @@ def _product(value: str, weight: str, output: str) -> list[Any]:
     ]
 
 
-def _rounded_weights(
-    graph: Any, names: Collection[str], most: int
-) -> dict[str, tuple[Array, Array]]:
-    """These weights as int8, from -most to most, and the step of every column."""
+def _weights(graph: Any, names: Collection[str]) -> Iterator[tuple[str, Array]]:
     from onnx import numpy_helper
 
-    found = {}
-    for weight in graph.initializer:
-        if weight.name in names:
-            array = numpy_helper.to_array(weight)
-            steps = np.maximum(np.abs(array).max(0), _SMALLEST) / most
-            found[weight.name] = np.rint(array / steps).astype(np.int8), steps.astype(np.float32)
-    return found
+    found = [one for one in graph.initializer if one.name in names]
+    return ((one.name, numpy_helper.to_array(one)) for one in found)
+
+
+def _rounded(weight: Array, most: int) -> tuple[Array, Array]:
+    """A weight as int8, from -most to most, and the step of every column."""
+    steps = np.maximum(np.abs(weight).max(0), _SMALLEST) / most
+    return np.rint(weight / steps).astype(np.int8), steps.astype(np.float32)
 
 
 def _replace(graph: Any, nodes: Sequence[Any], arrays: Mapping[str, Array]) -> None:

@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 #: The same for familiarity: where images differ little, small differences are scaled up.
 FAMILIARITY_TOLERANCE = 1e-3
 #: Where rounding is intended: norm of the error over norm of the output.
-ROUNDING_TOLERANCES = {"bf16": 0.1, "int8": 0.5}
+ROUNDING_TOLERANCES = {"bf16": 0.1, "int8": 0.5, "int8 weights": 0.2, "float16 weights": 0.01}
 
 Forward = Callable[[Tensor], Mapping[str, Tensor]]  # normalised pixels to outputs by name
 
@@ -81,10 +81,11 @@ def compare(
     }
 
 
-def check_differences(
-    differences: Mapping[str, Difference], precision: str, consequence: str
-) -> None:
-    """Refuse outputs that differ too much; the error ends with the `consequence`."""
+def verified(
+    forward: Forward, pixels: Tensor, expected: Mapping[str, Tensor], precision: str, end: str
+) -> dict[str, Difference]:
+    """How outputs differ from those expected; too much is an EngramError with this `end`."""
+    differences = compare(forward, pixels, expected)
     for name, found in differences.items():
         task, _, familiarity = name.partition(":")
         tolerance = FAMILIARITY_TOLERANCE if familiarity else TOLERANCE
@@ -93,8 +94,9 @@ def check_differences(
             raise EngramError(
                 f"The exported {task!r} does not answer as the model does: {how}its "
                 f"{'familiarity is' if familiarity else 'logits are'} off by up to "
-                f"{found.largest:.2g} (the largest is {found.size:.2g}), so {consequence}."
+                f"{found.largest:.2g} (the largest is {found.size:.2g}), so {end}."
             )
+    return differences
 
 
 def _difference(actual: Tensor, expected: Tensor) -> Difference:

@@ -35,6 +35,7 @@ _WEBGPU = (
     "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
 )
+WEIGHTS = ("float16", "int8", "float32")
 _SETTINGS = "/* replaced by the export */ "
 
 
@@ -45,7 +46,7 @@ class WebExport:
     Attributes:
         folder: The folder.
         model: Its ONNX file.
-        int8: Whether the linear layers of its model are quantised.
+        weights: How the weights of the linear layers are stored: `float16`, `int8`, `float32`.
         model_bytes: The size of its model.
         bytes: The size of all its files.
         runtime: Where onnxruntime-web comes from: copied files, or an address.
@@ -55,7 +56,7 @@ class WebExport:
 
     folder: Path
     model: Path
-    int8: bool
+    weights: str
     model_bytes: int
     bytes: int
     runtime: str
@@ -67,7 +68,7 @@ def export_web(
     model: MemoryViT,
     folder: str | Path,
     *,
-    int8: bool = True,
+    weights: str = "float16",
     tasks: Sequence[str] | None = None,
     runtime: str | Path | None = None,
     overwrite: bool = False,
@@ -79,8 +80,9 @@ def export_web(
     Args:
         model: The model to export, in float32.
         folder: The folder to write.
-        int8: Quantise the linear layers to int8: a quarter of the size. In float32 the page uses
-            WebGPU where there is one.
+        weights: How the weights of the linear layers are stored: `float16`, half of the size;
+            `int8`, a quarter, and less exact; or `float32`, with which the page uses WebGPU where
+            there is one.
         tasks: The tasks to include; "base" is the backbone's own head. By default all of them.
         runtime: The npm package onnxruntime-web, as a folder or as the .tgz of `npm pack`, from
             which the files of the runtime are copied. By default the page loads them from
@@ -99,20 +101,24 @@ def export_web(
         >>> made.folder.joinpath("index.html").is_file()
         True
     """
+    if weights not in WEIGHTS:
+        raise EngramError(f"weights is {weights!r}; it can be {', '.join(WEIGHTS)}.")
     began, folder = time.monotonic(), Path(folder)
     check_site_folder(folder, overwrite)
     require_onnx()
-    wanted = _WASM if int8 else (*_WASM, *_WEBGPU)
+    webgpu = weights == "float32"
+    wanted = (*_WASM, *_WEBGPU) if webgpu else _WASM
     copied = {} if runtime is None else _runtime_files(Path(runtime), wanted)
     names = check_exportable(model, tasks)
-    data, differences = onnx_file(model, names, int8, f"{folder} was not written")
-    files = _site_files(metadata(model, names, int8), data, copied, webgpu=not int8)
+    precision = weights if webgpu else f"{weights} weights"
+    data, differences = onnx_file(model, names, precision, f"{folder} was not written")
+    files = _site_files(metadata(model, names, precision), data, copied, webgpu=webgpu)
     _write(folder, files)
     total = sum(map(len, files.values()))
     where = f"copied from {runtime}" if runtime else f"loaded from {_ADDRESS}"
     path = folder / next(name for name in files if name.endswith(".onnx"))
     seconds = time.monotonic() - began
-    return WebExport(folder, path, int8, len(data), total, where, seconds, differences)
+    return WebExport(folder, path, weights, len(data), total, where, seconds, differences)
 
 
 def check_site_folder(folder: Path, overwrite: bool) -> None:

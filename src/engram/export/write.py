@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,9 @@ from torch.nn import functional as F
 
 from engram.errors import EngramError
 from engram.export import standalone
-from engram.export.quantise import quantise
+from engram.export.quantise import quantise, round_weights
 from engram.export.runtime import INPUT, KEY, OnnxModel, require_onnx
-from engram.export.verify import (
-    Difference,
-    Forward,
-    all_outputs,
-    by_output,
-    check_differences,
-    compare,
-    expected_outputs,
-)
+from engram.export.verify import Difference, all_outputs, by_output, expected_outputs, verified
 from engram.inference.engine import familiarity_name
 from engram.model import MemoryViT
 from engram.tasks.class_statistics import ClassStatistics
@@ -105,34 +97,39 @@ def export_onnx(
         True
     """
     began, path = time.monotonic(), Path(path)
-    check_output_path(path, "onnx", overwrite)
+    check_output_path(path, overwrite, ["onnx"])
     require_onnx()
     names = check_exportable(model, tasks)
-    data, differences = onnx_file(model, names, int8, f"{path} was not written")
+    precision = "int8" if int8 else "float32"
+    data, differences = onnx_file(model, names, precision, f"{path} was not written")
     write_atomically(path, data)
     script = write_script(path)
     return Export(path, "onnx", int8, len(data), time.monotonic() - began, differences, script)
 
 
 def onnx_file(
-    model: MemoryViT, names: Sequence[str], int8: bool, consequence: str
+    model: MemoryViT, names: Sequence[str], precision: str, end: str
 ) -> tuple[bytes, dict[str, Difference]]:
     """The bytes of an ONNX file, compared with the model, and how its logits differ.
 
-    If they differ too much there is an EngramError, which ends with the `consequence`.
+    Its linear layers are computed in `float32` or `int8`, or in float32 with rounded weights:
+    `float16 weights`, `int8 weights`. Logits that differ too much are an EngramError, whose
+    sentence has this `end`.
     """
     check_onnx_size(model)
     pixels, expected = expected_outputs(model, names)
     proto = onnx_graph(model, names, pixels)
     data = proto.SerializeToString()
-    differences = compare(all_outputs(OnnxModel(data), names), pixels, expected)
-    check_differences(differences, "fp32", consequence)
-    if int8:
-        quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
-        set_metadata(proto, metadata(model, names, int8=True))
+    differences = verified(all_outputs(OnnxModel(data), names), pixels, expected, "fp32", end)
+    if precision != "float32":
+        if precision == "int8":
+            quantise(proto, [{INPUT: image.numpy()} for image in torch.split(pixels, 1)])
+        else:
+            round_weights(proto, precision.split()[0])
+        set_metadata(proto, metadata(model, names, precision))
         data = proto.SerializeToString()
-        differences = compare(all_outputs(OnnxModel(data), names), pixels, expected)
-        check_differences(differences, "int8", consequence)
+        forward = all_outputs(OnnxModel(data), names)
+        differences = verified(forward, pixels, expected, precision, end)
     return data, differences
 
 
@@ -165,7 +162,7 @@ def export_torch(
         >>> logits = torch.export.load(made.path).module()(pixels)
     """
     began, path = time.monotonic(), Path(path)
-    check_output_path(path, "torch", overwrite)
+    check_output_path(path, overwrite, ["torch"])
     names = check_exportable(model, tasks)
     pixels, expected = expected_outputs(model, names)
     about = {f"{KEY}.json": json.dumps(metadata(model, names))}
@@ -175,20 +172,17 @@ def export_torch(
         file.seek(0)
         loaded = torch.export.load(file).module()
     data = file.getvalue()
-    differences = compare(cast("Forward", loaded), pixels, expected)
-    check_differences(differences, "fp32", f"{path} was not written")
+    differences = verified(loaded, pixels, expected, "fp32", f"{path} was not written")
     write_atomically(path, data)
     return Export(path, "torch", False, len(data), time.monotonic() - began, differences, None)
 
 
-def check_output_path(path: Path, kind: str, overwrite: bool) -> None:
-    """Refuse a path to which a file of this format cannot be written, before any work is done."""
-    suffix = SUFFIXES[kind]
-    if path.suffix != suffix:
-        raise EngramError(
-            f"{path} does not end in {suffix}; give -o a name such as model{suffix}, or choose "
-            f"another format ({', '.join(f'{k}: {v}' for k, v in SUFFIXES.items())})."
-        )
+def check_output_path(path: Path, overwrite: bool, formats: Sequence[str] = tuple(SUFFIXES)) -> str:
+    """The format that the ending of a path chooses; refused before any work, if it cannot be."""
+    kind = next((name for name in formats if path.suffix == SUFFIXES[name]), None)
+    if kind is None:
+        known = ", ".join(f"{name} ({SUFFIXES[name]})" for name in formats)
+        raise EngramError(f"{path} has the ending {path.suffix!r}; formats are {known}.")
     if path.is_dir():
         raise EngramError(f"{path} is a folder; -o names the file to write.")
     if path.exists() and not overwrite:
@@ -197,6 +191,7 @@ def check_output_path(path: Path, kind: str, overwrite: bool) -> None:
             f"{flag('overwrite', True)}."
         )
     check_writable(path, other=flag("out"), parents=True)
+    return kind
 
 
 def write_script(path: Path) -> Path | None:
@@ -253,14 +248,14 @@ def check_onnx_size(model: MemoryViT) -> None:
 # The model as a graph, in which everything that does not depend on the image is a constant
 
 
-def metadata(model: MemoryViT, names: Sequence[str], int8: bool = False) -> dict[str, Any]:
+def metadata(model: MemoryViT, names: Sequence[str], precision: str = "float32") -> dict[str, Any]:
     """The metadata of an exported file: preprocessing, backbone, and the tasks with classes."""
     from engram import __version__
 
     return {
         "format": FORMAT,
         "library": f"engram-vit {__version__}",
-        "precision": "int8" if int8 else "float32",
+        "precision": precision,
         "preprocessing": model.preprocessing.to_dict(),
         "backbone": {
             "source": without_folder(model.backbone.source),

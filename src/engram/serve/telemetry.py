@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -46,64 +47,51 @@ class Telemetry:
         self.registry = CollectorRegistry()
         if METRICS_FOLDER not in os.environ:  # which prometheus_client reads when it is imported
             ProcessCollector(registry=self.registry)
-        own: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter(
-            "engram_requests", "Requests answered.", ["method", "path", "status"], **own
+        own: dict[str, Any] = {"namespace": "engram", "registry": self.registry}
+        counter, gauge = partial(Counter, **own), partial(Gauge, **own)
+        histogram = partial(Histogram, **own)
+        self.requests = counter("requests", "Requests answered.", ["method", "path", "status"])
+        self.request_seconds = histogram(
+            "request_seconds", "Time per request.", ["path"], buckets=_SECONDS
         )
-        self.request_seconds = Histogram(
-            "engram_request_seconds", "Time per request.", ["path"], buckets=_SECONDS, **own
+        stages = ", ".join((BODY, DECODE, QUEUE, PASS, WRITE))
+        self.stage_seconds = histogram(
+            "stage_seconds", f"Time per stage of a request: {stages}.", ["stage"], buckets=_SECONDS
         )
-        self.stage_seconds = Histogram(
-            "engram_stage_seconds",
-            f"Time per stage of a request: {', '.join((BODY, DECODE, QUEUE, PASS, WRITE))}.",
-            ["stage"],
-            buckets=_SECONDS,
-            **own,
+        self.batch_images = histogram(
+            "pass_images", "Images per forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        sizes = (1, 2, 4, 8, 16, 32, 64)
-        self.batch_images = Histogram(
-            "engram_pass_images", "Images per forward pass.", buckets=sizes, **own
-        )
-        self.answers = Counter("engram_answers", "Answers per task.", ["task"], **own)
-        shadow = ["task", "version"]
-        self.shadow_agreement = Histogram(
-            "engram_shadow_agreement",
+        self.shadow_agreement = histogram(
+            "shadow_agreement",
             "Agreement of a shadow with the version that answered, per image: 1 is full.",
-            shadow,
+            ["task", "version"],
             buckets=(0, 0.25, 0.5, 0.75, 0.9, 0.99, 1),
-            **own,
         )
-        self.shadow_seconds = Histogram(
-            "engram_shadow_seconds", "Time per pass of a shadow.", shadow, buckets=_SECONDS, **own
+        self.shadow_seconds = histogram(
+            "shadow_seconds", "Time per pass of a shadow.", ["task", "version"], buckets=_SECONDS
         )
-        self.classes = Counter(
-            "engram_answer_classes", "Answers per task and class.", ["task", "class"], **own
-        )
-        self.confidence = Histogram(
-            "engram_answer_confidence",
+        self.answers = counter("answers", "Answers per task.", ["task"])
+        self.classes = counter("answer_classes", "Answers per task and class.", ["task", "class"])
+        self.confidence = histogram(
+            "answer_confidence",
             "Probability of the likeliest class per task.",
             ["task"],
             buckets=_CONFIDENCE,
-            **own,
         )
-        self.familiarity = Histogram(
-            "engram_answer_familiarity",
+        self.familiarity = histogram(
+            "answer_familiarity",
             "Familiarity of images per task: 1 is usual, 5 % of validation images are below 0.",
             ["task"],
             buckets=_FAMILIARITY,
-            **own,
         )
         self._series = set[tuple[str, ...]]()
-        self.queued_images = Gauge(
-            "engram_waiting_images",
-            "Images accepted and not yet answered.",
-            multiprocess_mode="livesum",
-            **own,
+        self.queued_images = gauge(
+            "waiting_images", "Images accepted and not yet answered.", multiprocess_mode="livesum"
         )
-        self.killed_decoders = Counter(
-            "engram_killed_decoders", "Decoders killed at a limit and replaced.", **own
+        self.killed_decoders = counter(
+            "killed_decoders", "Decoders killed at a limit and replaced."
         )
-        self.tasks = Gauge("engram_tasks", "Tasks attached.", multiprocess_mode="livemax", **own)
+        self.tasks = gauge("tasks", "Tasks attached.", multiprocess_mode="livemax")
         self._provider = _trace_provider()
         self._tracer = self._provider and self._provider.get_tracer("engram", __version__)
 

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from tests.support.engrams import familiar
 from tests.support.serving import AUTH, TOKEN, Launch, Server, World, picture
+from tests.support.web import BRIGHTNESS
 
 from engram import MemoryViT, load_backbone, random_backbone, save_backbone
 from engram.images.preprocessing import Preprocessing
@@ -184,15 +185,16 @@ def test_a_task_that_is_attached_appears_and_answers(
     assert seen.console == []
 
 
-def test_a_mask_lies_over_the_picture_and_numbers_are_told(
+def test_masks_and_heat_maps_lie_over_the_picture_and_numbers_are_told(
     seen: Seen, service: Server, world: World
 ) -> None:
-    kinds = ("segmentation", "regression", "multilabel")
+    kinds = ("segmentation", "regression", "multilabel", "anomaly")
     for kind in kinds:
-        url, data = f"{service.url}/v1/tasks/{kind}", world.engrams[kind].read_bytes()
-        assert httpx.put(url, content=data, headers=AUTH, timeout=60).status_code == 201
+        url, engram = f"{service.url}/v1/tasks/{kind}", world.engrams[kind].read_bytes()
+        assert httpx.put(url, content=engram, headers=AUTH, timeout=60).status_code == 201
     seen.refresh()
-    seen.upload(picture(2, width=48, height=32))
+    data = picture(2, width=48, height=32)
+    seen.upload(data)
     seen.answer("segmentation").first.wait_for()
     assert seen.answer("regression").locator("span").all_inner_texts() == ["one", "two", "three"]
     assert seen.answer("multilabel").locator(".mark").count() == 3
@@ -207,6 +209,13 @@ def test_a_mask_lies_over_the_picture_and_numbers_are_told(
     seen.page.keyboard.press("ArrowRight")
     assert seen.page.locator("#heat").is_visible()
     assert not seen.page.locator("#mask").is_visible()
+    seen.answer("anomaly").first.click()
+    seen.page.locator("#attention-title", has_text="Heat map").wait_for()
+    assert seen.page.locator("#mask").is_visible()
+    found = np.array(seen.page.evaluate(BRIGHTNESS, "#mask"))
+    row, column = divmod(int(world.logits(data, "anomaly")["anomaly"].argmax()), 4)
+    assert found.shape == (32, 32)  # of 4 x 4 patches
+    assert found[8 * row + 4, 8 * column + 4] > 0.95 * found.max()
     assert seen.console == []
     for kind in kinds:
         httpx.delete(f"{service.url}/v1/tasks/{kind}", headers=AUTH, timeout=60)

@@ -1,5 +1,5 @@
 import {
-  announce, by, count, describeModel, make, percent, placeOver, resultNodes, setBusy, showImage, showProblem, takeImages,
+  announce, by, cardTitle, count, describeModel, make, percent, placeOver, resultNodes, setBusy, showImage, showProblem, takeImages,
 } from "./image_page.js";
 import { evaluationBox } from "./preprocess.js";
 
@@ -131,9 +131,10 @@ function drawCards(results = {}) {
 
 function card(name, result) {
   const task = state.site.about.tasks[name];
-  const counted = task.kind === "regression" ? count(task.classes.length, "number", "numbers") : count(task.classes.length, "class", "classes");
-  const facts = [counted, ...(task.kind === "classification" ? [] : [task.kind])];
-  const node = make("article", { className: "card" }, make("h3", { textContent: name }), make("p", { className: "quiet", textContent: facts.join(" · ") }));
+  const [one, many] = task.kind === "regression" ? ["number", "numbers"] : ["class", "classes"];
+  const facts = task.kind === "anomaly" ? [] : [count(task.classes.length, one, many)];
+  if (task.kind !== "classification") facts.push(task.kind);
+  const node = make("article", { className: "card" }, cardTitle(name, facts));
   node.dataset.task = name;
   node.classList.toggle("base", !task.regime);
   if (result) node.append(...resultNodes(name, result));

@@ -1,6 +1,6 @@
 import {
-  announce, answerRow, by, count, describeModel, isUnfamiliar, make, percent, placeOver, resultNodes, rowsOf, setBusy,
-  showImage, showProblem, takeImages,
+  announce, answerRow, by, cardTitle, count, describeModel, isUnfamiliar, make, percent, placeOver, resultNodes, rowsOf,
+  setBusy, showImage, showProblem, takeImages,
 } from "./image_page.js";
 
 export const state = {
@@ -184,10 +184,7 @@ function card(name, task, fresh) {
   const node = make(
     "article",
     { className: "card" },
-    make("div", { className: "row" },
-      make("div", {}, make("h3", { textContent: name }),
-        make("p", { className: "quiet", textContent: factsOf(task).join(" · ") })),
-      box),
+    make("div", { className: "row" }, cardTitle(name, factsOf(task)), box),
   );
   node.dataset.task = name;
   node.classList.toggle("base", !task);

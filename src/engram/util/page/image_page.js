@@ -109,10 +109,10 @@ export const rowsOf = {
     answer.classes.map((one, place) => ({
       label: one.class, text: percent(one.share), share: one.share, first: !place, colour: one.colour,
     })),
-  anomaly: ({ score, threshold, anomalous }) => [{
-    label: anomalous ? "anomalous" : "good", text: `${score.toFixed(3)}, threshold ${threshold.toFixed(3)}`,
-    first: anomalous, share: Math.min(1, score / threshold / 2), mark: 0.5,
-  }],
+  anomaly: ({ score, threshold, anomalous }) => [
+    { label: anomalous ? "anomalous" : "good", text: score.toFixed(3), first: true, share: Math.min(1, score / threshold / 2) },
+    { label: "threshold", text: threshold.toFixed(3), share: 0.5 },
+  ],
 };
 
 export function answerRow(one, tag = "div") {
@@ -134,6 +134,10 @@ export function answerRow(one, tag = "div") {
 }
 
 export const isUnfamiliar = ({ familiarity }) => typeof familiarity === "number" && familiarity < 0;
+
+// The start of a card: the name of a task, and facts about it.
+export const cardTitle = (name, facts) =>
+  make("div", {}, make("h3", { textContent: name }), make("p", { className: "quiet", textContent: facts.join(" · ") }));
 
 // What the card of a task says below its name: an error, or its rows and how familiar the image is.
 export function resultNodes(name, result, row = (one) => answerRow(one)) {
