@@ -163,6 +163,7 @@ def _product(value: str, weight: str, output: str) -> list[Any]:
 
 
 def _weights(graph: Any, names: Collection[str]) -> Iterator[tuple[str, Array]]:
+    """The matrices of these names."""
     from onnx import numpy_helper
 
     found = [one for one in graph.initializer if one.name in names]

@@ -246,8 +246,9 @@ class Classification(Kind):
         return _margin_uncertainty(outputs)
 
     def labels(self, output: Tensor, fitted: Fitted) -> tuple[list[int], float | None]:
-        probability, best = self.scores(output).max(0)
-        return [int(best)], float(probability)
+        logits = output.float().numpy(force=True)
+        best = int(logits.argmax())
+        return [best], float(1 / np.exp(logits - logits[best]).sum())
 
     def answer(self, output: Tensor, names: Sequence[str], fitted: Fitted, top_k: int = 5) -> Any:
         """The `top_k` likeliest: [{"class", "probability"}, …]."""

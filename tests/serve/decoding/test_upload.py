@@ -10,15 +10,15 @@ import pytest
 from tests.support.waiting import computing_less_than
 
 from benchmarks.serve.malformed import BOUNDARY, form
-from engram.serve.decoding.upload import Limits, Refusal, Upload, read_upload
+from engram.serve.decoding.upload import Refusal, Upload, read_upload
 from engram.serve.routes.schemas import PredictOptions
 
 JSON, FORM = "application/json", f"multipart/form-data; boundary={BOUNDARY.decode()}"
-LIMITS = Limits(max_images=4, max_body=10**8)
+MOST = 4
 
 
 def read(kind: str, body: bytes) -> Upload:
-    return read_upload(PredictOptions, kind, bytearray(body), LIMITS)
+    return read_upload(PredictOptions, kind, bytearray(body), MOST)
 
 
 def refusal(kind: str, body: bytes) -> tuple[int, str]:
@@ -50,7 +50,7 @@ def test_a_form_has_files() -> None:
 
 def test_the_body_is_dropped() -> None:
     body = bytearray(form(("image", b"x", True)))
-    read_upload(PredictOptions, FORM, body, LIMITS)
+    read_upload(PredictOptions, FORM, body, MOST)
     assert not body
 
 

@@ -19,15 +19,14 @@ from engram.images.views import evaluation_view
 from engram.serve.decoding.worker import BodyDecoder, receive, send
 
 PREPROCESSING = Preprocessing((16, 16), None)
-READ = {"do": "read", "what": "The body", "options": "PredictOptions"}
+READ = {"do": "read", "what": "The body", "options": "PredictOptions", "max_images": 9}
 KIND = f"multipart/form-data; boundary={BOUNDARY.decode()}"
 
 
 def holding(*images: bytes) -> BodyDecoder:
     decoder = BodyDecoder()
-    limits = {"max_images": 9, "max_body": 10**6}
     body = bytearray(form(*[("image", data, True) for data in images], ("top_k", b"2", False)))
-    answer, _ = decoder.answer({**READ, "kind": KIND, "limits": limits}, body)
+    answer, _ = decoder.answer({**READ, "kind": KIND}, body)
     assert answer["names"] == ["image.png"] * len(images)
     assert answer["options"] == {"tasks": None, "top_k": 2, "attention": None}
     return decoder
@@ -103,8 +102,7 @@ def test_no_exception_ends_a_decoder_without_an_answer(monkeypatch: pytest.Monke
         raise Panic("a\nlong story")
 
     monkeypatch.setattr("engram.serve.decoding.worker.read_inference", fail)
-    limits = {"max_images": 9, "max_body": 10**6}
-    message = {**READ, "options": "InferOptions", "limits": limits, "json_bytes": None, "size": []}
+    message = {**READ, "options": "InferOptions", "json_bytes": None, "size": []}
     answer, _ = BodyDecoder().answer(message, bytearray())
     assert answer["ending"].startswith("Panic: a")
     assert "\n" not in answer["ending"]

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from engram.serve.decoding.upload import (
-    Limits,
     Refusal,
     Upload,
     check_json,
@@ -55,9 +54,9 @@ _PER_OUTPUT = 8  # values that describe one output, with room for fields of othe
 
 
 def read_inference(
-    body: bytearray, json_bytes: int | None, size: Sequence[int], limits: Limits
+    body: bytearray, json_bytes: int | None, size: Sequence[int], most: int
 ) -> Upload:
-    """Images or pixels (3, *size) from a body; anything wrong is a Refusal.
+    """At most so many images or pixels (3, *size) from a body; anything wrong is a Refusal.
 
     `json_bytes` is where the JSON ends, if binary tensors follow it. Clears the body.
     """
@@ -71,22 +70,21 @@ def read_inference(
     if json_bytes is not None:
         text = body[:json_bytes]
         del body[:json_bytes]  # the binary tensors stay where they are
-    numbers = _cut_numbers(text, limits.max_images * 3 * math.prod(size))
-    most = 2 * limits.max_images + _PER_OUTPUT * (MAX_TASKS + 1)
-    hint = f"beside pixels, it has {limits.max_images} images at most, and each output once"
-    check_json(text, most, hint)
+    numbers = _cut_numbers(text, most * 3 * math.prod(size))
+    hint = f"beside pixels, it has {most} images at most, and each output once"
+    check_json(text, 2 * most + _PER_OUTPUT * (MAX_TASKS + 1), hint)
     try:
         request = InferRequest.model_validate_json(text)
     except ValidationError as error:
         raise invalid(error, "The JSON of the request") from None
     text.clear()
     [tensor] = request.inputs  # the schema allows one
-    if tensor.shape[0] > limits.max_images:
-        raise too_many(limits)
+    if tensor.shape[0] > most:
+        raise too_many(most)
     if tensor.name == PIXELS:
         images = _pixels(tensor, body, numbers, size)
     else:
-        images = _encoded(tensor, body, limits)
+        images = _encoded(tensor, body, most)
     body.clear()
     return Upload(named(images), request, (3, *size) if tensor.name == PIXELS else None)
 
@@ -158,7 +156,7 @@ def _marks(shape: Sequence[int]) -> bytes:
 # Tensors
 
 
-def _encoded(tensor: InferInput, binary: bytearray, limits: Limits) -> list[bytes]:
+def _encoded(tensor: InferInput, binary: bytearray, most: int) -> list[bytes]:
     """The images of a BYTES tensor (n) or (n, 1): as bytes, or in JSON in base64."""
     _check(tensor, "BYTES", len(tensor.shape) in (1, 2) and math.prod(tensor.shape[1:]) == 1, "[n]")
     size = tensor.parameters.binary_data_size
@@ -168,7 +166,7 @@ def _encoded(tensor: InferInput, binary: bytearray, limits: Limits) -> list[byte
         nested.clear()
         images = decode_base64(texts)
     else:
-        images = _split(_exactly(binary, size), limits)
+        images = _split(_exactly(binary, size), most)
     if len(images) != tensor.shape[0]:
         raise Refusal(
             422, f"{IMAGE} has the shape {tensor.shape}, and the images in it are {len(images)}."
@@ -176,12 +174,12 @@ def _encoded(tensor: InferInput, binary: bytearray, limits: Limits) -> list[byte
     return images
 
 
-def _split(data: bytearray, limits: Limits) -> list[bytes]:
+def _split(data: bytearray, most: int) -> list[bytes]:
     """The elements of a BYTES tensor: each is its length, in four bytes, and then its bytes."""
     images, position = list[bytes](), 0
     while position < len(data):
-        if len(images) == limits.max_images:
-            raise too_many(limits)
+        if len(images) == most:
+            raise too_many(most)
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
         if position > len(data) or start > len(data):

@@ -97,9 +97,8 @@ class Decoder:
         `form` is the content type (`kind`); for the Open Inference Protocol, where the JSON ends
         (`json_bytes`) and the size of pixels (`size`); for vectors, how long each is (`features`).
         """
-        limits = {"max_images": self.settings.max_images, "max_body": self.settings.max_body}
         message = {"do": "read", "what": "The body", "options": options.__name__, **form}
-        answer, _ = await self._ask({**message, "limits": limits}, body)
+        answer, _ = await self._ask({**message, "max_images": self.settings.max_images}, body)
         self._images = len(answer["names"])
         return answer["names"], options.model_validate(answer["options"])
 

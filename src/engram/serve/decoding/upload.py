@@ -36,14 +36,6 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a request."""
-
-    max_images: int
-    max_body: int
-
-
-@dataclass(frozen=True)
 class Upload:
     """The images of a request (name, and the encoded image), and its options.
 
@@ -55,28 +47,27 @@ class Upload:
     shape: tuple[int, ...] | None = None
 
 
-def read_upload(options: type[Options], kind: str, body: bytearray, limits: Limits) -> Upload:
-    """Images and options from a body of this content type; anything wrong is a Refusal.
+def read_upload(options: type[Options], kind: str, body: bytearray, most: int) -> Upload:
+    """At most so many images, and options, from a body; anything wrong is a Refusal.
 
-    The body is cleared as soon as it is not needed any more.
+    `kind` is its content type. The body is cleared as soon as it is not needed any more.
     """
     if kind.partition(";")[0].strip().lower() == "application/json":
-        return _from_json(options, body, limits)
-    return _from_fields(options, _read_form(kind, body, limits))
+        return _from_json(options, body, most)
+    return _from_fields(options, _read_form(kind, body, most))
 
 
 # JSON
 
 
-def _from_json(options: type[Options], body: bytearray, limits: Limits) -> Upload:
+def _from_json(options: type[Options], body: bytearray, most: int) -> Upload:
     known = list(options.model_fields)
     hint = f"it needs the list images, and may have {', '.join(known)}"
-    check_json(body, limits.max_images + MAX_TASKS + len(known), hint)
+    check_json(body, most + MAX_TASKS + len(known), hint)
     try:
-        allowed = json_body(options, limits.max_images, limits.max_body)
-        document = allowed.model_validate_json(body)
+        document = json_body(options, most).model_validate_json(body)
     except ValidationError as error:
-        raise invalid(error, "The JSON body", limits) from None
+        raise invalid(error, "The JSON body", most) from None
     body.clear()
     return Upload(named(decode_base64(document.images)), document)
 
@@ -134,8 +125,8 @@ class _FormPart:
 class _FormReader:
     """Collects the parts of a form; the parser calls the methods in the order of the body."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.parts: list[_FormPart] = []
         self.complete = False
         self._files = self._field_bytes = 0
@@ -165,8 +156,8 @@ class _FormReader:
         if b"filename" in options:
             part.file_name = _text(options[b"filename"])
             self._files += 1
-        if self._files > self.limits.max_images:
-            raise too_many(self.limits)
+        if self._files > self.most:
+            raise too_many(self.most)
         if len(self.parts) - self._files > MAX_FIELDS:
             raise Refusal(400, f"The form has more than {MAX_FIELDS:,} fields; send fewer.")
 
@@ -191,11 +182,11 @@ class _FormReader:
         self.complete = True
 
 
-def _read_form(kind: str, body: bytearray, limits: Limits) -> list[_FormPart]:
+def _read_form(kind: str, body: bytearray, most: int) -> list[_FormPart]:
     boundary = parse_options_header(kind)[1].get(b"boundary")
     if not boundary:
         raise Refusal(400, "The form cannot be read: its content type has no boundary.")
-    reader = _FormReader(limits)
+    reader = _FormReader(most)
     callbacks: Any = {name: getattr(reader, name) for name in dir(reader) if name[:3] == "on_"}
     try:
         parser = MultipartParser(boundary, callbacks)
@@ -250,19 +241,18 @@ def _from_fields(allowed: type[Options], parts: list[_FormPart]) -> Upload:
 # Errors
 
 
-def too_many(limits: Limits) -> Refusal:
+def too_many(most: int) -> Refusal:
     """For a request with more images than one may have."""
-    most = counted(limits.max_images, "image")
-    return Refusal(422, f"A request may have {most} at most; send fewer.")
+    return Refusal(422, f"A request may have {counted(most, 'image')} at most; send fewer.")
 
 
-def invalid(error: ValidationError, what: str, limits: Limits | None = None) -> Refusal:
+def invalid(error: ValidationError, what: str, most: int = 0) -> Refusal:
     """The first error as a sentence; a body that is not JSON at all gets status 400."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return Refusal(400, f"{what} is not JSON: {printable(first['msg'])}.")
-    if first["type"] == "too_long" and first["loc"] == ("images",) and limits is not None:
-        return too_many(limits)
+    if first["type"] == "too_long" and first["loc"] == ("images",):
+        return too_many(most)
     where = ".".join(str(part) for part in first["loc"])
     return Refusal(
         422, f"{what} is invalid at {printable(where, 60)!r}: {printable(first['msg'])}."

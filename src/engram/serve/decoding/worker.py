@@ -24,7 +24,7 @@ from engram.images.preprocessing import Preprocessing
 from engram.images.views import evaluation_box, evaluation_view
 from engram.serve.decoding.formats import FORMATS, check_format
 from engram.serve.decoding.infer_body import read_inference, read_vectors
-from engram.serve.decoding.upload import Limits, Refusal, read_upload
+from engram.serve.decoding.upload import Refusal, read_upload
 from engram.serve.routes.schemas import OPTIONS, TeachOptions
 from engram.util.quiet import ignore_pillow_warnings
 from engram.util.text import printable
@@ -129,13 +129,13 @@ class BodyDecoder:
 
     def _read(self, message: Document, body: bytearray) -> Document:
         self.images = []  # of the request before: two requests never are in memory
-        limits, options = Limits(**message["limits"]), OPTIONS.get(message["options"])
+        most, options = message["max_images"], OPTIONS.get(message["options"])
         if options is not None:
-            upload = read_upload(options, message["kind"], body, limits)
+            upload = read_upload(options, message["kind"], body, most)
         elif message["options"] == TeachOptions.__name__:
             upload = read_vectors(body, message["features"])
         else:
-            upload = read_inference(body, message["json_bytes"], message["size"], limits)
+            upload = read_inference(body, message["json_bytes"], message["size"], most)
         self.images, self.shape = upload.images, upload.shape
         options_sent = upload.options.model_dump(exclude={"images", "inputs", "vectors"})
         return {"names": [name for name, _ in self.images], "options": options_sent}

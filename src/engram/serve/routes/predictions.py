@@ -53,7 +53,7 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
     def about(options: type[Options]) -> dict[str, Any]:
         forms = {
             "multipart/form-data": form_body(options, settings.max_images),
-            "application/json": json_body(options, settings.max_images, settings.max_body),
+            "application/json": json_body(options, settings.max_images),
         }
         return {
             "description": answer_limit(settings.max_values),
@@ -85,7 +85,7 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
                 )
                 for (image, outputs), own in zip(images, maps, strict=True)
             )
-            return images_json(parts, snapshot.answering(_names(snapshot, options))), {}
+            return images_json(parts, snapshot.answering(options.tasks or snapshot.names)), {}
 
         query = Query(PredictOptions, {"kind": kind}, partial(_asked, snapshot), write)
         return pipeline.respond(request, snapshot, query)
@@ -110,18 +110,19 @@ def predict_router(catalogue: Catalogue, pipeline: RequestPipeline, tokens: Toke
     return router
 
 
-def _names(snapshot: Snapshot, options: PredictOptions) -> list[str]:
-    return list(dict.fromkeys(options.tasks or snapshot.names))
+def _names(snapshot: Snapshot, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """These tasks, each once; one that does not exist is a Problem."""
+    for name in names:
+        if name not in known:
+            snapshot.engram(name)  # raises the Problem
+    return list(dict.fromkeys(names))
 
 
 def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
-    """The tasks to run, each once; one that does not exist is a Problem."""
-    names = _names(snapshot, options)
-    for name in (*names, options.attention or names[0]):
-        if name not in snapshot.names:
-            snapshot.engram(name)  # raises the Problem
+    names = _names(snapshot, options.tasks or snapshot.names, snapshot.names)
     values = kept_values(snapshot, names)
     if options.attention is not None:
+        _names(snapshot, [options.attention], snapshot.names)
         config = snapshot.model.backbone.config
         patches = math.prod(side // config.patch for side in snapshot.preprocessing.size)
         values += config.depth * (patches + len(SOURCES))
@@ -129,11 +130,8 @@ def _asked(snapshot: Snapshot, options: PredictOptions) -> Asked:
 
 
 def _asked_vectors(snapshot: Snapshot, options: EmbedOptions) -> Asked:
-    """The tasks to embed for, each once; one that does not exist is a Problem."""
-    names = list(dict.fromkeys(options.tasks or snapshot.embedding_names))
-    for name in names:
-        if name not in snapshot.embedding_names:
-            snapshot.engram(name)  # raises the Problem
+    known = snapshot.embedding_names
+    names = _names(snapshot, options.tasks or known, known)
     return Asked(names, kept_values(snapshot, names, embeds=True))
 
 

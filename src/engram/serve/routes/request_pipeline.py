@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
@@ -15,7 +16,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from engram.inference.engine import familiarity_name
-from engram.inference.predict import shown_familiarity
 from engram.serve.batching import MANY_VALUES, Batcher
 from engram.serve.catalogue import Snapshot
 from engram.serve.decoding.pool import Decoded, Pool
@@ -187,24 +187,21 @@ def record_answers(
 ) -> None:
     """Count the classes, confidence and familiarity of answers; those not finite are left out."""
     for outputs in images:
-        for name in outputs.keys() & set(snapshot.names):
-            if outputs[name].ndim and is_finite(outputs[name]):
-                familiarity = outputs.get(familiarity_name(name))
-                known = None if familiarity is None else shown_familiarity(familiarity)
-                telemetry.record_answer(
-                    name, *snapshot.model.task(name).labels(outputs[name]), known
-                )
+        for name in snapshot.names:
+            output = outputs.get(name)
+            if output is None or not output.ndim or not is_finite(output):
+                continue
+            familiarity = float(outputs.get(familiarity_name(name), math.nan))
+            known = familiarity if math.isfinite(familiarity) else None
+            telemetry.record_answer(name, *snapshot.model.task(name).labels(output), known)
 
 
 async def read_body(
     request: Request, most: int, deadline: float, reserve: Reserve = lambda size: None
 ) -> bytearray:
     """The whole body; one that is too large or too slow is a Problem."""
-    declared, stream, body = (
-        request.headers.get("content-length", ""),
-        request.stream(),
-        bytearray(),
-    )
+    declared, body = request.headers.get("content-length", ""), bytearray()
+    stream = request.stream()
     too_large = Problem(413, f"The body has more than {most:,} bytes, which is the limit.")
     try:
         if declared.isdecimal() and int(declared) > most:

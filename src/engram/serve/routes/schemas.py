@@ -66,9 +66,9 @@ class WithImages(Options):
 
 
 @cache
-def json_body(options: type[Options], max_images: int, max_body: int) -> type[WithImages]:
-    """The body of a request as JSON, with the limits of a service; its first error ends it."""
-    image = Annotated[str, Field(max_length=max_body, json_schema_extra={"format": "byte"})]
+def json_body(options: type[Options], max_images: int) -> type[WithImages]:
+    """The body of a request as JSON, with the limit of a service; its first error ends it."""
+    image = Annotated[str, Field(json_schema_extra={"format": "byte"})]
     about = Field(min_length=1, max_length=max_images, description="Images in base64")
     bases: Any = (options, WithImages)
     body: type[WithImages] = create_model(
