@@ -132,7 +132,8 @@ def export_command(
         progress(f"writing {out or web} and checking it", 0, 0)
         made: Export | WebExport
         engine: Engine
-        if web is not None:
+        if out is None:
+            assert web is not None
             weights = {None: "float16", True: "int8", False: "float32"}[int8]
             made = export_web(
                 model, web, weights=weights, tasks=names, runtime=runtime, overwrite=overwrite

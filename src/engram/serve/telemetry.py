@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -48,50 +47,66 @@ class Telemetry:
         if METRICS_FOLDER not in os.environ:  # which prometheus_client reads when it is imported
             ProcessCollector(registry=self.registry)
         own: dict[str, Any] = {"namespace": "engram", "registry": self.registry}
-        counter, gauge = partial(Counter, **own), partial(Gauge, **own)
-        histogram = partial(Histogram, **own)
-        self.requests = counter("requests", "Requests answered.", ["method", "path", "status"])
-        self.request_seconds = histogram(
-            "request_seconds", "Time per request.", ["path"], buckets=_SECONDS
+        self.requests = Counter(
+            "requests", "Requests answered.", ["method", "path", "status"], **own
+        )
+        self.request_seconds = Histogram(
+            "request_seconds", "Time per request.", ["path"], buckets=_SECONDS, **own
         )
         stages = ", ".join((BODY, DECODE, QUEUE, PASS, WRITE))
-        self.stage_seconds = histogram(
-            "stage_seconds", f"Time per stage of a request: {stages}.", ["stage"], buckets=_SECONDS
+        self.stage_seconds = Histogram(
+            "stage_seconds",
+            f"Time per stage of a request: {stages}.",
+            ["stage"],
+            buckets=_SECONDS,
+            **own,
         )
-        self.batch_images = histogram(
-            "pass_images", "Images per forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64)
+        self.batch_images = Histogram(
+            "pass_images", "Images per forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64), **own
         )
-        self.shadow_agreement = histogram(
+        self.shadow_agreement = Histogram(
             "shadow_agreement",
             "Agreement of a shadow with the version that answered, per image: 1 is full.",
             ["task", "version"],
             buckets=(0, 0.25, 0.5, 0.75, 0.9, 0.99, 1),
+            **own,
         )
-        self.shadow_seconds = histogram(
-            "shadow_seconds", "Time per pass of a shadow.", ["task", "version"], buckets=_SECONDS
+        self.shadow_seconds = Histogram(
+            "shadow_seconds",
+            "Time per pass of a shadow.",
+            ["task", "version"],
+            buckets=_SECONDS,
+            **own,
         )
-        self.answers = counter("answers", "Answers per task.", ["task"])
-        self.classes = counter("answer_classes", "Answers per task and class.", ["task", "class"])
-        self.confidence = histogram(
+        self.answers = Counter("answers", "Answers per task.", ["task"], **own)
+        self.classes = Counter(
+            "answer_classes", "Answers per task and class.", ["task", "class"], **own
+        )
+        self.confidence = Histogram(
             "answer_confidence",
             "Probability of the likeliest class per task.",
             ["task"],
             buckets=_CONFIDENCE,
+            **own,
         )
-        self.familiarity = histogram(
+        self.familiarity = Histogram(
             "answer_familiarity",
             "Familiarity of images per task: 1 is usual, 5 % of validation images are below 0.",
             ["task"],
             buckets=_FAMILIARITY,
+            **own,
         )
         self._series = set[tuple[str, ...]]()
-        self.queued_images = gauge(
-            "waiting_images", "Images accepted and not yet answered.", multiprocess_mode="livesum"
+        self.queued_images = Gauge(
+            "waiting_images",
+            "Images accepted and not yet answered.",
+            multiprocess_mode="livesum",
+            **own,
         )
-        self.killed_decoders = counter(
-            "killed_decoders", "Decoders killed at a limit and replaced."
+        self.killed_decoders = Counter(
+            "killed_decoders", "Decoders killed at a limit and replaced.", **own
         )
-        self.tasks = gauge("tasks", "Tasks attached.", multiprocess_mode="livemax")
+        self.tasks = Gauge("tasks", "Tasks attached.", multiprocess_mode="livemax", **own)
         self._provider = _trace_provider()
         self._tracer = self._provider and self._provider.get_tracer("engram", __version__)
 
