@@ -91,9 +91,7 @@ def _with_noise(
     noisy = replace(train, labels=given)
     found = replace(features, samples=[(noisy, i) for _, i in features.samples])
     groups = np.arange(len(given))
-    logits, rows = held_out_logits(
-        model, replace(splits, train=noisy), found, groups, RECIPE, silent
-    )
+    logits, rows = held_out_logits(model, replace(splits, train=noisy), found, groups, RECIPE)
     order = rows.argsort()
     logits, held_out = logits[order], rows[order].numpy()
     wrong, given = wrong[held_out], given[held_out]

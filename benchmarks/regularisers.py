@@ -37,13 +37,13 @@ from engram.methods import create_method, side
 from engram.methods.method import TaskInput
 from engram.model import MemoryViT
 from engram.tasks.heads import TaskHead
-from engram.train.cache_plan import CachePlan
+from engram.train.feed_plan import FeedPlan
 from engram.train.feeds import CacheFeed
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
+from engram.train.run import Run
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 RECORDS = Records(RESULTS / "regularisers.jsonl")
 SETS = {"masked": ("pets", "fashion"), "side": ("pets", "fashion", "digits")}
@@ -191,7 +191,7 @@ def run(name: str, regime: str, row: Row) -> Record:
     recipe = BASE.but(**row.recipe)
     began = time.process_time()
     # All passes read the same cache, also those without a task that needs all of a row.
-    with row.patch(), mock.patch.object(CachePlan, "keeps", "all"):
+    with row.patch(), mock.patch.object(FeedPlan, "keeps", "all"):
         torch.manual_seed(0)
         every = []
         for seed in SEEDS:
@@ -199,7 +199,7 @@ def run(name: str, regime: str, row: Row) -> Record:
             method = create_method(regime, dict(row.settings))
             model.add(splits.task_spec(called, method), seed=seed)
             every.append(TaskTrainer(model, called, recipe))
-        training = Training(model, every, splits, recipe, None, ProcessGroup(), silent)
+        training = Training(model, every, splits, recipe, Run(None, ProcessGroup()))
         training.prepare()
         training.begin("")
         training.go()

@@ -37,11 +37,10 @@ from engram.data.datasets import Dataset, Splits
 from engram.tasks.metrics import classification_metrics
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import Portfolio, shorter_recipe
-from engram.train.callbacks import nobody
 from engram.train.feeds import Feed, open_feed
+from engram.train.run import Run
 from engram.train.validation import with_held_out
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 SETS = (
     *("waste", "textures", "xray", "bloodcells", "leaves", "pets", "flowers"),
@@ -94,7 +93,7 @@ class Bench:
         settings = TaskSettings("masked", (), "backbone", {})
         began = time.process_time()
         portfolio = Portfolio(model, name, splits, recipe, settings, self.team)
-        _, chosen, tried, training = portfolio.best(None, silent, nobody(self.team))
+        _, chosen, tried, training = portfolio.best(Run(None, self.team))
         seconds = time.process_time() - began
         finished = [(one.final.task.spec.regime, one.final.name) for one in portfolio.finished]
         names = [called for _, called in finished] + [chosen.trainers[0].name]

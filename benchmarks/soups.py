@@ -28,22 +28,22 @@ from benchmarks.paths import BUILD, RESULTS, require_backbone
 from benchmarks.report import markdown_table
 from engram.methods import METHODS
 from engram.model import MemoryViT
-from engram.train.cache_plan import CachePlan
+from engram.train.feed_plan import FeedPlan
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
+from engram.train.run import Run
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 RECORDS = Records(RESULTS / "soups.jsonl")
 RATES = {"masked": (5e-4, 1e-3, 2e-3), "side": (1.5e-3, 3e-3, 6e-3)}
 ORDERS = {"pets": (0, 1), "flowers": (0,)}
 EPOCHS = 10
-Run = tuple[int, int, int]  # order, seed, number of the rate
+Trained = tuple[int, int, int]  # order, seed, number of the rate
 Weights = dict[str, Tensor]
 
 
-def trained(name: str, regime: str, order: int) -> dict[Run, Weights]:
+def trained(name: str, regime: str, order: int) -> dict[Trained, Weights]:
     """All rates and seeds in one pass, from `build/soups` if they are there."""
     kept = BUILD / "soups" / f"{name}-{regime}-{order}.pt"
     if not kept.exists():
@@ -57,19 +57,19 @@ def trained(name: str, regime: str, order: int) -> dict[Run, Weights]:
                 model.add(splits.task_spec(f"{seed}.{i}", METHODS[regime]()), seed=seed)
                 learners[order, seed, i] = TaskTrainer(model, f"{seed}.{i}", recipe, lr)
         tried = list(learners.values())
-        Training(model, tried, splits, recipe, None, ProcessGroup(), silent).whole()
+        Training(model, tried, splits, recipe, Run(None, ProcessGroup())).whole()
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save({run: one.task.tensors() for run, one in learners.items()}, kept)
-    found: dict[Run, Weights] = torch.load(kept, weights_only=True)
+    found: dict[Trained, Weights] = torch.load(kept, weights_only=True)
     return found
 
 
-def soups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+def soups(runs: Sequence[Trained]) -> Iterator[tuple[str, list[Trained]]]:
     """Every run alone, and the groups of those that differ in one thing."""
     for run in runs:
         yield f"one {run}", [run]
     for kind, others in (("rates", (0, 1)), ("orders", (1, 2)), ("seeds", (0, 2))):
-        groups: dict[tuple[int, ...], list[Run]] = {}
+        groups: dict[tuple[int, ...], list[Trained]] = {}
         for run in runs:
             groups.setdefault(tuple(run[i] for i in others), []).append(run)
         yield from ((f"{kind} {key}", group) for key, group in groups.items() if len(group) > 1)
@@ -136,7 +136,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.table:
         require_backbone()
-        with mock.patch.object(CachePlan, "keeps", "all"):  # one cache for both regimes
+        with mock.patch.object(FeedPlan, "keeps", "all"):  # one cache for both regimes
             for label in (f"{name} {regime}" for name in ORDERS for regime in RATES):
                 if given.only in label and label not in RECORDS:
                     name, regime = label.split()

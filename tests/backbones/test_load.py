@@ -74,17 +74,19 @@ def test_tasks_read_the_pooling_of_a_model_without_a_class_token(
     for name, regime in (("plain", "head"), ("thin", "side"), ("all", "full")):
         model = model if regime != "full" else MemoryViT(model.backbone).eval()
         model.add_task(name, 3, regime=regime)
+        model.add_task(f"{name}-statistics", 3, regime="readout", grid=True)
         pixels = torch.randn(2, 3, 32, 32)
         with torch.no_grad():
             theirs = made(family)(pixels).pooler_output
-            ours = model.embed(pixels, [name])[name][:, : theirs.shape[1]]
-            statistics = model.layer_statistics(pixels)[:, : theirs.shape[1]]
-        assert (ours - theirs).abs().max() < 1e-5
-        assert (statistics - theirs).abs().max() < 1e-5
+            found = model.embed(pixels, [name, f"{name}-statistics"])
+        for vectors in found.values():
+            assert (vectors[:, : theirs.shape[1]] - theirs).abs().max() < 1e-5
     cache = Cache(model.backbone, Preprocessing((32, 32)), keeps="statistics")
     rows = cache.compute(torch.randint(0, 255, (2, 32, 32, 3), dtype=torch.uint8))
     pooled = cache.features(rows).pooled
-    assert torch.equal(cache.layer_statistics(rows)[:, : len(pooled[0])], pooled)
+    statistics = cache.features(rows).statistics
+    assert statistics is not None
+    assert torch.equal(statistics[:, : len(pooled[0])], pooled)
 
 
 def test_another_pooling_is_another_backbone(saved: Callable[[str], Path]) -> None:

@@ -13,8 +13,9 @@ from tests.support.regimes import SUPERVISED, known
 from tests.support.strategies import backbone_options, scatter, some_pixels, tiny_backbone
 from torch import nn
 
-from engram import MemoryViT
-from engram.methods import METHODS
+import engram
+from engram import EngramError, MemoryViT
+from engram.methods import METHODS, Method, OwnPassMethod, SharedPassMethod
 from engram.train.trainable import train_only
 
 HEAD = ["head.weight", "head.bias"]
@@ -221,3 +222,15 @@ def test_unmasked_memory_tasks_read_each_others_cells() -> None:
         tokens = [reference.unmasked(both.backbone, p, task.class_token, cells) for p in pixels]
         wanted = torch.stack([task.head.weight @ t[0] + task.head.bias for t in tokens])
         torch.testing.assert_close(together[name], wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_method_shares_the_pass_or_has_its_own() -> None:
+    class Neither(Method):
+        name = "neither"
+
+    with pytest.raises(EngramError, match="SharedPassMethod"):
+        engram.register(Neither)
+    for method in METHODS.values():
+        assert method.shares_pass == issubclass(method, SharedPassMethod)
+        assert method.shares_pass != issubclass(method, OwnPassMethod)
+        assert hasattr(method, "join") == method.shares_pass

@@ -20,6 +20,7 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
 )
@@ -27,7 +28,7 @@ from engram.util.settings import setting
 
 
 @dataclass(frozen=True)
-class AttentionPooling(Method):
+class AttentionPooling(SharedPassMethod):
     """Queries of the task's own pool the backbone's final tokens; the head reads what they find."""
 
     name: ClassVar[str] = "attention-pooling"

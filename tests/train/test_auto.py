@@ -18,9 +18,8 @@ from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
 from engram.train import auto as module
 from engram.train.auto import RATES, AutoResult, Portfolio
-from engram.train.callbacks import nobody
+from engram.train.run import Run
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 QUICK = Recipe(steps=20, batch=16, workers=0)
 TRAINED = {regime: len(rates) for regime, rates in RATES.items()}
@@ -125,7 +124,7 @@ def test_the_average_of_two_tasks_is_one_task(
     """Its output is the mean of theirs."""
     monkeypatch.setattr(module, "RATES", {"side": (0.003,)})
     candidates = portfolio(model, splits, calibrate="off")
-    candidates.best(None, silent, nobody(ProcessGroup()))
+    candidates.best(Run(None, ProcessGroup()))
     answers = candidates.model.eval()(torch.rand(5, 3, 16, 16))
     side, _, head, readout, *averages = (answers[name] for name in candidates.model.tasks)
     for solved, average in zip((head, readout), averages, strict=True):

@@ -61,15 +61,6 @@ def test_a_parent_decides_with_its_image_size(photos: Splits) -> None:
     assert backbone.preprocessing.size == (48, 48)
 
 
-def test_a_run_of_an_earlier_version_had_pico(photos: Splits) -> None:
-    put_into_the_cache(BEST)
-    out = Path("a.safetensors")
-    assert backbone_for("auto", photos, resumed=out)[0].source == BEST  # no run is there
-    Path("a.run").mkdir()
-    Path("a.run/checkpoint.safetensors").touch()
-    assert backbone_for("auto", photos, resumed=out)[0].source == "pico"
-
-
 def test_a_resumed_run_keeps_its_backbone(
     photos: Splits, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -92,6 +92,7 @@ def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
     model.add_task("child", 4, 3, regime="side", extends=["parent"], seed=1)
     model.add_task("both", 4, 3, regime="side+readout", rank=4, seed=2)
     model.add_task("readout", 3, regime="readout", seed=3)
+    model.add_task("grid", 3, regime="readout", grid=True, seed=3)
     model.add_task("masked", 3, seed=4)
     for regime in ("masked", "side", "head"):
         model.add_task(f"{regime}-mask", 3, kind="segmentation", regime=regime, seed=5)
@@ -109,7 +110,8 @@ def test_logits_of_tasks_that_read_the_final_tokens_are_the_models(
         stored = model.from_cache(cached, names, kept.preprocessing.size)
         for name in names:
             assert_near(stored[name], direct[name])
-        assert_near(kept.layer_statistics(rows), model.layer_statistics(pixels))
+        everything = model.embed_from_cache(cached, ["grid"], kept.preprocessing.size)["grid"]
+        assert_near(everything, model.embed(pixels, ["grid"])["grid"])
     only = kept.features(kept.read(contents, only_pooled=True))
     assert list(only.layers) == []
     assert torch.equal(only.final, cached.final)
@@ -140,8 +142,8 @@ def test_statistics_are_kept_in_little_space(small_backbone: Path, noise: Path) 
     cached = kept.features(rows)
     assert (list(cached.layers), cached.final) == ([], None)
     with torch.no_grad():
-        statistics, direct = model.layer_statistics(pixels), model(pixels, [*model.tasks])
-        assert_near(kept.layer_statistics(rows), statistics)
+        statistics, direct = model.embed(pixels, ["grid"])["grid"], model(pixels, [*model.tasks])
+        assert_near(cached.statistics, statistics)
         assert_near(cached.pooled, model.backbone.pool(model.backbone.tokens(pixels)))
         for given in (cached, replace(cached, statistics=statistics)):
             for name, logits in model.from_cache(given, [*model.tasks]).items():

@@ -19,7 +19,8 @@ import engram
 from engram import EngramError, MemoryViT, Recipe, load_backbone
 from engram.data.datasets import Splits, load
 from engram.errors import Notice
-from engram.train.feeds import BackboneFeed, BatchShard, CacheFeed, FeedPlan, open_feed
+from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import BackboneFeed, BatchShard, CacheFeed, open_feed
 from engram.util.processes import ProcessGroup
 from engram.util.progress import silent
 
@@ -37,16 +38,18 @@ def feed(
 # Where batches come from
 
 
+def plan_of(model: MemoryViT, splits: Splits, recipe: Recipe) -> FeedPlan:
+    return FeedPlan(model, [task.spec for task in model.tasks.values()], splits, recipe)
+
+
 def test_a_feed_reads_no_image_before_it_is_used(
     small_backbone: Path, photos: Path, own_cache: Path
 ) -> None:
     splits = load(photos)
     for path in photos.rglob("*.png"):
         path.unlink()
-    plan = FeedPlan(
-        start(small_backbone, splits), ["colours"], splits, Recipe(workers=0), ProcessGroup()
-    )
-    cached, plain = CacheFeed(plan), BackboneFeed(plan)
+    plan = plan_of(start(small_backbone, splits), splits, Recipe(workers=0))
+    cached, plain = CacheFeed(plan, ProcessGroup()), BackboneFeed(plan, ProcessGroup())
     assert cached.bad == plain.bad == {}
     assert not list(own_cache.iterdir())
     cached.scan(silent)
@@ -158,22 +161,24 @@ def test_the_cache_keeps_what_the_tasks_read(
     for name, regime in zip(names, regimes, strict=True):
         task = model.add_task(name, splits.classes, regime=regime, seed=0)
         torch.nn.init.normal_(task.head.weight)
-    plan = FeedPlan(model, names, splits, Recipe(workers=0, batch=4), ProcessGroup())
-    assert plan.cache.keeps == keeps
+    plan = plan_of(model, splits, Recipe(workers=0, batch=4))
+    assert plan.keeps == keeps
     assert plan.only_pooled == (regimes == ["head"])
     made = open_feed(model, names, splits, plan.recipe, ProcessGroup())
     assert isinstance(made, CacheFeed)
-    cached, plain = next(iter(made.validation())), next(iter(BackboneFeed(plan).validation()))
+    live = BackboneFeed(plan, ProcessGroup())
+    cached, plain = next(iter(made.validation())), next(iter(live.validation()))
     with torch.no_grad():
         stored = made.outputs(cached.inputs, names)
-        for name, direct in BackboneFeed(plan).outputs(plain.inputs, names).items():
+        for name, direct in live.outputs(plain.inputs, names).items():
             scale = direct.abs().max().item()
             assert (stored[name] - direct).abs().max().item() <= 2e-3 * scale
         if keeps in ("layers", "keys"):
             return
+        model.add_task("all", splits.classes, regime="readout", grid=True)
         found, wanted = (
-            one.layer_statistics(share.inputs)
-            for one, share in ((made, cached), (BackboneFeed(plan), plain))
+            one.features(share.inputs, ["all"])["all"]
+            for one, share in ((made, cached), (live, plain))
         )
         assert (found - wanted).abs().max().item() <= 2e-3 * wanted.abs().max().item()
 
@@ -186,8 +191,8 @@ def test_segmentation_reads_the_final_tokens(
 ) -> None:
     model, splits = MemoryViT(load_backbone(small_backbone)), load(colours)
     model.add_task("t", 3, kind="segmentation", regime=regime)
-    plan = FeedPlan(model, ["t"], splits, Recipe(), ProcessGroup())
-    assert plan.cache.keeps == keeps
+    plan = plan_of(model, splits, Recipe())
+    assert plan.keeps == keeps
     assert plan.only_pooled == (regime == "head")
 
 
@@ -260,7 +265,7 @@ def test_a_picture_that_is_there_twice_keeps_the_mask_of_its_own_view(
     recipe = Recipe(augment="inception", views=1, workers=0, batch=8)
     made = open_feed(model, ["t"], splits.with_validation(), recipe, ProcessGroup())
     [item] = made.epoch(0, 0)
-    whole = BackboneFeed(made.plan)
+    whole = BackboneFeed(made.plan, ProcessGroup())
     [plain] = whole.epoch(0, 0)
     assert torch.equal(item.labels, plain.labels)
     kept = made.views[0]
@@ -295,9 +300,9 @@ def test_an_epoch_has_every_image_once_unless_a_sampler_balances(
 ) -> None:
     splits = splits.with_validation(0.1, 0)
     recipe = Recipe(batch=16, balance="sampler")
-    plan = FeedPlan(start(small_backbone, splits), ["colours"], splits, recipe, ProcessGroup())
+    plan = plan_of(start(small_backbone, splits), splits, recipe)
     assert sorted(plan.order(1, even=False)) == list(range(54))
-    labels = plan.train.labels[plan.order(1, even=True)]
+    labels = splits["train"].labels[plan.order(1, even=True)]
     assert np.ptp(np.bincount(labels)) <= 1
     assert plan.per_epoch == 4
     assert not plan.only_pooled

@@ -8,8 +8,8 @@ from engram import MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.train.halving import SuccessiveHalving, Trial
 from engram.train.learner import TaskTrainer
+from engram.train.run import Run
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 RECIPE = Recipe(steps=40, batch=16, workers=0, evaluations=20)
 
@@ -24,7 +24,7 @@ def training(model: MemoryViT, splits: Splits) -> SuccessiveHalving:
             model.add_task(name, splits.classes, 2, regime=regime, seed=0)
             trials.append(Trial([TaskTrainer(model, name, RECIPE, lr)]))
     held = splits.with_validation()
-    training = SuccessiveHalving(model, trials, held, RECIPE, None, ProcessGroup(), silent)
+    training = SuccessiveHalving(model, trials, held, RECIPE, Run(None, ProcessGroup()))
     training.prepare()
     training.begin("")
     return training

@@ -38,8 +38,20 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     out.touch()
     with pytest.raises(EngramError, match="exists already; choose another out"):
         Run(out, ProcessGroup(), overwrite=False)
-    with Run(out, ProcessGroup(), overwrite=True) as run:
-        assert run.folder.is_dir()
+    with Run(out, ProcessGroup(), overwrite=True):
+        assert (tmp_path / "t.run").is_dir()
+
+
+def test_a_run_without_an_engram_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Run(None, ProcessGroup(), resume=True) as run:
+        assert run.finished("one") is None
+        assert run.begin("one", ["off", ""]) is None
+        run.write("a.txt", "text")
+        run.list_unreadable({"a.png": "a.png: broken"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,8 @@ from engram.methods import Readout
 from engram.tasks.task import Task
 from engram.train import solve
 from engram.train.feeds import BatchShard
-from engram.train.solve import PLAIN, Seen, Solution, Solver, Tried
+from engram.train.seen import PLAIN, Seen
+from engram.train.solve import Solution, Solver, SolverSetting
 from engram.util.processes import ProcessGroup
 
 QUICK = Recipe(steps=4, batch=16, evaluations=2, workers=0)
@@ -41,12 +41,12 @@ class Given:
     values: Tensor
     labels: Tensor
     bad: dict[str, str] = field(default_factory=dict)
-    cache, contents, per_epoch, plain = "off", "", 3, True
+    plain = True
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         yield from self._shares(0, 48)
 
-    def validation(self, batches: int | None = None) -> Iterator[BatchShard]:
+    def validation(self, samples: Any = None) -> Iterator[BatchShard]:
         yield from self._shares(48, 72)
         yield BatchShard(self.values[:0], self.labels[:0], torch.zeros(0).long(), len(self.bad))
 
@@ -56,11 +56,8 @@ class Given:
             samples = torch.arange(i - start, upto - start)
             yield BatchShard(self.values[i:upto], self.labels[i:upto], samples)
 
-    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        raise AssertionError("a solver reads layer statistics")
-
-    def layer_statistics(self, inputs: Tensor) -> Tensor:
-        return inputs
+    def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        return dict.fromkeys(tasks, inputs)
 
 
 @pytest.fixture
@@ -72,8 +69,10 @@ def backbone() -> ViT:
 def seen(backbone: ViT) -> Tensor:
     """Layer statistics of 72 images that differ in colour, with noise, as the cache keeps them."""
     tints = torch.randn(72, 3, 1, 1)
+    model = MemoryViT(backbone)
+    model.add_task("all", 2, regime="readout", grid=True)
     with torch.no_grad():
-        rows = MemoryViT(backbone).layer_statistics(tints + 0.5 * torch.randn(72, 3, 16, 16))
+        rows = model.embed(tints + 0.5 * torch.randn(72, 3, 16, 16), ["all"])["all"]
     return rows.half().float()
 
 
@@ -89,19 +88,13 @@ def solver_of(
     **recipe: Any,
 ) -> Solver:
     model = MemoryViT(backbone)
-    task = model.add_task("t", classes, regime="head", kind=kind)
-    task.kind.prepare(task.head, labels[:48].numpy())
+    model.add_task("t", classes, regime="readout", kind=kind, grid=True)
     train = replace(in_memory([0] * 48, 1), labels=labels[:48].numpy())
     val = in_memory([0] * (24 + bad), 1)
     unreadable = {val.sample_name(24 + i): "broken" for i in range(bad)}
-    training: Any = SimpleNamespace(
-        feed=Given(seen, labels, unreadable),
-        recipe=Recipe(**recipe),
-        team=ProcessGroup(),
-        model=model,
-        splits=Splits("given", ("any",), train=train, val=val, folds=folds),
-    )
-    return Solver(training, task, statistics=True)
+    splits = Splits("given", ("any",), train=train, val=val, folds=folds)
+    feed = Given(seen, labels, unreadable)
+    return Solver(model, "t", feed, splits, Recipe(**recipe), ProcessGroup())
 
 
 def in_folds(count: int) -> Folds:
@@ -110,7 +103,7 @@ def in_folds(count: int) -> Folds:
     return Folds(count, count, 0, dealt)
 
 
-def chosen(found: Solution) -> Tried:
+def chosen(found: Solution) -> SolverSetting:
     """The setting that was solved."""
     return next(one for one in found.tried if one.answers is found.answers)
 

@@ -15,9 +15,9 @@ import engram
 from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits, load
 from engram.train.learner import TaskTrainer
+from engram.train.run import Run
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup, dtype_for
-from engram.util.progress import silent
 
 QUICK = Recipe(steps=30, batch=16, evaluations=2, workers=0)
 
@@ -34,7 +34,7 @@ def test_a_training_changes_nothing_before_it_is_prepared(
     before, trains = state(model), [p.requires_grad for p in model.parameters()]
     learner = TaskTrainer(model, "colours", QUICK)
     held = splits.with_validation()
-    training = Training(model, [learner], held, QUICK, None, ProcessGroup(), silent)
+    training = Training(model, [learner], held, QUICK, Run(None, ProcessGroup()))
     assert same(before, state(model))
     assert [p.requires_grad for p in model.parameters()] == trains
     assert not model.training

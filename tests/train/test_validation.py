@@ -24,10 +24,10 @@ from engram.tasks.calibration import best_temperature, temperature
 from engram.tasks.class_statistics import student_quantile
 from engram.tasks.kinds import KINDS
 from engram.train.fit import _trainers, _with_folds
+from engram.train.run import Run
 from engram.train.training import Training
 from engram.train.validation import Estimator, HeldOut, wilson, with_held_out
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 QUICK = Recipe(steps=6, batch=16, evaluations=1, workers=0, cache="off")
 
@@ -36,7 +36,7 @@ def trained(model: MemoryViT, splits: Splits) -> dict[int | None, dict[str, torc
     """By fold, the tensors of its task."""
     with _with_folds(model, "colours", splits) as names:
         trainers = _trainers(model, names, QUICK)
-        training = Training(model, trainers, splits, QUICK, None, ProcessGroup(), silent)
+        training = Training(model, trainers, splits, QUICK, Run(None, ProcessGroup()))
         training.prepare()
         training.begin("")
         training.go()
@@ -179,7 +179,7 @@ def test_photographs_that_are_there_twice_are_in_one_fold(assets: Path, tmp_path
     model.add_task("t", splits.classes, regime="head")
     with _with_folds(model, "t", splits) as names:
         trainers = _trainers(model, names, recipe)
-        training = Training(model, trainers, splits, recipe, None, ProcessGroup(), silent)
+        training = Training(model, trainers, splits, recipe, Run(None, ProcessGroup()))
         training.prepare()
     assert splits.folds is not None
     train = splits["train"]

@@ -12,12 +12,11 @@ from engram import EngramError, MemoryViT, Recipe
 from engram.data.datasets import Splits
 from engram.methods import MlpHead
 from engram.tasks.task_settings import TaskSettings
-from engram.train.callbacks import nobody
 from engram.train.recipe import learning_rate
+from engram.train.run import Run
 from engram.train.sweep import sweep
 from engram.train.variants import Grid, Setting, SweepRunner, Variant
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 QUICK = Recipe(steps=12, batch=16, evaluations=3, workers=0)
 
@@ -64,7 +63,7 @@ def test_a_variant_ends_as_if_it_had_been_alone(
     recipe = recipe.but(calibrate="off", statistics="off", refit=False)
     whole = splits.with_validation()
     workshop = SweepRunner(model, "t", whole, recipe, TaskSettings.create(task), ProcessGroup())
-    scores = workshop.train(variants, None, silent, nobody(ProcessGroup())).trained
+    scores = workshop.train(variants, Run(None, ProcessGroup())).trained
     for variant, score in list(zip(variants, scores, strict=True))[::3]:
         setting = variant.setting
         own = recipe.but(lr=setting.lr, weight_decay=setting.weight_decay, seed=variant.seed)

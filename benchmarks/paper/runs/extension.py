@@ -27,9 +27,9 @@ from engram.data.datasets import Dataset, Splits
 from engram.model import MemoryViT
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
+from engram.train.run import Run
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 PIXELS, IMAGES, FIRST_RATE = 112, 1_000, 1e-3
 WAYS = ("concatenated", "extended")
@@ -124,7 +124,7 @@ class Extension:
     ) -> TaskTrainer:
         model.add_task("first", groups.classes, 5, seed=self.seed)
         learner = TaskTrainer(model, "first", recipe)
-        Training(model, [learner], groups, recipe, None, team, silent).whole()
+        Training(model, [learner], groups, recipe, Run(None, team)).whole()
         return learner
 
     def _train_second(
@@ -138,7 +138,7 @@ class Extension:
                 extends = ["first"] if way == "extended" else []
                 model.add_task(name, splits.classes, 5, extends=extends, seed=self.seed)
                 learners[way, lr] = TaskTrainer(model, name, recipe, lr)
-        Training(model, list(learners.values()), splits, recipe, None, team, silent).whole()
+        Training(model, list(learners.values()), splits, recipe, Run(None, team)).whole()
         return learners
 
 

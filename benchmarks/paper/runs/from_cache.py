@@ -24,9 +24,9 @@ from engram.tasks.metrics import classification_metrics
 from engram.train.feeds import open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe
+from engram.train.run import Run
 from engram.train.training import Training
 from engram.util.processes import ProcessGroup
-from engram.util.progress import silent
 
 EPOCHS, BATCH = 20, 64
 MASKED_RATES = (3e-4, 1e-3, 3e-3)
@@ -122,9 +122,8 @@ class TrainedVariants:
         for masked in (False, True):  # heads read so little of the cache that they go separately
             group = [one for v, one in learners.items() if METHODS[v[0].regime].streams == masked]
             if group:
-                Training(
-                    self.model, group, self.splits, self.recipe, None, self.team, silent
-                ).whole()
+                run = Run(None, self.team)
+                Training(self.model, group, self.splits, self.recipe, run).whole()
         self.val = {variant: learner.metrics for variant, learner in learners.items()}
 
     def _learner(self, variant: Variant) -> TaskTrainer:

@@ -18,7 +18,7 @@ from engram.store.bundles import is_bundle, read_bundle
 from engram.store.engram import BackboneInfo
 from engram.store.format import read_engram
 from engram.train.backbone import backbone_for
-from engram.train.cache_plan import CachePlan
+from engram.train.feed_plan import FeedPlan
 from engram.train.job import TrainingJob
 from engram.train.options import DataOptions, RunOptions
 from engram.train.run import has_run_of_another, has_state, run_folder
@@ -128,7 +128,7 @@ class _Planner:
             recipe.check_for(spec.kind_object)
         if work.options.test:
             splits["test"]  # whether there is one should show now
-        cache = CachePlan(model, specs, splits, recipe)
+        cache = FeedPlan(model, specs, splits, recipe)
         cached = recipe.cache != "off" and not cache.reason_against() and not cache.too_large()
         view = (cache.augment, recipe.views, recipe.min_area, recipe.data_seed)
         content = f"{cache.keeps} {view if cache.augment != 'none' else 'none'}"

@@ -2,7 +2,7 @@
 
     labels      labels that look wrong, each with the class that heads suggest which did not learn
                 from the image, and the nearest images of that class (`labels.py`)
-    duplicates  images of one picture, and frames of one scene (`train/near_duplicates.py`)
+    duplicates  images of one picture, and frames of one scene (`data/near_duplicates.py`)
     leaks       images of val and test whose picture or scene is in train, too
     outliers    images that are far from all others
     confused    classes that cannot be told apart
@@ -24,14 +24,7 @@ from engram.curation.features import ImageFeatures, image_features
 from engram.curation.labels import suspected_labels
 from engram.curation.overlay import COMPARED, overlays, small_grey
 from engram.data.datasets import Integers, Splits
-from engram.data.overview import Sample
-from engram.data.source import SPLITS
-from engram.images.decode import BadImage, image_size, read_image
-from engram.methods import Head
-from engram.model import MemoryViT
-from engram.train.feeds import BatchShard
-from engram.train.learner import TaskTrainer
-from engram.train.near_duplicates import (
+from engram.data.near_duplicates import (
     SIMILAR,
     Pair,
     directions,
@@ -39,9 +32,15 @@ from engram.train.near_duplicates import (
     nearest_rows,
     similar_pairs,
 )
+from engram.data.overview import Sample
+from engram.data.source import SPLITS
+from engram.images.decode import BadImage, image_size, read_image
+from engram.methods import Head
+from engram.model import MemoryViT
+from engram.train.feeds import BatchShard
 from engram.train.recipe import Recipe
-from engram.train.solve import PLAIN, Solver
-from engram.train.training import Training
+from engram.train.seen import PLAIN
+from engram.train.solve import Solver
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter, silent
 
@@ -125,11 +124,7 @@ class Check:
 
 
 def check(
-    model: MemoryViT,
-    splits: Splits,
-    *,
-    recipe: Recipe | None = None,
-    progress: Progress = silent,
+    model: MemoryViT, splits: Splits, *, recipe: Recipe | None = None, progress: Progress = silent
 ) -> Check:
     """Look at all images of a dataset.
 
@@ -148,7 +143,7 @@ def check(
     unchecked = _why_unchecked(splits, found)
     if not unchecked:
         progress("checking labels", 0, 0)
-        answers = held_out_logits(model, splits, found, groups, recipe, progress)
+        answers = held_out_logits(model, splits, found, groups, recipe)
     return Check(
         splits=splits,
         images=len(found.samples),
@@ -233,10 +228,10 @@ def _leaks(samples: Sequence[Sample], copies: Sequence[Pair], frames: Sequence[P
 # Labels
 
 
-class _FeatureFeed:
+class _KnownFeatures:
     """Features in memory, as a solver reads them: every image is for training and validation."""
 
-    cache, contents, per_epoch, plain = "on", "", 1, True
+    plain = True
 
     def __init__(self, features: Tensor, labels: Tensor, samples: Tensor) -> None:
         self.bad: dict[str, str] = {}
@@ -248,14 +243,8 @@ class _FeatureFeed:
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
         yield self._all
 
-    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        raise NotImplementedError  # a solver needs none
-
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         return dict.fromkeys(tasks, inputs)
-
-    def layer_statistics(self, inputs: Tensor) -> Tensor:
-        return inputs
 
 
 def _why_unchecked(splits: Splits, found: ImageFeatures) -> str:
@@ -270,12 +259,7 @@ def _why_unchecked(splits: Splits, found: ImageFeatures) -> str:
 
 
 def held_out_logits(
-    model: MemoryViT,
-    splits: Splits,
-    found: ImageFeatures,
-    groups: Integers,
-    recipe: Recipe,
-    progress: Progress,
+    model: MemoryViT, splits: Splits, found: ImageFeatures, groups: Integers, recipe: Recipe
 ) -> tuple[Tensor, Tensor]:
     """Calibrated logits for images that the head did not learn from, and their rows.
 
@@ -291,12 +275,9 @@ def held_out_logits(
     folded.folds.keep_together(train, together)
     alone = MemoryViT(model.backbone)
     task = alone.add(splits.task_spec("check", Head()))
-    trainer = TaskTrainer(alone, "check", recipe)
-    trainer.prepare(train.labels)
-    training = Training(alone, [trainer], folded, recipe, None, ProcessGroup(), progress)
     labels = torch.from_numpy(train.labels)[numbers]
-    training.feed = _FeatureFeed(found.pooled[rows], labels, numbers)
-    solution = Solver(training, task, statistics=False).best((PLAIN,))
+    feed = _KnownFeatures(found.pooled[rows], labels, numbers)
+    solution = Solver(alone, "check", feed, folded, recipe, ProcessGroup()).best((PLAIN,))
     held_out, weight, bias = solution.answers, solution.weight[-1].cpu(), solution.bias[-1].cpu()
     others = torch.tensor(found.rows("val") + found.rows("test"), dtype=torch.long)
     outputs = torch.cat([held_out.outputs, found.pooled[others] @ weight.mT + bias])

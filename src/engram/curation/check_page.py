@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from engram.curation.check import Check
 from engram.curation.findings import name, short_name, summary
@@ -18,7 +18,16 @@ from engram.util.text import without_folder
 _MOST = 50  # findings of a kind that the page shows
 _ACROSS = 6  # images of a group
 
-F = TypeVar("F")
+
+@dataclass(frozen=True)
+class _Findings:
+    """Findings of one kind, and how the page shows them."""
+
+    section: str
+    title: str
+    columns: Sequence[str]
+    note: str
+    found: Sequence[tuple[str, Sequence[Sample]]]  # words, and images, the suspicious one first
 
 
 def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
@@ -26,10 +35,7 @@ def write_page(check: Check, model: MemoryViT, path: Path) -> Path:
     picture = _pictures(check, model)
     sections = [
         Section("summary", "Summary", [Facts(list(summary(check)))]),
-        _labels(check, picture),
-        _leaks(check, picture),
-        _duplicates(check, picture),
-        _outliers(check, picture),
+        *(_image_section(check, kind, picture) for kind in _kinds(check)),
         _classes(check),
         _files(check),
     ]
@@ -57,85 +63,66 @@ def _pictures(check: Check, model: MemoryViT) -> Callable[[Sample], Thumbnail]:
     return picture
 
 
-def _shown(found: Sequence[F], note: str) -> tuple[Sequence[F], str]:
-    """The first findings, and a note that says if there are more."""
-    if len(found) <= _MOST:
-        return found, note
-    return found[:_MOST], f"{note} The first {_MOST} of {len(found):,}; --csv writes all of them."
-
-
-def _labels(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
-    found, note = _shown(
-        check.labels,
+def _kinds(check: Check) -> Iterator[_Findings]:
+    """Everything that is shown with images."""
+    labels = [
+        (
+            f"{label_words(*one.sample)}, or {one.suggested}? ({one.odds:,.0f} times likelier)",
+            (one.sample, *one.witnesses),
+        )
+        for one in check.labels
+    ]
+    yield _Findings(
+        "labels", "Labels that look wrong", ["image", "nearest"],
         "The label that an image has, and the one that heads suggest which did not learn from it; "
         "beside it, the nearest images of the suggested class.",
-    )
-    rows = [
-        ImageRow(
-            f"{label_words(*one.sample)}, or {one.suggested}? ({one.odds:,.0f} times likelier)",
-            [picture(sample) for sample in (one.sample, *one.witnesses)],
-            short_name(check, one.sample),
-        )
-        for one in found
+        labels,
+    )  # fmt: skip
+    leaks = [
+        (f"{one.sample[0].split}, and {one.other[0].split} ({one.kind})", (one.sample, one.other))
+        for one in check.leaks
     ]
-    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note, "findings")]
-    return Section("labels", "Labels that look wrong", contents if rows else [])
-
-
-def _leaks(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
-    found, note = _shown(
-        check.leaks,
+    yield _Findings(
+        "leaks", "Images in two splits", ["image", "in the other split"],
         "Images of one split that show the picture or the scene of an image of an earlier one: "
         "what is measured on them flatters.",
-    )
-    rows = [
-        ImageRow(
-            f"{one.sample[0].split}, and {one.other[0].split} ({one.kind})",
-            [picture(one.sample), picture(one.other)],
-            short_name(check, one.sample),
-        )
-        for one in found
+        leaks,
+    )  # fmt: skip
+    groups = [
+        (f"{len(one.samples)} {one.kind} ({_labels_of(one.samples)})", one.samples[:_ACROSS])
+        for one in check.duplicates
     ]
-    contents: list[Content] = [ImageTable(["image", "in the other split"], rows, note, "findings")]
-    return Section("leaks", "Images in two splits", contents if rows else [])
-
-
-def _duplicates(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
-    found, note = _shown(
-        check.duplicates,
+    yield _Findings(
+        "duplicates", "Near-duplicates", ["images"],
         "Copies are one picture, stored again, resized, cropped or mirrored; frames are images of "
         "one scene. fit keeps both in one fold.",
-    )
-    rows = [
-        ImageRow(
-            f"{len(one.samples)} {one.kind} ({_labels_of(one.samples)})",
-            [picture(sample) for sample in one.samples[:_ACROSS]],
-            short_name(check, one.samples[0]),
-        )
-        for one in found
+        groups,
+    )  # fmt: skip
+    outliers = [
+        (f"{label_words(*one.sample)} ({one.distance:.1f} deviations)", (one.sample, one.nearest))
+        for one in check.outliers
     ]
-    contents: list[Content] = [ImageTable(["images"], rows, note, "findings")]
-    return Section("duplicates", "Near-duplicates", contents if rows else [])
+    note = "Images that are far from all others, and the nearest one."
+    yield _Findings("outliers", "Outliers", ["image", "nearest"], note, outliers)
 
 
 def _labels_of(samples: Sequence[Sample]) -> str:
     return " and ".join(sorted({label_words(*sample) for sample in samples}))
 
 
-def _outliers(check: Check, picture: Callable[[Sample], Thumbnail]) -> Section:
-    found, note = _shown(
-        check.outliers, "Images that are far from all others, and the nearest one."
-    )
+def _image_section(
+    check: Check, kind: _Findings, picture: Callable[[Sample], Thumbnail]
+) -> Section:
+    """A table of the first findings, with their images; nothing where there are none."""
     rows = [
-        ImageRow(
-            f"{label_words(*one.sample)} ({one.distance:.1f} deviations)",
-            [picture(one.sample), picture(one.nearest)],
-            short_name(check, one.sample),
-        )
-        for one in found
+        ImageRow(words, [picture(sample) for sample in samples], short_name(check, samples[0]))
+        for words, samples in kind.found[:_MOST]
     ]
-    contents: list[Content] = [ImageTable(["image", "nearest"], rows, note, "findings")]
-    return Section("outliers", "Outliers", contents if rows else [])
+    note, count = kind.note, len(kind.found)
+    if count > _MOST:
+        note += f" The first {_MOST} of {count:,}; --csv writes all of them."
+    table: list[Content] = [ImageTable(kind.columns, rows, note, "findings")]
+    return Section(kind.section, kind.title, table if rows else [])
 
 
 def _classes(check: Check) -> Section:

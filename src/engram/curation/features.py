@@ -15,8 +15,8 @@ from engram.model import MemoryViT
 from engram.tasks.task_settings import TaskSettings
 from engram.train.auto import trained_regimes
 from engram.train.cache import Cache, contents_of
-from engram.train.cache_plan import CachePlan
 from engram.train.caches import room
+from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.util.progress import Progress, counter, silent
 from engram.util.text import storage
@@ -80,7 +80,7 @@ def _cache_for(model: MemoryViT, splits: Splits, recipe: Recipe, dataset: Datase
         methods = [settings.method(regime, lenient=True) for regime in regimes]
         specs = [splits.task_spec("check", method) for method in methods]
         nothing = splits.train.subset([], "val")
-        plan = CachePlan(model, specs, replace(splits, val=splits.val or nothing), recipe)
+        plan = FeedPlan(model, specs, replace(splits, val=splits.val or nothing), recipe)
         fits = plan.too_large() is None and plan.bytes <= 0.8 * room()
         smaller = plan.keeps == "all" and model.backbone.config.class_token  # has the same tokens
         if fits and not (dataset.split == "test" and smaller):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from engram.methods.masked import Masked as Masked
     from engram.methods.masked import MaskedAdapter as MaskedAdapter
     from engram.methods.method import Method as Method
+    from engram.methods.method import OwnPassMethod as OwnPassMethod
+    from engram.methods.method import SharedPassMethod as SharedPassMethod
     from engram.methods.pooling import LearnedPooling as LearnedPooling
     from engram.methods.readout import Readout as Readout
     from engram.methods.registry import METHODS as METHODS
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from engram.methods.side import SideReadout as SideReadout
 
 _HOMES = {path.partition(":")[2]: path for path in REGIMES.values()}
-_HOMES |= {"Base": "head:Base", "CosineHead": "head:CosineHead", "Method": "method:Method"}
+_HOMES |= {"Base": "head:Base", "CosineHead": "head:CosineHead"}
+for _name in ("Method", "OwnPassMethod", "SharedPassMethod"):
+    _HOMES[_name] = f"method:{_name}"
 for _name in ("METHODS", "create_method", "method_class", "register"):
     _HOMES[_name] = f"registry:{_name}"
 __getattr__ = lazy_names(__name__, _HOMES)

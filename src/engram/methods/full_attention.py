@@ -26,8 +26,8 @@ from engram.methods.method import (
     Features,
     HeadInput,
     Initial,
-    Joined,
     Method,
+    OwnPassMethod,
     TaskInput,
     TaskShape,
     keys_values_macs,
@@ -39,12 +39,11 @@ from engram.vit import ViT
 
 
 @dataclass(frozen=True)
-class ClassToken(Method):
+class ClassToken(OwnPassMethod):
     """A class token of the task's own in the place of the backbone's, and a head."""
 
     name: ClassVar[str] = "class"
     about: ClassVar[str] = "class token + head"
-    shares_pass: ClassVar[bool] = False
     rates: ClassVar[Mapping[str, float]] = {"adamw": 1e-3, "sgd": 0.3}
 
     @property
@@ -66,10 +65,6 @@ class ClassToken(Method):
             tokens += cells
             macs = layers_macs(shape, tokens)
         return macs + tokens * parameter_count(adapters) - layers_macs(shape, n), once
-
-    @classmethod
-    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        raise NotImplementedError("it changes the backbone's own tokens: see own_pass")
 
     def own_pass(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor

@@ -18,6 +18,7 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
 )
@@ -27,7 +28,7 @@ from engram.vit import ViT
 
 
 @dataclass(frozen=True)
-class Head(Method):
+class Head(SharedPassMethod):
     """A linear head on the pooled token ("Head only" in the paper's Table 2)."""
 
     name: ClassVar[str] = "head"
@@ -72,7 +73,7 @@ class HeadBranch(Branch):
 
 
 @dataclass(frozen=True)
-class Base(Method):
+class Base(SharedPassMethod):
     """The backbone's own answer: a task without parameters, which reads the unchanged tokens."""
 
     name: ClassVar[str] = "base"
@@ -103,7 +104,7 @@ class BaseBranch(Branch):
 
 
 @dataclass(frozen=True)
-class CosineHead(Method):
+class CosineHead(SharedPassMethod):
     """A linear head on the backbone's own embedding, normalised to length 1.
 
     The embedding is the output of the backbone's own head: CLIP's projection, SigLIP's attention

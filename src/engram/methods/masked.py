@@ -27,6 +27,7 @@ from engram.methods.method import (
     Initial,
     Method,
     Needs,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
     keys_values_macs,
@@ -55,7 +56,7 @@ def class_token(count: int, width: int, init: str) -> Initial:
 
 
 @dataclass(frozen=True)
-class Masked(Method):
+class Masked(SharedPassMethod):
     """Cells, class token and head, by Table 1. `cells=0` is a class token and a head."""
 
     name: ClassVar[str] = "masked"

@@ -4,10 +4,10 @@ Everything that differs between methods is in their classes; other modules ask t
 and never look at its name. A method is a frozen dataclass whose fields are its settings: flags of
 the command line, fields of an engram's header and rows of the documentation at once.
 
-One pass goes like this. The tasks of a family join (`Method.join`): what depends on no image is
-stacked, once for as many passes as no parameter changes. For every batch of images that gives a
-`Branch`, whose `layer` is called with the backbone's normed tokens at every layer, live or from a
-cache, and whose `head_inputs` ends the pass. `docs/own-method.md` writes one step by step.
+One pass goes like this. The tasks of a family join (`SharedPassMethod.join`): what depends on no
+image is stacked, once for as many passes as no parameter changes. For every batch of images that
+gives a `Branch`, whose `layer` is called with the backbone's normed tokens at every layer, live or
+from a cache, and whose `head_inputs` ends the pass. `docs/own-method.md` writes one step by step.
 
 Axes, in this folder: b images, n tokens of the backbone, D their width, l layers, t tasks.
 """
@@ -215,12 +215,14 @@ Joined = Callable[[Batch], Branch]
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to teach a task. Subclasses are dataclasses; their fields are the settings."""
+    """A way to teach a task: a `SharedPassMethod` or an `OwnPassMethod`.
+
+    Subclasses are dataclasses; their fields are the settings.
+    """
 
     name: ClassVar[str]  # the regime
     about: ClassVar[str]  # what trains, in a few words
-    #: False: it changes the backbone's own tokens, so it needs a pass of its own.
-    shares_pass: ClassVar[bool] = True
+    shares_pass: ClassVar[bool]
     #: The head is solved from all images at once, not trained in steps (but per pixel it is).
     solved: ClassVar[bool] = False
     #: Solving a head stays near the one that the task starts with.
@@ -356,21 +358,6 @@ class Method(ABC):
             for name in tasks[0]
         }
 
-    @classmethod
-    @abstractmethod
-    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
-        """Stack all that depends on no image; the result starts the branch of a batch.
-
-        It is kept for later passes as long as no parameter changes, so it must not depend on a
-        batch. `tasks` are of one family, parents before children.
-        """
-
-    def own_pass(
-        self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
-    ) -> HeadInput:
-        """The head input of a task that does not share the pass; `tasks` are all attached ones."""
-        raise NotImplementedError
-
     def attention_maps(
         self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
     ) -> AttentionMaps:
@@ -381,6 +368,35 @@ class Method(ABC):
         from engram.methods.attention_maps import first_token_maps
 
         return first_token_maps(backbone, pixels, task.name, {})
+
+
+@dataclass(frozen=True)
+class SharedPassMethod(Method):
+    """A method that leaves the backbone's tokens as they are: its tasks share one pass with all."""
+
+    shares_pass: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def join(cls, tasks: Sequence[TaskInput], backbone: ViT) -> Joined:
+        """Stack all that depends on no image; the result starts the branch of a batch.
+
+        It is kept for later passes as long as no parameter changes, so it must not depend on a
+        batch. `tasks` are of one family, parents before children.
+        """
+
+
+@dataclass(frozen=True)
+class OwnPassMethod(Method):
+    """A method that changes the backbone's own tokens: each of its tasks has a pass of its own."""
+
+    shares_pass: ClassVar[bool] = False
+
+    @abstractmethod
+    def own_pass(
+        self, tasks: Sequence[TaskInput], task: TaskInput, backbone: ViT, pixels: Tensor
+    ) -> HeadInput:
+        """The head input of a task; `tasks` are all attached ones."""
 
 
 def parameter_count(shapes: Mapping[str, Initial]) -> int:

@@ -30,6 +30,7 @@ from engram.methods.method import (
     Method,
     Needs,
     Patches,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
 )
@@ -42,7 +43,7 @@ _HEIGHT = 0.6
 
 
 @dataclass(frozen=True)
-class PatchCore(Method):
+class PatchCore(SharedPassMethod):
     """A memory bank of patch features of good images, filled instead of trained."""
 
     name: ClassVar[str] = "patchcore"

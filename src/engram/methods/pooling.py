@@ -28,6 +28,7 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
 )
@@ -36,7 +37,7 @@ from engram.vit import ViT
 
 
 @dataclass(frozen=True)
-class LearnedPooling(Method):
+class LearnedPooling(SharedPassMethod):
     """Learned queries that pool the final tokens, and a head."""
 
     name: ClassVar[str] = "pooling"

@@ -39,6 +39,7 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
 )
@@ -171,7 +172,7 @@ class LayerStatistics:
 
 
 @dataclass(frozen=True)
-class Readout(Method):
+class Readout(SharedPassMethod):
     """A linear head on layer statistics, solved instead of trained."""
 
     name: ClassVar[str] = "readout"

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 from engram.errors import EngramError
 from engram.methods.head import Base, CosineHead
-from engram.methods.method import Method
+from engram.methods.method import Method, OwnPassMethod, SharedPassMethod
 from engram.methods.method_flags import REGIMES
 
 #: The methods by regime, in the order of tables. `Base` is the backbone itself, and no regime.
@@ -28,7 +28,8 @@ def register(method: type[Method]) -> type[Method]:
     regime: the commands then find it, too.
 
     Args:
-        method: A subclass of `engram.methods.method.Method`, a frozen dataclass.
+        method: A subclass of `engram.methods.SharedPassMethod` (or `OwnPassMethod`), a frozen
+            dataclass.
 
     Returns:
         The class itself, so that it can be used as a decorator.
@@ -47,6 +48,11 @@ def register(method: type[Method]) -> type[Method]:
         raise EngramError(
             f"{method!r} cannot be registered: give the class an attribute `name`, a text other "
             "than 'base' and 'auto'."
+        )
+    if not issubclass(method, (SharedPassMethod, OwnPassMethod)):
+        raise EngramError(
+            f"{method!r} cannot be registered: it has to be a subclass of SharedPassMethod, or of "
+            "OwnPassMethod if it changes the backbone's own tokens."
         )
     known = MADE.get(name) or METHODS.get(name)
     if known is not None and known.__qualname__ != method.__qualname__:

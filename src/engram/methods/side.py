@@ -48,6 +48,7 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
+    SharedPassMethod,
     TaskInput,
     TaskShape,
 )
@@ -65,7 +66,7 @@ _CHUNK = 2**17  # numbers of h that are worked on at once, which is half a megab
 
 
 @dataclass(frozen=True)
-class Side(Method):
+class Side(SharedPassMethod):
     """A side network, its cells and a head."""
 
     name: ClassVar[str] = "side"

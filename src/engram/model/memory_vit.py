@@ -25,7 +25,6 @@ from engram.methods.attention_maps import AttentionMaps
 from engram.methods.forward import Cached
 from engram.methods.method import HeadInput, Joined
 from engram.methods.method_flags import DEFAULT_REGIME
-from engram.methods.readout import LayerStatistics, grid_weights
 from engram.methods.routing import Entry, Route
 from engram.model.passes import (
     JoinCache,
@@ -617,16 +616,6 @@ class MemoryViT(nn.Module):
             if task.statistics is not None:
                 familiarity[name] = task.statistics.familiarity(task.head.embed(own))
         return self._outputs(inputs), familiarity
-
-    def layer_statistics(self, pixels: Tensor) -> Tensor:
-        """Every layer statistic of these images, and their grids: (b, features)."""
-        size = (pixels.shape[-2], pixels.shape[-1])
-        grid = grid_weights(self.backbone, size, pixels.device)
-        statistics = LayerStatistics(self.backbone, grid)
-        with self.backbone.autocast():
-            raw = self.backbone.encode(self.backbone.embed(pixels), size, statistics.layer)
-            statistics.layer(self.backbone.config.depth, self.backbone.norm(raw))
-            return self.backbone.to_fp32(statistics.all())
 
     def join(self, names: Sequence[str], trains: bool = False) -> Joined:
         """Tasks of one family and all they extend, joined for a pass; cached unless they train."""

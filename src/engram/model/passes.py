@@ -18,6 +18,8 @@ from engram.methods.method import (
     Joined,
     Method,
     Needs,
+    OwnPassMethod,
+    SharedPassMethod,
     TaskInput,
 )
 from engram.methods.readout import LayerStatistics, grid_weights
@@ -57,6 +59,7 @@ class JoinCache:
     def join(self, tasks: Sequence[TaskInput], backbone: ViT, trains: bool) -> Joined:
         """Join tasks of one family with all they extend, parents first."""
         family = tasks[0].method.family()
+        assert issubclass(family, SharedPassMethod)
         key = (family, *(task.name for task in tasks))
         if self._frozen is not None:
             if key not in self._frozen:
@@ -98,7 +101,7 @@ def head_inputs(
     with backbone.autocast():
         tasks = [] if len(shared) == len(names) else [one.input() for one in model.tasks.values()]
         for own in tasks:
-            if own.name in names and own.name not in shared:
+            if own.name in names and isinstance(own.method, OwnPassMethod):
                 vit = model.task(own.name).backbone or backbone
                 found[own.name] = own.method.own_pass(tasks, own, vit, pixels)
         if shared:

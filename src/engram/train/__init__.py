@@ -1,5 +1,13 @@
 """Training: from a task and its data to an engram.
 
-The command line, experiments and reports import it. Start in `fit.py`, which reads from top to
-bottom; `feeds.py` says where the numbers come from, `sweep.py` trains many variants in one pass.
+Start in `fit.py`, which reads from top to bottom; `add_classes.py` and `teach.py` are other ways to
+a task. The rest, by what it is about:
+
+    a run      run.py (its folder and its end), result.py, identity.py, callbacks.py, trackers.py
+    settings   recipe.py, recipe_file.py, options.py, given.py; job.py is a run of the command line
+    batches    feed_plan.py, feeds.py: through the backbone, or from the cache (cache.py, caches.py)
+    the loop   training.py takes the steps of task trainers (learner.py), validates and checkpoints
+    estimates  validation.py, choice.py, calibrate.py, class_statistics.py
+    no steps   solve.py (seen.py, dual_solver.py), bank.py of good images, replay.py of old classes
+    searches   sweep.py (variants.py, soup.py); auto.py (halving.py, own_pass.py)
 """

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,18 +96,16 @@ def add_classes(
         model.registry.check_removable(name)
     else:
         model.check(replace(engram.spec, name=name))
-    path = None if out is None else Path(out)
-    run = None if path is None else Run(path, team, overwrite, backbone=model.backbone.source)
+    run = Run(out, team, overwrite, backbone=model.backbone.source, progress=progress)
     scratch = MemoryViT(model.backbone)
     for parent in model.registry.closure(engram.spec.extends):
         scratch.attach(model.engram(parent))
     grown, statistics = _grown(scratch, engram, name, splits)
     check_fits(grown.spec, splits, same_ignore=True)
-    with run or contextlib.nullcontext():
-        if run is not None:
-            run.clear()
+    with run:
+        run.clear()
         learner = TaskTrainer(scratch, name, recipe)
-        training = Training(scratch, [learner], splits, recipe, None, team, progress)
+        training = Training(scratch, [learner], splits, recipe, Run(None, team, progress=progress))
         training.prepare()
         training.begin("")
         val = _solve(training, learner, statistics)
@@ -120,22 +116,16 @@ def add_classes(
             model.detach(name)
         model.attach(made)
         if test:
-            metrics["test"], _ = metrics_on_test(
-                model, name, splits, metrics["val"],
-                workers=recipe.workers, team=team, progress=progress,
-            )  # fmt: skip
+            tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
+            metrics["test"], _ = tested
         result: dict[str, Any] = {
             "seconds": time.perf_counter() - began,
             "metrics": metrics,
             "unreadable": training.unreadable,
             "history": [],
         }
-        if run is not None and team.main:
-            record = training_record(recipe, splits, None, None)
-            record |= {"grown_from": _lineage(engram)}
-            model.save(name, run.out, metrics=metrics, recipe=record)
-            run.finish("", made.content, result)
-    return Result.recorded(made, path, result)
+        record = training_record(recipe, splits, None, None) | {"grown_from": _lineage(engram)}
+        return run.end(model, Result.recorded(made, run.out, result), result, record)
 
 
 def with_known_classes(splits: Splits, old: Engram) -> Splits:

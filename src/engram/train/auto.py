@@ -14,7 +14,6 @@ kept (`validation.py`). The best has the lowest loss among those that tie for th
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -38,21 +37,23 @@ from engram.tasks.spec import TaskSpec
 from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.calibrate import metrics_on_test
-from engram.train.callbacks import Callback, Callbacks
+from engram.train.callbacks import Callback
 from engram.train.choice import best_of, ties
 from engram.train.fit import training_record
 from engram.train.halving import SuccessiveHalving, Trial
 from engram.train.identity import identity_of
 from engram.train.learner import TaskTrainer
-from engram.train.own_pass import OwnPass, OwnPassResult, SharedBest, suggestion
+from engram.train.own_pass import OwnPassResult, best_own_pass, check_own_pass, suggestion
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
-from engram.train.run import Run, interruption
-from engram.train.solve import PLAIN, Seen, Solution, Solver
+from engram.train.run import Run
+from engram.train.seen import PLAIN, Seen
+from engram.train.solve import Solution, Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
-from engram.train.validation import HeldOut, with_held_out
+from engram.train.validation import with_held_out
+from engram.train.variants import SweepRunner
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, silent
@@ -199,29 +200,27 @@ def auto(
     task = TaskSettings("masked", tuple(extends), class_init, settings)
     shorter = shorter_recipe(recipe, len(splits["train"]))
     portfolio = Portfolio(model, name, splits, shorter, task, team, test, own_pass)
-    own_passes = OwnPass(model, name, splits, recipe, task, team) if own_pass else None
-    if own_passes is not None:
-        own_passes.check()
-    path = None if out is None else Path(out)
-    run = None if path is None else Run(path, team, overwrite, resume, model.backbone.source)
+    runner = SweepRunner(model, name, splits, recipe, task, team)  # of what has its own pass
+    if own_pass:
+        check_own_pass(runner)
+    run = Run(out, team, overwrite, resume, model.backbone.source, progress)
     about = settings_of(model, splits, task, recipe)
     about |= {"regime": "auto", **({"own_pass": True} if own_pass else {})}
-    told = run_callbacks(callbacks, name, splits, about, run, team)
-    with run or contextlib.nullcontext(), told:
-        finished = None if run is None else run.finished(portfolio.identity)
-        if run is not None and finished is not None:
+    run.callbacks = run_callbacks(callbacks, name, splits, about, run)
+    with run:
+        finished = run.finished(portfolio.identity)
+        if run.out is not None and finished is not None:
             model.attach(run.out)
             return AutoResult.recorded(model.eval().engram(name), run.out, finished)
-        engram, chosen, tried, training = portfolio.best(run, progress, told)
+        engram, chosen, tried, training = portfolio.best(run)
         final, lr = chosen.final, chosen.lr
         metrics, ending = final.metrics, final.ending
         answers: Answers | None = training.held_out(final, name)
-        stopped_at = training.where if training.interrupted else ""
+        stopped_at = training.stopped_at
         own_pass_told = suggestion(metrics)
-        if own_passes is not None and not stopped_at:
-            shared = SharedBest(final.held_out, final.task.head.fitted, final.task.spec.regime)
+        if own_pass and not stopped_at:
             try:
-                own = own_passes.best(shared, run, progress)
+                own = best_own_pass(runner, final, run)
             except Interrupted as error:
                 if error.result is None:
                     raise
@@ -237,10 +236,8 @@ def auto(
         model.eval()
         found = {"val": metrics}
         if test and not stopped_at:
-            found["test"], answers = metrics_on_test(
-                model, name, splits, found["val"],
-                workers=recipe.workers, team=team, progress=progress,
-            )  # fmt: skip
+            tested = metrics_on_test(model, name, splits, metrics, run, recipe.workers)
+            found["test"], answers = tested
         result = {
             "seconds": time.perf_counter() - began,
             "metrics": found,
@@ -250,19 +247,15 @@ def auto(
             "ending": ending and asdict(ending),
             "own_pass": own_pass_told,
         }
-        if run is not None and team.main:
-            record = training_record(portfolio.recipe, splits, lr, ending)
-            model.save(name, run.out, metrics=found, recipe=record)
-            if not stopped_at:
-                run.finish(portfolio.identity, engram.content, result, training.history)
-                if own_passes is not None:
-                    own_passes.clear(run)
-        done = AutoResult.recorded(engram, path, result)
+        done = AutoResult.recorded(engram, run.out, result)
         done = replace(done, answers=answers, interrupted=bool(stopped_at))
-        if stopped_at:
+        record = training_record(portfolio.recipe, splits, lr, ending)
+        try:
+            run.end(model, done, result, record, stopped_at)
+        except Interrupted:
             model.detach(name)  # a resumed run adds it again
-            raise interruption(run, stopped_at, done)
-        told.finished(done)
+            raise
+        runner.clear(run)
     return done
 
 
@@ -300,24 +293,6 @@ def shorter_recipe(recipe: Recipe, images: int) -> Recipe:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """Tasks of the portfolio's model that were tried as one: of every fold, and the one to keep."""
-
-    trainers: Sequence[TaskTrainer]
-    metrics: dict[str, Any]  # as last measured
-    how: str
-    lr: float = 0.0
-    epochs: float = 0.0
-    #: Answers of all that it was chosen from itself: the settings of a solved head.
-    rivals: Sequence[HeldOut] = ()
-    dropped: bool = False  # before the end of its training
-
-    @property
-    def final(self) -> TaskTrainer:
-        return self.trainers[-1]
-
-
 def trained_regimes(model: MemoryViT, splits: Splits, extends: Sequence[str]) -> list[str]:
     """Regimes that can be trained on this data: a child is of its parents' family."""
     if extends:
@@ -353,7 +328,7 @@ class Portfolio:
         for parent in model.tasks if settings.extends else ():
             self.model.attach(model.engram(parent))
         self.began = time.perf_counter()
-        self.finished: list[Candidate] = []  # what the choice was made from
+        self.finished: list[Trial] = []  # what the choice was made from
         self.trials = [self._trial(r, lr) for r in regimes for lr in self._rates(r)]
         trainers = [trainer for trial in self.trials for trainer in trial.trainers]
         tasks = [(one.task.spec, one.lr, one.weight_decay) for one in trainers]
@@ -410,24 +385,19 @@ class Portfolio:
 
     # The work
 
-    def best(
-        self, run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> tuple[Engram, Candidate, list[Tried], Training]:
+    def best(self, run: Run) -> tuple[Engram, Trial, list[Tried], Training]:
         """The best engram, what it was, all that was tried, and the training."""
-        training = SuccessiveHalving(
-            self.model, self.trials, self.splits, self.recipe, run, self.team, progress, callbacks
-        )
+        training = SuccessiveHalving(self.model, self.trials, self.splits, self.recipe, run)
         training.prepare()
         training.begin(self.identity)
-        solved = self._solved(training, progress) if self.solves else []
+        solved = self._solved(training) if self.solves else []
         scores = [float(one.metrics[self.measured_by]) for one, _ in solved]
         training.to_beat = max(scores, default=-math.inf)
         training.go(lambda: self._say([one for one, _ in solved], training))
         training.checkpoint()  # what follows may take long, and is done again after a crash
         training.end()
-        trained = [self._trained(training, trial) for trial in self.trials]
-        left = [one for one in trained if not one.dropped]
-        others = [candidate for candidate, _ in solved]
+        left = [one for one in self.trials if not one.dropped]
+        others = [trial for trial, _ in solved]
         for one in left:
             if solved and isinstance(one.final.task.method, Side):
                 others.append(self._averaged(training, one, [solution for _, solution in solved]))
@@ -448,7 +418,7 @@ class Portfolio:
                 tied=one in tied and len(tied) > 1,
                 dropped=one.dropped,
             )
-            for one in (*trained, *others)
+            for one in (*self.trials, *others)
         ]
         rivals = [one.final.held_out for one in finished]
         rivals += [answers for one in finished for answers in one.rivals]
@@ -456,35 +426,26 @@ class Portfolio:
         training.complete(chosen.trainers, rivals)
         return self.model.engram(chosen.final.name).renamed(self.name), chosen, tried, training
 
-    def _trained(self, training: SuccessiveHalving, trial: Trial) -> Candidate:
-        """The trial in training, or what was measured of it when it was dropped."""
-        one = trial.scout or trial.final
-        if one.name not in training.dropped:
-            return Candidate(trial.trainers, trial.final.metrics, "trained", one.lr,
-                             training.epochs)  # fmt: skip
-        metrics = training.dropped[one.name]
-        return Candidate([one], metrics, "trained", one.lr, metrics["epochs"], dropped=True)
-
-    def _solved(self, training: Training, progress: Progress) -> list[tuple[Candidate, Solution]]:
+    def _solved(self, training: Training) -> list[tuple[Trial, Solution]]:
         """The best plain head and the best readout, as tasks of the model."""
-        progress("solving", 0, 2, "")
-        task = self.model.task(self._add(Head.name))
-        self.kind.prepare(task.head, self.splits["train"].labels)
-        solver = Solver(training, task, statistics=True)
-        found: list[tuple[Candidate, Solution]] = []
-        for regime, choices in ((Head.name, (PLAIN,)), (Readout.name, solver.choices)):
+        training.progress("solving", 0, 2, "")
+        name = self._add(Readout.name, Seen.everything(self.model.backbone))
+        solver = Solver(self.model, name, training.feed, self.splits, self.recipe, self.team)
+        found: list[tuple[Trial, Solution]] = []
+        for regime, choices in ((Head.name, (PLAIN,)), (Readout.name, solver.columns.choices)):
             solution = solver.best(choices)
             trainers = self._trainers(regime, solution.seen)
             for fold, one in enumerate(trainers):
                 solution.put_into(one.task, fold)
             trainers[-1].held_out = solution.answers
             rivals = [one.answers for one in solution.tried]
-            found.append((Candidate(trainers, solution.metrics, "solved", rivals=rivals), solution))
+            trial = Trial(trainers, how="solved", metrics=solution.metrics, rivals=rivals)
+            found.append((trial, solution))
             if len(found) < 2:
-                progress("solving", len(found), 2, self._answer(found[0][0]))
+                training.progress("solving", len(found), 2, self._answer(found[0][0]))
         return found
 
-    def _say(self, solved: Sequence[Candidate], training: Training) -> None:
+    def _say(self, solved: Sequence[Trial], training: Training) -> None:
         """Say the first answer: the best of what was solved, before anything is trained."""
         if solved:
             best = solved[best_of(self.measured_by, [one.metrics for one in solved])]
@@ -493,13 +454,11 @@ class Portfolio:
             note = f"{self._answer(best)} after {after}; trying to improve{keeps}"
             training.progress("solving", len(solved), len(solved), note)
 
-    def _answer(self, one: Candidate) -> str:
+    def _answer(self, one: Trial) -> str:
         score = self.kind.shown(float(one.metrics[self.measured_by]))
         return f"{one.final.task.spec.regime} {score}"
 
-    def _averaged(
-        self, training: Training, side: Candidate, solved: Sequence[Solution]
-    ) -> Candidate:
+    def _averaged(self, training: Training, side: Trial, solved: Sequence[Solution]) -> Trial:
         """The best average of a side task with a solved one."""
         made = []
         for solution in solved:
@@ -509,7 +468,8 @@ class Portfolio:
                 self._average(one.task, own.task, solution, fold)
             training.measure(trainers)
             trainers[-1].ending = side.final.ending
-            made.append(Candidate(trainers, trainers[-1].metrics, "averaged", side.lr))
+            metrics = trainers[-1].metrics
+            made.append(Trial(trainers, how="averaged", lr=side.lr, metrics=metrics))
         return made[best_of(self.measured_by, [one.metrics for one in made])]
 
     def _average(self, task: Task, side: Task, solution: Solution, fold: int) -> None:

@@ -18,15 +18,17 @@ from torch import Tensor
 
 from engram.data.datasets import Integers
 from engram.data.loader import Loader
+from engram.data.near_duplicates import dataset_groups
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.method import HeadInput, Patches
 from engram.methods.patchcore import PatchCore
 from engram.model.passes import head_inputs, head_inputs_from_cache
 from engram.train.caches import info
-from engram.train.feeds import BatchShard, CacheFeed, FeedPlan
-from engram.train.near_duplicates import dataset_groups
+from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import BatchShard, CacheFeed
 from engram.util.devices import to_device
+from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress, counter
 from engram.util.text import counted, storage
 
@@ -58,12 +60,12 @@ class PatchFeed:
     cache, contents = "off", ""
     plain = sees_all = True
 
-    def __init__(self, plan: FeedPlan, progress: Progress) -> None:
-        self.plan, self.model, self.team = plan, plan.model, plan.team
+    def __init__(self, plan: FeedPlan, team: ProcessGroup, progress: Progress) -> None:
+        self.plan, self.model, self.team = plan, plan.model, team
         self.per_epoch = plan.per_epoch
         self.bad: dict[str, str] = {}
         self._size, self._grid = plan.model.preprocessing.size, (0, 0)
-        stored = _stored(plan, progress)
+        stored = _stored(plan, team, progress)
         self.train = self._read("train", stored, progress)
         if plan.splits.folds is not None:
             self.val = self._held_out_in_turn()
@@ -97,7 +99,7 @@ class PatchFeed:
         self, split: str, stored: CacheFeed | None
     ) -> Iterator[tuple[Patches, Tensor, Tensor, int]]:
         """Patches, labels, sample numbers, and how many images of a batch cannot be read."""
-        model, plan, name = self.model, self.plan, self.plan.names[-1]
+        model, plan, name = self.model, self.plan, self.plan.specs[-1].name
         if stored is not None:
             shares = stored.epoch(0, 0) if split == "train" else stored.validation()
             for share in shares:
@@ -126,7 +128,7 @@ class PatchFeed:
 
     def _held_out_in_turn(self) -> _Seen:
         """Of folds, whose validation images are training images."""
-        train, val = self.plan.train, self.plan.val
+        train, val = self.plan.splits["train"], self.plan.splits["val"]
         rows = {int(train.order[s]): i for i, s in enumerate(self.train.samples.tolist())}
         pairs = [(rows[int(row)], i) for i, row in enumerate(val.order) if int(row) in rows]
         own, samples = torch.tensor(pairs, dtype=torch.long).view(-1, 2).unbind(1)
@@ -135,7 +137,7 @@ class PatchFeed:
     def near_duplicates(self) -> Integers:
         """Group numbers of the training images: near-duplicates are in one group."""
         means = [self.train.patches[row].float().mean(0) for row in self.train.rows.tolist()]
-        return dataset_groups(self.plan.train, self.train.samples, torch.stack(means))
+        return dataset_groups(self.plan.splits["train"], self.train.samples, torch.stack(means))
 
     def epoch(self, epoch: int, skip: int, balanced: bool = True) -> Iterator[BatchShard]:
         return self._shares(self.train, skip)
@@ -163,19 +165,16 @@ class PatchFeed:
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         return dict.fromkeys(tasks, to_device(inputs, self.team.device).float().mean(1))
 
-    def layer_statistics(self, inputs: Tensor) -> Tensor:
-        raise NotImplementedError("patches have no layer statistics")
 
-
-def _stored(plan: FeedPlan, progress: Progress) -> CacheFeed | None:
+def _stored(plan: FeedPlan, team: ProcessGroup, progress: Progress) -> CacheFeed | None:
     """The cache, if it has what is needed of every image already."""
-    if plan.recipe.cache == "off" or plan.cache.reason_against() or plan.team.world > 1:
+    if plan.recipe.cache == "off" or plan.reason_against() or team.world > 1:
         return None
-    kept = plan.model.backbone.fingerprint, plan.cache.keeps
+    kept = plan.model.backbone.fingerprint, plan.keeps
     caches = [one for one in info() if (one["fingerprint"], one.get("keeps")) == kept]
     if not any(one["images"] for one in caches):
         return None
-    feed = CacheFeed(plan)
+    feed = CacheFeed(plan, team)
     feed.scan(progress)
     if feed.missing():
         return None

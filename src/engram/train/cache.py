@@ -39,12 +39,7 @@ from engram.images.decode import BadImage
 from engram.images.preprocessing import Preprocessing, normalise
 from engram.methods.forward import BackbonePass, Cached
 from engram.methods.memory import BackboneView, KeysValues, Normed
-from engram.methods.readout import (
-    LayerStatistics,
-    grid_count,
-    grid_weights,
-    statistics_per_layer,
-)
+from engram.methods.readout import LayerStatistics, grid_count, grid_weights, statistics_per_layer
 from engram.train.caches import INDEX_LINE, default_root
 from engram.util.devices import to_device
 from engram.util.files import make_private_folder, private, write_atomically
@@ -222,15 +217,6 @@ class Cache:
         """The final tokens that are kept."""
         return self.tokens if self.keeps in ("all", "final") else 0
 
-    def layer_statistics(self, rows: Tensor) -> Tensor:
-        """All layer statistics, the final tokens' first: (b, features), in fp32."""
-        cached = self.features(rows)
-        if cached.statistics is not None:
-            return cached.statistics
-        assert cached.final is not None
-        layers = [layer for layer in cached.layers if isinstance(layer, Tensor)]
-        return self._statistics([*layers, cached.final])
-
     def class_tokens(self, contents: Sequence[str]) -> Tensor:
         """The class token of every layer (b, features), or the pooled token if that is all.
 
@@ -251,10 +237,6 @@ class Cache:
             found.append(row.reshape(self.shape)[part].flatten())
         self._release()
         return torch.from_numpy(np.stack(found) if found else np.empty((0, 1), np.float16))
-
-    def _statistics(self, layers: Sequence[Tensor]) -> Tensor:
-        grid = grid_weights(self.backbone, self.preprocessing.size, layers[0].device)
-        return LayerStatistics.from_layers(layers, self.backbone, grid).all()
 
     def _release(self) -> None:
         """Let the pages that were read go again."""
@@ -386,7 +368,8 @@ class Cache:
         if self.keeps == "final":
             kept = [final]
         if self.keeps == "statistics":
-            statistics = self._statistics([*layers, final])
+            grid = grid_weights(self.backbone, self.preprocessing.size, final.device)
+            statistics = LayerStatistics.from_layers([*layers, final], self.backbone, grid).all()
             kept = [statistics.view(len(final), -1, final.shape[-1])]
         return torch.cat([*kept, self.backbone.pool(final).unsqueeze(1)], dim=1).half().cpu()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from engram.data.datasets import Splits
@@ -10,8 +11,7 @@ from engram.data.overview import find_leaks
 from engram.inference.evaluate import Answers, answers
 from engram.model import MemoryViT
 from engram.train.learner import TaskTrainer
-from engram.util.processes import ProcessGroup
-from engram.util.progress import Progress
+from engram.train.run import Run
 
 
 def calibrate(learner: TaskTrainer) -> None:
@@ -44,12 +44,10 @@ def metrics_on_test(
     model: MemoryViT,
     name: str,
     splits: Splits,
-    val: dict[str, Any],
-    *,
+    val: Mapping[str, Any],
+    run: Run,
     workers: int,
     transform: Transform | None = None,
-    team: ProcessGroup,
-    progress: Progress,
 ) -> tuple[dict[str, Any], Answers]:
     """The metrics of the test split, and the answers for it.
 
@@ -57,8 +55,8 @@ def metrics_on_test(
     error that the test split would have without it.
     """
     answered = answers(
-        model, splits, name, workers=workers, transform=transform, team=team,
-        progress=lambda done, total: progress("testing", done, total),
+        model, splits, name, workers=workers, transform=transform, team=run.team,
+        progress=lambda done, total: run.progress("testing", done, total),
     )  # fmt: skip
     metrics = answered.metrics() | answered.without_leaks(find_leaks(splits, "test"))
     if "temperature" in val and len(answered.labels):

@@ -87,10 +87,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one run. In the processes that are not the main one there are none.
-
-    A context in which the run happens: an exception that leaves it is told as `stopped`.
-    """
+    """The callbacks of one run. In the processes that are not the main one there are none."""
 
     def __init__(self, given: Iterable[Callback], team: ProcessGroup, start: RunStart) -> None:
         self._given = [_checked(one) for one in given] if team.main else []
@@ -125,10 +122,8 @@ class Callbacks:
         told, self._open = self._open, []
         self._tell("finished", lambda one: one.finished(result), told)
 
-    def __enter__(self) -> Callbacks:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def ended(self, error: BaseException | None) -> None:
+        """Tell those that have not heard of the end of the run about the error, if there is one."""
         told, self._open = self._open, []
         if error is None:
             return
@@ -163,11 +158,6 @@ class Callbacks:
         explained = EngramError(f"{what} ({why}). {then}")
         explained.__cause__ = error
         return explained
-
-
-def nobody(team: ProcessGroup) -> Callbacks:
-    """The callbacks of a run that has none."""
-    return Callbacks((), team, RunStart(task="", data="", settings={}))
 
 
 class Part(Callback):

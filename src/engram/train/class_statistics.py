@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engram.data.datasets import Integers
 from engram.tasks.class_statistics import ClassStatistics
 from engram.train.feeds import BatchShard
 from engram.train.learner import TaskTrainer
@@ -39,38 +39,35 @@ def keep_statistics(
         for added in sums.values():
             added.remember(old)
     folds = training.splits.folds
-    parts = [_Part(one.trial, one.name, one.fold, one) for one in learners if one.fold is not None]
-    for part in parts:
-        groups, features = sums[part.trial].statistics.means.shape
+    folded = [(one, one.fold) for one in learners if one.fold is not None]
+    for one, _ in folded:
+        groups, features = sums[one.trial].statistics.means.shape
         statistics = ClassStatistics(groups, features).to(training.team.device)
-        part.sums = _Sums(statistics, training.team)
-    names = list(dict.fromkeys([*sums, *(part.name for part in parts)]))
-    for shard, found in _features(training, training.feed.epoch(0, 0, balanced=False), names):
+        sums[one.name] = _Sums(statistics, training.team)
+    epoch = training.feed.epoch(0, 0, balanced=False)
+    for shard, found in _features(training, epoch, list(sums)):
         for one in final:
             sums[one.name].add(found[one.name], one.task.kind.group(shard.labels))
-        for part in parts:
+        for one, fold in folded:
             assert folds is not None
-            rows = folds.learned_from(shard.samples, part.fold)
-            group = part.learner.task.kind.group(shard.labels[rows])
-            part.sums.add(found[part.name][rows], group)
-    for added in (*sums.values(), *(part.sums for part in parts)):
+            rows = folds.learned_from(shard.samples, fold)
+            sums[one.name].add(found[one.name][rows], one.task.kind.group(shard.labels[rows]))
+    for added in sums.values():
         added.finish()
+    asked: list[tuple[Sequence[TaskTrainer], Integers | None]] = [(final, None)]
+    if folds is not None:
+        asked = [([one], folds.samples(fold)) for one, fold in folded]
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {one.name: [] for one in final}
-    for part in parts:
-        assert folds is not None
-        held_out = training.feed.validation(folds.samples(part.fold))
-        for shard, found in _features(training, held_out, [part.name]):
-            likeness = part.sums.statistics.likeness(found[part.name])
-            seen[part.trial].append((likeness.cpu(), shard.samples))
-    if folds is None:
-        for shard, found in _features(training, training.feed.validation(), list(sums)):
-            for one in final:
+    for some, samples in asked:
+        held_out = training.feed.validation(samples)
+        for shard, found in _features(training, held_out, [one.name for one in some]):
+            for one in some:
                 likeness = sums[one.name].statistics.likeness(found[one.name])
-                seen[one.name].append((likeness.cpu(), shard.samples))
+                seen[one.trial].append((likeness.cpu(), shard.samples))
     for one in final:
         statistics, nothing = sums[one.name].statistics, (torch.zeros(0), torch.zeros(0).long())
-        values, samples = zip(nothing, *training.team.gather(seen[one.name]), strict=True)
-        likeness = torch.cat(values)[torch.cat(samples).argsort()]
+        values, places = zip(nothing, *training.team.gather(seen[one.name]), strict=True)
+        likeness = torch.cat(values)[torch.cat(places).argsort()]
         known = statistics.adjust(likeness)
         if old is not None:  # as usual for images of both, or of the first alone
             share = float(old.counts.sum() / statistics.counts.sum()) if known else 1.0
@@ -80,17 +77,6 @@ def keep_statistics(
         low, middle = statistics.quantiles.cpu()
         one.familiarity = (likeness - low) / (middle - low) if known else None
     training.model.train()
-
-
-@dataclass(eq=False)
-class _Part:
-    """The statistics of a fold: of the features that a task has of the images it learned from."""
-
-    trial: str
-    name: str
-    fold: int
-    learner: TaskTrainer
-    sums: _Sums = field(init=False)
 
 
 def _generator() -> torch.Generator:

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from engram.data.datasets import Dataset, Integers, Splits
-from engram.data.loader import Loader, Transform, balanced, shuffled
+from engram.data.loader import Loader, Transform
+from engram.data.near_duplicates import SIMILAR, dataset_groups, directions
 from engram.errors import EngramError, Notice
 from engram.images.preprocessing import normalise
 from engram.methods.forward import Cached
 from engram.model import MemoryViT
-from engram.tasks.spec import TaskSpec
 from engram.train.cache import Cache, View, contents_of, prefetched
-from engram.train.cache_plan import CachePlan
 from engram.train.caches import limit, make_room, room
-from engram.train.near_duplicates import SIMILAR, dataset_groups, directions
+from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
@@ -49,12 +48,9 @@ class BatchShard:
                 yield BatchShard(inputs, labels, samples)
 
 
-class Feed(Protocol):
-    """Batches that depend on the seed and the epoch alone, and the outputs they lead to."""
+class FeatureFeed(Protocol):
+    """Batches that depend on the seed and the epoch alone, and their features: for solvers."""
 
-    cache: str  # on or off
-    contents: str  # a hash of all images' bytes, "" where they were not hashed
-    per_epoch: int  # steps
     plain: bool  # training images are seen as validation images are: nothing is random
 
     @property
@@ -70,65 +66,19 @@ class Feed(Protocol):
     def validation(self, samples: Integers | None = None) -> Iterator[BatchShard]:
         """The validation images, or only these, in this order."""
 
-    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs by task for the inputs of a share."""
-
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Head inputs by task for the inputs of a share: (b, features) each."""
 
-    def layer_statistics(self, inputs: Tensor) -> Tensor:
-        """All layer statistics for the inputs of a share: (b, features)."""
 
+class Feed(FeatureFeed, Protocol):
+    """A feed for training, which needs the outputs of tasks as well."""
 
-@dataclass(frozen=True)
-class FeedPlan:
-    """Model, tasks, data and recipe of a feed."""
+    cache: str  # on or off
+    contents: str  # a hash of all images' bytes, "" where they were not hashed
+    per_epoch: int  # steps
 
-    model: MemoryViT
-    names: Sequence[str]
-    splits: Splits
-    recipe: Recipe
-    team: ProcessGroup
-    transform: Transform | None = None
-
-    @property
-    def augment(self) -> str:
-        return self.cache.augment
-
-    @property
-    def train(self) -> Dataset:
-        return self.splits["train"]
-
-    @property
-    def val(self) -> Dataset:
-        return self.splits["val"]
-
-    @property
-    def per_epoch(self) -> int:
-        """Optimiser steps in an epoch."""
-        return -(-len(self.train) // self.recipe.batch)
-
-    def order(self, epoch: int, even: bool) -> Integers:
-        """The training samples of an epoch; `even` where a sampler may balance the classes."""
-        if even and self.recipe.balance == "sampler":
-            return balanced(self.train.labels, self.recipe.data_seed, epoch)
-        return shuffled(len(self.train), self.recipe.data_seed, epoch)
-
-    @property
-    def specs(self) -> list[TaskSpec]:
-        return [self.model.task(name).spec for name in self.names]
-
-    @property
-    def only_pooled(self) -> bool:
-        """Whether every task reads nothing but the backbone's pooled token."""
-        return not any(spec.method.needs for spec in self.specs)
-
-    @property
-    def cache(self) -> CachePlan:
-        """Plan of the cache."""
-        return CachePlan(
-            self.model, self.specs, self.splits, self.recipe, self.transform is not None
-        )
+    def outputs(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs by task for the inputs of a share."""
 
 
 class BackboneFeed:
@@ -137,8 +87,8 @@ class BackboneFeed:
     cache = "off"
     contents = ""
 
-    def __init__(self, plan: FeedPlan) -> None:
-        self.model, self.team = plan.model, plan.team
+    def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
+        self.model, self.team = plan.model, team
         self.preprocessing = plan.model.preprocessing
         self.plain = plan.augment == "none" and plan.transform is None
         self.per_epoch, self._order = plan.per_epoch, plan.order
@@ -156,11 +106,12 @@ class BackboneFeed:
                 transform=plan.transform,
                 seed=plan.recipe.data_seed,
                 workers=plan.recipe.workers,
-                rank=plan.team.rank,
-                world=plan.team.world,
+                rank=team.rank,
+                world=team.world,
             )
 
-        self._train, self._val = loader(plan.train, "train"), loader(plan.val, "eval")
+        self._train = loader(plan.splits["train"], "train")
+        self._val = loader(plan.splits["val"], "eval")
 
     @property
     def bad(self) -> dict[str, str]:
@@ -183,9 +134,6 @@ class BackboneFeed:
     def features(self, inputs: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         return self.model.embed(self._pixels(inputs), tasks)
 
-    def layer_statistics(self, inputs: Tensor) -> Tensor:
-        return self.model.layer_statistics(self._pixels(inputs))
-
     def _pixels(self, inputs: Tensor) -> Tensor:
         return normalise(to_device(inputs, self.team.device), self.preprocessing)
 
@@ -198,9 +146,10 @@ class CacheFeed:
 
     cache = "on"
 
-    def __init__(self, plan: FeedPlan) -> None:
-        self.plan, self.model, self.team, self.recipe = plan, plan.model, plan.team, plan.recipe
-        self.train, self.val, self.per_epoch = plan.train, plan.val, plan.per_epoch
+    def __init__(self, plan: FeedPlan, team: ProcessGroup) -> None:
+        self.plan, self.model, self.team, self.recipe = plan, plan.model, team, plan.recipe
+        self.train, self.val = plan.splits["train"], plan.splits["val"]
+        self.per_epoch = plan.per_epoch
         self.plain = plan.augment == "none"
         self.bad: dict[str, str] = {}
         self._masks: dict[tuple[Cache, Dataset], dict[int, bytes]] = {}
@@ -239,7 +188,7 @@ class CacheFeed:
     def _cache(self, view: View | None = None) -> Cache:
         dtype = dtype_for(self.recipe.precision, self.team.device)
         backbone, preprocessing = self.model.backbone, self.model.preprocessing
-        return Cache(backbone, preprocessing, view, keeps=self.plan.cache.keeps, dtype=dtype)
+        return Cache(backbone, preprocessing, view, keeps=self.plan.keeps, dtype=dtype)
 
     def _absent(self) -> dict[Cache, set[str]]:
         """Hashes of images that are not stored yet, by cache."""
@@ -356,9 +305,6 @@ class CacheFeed:
         """Features of the backbone from the inputs of a share."""
         return self._plain.features(to_device(inputs, self.team.device))
 
-    def layer_statistics(self, inputs: Tensor) -> Tensor:
-        return self._plain.layer_statistics(to_device(inputs, self.team.device))
-
     @property
     def sees_all(self) -> bool:
         """Whether every training image was seen as it is, so that all can be compared."""
@@ -405,12 +351,12 @@ def open_feed(
 
     The recipe's cache="on" insists on the cache: where it cannot be used is an EngramError.
     """
-    plan = FeedPlan(model, names, splits, recipe, team, transform)
-    reason = plan.cache.reason_against()
-    large = None if reason else plan.cache.too_large()
+    plan = FeedPlan(model, [model.task(name).spec for name in names], splits, recipe, transform)
+    reason = plan.reason_against()
+    large = None if reason else plan.too_large()
     if reason or large or recipe.cache == "off":
-        return _without_cache(plan, reason or large, large is not None)
-    feed = CacheFeed(plan)
+        return _without_cache(plan, team, reason or large, large is not None)
+    feed = CacheFeed(plan, team)
     feed.scan(progress)
     fits = not team.main or make_room(feed.missing())
     if any(team.gather([not fits or feed.missing() > 0.8 * room()])):
@@ -418,12 +364,14 @@ def open_feed(
         if limit() < math.inf:
             free += f", and ENGRAM_CACHE_LIMIT is {limit() / 1e9:g}"
         large = f"it would take {feed.missing() / 1e9:.2g} GB more, and {free}"
-        return _without_cache(plan, large, True)
+        return _without_cache(plan, team, large, True)
     feed.fill(progress)
     return feed
 
 
-def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> BackboneFeed:
+def _without_cache(
+    plan: FeedPlan, team: ProcessGroup, reason: str | None, large: bool
+) -> BackboneFeed:
     """The backbone's feed; an EngramError where the recipe insists on the cache or needs it."""
     recipe = plan.recipe
     if recipe.cache == "on" and reason:
@@ -436,7 +384,7 @@ def _without_cache(plan: FeedPlan, reason: str | None, large: bool) -> BackboneF
             f"{flag('views')} is {recipe.views}, and views live in the cache, which is "
             + (f"not possible here: {reason}." if reason else "off.")
         )
-    if recipe.cache == "auto" and large and plan.team.main:
+    if recipe.cache == "auto" and large and team.main:
         notice = f"The cache is not used: {reason}. The ViT runs over all images in every epoch."
         warnings.warn(notice, Notice, stacklevel=2)
-    return BackboneFeed(plan)
+    return BackboneFeed(plan, team)

@@ -7,15 +7,16 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits, check_fits, load
 from engram.data.loader import Transform
 from engram.data.python_data import PythonData
 from engram.errors import EngramError
+from engram.methods.method import Needs
 from engram.model import MemoryViT
 from engram.store.format import read_engram
+from engram.tasks.task import Task
 from engram.tasks.task_settings import TaskSettings
 from engram.train.bank import fill_banks
 from engram.train.calibrate import metrics_on_test
@@ -25,8 +26,9 @@ from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.recipe_file import settings_of
 from engram.train.result import Ending, Result
-from engram.train.run import Run, interruption
-from engram.train.solve import solve_tasks
+from engram.train.run import Run
+from engram.train.seen import Seen
+from engram.train.solve import Solver
 from engram.train.trackers import run_callbacks
 from engram.train.training import Training
 from engram.train.validation import HeldOut, with_held_out
@@ -101,16 +103,15 @@ def fit(
         )
     if test:
         splits["test"]  # whether there is one should show now, not after an hour
-    path = None if out is None else Path(out)
-    run = None if path is None else Run(path, team, overwrite, resume, model.backbone.source)
+    run = Run(out, team, overwrite, resume, model.backbone.source, progress)
     lr = learning_rate(recipe, type(task.method))
     identity = identity_of_fit(model, task.spec, splits, recipe, test)
     settings = settings_of(model, splits, TaskSettings.from_spec(task.spec), recipe, lr=lr)
-    told = run_callbacks(callbacks, name, splits, settings, run, team)
+    run.callbacks = run_callbacks(callbacks, name, splits, settings, run)
     began = time.perf_counter()
-    with run or contextlib.nullcontext(), told:
-        finished = None if run is None else run.finished(identity)
-        if run is not None and finished is not None:
+    with run:
+        finished = run.finished(identity)
+        if run.out is not None and finished is not None:
             written = read_engram(run.out)
             if written.spec != task.spec:  # validation chose what a readout sees
                 task = model.swap(written.spec)
@@ -118,7 +119,7 @@ def fit(
             return Result.recorded(model.eval().engram(name), run.out, finished)
         with _with_folds(model, name, splits) as names:
             trainers = _trainers(model, names, recipe)
-            training = Training(model, trainers, splits, recipe, run, team, progress, told)
+            training = Training(model, trainers, splits, recipe, run)
             training.prepare(transform)
             training.begin(identity)
             rivals: list[HeldOut] = []
@@ -126,7 +127,7 @@ def fit(
                 if task.kind.one_class:
                     fill_banks(training, names)
                 else:
-                    rivals = solve_tasks(training, names)
+                    rivals = _solve(training, names)
                 trainers = _trainers(model, names, recipe)
                 training.measure(trainers)
             else:
@@ -134,36 +135,22 @@ def fit(
                 training.end()
             training.complete(trainers, rivals)
         learner = trainers[-1]
-        history, unreadable = training.history, training.unreadable
         metrics, answers = {"val": learner.metrics}, training.held_out(learner, name)
         if test and not training.interrupted:
             metrics["test"], answers = metrics_on_test(
-                model, name, splits, learner.metrics,
-                workers=recipe.workers, transform=transform, team=team, progress=progress,
-            )  # fmt: skip
+                model, name, splits, learner.metrics, run, recipe.workers, transform
+            )
         result = {
             "seconds": time.perf_counter() - began,
             "metrics": metrics,
-            "unreadable": unreadable,
-            "history": history,
+            "unreadable": training.unreadable,
+            "history": training.history,
             "ending": learner.ending and asdict(learner.ending),
         }
-        engram = model.eval().engram(name)
-        if run is not None and team.main:
-            used = None if solved else learner.lr
-            record = training_record(recipe, splits, used, learner.ending)
-            model.save(name, run.out, metrics=metrics, recipe=record)
-            if not training.interrupted:
-                run.finish(identity, engram.content, result, history)
-        done = replace(
-            Result.recorded(engram, path, result),
-            answers=answers,
-            interrupted=training.interrupted,
-        )
-        if training.interrupted:
-            raise interruption(run, training.where, done)
-        told.finished(done)
-    return done
+        done = Result.recorded(model.eval().engram(name), run.out, result)
+        done = replace(done, answers=answers, interrupted=training.interrupted)
+        record = training_record(recipe, splits, None if solved else learner.lr, learner.ending)
+        return run.end(model, done, result, record, training.stopped_at)
 
 
 @contextlib.contextmanager
@@ -186,6 +173,29 @@ def _trainers(model: MemoryViT, names: Sequence[str], recipe: Recipe) -> list[Ta
         TaskTrainer(model, name, recipe, trial=names[-1], fold=fold)
         for fold, name in enumerate(names)
     ]
+
+
+def _solve(training: Training, names: Sequence[str]) -> list[HeldOut]:
+    """Solve tasks of the model, of every fold and the last for all images.
+
+    They then see what the held-out images chose. Returns the answers of all that was tried.
+    """
+    model, last = training.model, names[-1]
+    if Needs.STATISTICS in model.task(last).method.needs:
+        _see(model, last, Seen.everything(model.backbone))
+    solver = Solver(model, last, training.feed, training.splits, training.recipe, training.team)
+    solution = solver.best(solver.columns.choices)
+    for fold, name in enumerate(names):
+        task = _see(model, name, solution.seen) if solution.seen.layers else model.task(name)
+        solution.put_into(task, fold)
+    return [one.answers for one in solution.tried]
+
+
+def _see(model: MemoryViT, name: str, seen: Seen) -> Task:
+    """Let a readout of the model see these statistics."""
+    task = model.task(name)
+    method = replace(task.method, **seen._asdict())
+    return task if method == task.method else model.swap(replace(task.spec, method=method))
 
 
 def training_record(

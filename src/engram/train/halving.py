@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from engram.data.datasets import Splits
 from engram.data.loader import Transform
 from engram.methods import Side
 from engram.model import MemoryViT
 from engram.train.choice import best_of, noise
 from engram.train.learner import TaskTrainer
+from engram.train.recipe import Recipe
+from engram.train.run import Run
 from engram.train.training import Training
+from engram.train.validation import HeldOut
 
 #: Of the steps: when some are dropped, and how many go on.
 _RUNGS = ((1 / 6, 3), (2 / 5, 2))
@@ -21,12 +25,20 @@ _SCOUTING = 1 / 6
 _HOPELESS = 4.0  # times the margin of a tie, below what was solved
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Trial:
-    """Task trainers of one setting, for every fold and last for all images, and its scout."""
+    """Tasks that are tried as one: for every fold, and last for all images; and their scout."""
 
     trainers: Sequence[TaskTrainer]
     scout: TaskTrainer | None = None
+    how: str = "trained"  # or solved, or averaged
+    lr: float = 0.0  # 0: it was solved
+    #: Of held-out images, as last measured.
+    metrics: dict[str, Any] = field(default_factory=dict)
+    #: Answers of all that it was chosen from itself: the settings of a solved head.
+    rivals: Sequence[HeldOut] = ()
+    epochs: float = 0.0  # of training, until it was dropped or done
+    dropped: bool = False  # before the end of its training
 
     @property
     def final(self) -> TaskTrainer:
@@ -41,10 +53,12 @@ class SuccessiveHalving(Training):
     beginning, unless its scout is far behind `to_beat`, a score that is there already.
     """
 
-    def __init__(self, model: MemoryViT, trials: Sequence[Trial], *given: Any) -> None:
+    def __init__(
+        self, model: MemoryViT, trials: Sequence[Trial], splits: Splits, recipe: Recipe, run: Run
+    ) -> None:
         self.trials, self.scouts = trials, [one.scout for one in trials if one.scout is not None]
         learners = self.scouts or [trainer for one in trials for trainer in one.trainers]
-        super().__init__(model, learners, *given)
+        super().__init__(model, learners, splits, recipe, run)
         self.dropped: dict[str, dict[str, Any]] = {}  # by trainer: its metrics then, and the epochs
         self.to_beat = -math.inf
 
@@ -66,9 +80,14 @@ class SuccessiveHalving(Training):
         super().end()
         if self.interrupted and self.scouting:  # a scout knows one fold only
             self._drop_all_but([])
+        for one in self.trials:
+            measured = one.scout or one.final
+            metrics = self.dropped.get(measured.name, one.final.metrics)
+            one.metrics, one.dropped = metrics, measured.name in self.dropped
+            one.lr, one.epochs = measured.lr, metrics.get("epochs", self._epochs)
 
     @property
-    def epochs(self) -> float:
+    def _epochs(self) -> float:
         return round((self.step - self.first) / self.feed.per_epoch, 2)
 
     def _evaluate(self) -> None:
@@ -119,7 +138,7 @@ class SuccessiveHalving(Training):
     def _drop_all_but(self, kept: Sequence[TaskTrainer]) -> None:
         for one in self._finals():
             if one not in kept:
-                self.dropped[one.name] = {**one.metrics, "epochs": self.epochs}
+                self.dropped[one.name] = {**one.metrics, "epochs": self._epochs}
         trials = [one.name for one in kept]
         names = [one.name for one in self.learners if one.trial in trials]
         if names and len(names) < len(self.learners):

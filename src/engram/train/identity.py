@@ -20,10 +20,7 @@ from engram.train.recipe import Recipe, learning_rate
 
 
 def identity_of(
-    model: MemoryViT,
-    tasks: Sequence[tuple[TaskSpec, float, float]],
-    splits: Splits,
-    recipe: Recipe,
+    model: MemoryViT, tasks: Sequence[tuple[TaskSpec, float, float]], splits: Splits, recipe: Recipe
 ) -> str:
     """A hash of all that decides the weights: backbone, tasks, recipe and data.
 

@@ -30,7 +30,7 @@ from engram.train.options import DataOptions, RunOptions, named, recipe_from
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.recipe_file import RecipeFile
 from engram.train.result import Result
-from engram.train.run import check_out
+from engram.train.run import Run, check_out
 from engram.train.soup import spread
 from engram.train.sweep import SweepResult, sweep, sweep_identity
 from engram.train.teach import teach
@@ -146,13 +146,7 @@ class TrainingJob:
         return [*rows, *(("warning", sentence) for sentence in warnings(self.splits))]
 
     def train(
-        self,
-        task: str,
-        out: Path,
-        regime: str,
-        seeds: int,
-        progress: Progress,
-        soup: int = 0,
+        self, task: str, out: Path, regime: str, seeds: int, progress: Progress, soup: int = 0
     ) -> AutoResult | Result | SweepResult:
         """Train as `engram fit` does, with what `choose` chose."""
         if regime == "auto":
@@ -241,10 +235,10 @@ class TrainingJob:
         engram = self.model.engram(task)
         metrics = {split: dict(values) for split, values in result.metrics.items()}
         if self.options.test:
+            run, val = Run(None, self.team, progress=progress), metrics.get("val", {})
             metrics["test"], _ = metrics_on_test(
-                self.model, task, self.splits, metrics.get("val", {}),
-                workers=self.recipe.workers, team=self.team, progress=progress,
-            )  # fmt: skip
+                self.model, task, self.splits, val, run, self.recipe.workers
+            )
         if self.team.main:
             self.model.save(task, out, metrics=metrics, recipe=engram.recipe)
         return replace(result, metrics=metrics, path=out)

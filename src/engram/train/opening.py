@@ -8,8 +8,8 @@ from engram.data.datasets import Splits
 from engram.model import MemoryViT
 from engram.tasks.spec import TaskSpec
 from engram.train.cache import row_bytes
-from engram.train.cache_plan import CachePlan
 from engram.train.caches import default_root
+from engram.train.feed_plan import FeedPlan
 from engram.train.recipe import Recipe
 from engram.train.validation import with_held_out
 from engram.util.flag_names import flag
@@ -37,7 +37,7 @@ def opening(
         ("backbone", f"{model.backbone.source}, images of {height} x {width} pixels"),
         *([("", why)] if why else []),
         ("data", f"{whole.name}: {_classes(splits, specs[0])}; {_images(whole, splits, recipe)}"),
-        *([] if one_class else _cache(CachePlan(model, specs, splits, recipe))),
+        *([] if one_class else _cache(FeedPlan(model, specs, splits, recipe))),
     ]
 
 
@@ -69,7 +69,7 @@ def _images(whole: Splits, splits: Splits, recipe: Recipe) -> str:
     return ", ".join(parts)
 
 
-def _cache(plan: CachePlan) -> list[tuple[str, str]]:
+def _cache(plan: FeedPlan) -> list[tuple[str, str]]:
     reason = f"{flag('cache')} is off" if plan.recipe.cache == "off" else plan.reason_against()
     if reason:
         return [("cache", f"not used: {reason}")]

@@ -23,30 +23,19 @@ from engram.inference.evaluate import answers
 from engram.methods import METHODS, FullAdapter, FullMemory, FullTuning
 from engram.model import MemoryViT
 from engram.store.engram import Engram
-from engram.tasks.heads import Fitted
 from engram.tasks.kinds import KINDS
 from engram.tasks.task_settings import TaskSettings
-from engram.train.callbacks import Callback
 from engram.train.choice import best_of, ties
-from engram.train.recipe import Recipe, learning_rate
+from engram.train.learner import TaskTrainer
+from engram.train.recipe import learning_rate
 from engram.train.run import Run
 from engram.train.validation import Estimator, HeldOut
 from engram.train.variants import Setting, SweepRunner, Trained, Variant
 from engram.util.flag_names import flag
-from engram.util.processes import ProcessGroup
-from engram.util.progress import Progress, labelled
+from engram.util.progress import labelled
 
 #: The regimes that are tried, those with the fewest parameters first.
 OWN_PASS = (FullMemory.name, FullAdapter.name, FullTuning.name)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedBest:
-    """The best task that shares the pass: its answers for all held-out images, and its regime."""
-
-    answers: HeldOut
-    fitted: Fitted
-    regime: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,93 +50,78 @@ class OwnPassResult:
     told: str  # what the gain is, and what it costs
 
 
-@dataclass(frozen=True, eq=False)
-class OwnPass:
-    """Trains tasks that need a pass of their own, once all that share one are done."""
-
-    model: MemoryViT
-    name: str
-    splits: Splits
-    recipe: Recipe
-    settings: TaskSettings
-    team: ProcessGroup
-
-    def check(self) -> None:
-        """Refuse tasks that extend others, and a model whose other tasks could not stay."""
-        if self.settings.extends:
-            raise EngramError(
-                f"{flag('own_pass')} tries regimes that change the backbone's own tokens, and "
-                f"their tasks extend no others; leave out {flag('own_pass')} or {flag('extends')}."
-            )
-        for regime in OWN_PASS:
-            runner, variant = self._runner(regime, self.splits)
-            runner.check_names([variant])
-
-    def best(self, shared: SharedBest, run: Run | None, progress: Progress) -> OwnPassResult:
-        """Train all of them, and compare them with what shares the pass."""
-        one = first_fold(self.splits)
-        learned = _without_held_out(one)
-        kind = KINDS[one.kind]
-        score = kind.score_with(self.recipe.balance)
-        if run is not None and not run.resume and self.team.main:
-            self.clear(run)  # of an earlier run
-        self.team.wait()
-        trained, rates, held_out = [], [], [_of_first_fold(shared.answers, self.splits)]
-        metrics = [kind.metrics(held_out[0].pairs, shared.fitted)]
-        for i, regime in enumerate(OWN_PASS):
-            runner, variant = self._runner(regime, learned)
-            resume = run is not None and run.resume
-            named = labelled(progress, regime)
-            found, _ = runner.one(i, variant, run, resume, named, Callback())
-            trained.append(found)
-            rates.append(variant.setting.lr)
-            held_out.append(self._answers(found.engram, one))
-            metrics.append(found.metrics)
-        at = best_of(score, metrics)
-        images = len(held_out[0].labels)
-        if 0 in ties(score, metrics):
-            told = (
-                f"none of {', '.join(OWN_PASS)} is clearly better than {shared.regime} "
-                f"({kind.shown(float(metrics[0][score]))} of {images:,} held-out images, the best "
-                f"of them {kind.shown(max(one.score for one in trained))}); kept what shares a pass"
-            )
-            return OwnPassResult(trained, rates, None, None, {}, told)
-        kept, regime = trained[at - 1], OWN_PASS[at - 1]
-        estimator = Estimator(kind, score, one)
-        runner, variant = self._runner(regime, learned)
-        fitted = {n: kept.engram.tensors[f"head.{n}"] for n in kind.fitted}
-        estimate = {**kept.metrics, **estimator(kept.metrics, held_out[at], held_out, fitted)}
-        told = (
-            f"{regime} has {kind.shown(kept.score)} of {images:,} held-out images, "
-            f"{shared.regime} {kind.shown(float(metrics[0][score]))}; the price: every image goes "
-            f"through the backbone once more for this task, and it answers in no pass with others"
+def check_own_pass(runner: SweepRunner) -> None:
+    """Refuse tasks that extend others, and a model whose other tasks could not stay."""
+    if runner.task.extends:
+        raise EngramError(
+            f"{flag('own_pass')} tries regimes that change the backbone's own tokens, and "
+            f"their tasks extend no others; leave out {flag('own_pass')} or {flag('extends')}."
         )
-        if one.folds is not None:
-            named = labelled(progress, f"{regime} with all images")
-            kept = runner.train_again(variant, kept, replace(one, folds=None), named, run)
-        return OwnPassResult(trained, rates, at - 1, kept, estimate, told)
+    for regime in OWN_PASS:
+        own, variant = _with_regime(runner, regime, runner.splits)
+        own.check_names([variant])
 
-    def clear(self, run: Run) -> None:
-        """Remove what was kept of every task: the best is written elsewhere by now."""
-        self._runner(OWN_PASS[0], self.splits)[0].clear(run)
 
-    def _runner(self, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:
-        """Trains a task of a regime, at the rate that suits it or that was given."""
-        own = self.settings.method(regime, lenient=True).settings()
-        settings = TaskSettings(regime, (), self.settings.class_init, own)
-        lr, decay = learning_rate(self.recipe, METHODS[regime]), self.recipe.weight_decay
-        setting = Setting(lr, own.get("cells", 0), decay)
-        runner = SweepRunner(self.model, self.name, splits, self.recipe, settings, self.team)
-        return runner, Variant(setting, self.recipe.seed)
+def best_own_pass(runner: SweepRunner, shared: TaskTrainer, run: Run) -> OwnPassResult:
+    """Train tasks that need a pass of their own, and compare them with the best that shares one."""
+    one = first_fold(runner.splits)
+    learned = _without_held_out(one)
+    kind = KINDS[one.kind]
+    score = kind.score_with(runner.recipe.balance)
+    if not run.resume:
+        runner.clear(run)  # of an earlier run
+    runner.team.wait()
+    trained, rates, held_out = [], [], [_of_first_fold(shared.held_out, runner.splits)]
+    metrics = [kind.metrics(held_out[0].pairs, shared.task.head.fitted)]
+    for i, regime in enumerate(OWN_PASS):
+        own, variant = _with_regime(runner, regime, learned)
+        found, _ = own.one(f"{i}", variant, run, labelled(run.progress, regime))
+        trained.append(found)
+        rates.append(variant.setting.lr)
+        held_out.append(_answers(runner, found.engram, one))
+        metrics.append(found.metrics)
+    at, shared_regime = best_of(score, metrics), shared.task.spec.regime
+    images = len(held_out[0].labels)
+    if 0 in ties(score, metrics):
+        told = (
+            f"none of {', '.join(OWN_PASS)} is clearly better than {shared_regime} "
+            f"({kind.shown(float(metrics[0][score]))} of {images:,} held-out images, the best "
+            f"of them {kind.shown(max(one.score for one in trained))}); kept what shares a pass"
+        )
+        return OwnPassResult(trained, rates, None, None, {}, told)
+    kept, regime = trained[at - 1], OWN_PASS[at - 1]
+    estimator = Estimator(kind, score, one)
+    own, variant = _with_regime(runner, regime, learned)
+    fitted = {n: kept.engram.tensors[f"head.{n}"] for n in kind.fitted}
+    estimate = {**kept.metrics, **estimator(kept.metrics, held_out[at], held_out, fitted)}
+    told = (
+        f"{regime} has {kind.shown(kept.score)} of {images:,} held-out images, "
+        f"{shared_regime} {kind.shown(float(metrics[0][score]))}; the price: every image goes "
+        f"through the backbone once more for this task, and it answers in no pass with others"
+    )
+    if one.folds is not None:
+        named = labelled(run.progress, f"{regime} with all images")
+        kept = own.train_again(variant, kept, replace(one, folds=None), run, named)
+    return OwnPassResult(trained, rates, at - 1, kept, estimate, told)
 
-    def _answers(self, engram: Engram, splits: Splits) -> HeldOut:
-        scratch = MemoryViT(self.model.backbone)
-        scratch.attach(engram)
-        found = answers(
-            scratch.eval(), splits, self.name,
-            split="val", workers=self.recipe.workers, team=self.team,
-        )  # fmt: skip
-        return HeldOut.joined([(found.logits, found.labels, found.samples)])
+
+def _with_regime(runner: SweepRunner, regime: str, splits: Splits) -> tuple[SweepRunner, Variant]:
+    """A runner for tasks of a regime, and the variant at the rate that suits it or was given."""
+    recipe, own = runner.recipe, runner.task.method(regime, lenient=True).settings()
+    task = TaskSettings(regime, (), runner.task.class_init, own)
+    lr = learning_rate(recipe, METHODS[regime])
+    setting = Setting(lr, own.get("cells", 0), recipe.weight_decay)
+    return replace(runner, splits=splits, task=task), Variant(setting, recipe.seed)
+
+
+def _answers(runner: SweepRunner, engram: Engram, splits: Splits) -> HeldOut:
+    scratch = MemoryViT(runner.model.backbone)
+    scratch.attach(engram)
+    found = answers(
+        scratch.eval(), splits, runner.name,
+        split="val", workers=runner.recipe.workers, team=runner.team,
+    )  # fmt: skip
+    return HeldOut.joined([(found.logits, found.labels, found.samples)])
 
 
 def first_fold(splits: Splits) -> Splits:

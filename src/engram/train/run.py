@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 from filelock import FileLock, Timeout
@@ -15,7 +16,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engram.errors import EngramError, Interrupted, Notice
+from engram.model import MemoryViT
 from engram.store.format import check_free, read_engram
+from engram.train.callbacks import Callbacks, RunStart
 from engram.train.plots import learning_curves
 from engram.train.result import RunResult
 from engram.util.charts import side_by_side
@@ -23,7 +26,10 @@ from engram.util.documents import load_json, read_header
 from engram.util.files import make_private_folder, write_atomically
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
+from engram.util.progress import Progress, silent
 from engram.util.text import utf8
+
+ResultT = TypeVar("ResultT", bound=RunResult)
 
 _CHECKPOINT, _BACKBONE, _FINISHED = "checkpoint.safetensors", "backbone.txt", "finished.json"
 _UNFINISHED = (_CHECKPOINT, "variant-*")  # what a run leaves that was interrupted
@@ -41,11 +47,10 @@ def run_folder(out: Path) -> Path:
 
 def backbone_of_run(out: Path) -> str | None:
     """The source of the backbone of the run in the folder of `out`; None if no run was there."""
-    folder = run_folder(out)
     with contextlib.suppress(OSError):
-        return (folder / _BACKBONE).read_text(encoding="utf-8", errors="replace").strip()
-    # Earlier versions wrote none, and pico was their default.
-    return "pico" if _was_interrupted(folder) else None
+        path = run_folder(out) / _BACKBONE
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    return None
 
 
 def unreadable_list(out: Path) -> Path:
@@ -94,39 +99,37 @@ def has_run_of_another(out: Path, identity: str) -> bool:
     return not identity.startswith(was)
 
 
-def interruption(run: Run | None, where: str, result: RunResult | None = None) -> Interrupted:
-    """The error of a run that was stopped; `result` is that of the best engram so far."""
-    stopped = f"Stopped at {where}."
-    if result is not None:
-        stopped += f" {result.path} is the best so far."
-    if run is not None:
-        stopped += f" Run the same command with {flag('resume', True)} to continue."
-    return Interrupted(stopped, result)
-
-
 class Run:
-    """The folder next to the engram that a run will write: checkpoint, record and plot.
+    """One run: who shares the work, who is told of it, and the folder next to its engram.
 
-    With `resume`, an interrupted run continues and a finished one is left as it is. With
+    The folder has a checkpoint, a record and a plot. Without `out` there is none, and nothing is
+    written. With `resume`, an interrupted run continues and a finished one is left as it is. With
     `overwrite`, what cannot be resumed is replaced. `backbone` is the source of the backbone, which
     the folder records. While a run lives, no other run can have its folder.
     """
 
     def __init__(
         self,
-        out: Path,
+        out: str | os.PathLike[str] | None,
         team: ProcessGroup,
-        overwrite: bool,
+        overwrite: bool = False,
         resume: bool = False,
         backbone: str = "",
+        progress: Progress = silent,
     ) -> None:
-        check_out(out, overwrite=overwrite, resume=resume)
-        self.out, self.team, self.overwrite, self.resume = out, team, overwrite, resume
-        self.backbone = backbone
-        self.folder = run_folder(out)
-        self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
+        self.team, self.overwrite, self.resume = team, overwrite, resume
+        self.backbone, self.progress = backbone, progress
+        self.callbacks = Callbacks((), team, RunStart(task="", data="", settings={}))
+        self.identity = ""
+        self.out = None if out is None else Path(out)
+        self.folder = None if self.out is None else run_folder(self.out)
+        if self.out is not None:
+            check_out(self.out, overwrite=overwrite, resume=resume)
 
     def __enter__(self) -> Run:
+        if self.folder is None:
+            return self
+        self._lock = FileLock(self.folder / "lock", timeout=0, mode=0o600)
         try:
             make_private_folder(self.folder)
             if self.team.main:
@@ -142,12 +145,26 @@ class Run:
             ) from None
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.callbacks.ended(error)
+        finally:
+            if self.folder is not None:
+                self._lock.release()
 
     @property
-    def _record(self) -> Path:
-        return self.folder / _FINISHED
+    def writes(self) -> bool:
+        """Whether this process writes into the folder."""
+        return self.folder is not None and self.team.main
+
+    def file(self, name: str) -> Path:
+        """A file of the folder, which this run has."""
+        assert self.folder is not None
+        return self.folder / name
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.file(_CHECKPOINT)
 
     def finished(self, identity: str) -> dict[str, Any] | None:
         """The result of the run that wrote the engram, if that was this very run; else None.
@@ -155,36 +172,33 @@ class Run:
         Only with `resume`, which may be asked for again and again: a finished run is a success. An
         engram that another run wrote is not replaced without `overwrite`.
         """
-        if not self.resume or not self.out.exists():
+        self.identity = identity
+        if not self.resume or self.out is None or not self.out.exists():
             return None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EngramError):
-            record = load_json(self._record.read_bytes())
+            record = load_json(self.file(_FINISHED).read_bytes())
             found = identity, read_engram(self.out).content
             if (record["identity"], record["content"]) == found and not self.checkpoint.exists():
                 result: dict[str, Any] = record["result"]
                 return result
-        check_free(self.out, self.overwrite or _was_interrupted(self.folder))
+        check_free(self.out, self.overwrite or _was_interrupted(self.file("")))
         return None
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / _CHECKPOINT
 
     def continues(self, interrupted: bool) -> bool:
         """Whether an interrupted run is there to be resumed; refuses to give one up by accident."""
         if interrupted and not self.resume and not self.overwrite:
-            raise _holds_interrupted(self.folder)
+            raise _holds_interrupted(self.file(""))
         return interrupted and self.resume
 
     def clear(self) -> None:
         """Remove what an older run left in the folder, and say so where a resume was asked for."""
-        if not self.team.main:
+        if not self.writes:
             return
         if self.resume:
             notice = f"There is nothing to resume in {self.folder}; training starts anew."
             warnings.warn(notice, Notice, stacklevel=2)
-        for pattern in (*_OLD_FILES, self.checkpoint.name, self._record.name):
-            for path in filter(Path.is_file, self.folder.glob(pattern)):
+        for pattern in (*_OLD_FILES, _CHECKPOINT, _FINISHED):
+            for path in filter(Path.is_file, self.file("").glob(pattern)):
                 path.unlink()
         if self.backbone:
             self.write(_BACKBONE, f"{self.backbone}\n")
@@ -196,7 +210,7 @@ class Run:
         cache, on or off, and a hash of what is in it: free disk space may decide about the cache,
         so the error says what to do.
         """
-        if self.continues(self.checkpoint.exists()):
+        if self.folder is not None and self.continues(self.checkpoint.exists()):
             try:
                 return self._state(identity, feed)
             except EngramError:
@@ -237,24 +251,56 @@ class Run:
         write_atomically(self.checkpoint, safetensors.torch.save(kept, metadata), owner_only=True)
 
     def write(self, name: str, text: str) -> None:
-        write_atomically(self.folder / name, utf8(text), owner_only=True)
+        """Write a file of the folder; only the main process does."""
+        if self.writes:
+            write_atomically(self.file(name), utf8(text), owner_only=True)
 
     def list_unreadable(self, unreadable: Mapping[str, str]) -> None:
         """Write why pictures could not be read, a line for each."""
         lines = (f"{reason}\n" for reason in sorted(unreadable.values()))
         self.write(_UNREADABLE, "".join(lines))
 
-    def finish(
+    def end(
         self,
-        identity: str,
-        content: str,
-        result: Mapping[str, Any],
-        history: Sequence[Mapping[str, float]] = (),
-    ) -> None:
-        """The engram is written: record that, draw the history, and remove the checkpoint."""
-        record = {"identity": identity, "content": content, "result": result}
-        self.write(self._record.name, json.dumps(record, default=str))
-        if history:
+        model: MemoryViT,
+        result: ResultT,
+        found: Mapping[str, Any],
+        training: Mapping[str, Any],
+        stopped_at: str = "",
+    ) -> ResultT:
+        """Write the engram, record that the run is done, and tell the callbacks.
+
+        Args:
+            model: Has the task.
+            result: Of the run.
+            found: What it was made of, which the folder records.
+            training: What the engram records of its training.
+            stopped_at: Where the run was stopped by Ctrl-C: then it is not done, can be resumed,
+                and `Interrupted` is raised.
+        """
+        if self.out is not None and self.writes:
+            model.save(result.task, self.out, metrics=result.metrics, recipe=training)
+            if not stopped_at:
+                self._finish(model.engram(result.task).content, found)
+        if stopped_at:
+            raise self.interruption(stopped_at, result)
+        self.callbacks.finished(result)
+        return result
+
+    def _finish(self, content: str, found: Mapping[str, Any]) -> None:
+        """Record that the engram is written, draw the history, and remove the checkpoint."""
+        record = {"identity": self.identity, "content": content, "result": found}
+        self.write(_FINISHED, json.dumps(record, default=str))
+        if found.get("history"):
             with contextlib.suppress(EngramError):  # a full disk: the engram is what was asked for
-                self.write("history.svg", side_by_side(learning_curves(history)))
+                self.write("history.svg", side_by_side(learning_curves(found["history"])))
         self.checkpoint.unlink(missing_ok=True)
+
+    def interruption(self, where: str, result: RunResult | None = None) -> Interrupted:
+        """The error of a run that was stopped; `result` is that of the best engram so far."""
+        stopped = f"Stopped at {where}."
+        if result is not None:
+            stopped += f" {result.path} is the best so far."
+        if self.folder is not None:
+            stopped += f" Run the same command with {flag('resume', True)} to continue."
+        return Interrupted(stopped, result)

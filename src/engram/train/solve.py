@@ -20,25 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engram.methods.method import Needs
-from engram.methods.readout import grid_count, statistics_per_layer
+from engram.data.datasets import Splits
+from engram.model import MemoryViT
 from engram.tasks.heads import Fitted
 from engram.tasks.task import Task
 from engram.train.choice import best_of, noise
-from engram.train.dual_solver import Block, DualSolver, Products
-from engram.train.feeds import BatchShard
+from engram.train.dual_solver import DualSolver, Products
+from engram.train.feeds import BatchShard, FeatureFeed
+from engram.train.recipe import Recipe
+from engram.train.seen import Columns, Seen
 from engram.train.validation import HeldOut
 from engram.util.devices import to_device
-
-if TYPE_CHECKING:
-    from engram.train.training import Training
+from engram.util.processes import ProcessGroup
 
 #: Values between these change nothing: 0.1 points at most in 123 runs with 2 to 50 images a class.
 PENALTIES = (0.1, 0.001)
@@ -46,7 +45,6 @@ PENALTIES = (0.1, 0.001)
 START_PENALTIES = (1000.0, 10.0, 1.0, 0.1, 0.01)
 ALPHAS = (0.1, 0.3, 1.0)
 _WORSE = 4.0  # times the margin of a tie: from there on no larger alpha is tried
-_GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
 _SEARCH = 4_096  # images on which penalties are tried; the chosen ones are solved with all
 _IN_MEMORY = 4e9  # bytes of statistics that are kept; more are read again at every evaluation
 _ITERATIONS, _ROWS = 40, 2_048
@@ -58,21 +56,7 @@ _LOSS = 0.002  # of the score, that a lower rank may cost
 MOST_CLASSES = 2_048  # from there on the components would take gigabytes
 
 
-class Seen(NamedTuple):
-    """Statistics that a head sees: of the last layers (none: the pooled token), and the grid.
-
-    All but the pooled token may be projected, to so many numbers.
-    """
-
-    layers: int
-    grid: bool = False
-    projected: int = 0
-
-
-PLAIN = Seen(0)  # a plain linear head
-
-
-class Tried(NamedTuple):
+class SolverSetting(NamedTuple):
     """One setting of a solved head, and its answers for the held-out images."""
 
     seen: Seen
@@ -93,7 +77,7 @@ class Solution:
     fitted: Fitted
     metrics: dict[str, Any]  # of the answers for the held-out images
     answers: HeldOut
-    tried: Sequence[Tried]  # all that it was chosen from
+    tried: Sequence[SolverSetting]  # all that it was chosen from
 
     def put_into(self, task: Task, fold: int = -1) -> None:
         """Copy a head into a task that sees these features: the last, or that of a fold."""
@@ -106,63 +90,75 @@ class Solution:
             value.copy_(self.fitted[name])
 
 
-#: Statistics (b, d) in half precision, or standardised ones in full, labels, and sample numbers.
-Batch = tuple[Tensor, Tensor, Tensor]
-Batches = Iterable[Batch]
+class _Batch(NamedTuple):
+    """Features of some images: as they are, in half precision, or standardised, in full."""
+
+    rows: Tensor  # (b, d)
+    labels: Tensor
+    samples: Tensor
+    weights: Tensor | None = None  # of the images in the losses of the heads: (f, b)
+
+    @classmethod
+    def joined(cls, batches: Iterable[_Batch]) -> _Batch:
+        """One batch of several that have no weights yet."""
+        parts = zip(*(one[:3] for one in batches), strict=True)
+        rows, labels, samples = (torch.cat(part) for part in parts)
+        return cls(rows, labels, samples)
 
 
 class _Kept:
     """Batches that can be read again and again: from memory, or where they are too many, anew."""
 
-    def __init__(self, read: Callable[[], Iterator[Batch]], keep: bool) -> None:
+    def __init__(self, read: Callable[[], Iterator[_Batch]], keep: bool) -> None:
         self._read = read
         self._batches = list(read()) if keep else None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[_Batch]:
         return self._read() if self._batches is None else iter(self._batches)
 
 
 class Solver:
-    """Solves heads for one task from the batches of a feed.
+    """Solves heads for one task of a model from the features that a feed has of it.
 
-    `task` is a task for this data: it says the kind, and its head settles what that needs.
-    `statistics`: whether heads see the layer statistics; else the pooled token is all there is.
+    The task says the kind, and its head settles what that needs. Where it is a readout of all
+    layers and the grid, heads see any of these; else the pooled token is all there is.
     Where the recipe balances classes, by weights or a sampler, the loss has weights: a solver takes
     no batches, and a sampler has the same mean.
     """
 
-    def __init__(self, training: Training, task: Task, statistics: bool) -> None:
-        feed, recipe, team = training.feed, training.recipe, training.team
+    def __init__(
+        self,
+        model: MemoryViT,
+        name: str,
+        feed: FeatureFeed,
+        splits: Splits,
+        recipe: Recipe,
+        team: ProcessGroup,
+    ) -> None:
+        task = model.task(name)
         self.task, self.team, self.smoothing = task, team, recipe.label_smoothing
-        self.folds = training.splits.folds
+        self.folds, labels = splits.folds, splits["train"].labels
         self.measured_by = task.kind.score_with(recipe.balance)
+        task.kind.prepare(task.head, labels)
         self.weights: Tensor | None = None
         if recipe.balance != "none":
-            labels = training.splits["train"].labels
             weights = task.kind.class_weights(labels, len(task.spec.classes))
             self.weights = weights.to(team.device)
-        passes = max(1, recipe.views)
-        config = training.model.backbone.config
-        self.steps = config.depth + 1
-        self.width = config.width if statistics else task.head.in_features
-        self.grid = grid_count(config.depth) * self.width
-        self.per_layer = statistics_per_layer(config.class_token) * self.width
+        passes, self.columns = max(1, recipe.views), Columns.for_task(task, model.backbone)
+        self._known: tuple[Iterable[_Batch], tuple[Products, _Batch]] | None = None
 
-        #: Behind the statistics of all layers, from here on, are the grids.
-        self.layers_end = self.steps * self.per_layer + config.pooler * self.width
-        self.features = self.layers_end + self.grid if statistics else self.width
-        self._known: tuple[Batches, tuple[Products, Tensor, Tensor]] | None = None
+        def read(shares: Iterable[BatchShard]) -> Iterator[_Batch]:
+            for share in shares:
+                if len(share.labels):
+                    with torch.no_grad():  # not around the yield, where others need gradients
+                        rows = feed.features(share.inputs, [name])[name]
+                    yield _Batch(rows.cpu().half(), share.labels, share.samples)
 
-        def rows(inputs: Tensor) -> Tensor:
-            if statistics:
-                return feed.layer_statistics(inputs)
-            return feed.features(inputs, [task.spec.name])[task.spec.name]
-
-        def train() -> Iterator[Batch]:
+        def train() -> Iterator[_Batch]:
             for epoch in range(passes):
-                yield from _read(feed.epoch(epoch, 0, balanced=False), rows)
+                yield from read(feed.epoch(epoch, 0, balanced=False))
 
-        size = 2 * self.features * len(training.splits["train"]) * passes
+        size = 2 * self.columns.all * len(labels) * passes
         self.train = _Kept(train, size <= _IN_MEMORY)
         self._standardise()
         self.start = self._standardised_start()
@@ -171,11 +167,10 @@ class Solver:
             self.penalties = START_PENALTIES
         #: In cross-validation the training images, as they are, are those to measure on.
         self.own_val = self.folds is not None and feed.plain
-        self.val = [] if self.own_val else list(_read(feed.validation(), rows))
-        bad = {name for found in team.gather([feed.bad]) for name in found}
-        val = training.splits["val"]
-        held_out = training.splits.held_out.tolist() if bad else ()
-        self.unreadable = sum(val.sample_name(i) in bad for i in held_out)
+        self.val = [] if self.own_val else list(read(feed.validation()))
+        bad = {sample for found in team.gather([feed.bad]) for sample in found}
+        held_out = splits.held_out.tolist() if bad else ()
+        self.unreadable = sum(splits["val"].sample_name(i) in bad for i in held_out)
 
     @property
     def heads(self) -> int:
@@ -189,16 +184,16 @@ class Solver:
 
     def _standardise(self) -> None:
         """Mean and deviation of every statistic over the training images of all processes."""
-        sums = torch.zeros(1 + 2 * self.features).double()  # images, sums, sums of squares
-        for rows, _, _ in self.train:
-            x = rows.double()
+        sums = torch.zeros(1 + 2 * self.columns.all).double()  # images, sums, sums of squares
+        for batch in self.train:
+            x = batch.rows.double()
             count = torch.tensor([float(len(x))]).double()
             sums += torch.cat([count, x.sum(0), x.square().sum(0)])
         sums = self.team.sum(sums)
         self.count = max(1.0, float(sums[0]))
         mean, square = (part / self.count for part in sums[1:].chunk(2))
         deviation = (square - mean.square()).clamp(min=0).sqrt()
-        scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0) * self.width**-0.5
+        scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0) * self.columns.width**-0.5
         self.mean, self.scale = (part.float().to(self.team.device) for part in (mean, scale))
 
     def _standardised_start(self) -> tuple[Tensor, Tensor]:
@@ -208,13 +203,6 @@ class Solver:
             return self.mean.new_zeros(classes, 1), self.mean.new_zeros(classes)
         weight, bias = (part.detach().to(self.mean) for part in self.task.head.parameters())
         return weight * torch.where(self.scale > 0, 1 / self.scale, 0.0), bias + weight @ self.mean
-
-    @property
-    def choices(self) -> tuple[Seen, ...]:
-        """Inputs to try: a third of the layers, and all of them with the grid."""
-        if self.features == self.width:
-            return (PLAIN,)
-        return Seen(-(-self.steps // 3)), Seen(self.steps, grid=True)
 
     def best(self, choices: Sequence[Seen]) -> Solution:
         """Solve with all penalties and alphas for heads that see this, and keep the best."""
@@ -227,7 +215,7 @@ class Solver:
         if few is not self.train or self.heads > self.measured_heads:
             answers, metrics = self._measure(found)
         weight, bias = self._fold(found)
-        tried[best] = Tried(seen, alpha, penalty, answers, metrics)
+        tried[best] = tried[best]._replace(answers=answers, metrics=metrics)
         if seen.layers and weight.shape[1] <= MOST_CLASSES:
             solution = self._factorised(tried, best, weight, bias)
         else:
@@ -236,17 +224,19 @@ class Solver:
         fitted = {name: value.clone() for name, value in self.task.head.fitted.items()}
         return replace(solution, fitted=fitted)
 
-    def _factorised(self, tried: list[Tried], best: int, weight: Tensor, bias: Tensor) -> Solution:
+    def _factorised(
+        self, tried: list[SolverSetting], best: int, weight: Tensor, bias: Tensor
+    ) -> Solution:
         """Heads on the pooled token and a projection of the rest, from heads on all as it is.
 
         Of full rank where that is small; else of the lowest rank in `RANKS` whose score is not
         below theirs.
         """
-        seen, alpha, penalty, _, metrics = tried[best]
-        score, classes = float(metrics[self.measured_by]), weight.shape[1]
-        pooled, others = weight[..., : self.width], weight[..., self.width :]
+        score, classes = float(tried[best].metrics[self.measured_by]), weight.shape[1]
+        width = self.columns.width
+        pooled, others = weight[..., :width], weight[..., width:]
         mean, components = self._components(others)
-        small = classes * others.shape[-1] <= _SMALL * self.width
+        small = classes * others.shape[-1] <= _SMALL * width
         for rank in (*(rank for rank in RANKS if rank < classes and not small), classes):
             kept = components[..., :rank]  # (f, c, r)
             projection = kept.mT @ others
@@ -258,8 +248,8 @@ class Solver:
             answers, metrics = self._measure_folded(whole, bias + left_out)
             if float(metrics[self.measured_by]) >= score - _LOSS:
                 break
-        seen = seen._replace(projected=rank)
-        tried[best] = Tried(seen, alpha, penalty, answers, metrics)
+        seen = tried[best].seen._replace(projected=rank)
+        tried[best] = tried[best]._replace(seen=seen, answers=answers, metrics=metrics)
         head = torch.cat([pooled, kept], -1), bias + left_out
         return Solution(seen, *head, {"projection": projection}, {}, metrics, answers, tried)
 
@@ -270,12 +260,13 @@ class Solver:
         learned from.
         """
         heads, classes, size = weight.shape
+        width = self.columns.width
         sums = torch.zeros(heads, classes + 1, classes + 1, dtype=torch.float64)
-        for rows, _, samples in self.train:
-            x = rows[:, self.width : self.width + size].to(weight)
+        for batch in self.train:
+            x = batch.rows[:, width : width + size].to(weight)
             added = F.linear(x, weight.flatten(0, 1)).view(-1, heads, classes).movedim(1, 0)
             added = F.pad(added, (0, 1), value=1.0).double().cpu()  # with a column that counts
-            counts = torch.ones(1) if self.folds is None else self._counted(samples).cpu()
+            counts = self._counted(batch.samples).cpu()
             sums += (added * counts.unsqueeze(-1)).mT @ added
         sums = self.team.sum(sums).cpu()
         moments = sums / sums[:, -1:, -1:].clamp(min=1)
@@ -284,15 +275,15 @@ class Solver:
         components = torch.linalg.eigh(covariance).eigenvectors.flip(-1)
         return mean.to(weight), components.to(weight)
 
-    def _alphas(self, seen: Seen, batches: Batches) -> list[Tried]:
+    def _alphas(self, seen: Seen, batches: Iterable[_Batch]) -> list[SolverSetting]:
         """All penalties and alphas, until a larger alpha is clearly worse."""
-        tried: list[Tried] = []
+        tried: list[SolverSetting] = []
         for alpha in ALPHAS if seen.layers else (1.0,):
             scores = [float(one.metrics[self.measured_by]) for one in tried]
             now = []
             for found in self._path(seen, alpha, batches, self.penalties, self.measured_heads):
                 answers, metrics = self._measure(found)
-                tried.append(Tried(seen, alpha, found.penalty, answers, metrics))
+                tried.append(SolverSetting(seen, alpha, found.penalty, answers, metrics))
                 now.append(float(metrics[self.measured_by]))
             if scores:
                 best = tried[scores.index(max(scores))].metrics
@@ -300,29 +291,34 @@ class Solver:
                     break
         return tried
 
-    def _share(self) -> Batches:
+    def _share(self) -> Iterable[_Batch]:
         """At most `_SEARCH` training images, of all processes together."""
         if self.count <= _SEARCH:
             return self.train
         share, taken = [], 0
         for batch in self.train:
             share.append(batch)
-            taken += len(batch[1])
+            taken += len(batch.labels)
             if taken * self.team.world >= _SEARCH:
                 break
         return share
 
     def _path(
-        self, seen: Seen, alpha: float, batches: Batches, penalties: Sequence[float], heads: int
+        self,
+        seen: Seen,
+        alpha: float,
+        batches: Iterable[_Batch],
+        penalties: Sequence[float],
+        heads: int,
     ) -> Iterator[_Found]:
         """A solution of the first heads for each penalty, each starting from the one before."""
-        width, dual = self._width(seen), None
+        width, dual = self.columns.count(seen), None
         here = self.team.world == 1 and self.mean.device.type == "cpu"
         if here and 1 < self.count < width and not self.task.method.keeps_start:
-            products, labels, samples = self._products(batches)
-            dual = products.solver(self._blocks(seen, alpha))
-            features: Batches = [(dual.coordinates, labels, samples)]
-            width = len(samples)
+            products, whole = self._products(batches)
+            dual = products.solver(self.columns.blocks(seen, alpha))
+            features: Iterable[_Batch] = [self._weighted(whole._replace(rows=dual.coordinates))]
+            width = len(whole.samples)
         else:
             features = self._standardised(seen, alpha, batches)
         start, bias = self.start
@@ -332,47 +328,36 @@ class Solver:
             weight, bias = self._solve(weight, bias, features, penalty)
             yield _Found(seen, alpha, penalty, weight, bias, features, dual)
 
-    def _standardised(self, what: Seen, alpha: float, batches: Batches) -> Batches:
+    def _standardised(self, what: Seen, alpha: float, batches: Iterable[_Batch]) -> _Kept:
         """Features as a head is solved for: standardised, scaled by alpha."""
-        size, scale = self._width(what), self._column_scale(what, alpha)
+        size, scale = self.columns.count(what), self._column_scale(what, alpha)
         mean, device = self.mean[:size], self.mean.device
 
-        def read() -> Iterator[Batch]:
-            for rows, labels, samples in batches:
-                yield (rows[:, :size].to(mean) - mean) * scale, to_device(labels, device), samples
+        def standardised() -> Iterator[_Batch]:
+            for rows, labels, samples, _ in batches:
+                x = (rows[:, :size].to(mean) - mean) * scale
+                yield _Batch(x, to_device(labels, device), samples)
 
-        return _Kept(lambda: _joined(read()), keep=4 * size * self.count <= _IN_MEMORY / 4)
+        def read() -> Iterator[_Batch]:
+            return map(self._weighted, _larger(standardised()))
 
-    def _products(self, batches: Batches) -> tuple[Products, Tensor, Tensor]:
-        """Products of the images, their labels and sample numbers; kept for the next setting."""
+        return _Kept(read, keep=4 * size * self.count <= _IN_MEMORY / 4)
+
+    def _products(self, batches: Iterable[_Batch]) -> tuple[Products, _Batch]:
+        """Products of the images, and all of them in a batch; kept for the next setting."""
         if self._known is None or self._known[0] is not batches:
-            rows, labels, samples = _one(batches)
-            x = (rows.to(self.mean) - self.mean) * self.scale
-            self._known = batches, (Products(x), labels, samples)
+            whole = _Batch.joined(batches)
+            x = (whole.rows.to(self.mean) - self.mean) * self.scale
+            self._known = batches, (Products(x), whole)
         return self._known[1]
-
-    def _blocks(self, what: Seen, alpha: float) -> list[Block]:
-        """Blocks of the standardised features, with their scales: the pooled token has 1."""
-        found = [(0, self.width, 1.0)]
-        if what.layers:
-            found.append((self.width, self._width(what._replace(grid=False)), alpha))
-        if what.grid:
-            grid = self.layers_end
-            found.append((grid, grid + self.grid, alpha * _GRID_SCALE))
-        return found
-
-    def _width(self, what: Seen) -> int:
-        if not what.layers:
-            return self.width
-        end = self.layers_end - (self.steps - what.layers) * self.per_layer
-        return end + what.grid * self.grid
 
     def _column_scale(self, what: Seen, alpha: float) -> Tensor:
         """Factor of every feature: one over its deviation, times alpha but for the pooled token."""
-        return torch.cat([self.scale[a:b] * by for a, b, by in self._blocks(what, alpha)])
+        blocks = self.columns.blocks(what, alpha)
+        return torch.cat([self.scale[a:b] * by for a, b, by in blocks])
 
     def _solve(
-        self, weight: Tensor, bias: Tensor, features: Batches, penalty: float
+        self, weight: Tensor, bias: Tensor, features: Iterable[_Batch], penalty: float
     ) -> tuple[Tensor, Tensor]:
         """Minimise the mean loss and the penalty of every head, from a start."""
         weight, bias = (part.clone().requires_grad_() for part in (weight, bias))
@@ -385,15 +370,14 @@ class Solver:
             for part in (weight, bias):
                 part.grad = torch.zeros_like(part)
             lost, count = bias.new_zeros(()), 0
-            for seen, labels, samples in features:
+            for seen, labels, _, weights in features:
                 outputs = head.finish(_linear(seen, weight, bias))  # (f, b, c)
                 same = labels.repeat(len(bias), *[1] * (labels.ndim - 1))
                 losses = kind.losses(
                     outputs.flatten(0, 1), same, head, smoothing, self.weights
                 ).view(len(bias), -1)
-                if self.folds is not None:
-                    losses = losses * self._counted(samples)[: len(bias)]
-                loss = losses.sum()
+                assert weights is not None
+                loss = (losses * weights[: len(bias)]).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 lost, count = lost + loss.detach(), count + len(labels)
             lost, count = self._averaged([weight, bias], lost, count)
@@ -408,17 +392,15 @@ class Solver:
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         return weight.detach(), bias.detach()
 
+    def _weighted(self, batch: _Batch) -> _Batch:
+        return batch._replace(weights=self._counted(batch.samples))
+
     def _counted(self, samples: Tensor) -> Tensor:
         """Weights of images in the losses of the heads: (f, b)."""
-        return self._fold_weights[:, samples]
-
-    @cached_property
-    def _fold_weights(self) -> Tensor:
-        """Weights of all training images: (f, images)."""
-        assert self.folds is not None
-        samples = torch.arange(len(self.folds.train))
-        rows = [self.folds.weights(samples, fold) for fold in range(self.folds.count)]
-        return torch.stack([*rows, torch.ones(len(samples))]).float().to(self.team.device)
+        rows = [torch.ones(len(samples))]
+        if self.folds is not None:
+            rows = [self.folds.weights(samples, k) for k in range(self.folds.count)] + rows
+        return torch.stack(rows).float().to(self.team.device)
 
     def _penalised(self) -> Tensor:
         """Penalties are for sums over images; a fold's mean is over fewer: (f, 1, 1)."""
@@ -455,15 +437,15 @@ class Solver:
     def _measure_folded(self, weight: Tensor, bias: Tensor) -> tuple[HeldOut, dict[str, Any]]:
         """`_measure` of heads for the statistics as they are."""
         size, seen = weight.shape[-1], self.train if self.own_val else self.val
-        batches = ((x[:, :size].to(weight), labels, samples) for x, labels, samples in seen)
+        batches = (one._replace(rows=one.rows[:, :size].to(weight)) for one in seen)
         return self._answers(weight, bias, batches)
 
     def _answers(
-        self, weight: Tensor, bias: Tensor, batches: Batches
+        self, weight: Tensor, bias: Tensor, batches: Iterable[_Batch]
     ) -> tuple[HeldOut, dict[str, Any]]:
         kind, own, folds = self.task.kind, self.task.head, self.folds
         kept = []
-        for x, labels, samples in batches:
+        for x, labels, samples, _ in batches:
             linear = _linear(x, weight, bias)
             head = torch.zeros_like(samples)
             if folds is not None:
@@ -490,49 +472,17 @@ class _Found(NamedTuple):
     penalty: float
     weight: Tensor  # (f, c, d)
     bias: Tensor
-    features: Batches
+    features: Iterable[_Batch]
     dual: DualSolver | None
 
 
-def solve_tasks(training: Training, names: Sequence[str]) -> list[HeldOut]:
-    """Solve tasks of the model, of every fold and the last for all images.
-
-    They then see what the held-out images chose. Returns the answers of all that was tried.
-    """
-    model = training.model
-    task = model.task(names[-1])
-    solver = Solver(training, task, Needs.STATISTICS in task.method.needs)
-    solution = solver.best(solver.choices)
-    for fold, name in enumerate(names):
-        task = model.task(name)
-        if solution.seen.layers:
-            method = replace(task.method, **solution.seen._asdict())
-            if method != task.method:
-                task = model.swap(replace(task.spec, method=method))
-        solution.put_into(task, fold)
-    return [one.answers for one in solution.tried]
-
-
-def _joined(batches: Iterable[Batch]) -> Iterator[Batch]:
+def _larger(batches: Iterable[_Batch]) -> Iterator[_Batch]:
     """Fewer, larger batches, which take less time."""
-    waiting: list[Batch] = []
+    waiting: list[_Batch] = []
     for batch in batches:
         waiting.append(batch)
-        if sum(len(labels) for _, labels, _ in waiting) >= _ROWS:
-            yield _one(waiting)
+        if sum(len(one.labels) for one in waiting) >= _ROWS:
+            yield _Batch.joined(waiting)
             waiting = []
     if waiting:
-        yield _one(waiting)
-
-
-def _one(batches: Iterable[Batch]) -> Batch:
-    rows, labels, samples = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return rows, labels, samples
-
-
-def _read(shares: Iterable[BatchShard], rows: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
-    for share in shares:
-        if len(share.labels):
-            with torch.no_grad():  # not around the yield, where others need gradients
-                found = rows(share.inputs)
-            yield found.cpu().half(), share.labels, share.samples
+        yield _Batch.joined(waiting)

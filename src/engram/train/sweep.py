@@ -14,7 +14,7 @@ from typing import Any
 
 from engram.data.datasets import Splits, load
 from engram.data.python_data import PythonData
-from engram.errors import EngramError
+from engram.errors import EngramError, Interrupted
 from engram.methods import Masked
 from engram.model import MemoryViT
 from engram.store.engram import Engram
@@ -27,7 +27,7 @@ from engram.train.plots import draw_sweep
 from engram.train.recipe import Recipe
 from engram.train.recipe_file import settings_of
 from engram.train.result import RunResult
-from engram.train.run import Run, interruption
+from engram.train.run import Run
 from engram.train.soup import Soup, best_soup, check_soup, recorded_soup
 from engram.train.trackers import run_callbacks
 from engram.train.validation import with_held_out
@@ -150,21 +150,20 @@ def sweep(
     task = TaskSettings(regime, tuple(extends), class_init, settings)
     workshop = SweepRunner(model, name, splits, recipe, task, team)
     workshop.check_names(variants)
-    path = None if out is None else Path(out)
-    run = None if path is None else Run(path, team, overwrite, resume, model.backbone.source)
+    run = Run(out, team, overwrite, resume, model.backbone.source, progress)
     identity = sweep_identity(workshop, variants, refit=refit, test=test, soup=soup)
     rates = list(dict.fromkeys(variant.setting.lr for variant in variants))
     grid = {"lr": rates, "cells": cells, "weight_decay": weight_decays}
     about = settings_of(
         model, splits, task, recipe, **_lists(grid), seeds=seeds, refit=refit, soup=soup
     )
-    told = run_callbacks(callbacks, name, splits, about, run, team)
-    with run or contextlib.nullcontext(), told:
-        before = None if run is None else run.finished(identity)
-        if run is not None and before is not None:
+    run.callbacks = run_callbacks(callbacks, name, splits, about, run)
+    with run:
+        before = run.finished(identity)
+        if run.out is not None and before is not None:
             model.attach(run.out)
             return SweepResult.recorded(model.engram(name), run.out, before)
-        finished = workshop.train(variants, run, progress, told)
+        finished = workshop.train(variants, run)
         trained, unreadable = finished.trained, finished.unreadable
         variants, interrupted = variants[: len(trained)], bool(finished.stopped_at)
         refit, test = refit and not interrupted, test and not interrupted
@@ -178,15 +177,13 @@ def sweep(
         metrics = {"val": {**chosen.metrics, "mean": best.mean, "deviation": best.deviation}}
         learned = replace(splits, train=whole.train) if refit else splits
         if refit:
-            chosen = workshop.train_again(variant, chosen, learned, progress)
+            chosen = workshop.train_again(variant, chosen, learned, Run(None, team), progress)
         engram, ending = chosen.engram, chosen.ending
         model.attach(engram)
         answers = None
         if test:
-            metrics["test"], answers = metrics_on_test(
-                model, name, splits, metrics["val"],
-                workers=recipe.workers, team=team, progress=progress,
-            )  # fmt: skip
+            tested = metrics_on_test(model, name, splits, metrics["val"], run, recipe.workers)
+            metrics["test"], answers = tested
         result = {
             "seconds": time.perf_counter() - began,
             "metrics": metrics,
@@ -197,22 +194,19 @@ def sweep(
             "ending": ending and asdict(ending),
             "soup": tried and asdict(tried),
         }
-        if run is not None and team.main:
-            final = workshop.recipe_of(variant)
-            record = training_record(final, learned, final.lr, ending)
-            if tried is not None and tried.kept > 1:
-                record["merged"] = tried.lineage
-            model.save(name, run.out, metrics=metrics, recipe=record)
-            _write_tables(run, scored)
-            if not interrupted:
-                run.finish(identity, engram.content, result)
-                workshop.clear(run)
-        done = SweepResult.recorded(engram, path, result)
+        final = workshop.recipe_of(variant)
+        record = training_record(final, learned, final.lr, ending)
+        if tried is not None and tried.kept > 1:
+            record["merged"] = tried.lineage
+        _write_tables(run, scored)
+        done = SweepResult.recorded(engram, run.out, result)
         done = replace(done, answers=answers, interrupted=interrupted)
-        if interrupted:
+        try:
+            run.end(model, done, result, record, finished.stopped_at)
+        except Interrupted:
             model.detach(name)  # a resumed sweep adds it again
-            raise interruption(run, finished.stopped_at, done)
-        told.finished(done)
+            raise
+        workshop.clear(run)
     return done
 
 
@@ -253,10 +247,12 @@ def _best_seed(
 
 
 def _write_tables(run: Run, settings: Sequence[Setting]) -> None:
-    text = io.StringIO()
-    rows = csv.DictWriter(text, list(settings[0].to_dict()))
+    if not run.writes:
+        return
+    text, found = io.StringIO(), [setting.to_dict() for setting in settings]
+    rows = csv.DictWriter(text, list(found[0]))
     rows.writeheader()
-    rows.writerows(setting.to_dict() for setting in settings)
-    run.write("sweep.csv", text.getvalue())
-    with contextlib.suppress(OSError):  # a full disk: the engram is what was asked for
-        draw_sweep([setting.to_dict() for setting in settings], run.folder / "sweep.png")
+    rows.writerows(found)
+    with contextlib.suppress(EngramError, OSError):  # a full disk: the engram was asked for
+        run.write("sweep.csv", text.getvalue())
+        draw_sweep(found, run.file("sweep.png"))

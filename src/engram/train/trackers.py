@@ -29,7 +29,6 @@ from engram.util.documents import load_json
 from engram.util.files import make_folder, private, write_atomically
 from engram.util.flag_names import flag
 from engram.util.optional import require
-from engram.util.processes import ProcessGroup
 from engram.util.text import first_line, utf8
 
 
@@ -309,26 +308,21 @@ def trackers_named(names: Sequence[str]) -> list[Callback]:
 
 
 def run_callbacks(
-    given: Sequence[Callback],
-    task: str,
-    splits: Splits,
-    settings: Mapping[str, Any],
-    run: Run | None,
-    team: ProcessGroup,
+    given: Sequence[Callback], task: str, splits: Splits, settings: Mapping[str, Any], run: Run
 ) -> Callbacks:
     """Callbacks of a run: those that were given, and the logs in its folder.
 
     A log of the folder is left out where one of the same class is given.
     """
-    folder, standard = None, list[Callback]()
-    if run is not None and team.main:
-        folder = run.folder
+    standard = list[Callback]()
+    if run.writes:
         standard += [RecipeFile(), CSVLog()]
         with contextlib.suppress(EngramError):  # it is not installed
             standard.append(TensorBoard())
     classes = {type(one) for one in given}
-    start = RunStart(task=task, data=splits.name, settings=settings, folder=folder)
-    return Callbacks([*(one for one in standard if type(one) not in classes), *given], team, start)
+    start = RunStart(task=task, data=splits.name, settings=settings, folder=run.folder)
+    standard = [one for one in standard if type(one) not in classes]
+    return Callbacks([*standard, *given], run.team, start)
 
 
 def _values(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:

@@ -16,25 +16,25 @@ from torch import Tensor
 from engram.data.datasets import Integers, Splits
 from engram.data.folds import single_groups
 from engram.data.loader import Transform
+from engram.data.near_duplicates import known_notice, together_notice
 from engram.errors import EngramError, Notice
 from engram.inference.evaluate import Answers
 from engram.model import MemoryViT
 from engram.train.bank import PatchFeed
 from engram.train.calibrate import calibrate
-from engram.train.callbacks import Callbacks, nobody
 from engram.train.class_statistics import keep_statistics
-from engram.train.feeds import BatchShard, CacheFeed, Feed, FeedPlan, open_feed
+from engram.train.feed_plan import FeedPlan
+from engram.train.feeds import BatchShard, CacheFeed, Feed, open_feed
 from engram.train.learner import TaskTrainer
 from engram.train.mixup import Mixup, parts
 from engram.train.recipe import Recipe
-from engram.train.run import Run, interruption
+from engram.train.run import Run
 from engram.train.trainable import train_only
 from engram.train.validation import Estimator, HeldOut
 from engram.util.devices import to_device
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup, Stop, dtype_for, stoppable
-from engram.util.progress import Progress
-from engram.util.text import counted, join_names
+from engram.util.text import counted
 
 _FEW_BAD = 2  # unreadable images that never stop a run
 
@@ -55,14 +55,10 @@ class Training:
         learners: Sequence[TaskTrainer],
         splits: Splits,
         recipe: Recipe,
-        run: Run | None,
-        team: ProcessGroup,
-        progress: Progress,
-        callbacks: Callbacks | None = None,
+        run: Run,
     ) -> None:
-        self.model, self.splits, self.recipe = model, splits, recipe
-        self.run, self.team, self.progress = run, team, progress
-        self.callbacks = callbacks or nobody(team)
+        self.model, self.splits, self.recipe, self.run = model, splits, recipe, run
+        self.team, self.progress, self.callbacks = run.team, run.progress, run.callbacks
         self._take(learners)
         self.dtype = torch.float32
         # Where it is
@@ -142,11 +138,13 @@ class Training:
         train_only(self.model, *self.names)
         for learner in self.learners:
             learner.prepare(self.splits["train"].labels)
-        given = self.model, self.names, self.splits, self.recipe, self.team, transform
+        model, splits, recipe, team = self.model, self.splits, self.recipe, self.team
         if self.learners[0].task.kind.one_class:
-            self.feed = PatchFeed(FeedPlan(*given), self.progress)
+            specs = [learner.task.spec for learner in self.learners]
+            plan = FeedPlan(model, specs, splits, recipe, transform)
+            self.feed = PatchFeed(plan, team, self.progress)
         else:
-            self.feed = open_feed(*given, self.progress)
+            self.feed = open_feed(model, self.names, splits, recipe, team, transform, self.progress)
         self._keep_together()
         self.steps = self.recipe.steps_for(len(self.splits["train"]))
         self.every = self.recipe.steps_between_evaluations(self.steps, self.feed.per_epoch)
@@ -162,12 +160,12 @@ class Training:
             return
         if folds is None:
             known = isinstance(self.feed, CacheFeed) and self.feed.known_in_validation()
-            notice = _known(int(known))
+            notice = known_notice(int(known))
         else:
             groups = self.feed.near_duplicates()
             self.copies = len(groups) - len(np.unique(groups))
             alone = [train.classes[c] for c in single_groups(train, groups)]
-            notice = _together(groups, alone, folds.keep_together(train, groups))
+            notice = together_notice(groups, alone, folds.keep_together(train, groups))
         if notice and self.team.main:
             warnings.warn(notice, Notice, stacklevel=2)
 
@@ -178,7 +176,7 @@ class Training:
         """
         self.identity = identity
         self.fed = [self.feed.cache, self.feed.contents]
-        state = None if self.run is None else self.run.begin(identity, self.fed)
+        state = self.run.begin(identity, self.fed)
         if state is not None:
             self._restore(state)
         self._refuse_bad()
@@ -204,20 +202,20 @@ class Training:
                 self._tell(evaluates)
                 if asked or time.perf_counter() - saved > self.recipe.checkpoint_seconds:
                     self.checkpoint()
-                    if self.run is not None:
+                    if self.run.folder is not None:
                         self.callbacks.checkpointed(self.step)
                     saved = time.perf_counter()
                 if asked and not self.finished:
                     keeps = self.can_keep and self.has_answer
                     self.interrupted = keeps and stop.asked == signal.SIGINT
                     if not self.interrupted:
-                        raise interruption(self.run, self.where)
+                        raise self.run.interruption(self.where)
                     return
 
     @property
     def can_keep(self) -> bool:
         """Whether Ctrl-C may write an engram: not from several processes, which end together."""
-        return self.run is not None and self.team.world == 1
+        return self.run.folder is not None and self.team.world == 1
 
     @property
     def has_answer(self) -> bool:
@@ -227,6 +225,11 @@ class Training:
     @property
     def where(self) -> str:
         return f"step {self.step} of {self.steps}"
+
+    @property
+    def stopped_at(self) -> str:
+        """Where Ctrl-C stopped it, if it did."""
+        return self.where if self.interrupted else ""
 
     def _tell(self, evaluated: bool) -> None:
         """Tell the callbacks; if one of them fails, nothing is lost."""
@@ -424,7 +427,7 @@ class Training:
         if self.splits.folds is None:  # else they are training images too
             images += len(self.splits["val"])
         reasons = sorted(self.unreadable.values())
-        if self.run is not None and self.team.main and len(reasons) > known:
+        if len(reasons) > known:
             self.run.list_unreadable(self.unreadable)
         if len(reasons) > max(_FEW_BAD, self.recipe.max_bad * images):
             raise EngramError(
@@ -436,7 +439,7 @@ class Training:
     # What a checkpoint needs
 
     def checkpoint(self) -> None:
-        if self.run is None or not self.team.main:
+        if not self.run.writes:
             return
         tensors = {
             f"{i}.{k}": v for i, one in enumerate(self.learners) for k, v in one.tensors().items()
@@ -471,33 +474,6 @@ class Training:
             own, tensors = f"{i}.", state["tensors"]
             kept = {k.removeprefix(own): v for k, v in tensors.items() if k.startswith(own)}
             learner.restore(kept, state["learners"][i])
-
-
-def _known(images: int) -> str:
-    """A sentence about validation images that are near-duplicates of training images."""
-    if not images:
-        return ""
-    are = "image is a near-duplicate" if images == 1 else "images are near-duplicates"
-    return f"{images:,} validation {are} of training images, so validation flatters the task."
-
-
-def _together(groups: Integers, alone: Sequence[str], kept: bool) -> str:
-    """A sentence about near-duplicates in training data; nothing where there are none."""
-    _, sizes = np.unique(groups, return_counts=True)
-    images = int(sizes[sizes > 1].sum())
-    if not images:
-        return ""
-    found = f"{images:,} of {len(groups):,} training images are near-duplicates of others"
-    if not kept:
-        return (
-            f"{found}, and no class has images of two different things, so validation flatters "
-            "the task; add images of other things."
-        )
-    sentence = f"{found}; they are held out together, so that validation does not flatter."
-    if alone:
-        are = "is" if len(alone) == 1 else "are"
-        sentence += f" {join_names(alone, 5)}, with images of one thing alone, {are} not measured."
-    return sentence
 
 
 def _average_gradients(

@@ -8,13 +8,11 @@ clipping and schedule, and ends (but for rounding) as if it had been trained alo
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from engram.data.datasets import Splits
@@ -26,21 +24,18 @@ from engram.store.engram import Engram
 from engram.store.format import read_engram
 from engram.tasks.spec import TaskSpec
 from engram.tasks.task_settings import TaskSettings
-from engram.train.callbacks import Callback, Callbacks, Part
+from engram.train.callbacks import Callback, Part
 from engram.train.fit import fit
-from engram.train.identity import identity_of
+from engram.train.identity import identity_of, identity_of_fit
 from engram.train.learner import TaskTrainer
 from engram.train.recipe import Recipe, learning_rate
 from engram.train.result import Ending, Result
-from engram.train.run import Run, run_folder
+from engram.train.run import Run, has_run_of_another, has_state
 from engram.train.training import Training
-from engram.util.documents import load_json
 from engram.util.flag_names import flag
 from engram.util.processes import ProcessGroup
 from engram.util.progress import Progress
 
-#: In the run's folder: the images that finished variants could not read, for a run that resumes.
-_UNREADABLE = "variant-unreadable.json"
 _MOST_VARIANTS = 10_000
 
 
@@ -174,11 +169,7 @@ class SweepRunner:
     def identity(self, variants: Sequence[Variant]) -> str:
         """Identity of the training of these variants, as a hash."""
         tasks = [
-            (
-                self._spec(self.name, variant),
-                variant.setting.lr,
-                variant.setting.weight_decay,
-            )
+            (self._spec(self.name, variant), variant.setting.lr, variant.setting.weight_decay)
             for variant in variants
         ]
         return identity_of(self.model, tasks, self.splits, self.recipe)
@@ -189,17 +180,13 @@ class SweepRunner:
             self._add(self.model, self.name, variant)
             self.model.detach(self.name)
 
-    def train(
-        self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> Finished:
+    def train(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train all variants."""
         if not self.task.method().shares_pass:
-            return self._one_by_one(variants, run, progress, callbacks)
-        return self._in_one_pass(variants, run, progress, callbacks)
+            return self._one_by_one(variants, run)
+        return self._in_one_pass(variants, run)
 
-    def _in_one_pass(
-        self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> Finished:
+    def _in_one_pass(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train all as streams of one pass."""
         scratch = self._fresh()
         learners = []
@@ -208,9 +195,7 @@ class SweepRunner:
             self._add(scratch, called, variant)
             decay = variant.setting.weight_decay
             learners.append(TaskTrainer(scratch, called, self.recipe, variant.setting.lr, decay))
-        training = Training(
-            scratch, learners, self.splits, self.recipe, run, self.team, progress, callbacks
-        )
+        training = Training(scratch, learners, self.splits, self.recipe, run)
         training.whole(self.identity(variants))
 
         def measured(learners: Sequence[TaskTrainer]) -> list[Trained]:
@@ -229,39 +214,33 @@ class SweepRunner:
             training.complete(others)
             return measured(others)
 
-        stopped_at = training.where if training.interrupted else ""
-        return Finished(measured(learners), training.unreadable, measure, stopped_at)
+        return Finished(measured(learners), training.unreadable, measure, training.stopped_at)
 
-    def _one_by_one(
-        self, variants: Sequence[Variant], run: Run | None, progress: Progress, callbacks: Callbacks
-    ) -> Finished:
+    def _one_by_one(self, variants: Sequence[Variant], run: Run) -> Finished:
         """Train each by itself, but not again what an interrupted sweep had finished."""
         unreadable: dict[str, str] = {}
-        resume = run is not None and self._begin(run)
-        if run is not None and resume and (run.folder / _UNREADABLE).exists():
-            unreadable = _read_unreadable(run.folder / _UNREADABLE)
+        self._begin(run)
         trained, stopped_at = list[Trained](), ""
         for i, variant in enumerate(variants):
-            part = Part(callbacks, i, len(variants))
             try:
-                one, bad = self.one(i, variant, run, resume, progress, part)
+                part = Part(run.callbacks, i, len(variants))
+                one, bad = self.one(f"{i}", variant, run, run.progress, part)
             except Interrupted as error:
                 if error.result is None:
                     raise
                 one, bad = self._so_far(error.result)
                 stopped_at = f"variant {i + 1} of {len(variants)}"
             trained.append(one)
-            if bad and run is not None and self.team.main:
-                run.list_unreadable(unreadable | bad)
-                run.write(_UNREADABLE, json.dumps(unreadable | bad))
-            unreadable |= bad
+            if bad:
+                unreadable |= bad
+                run.list_unreadable(unreadable)
             if stopped_at:
                 break
         steps = len(variants) * self.recipe.steps_for(len(self.splits["train"]))
-        callbacks.started(steps, steps)  # if every variant had been trained before
+        run.callbacks.started(steps, steps)  # if every variant had been trained before
 
         def measure(engrams: Sequence[Engram]) -> list[Trained]:
-            return [self._measured(engram, progress) for engram in engrams]
+            return [self._measured(engram, run.progress) for engram in engrams]
 
         return Finished(trained, unreadable, measure, stopped_at)
 
@@ -270,50 +249,50 @@ class SweepRunner:
         scratch = self._fresh()
         scratch.attach(engram)
         learner = TaskTrainer(scratch, self.name, self.recipe)
-        training = Training(scratch, [learner], self.splits, self.recipe, None, self.team, progress)
+        run = Run(None, self.team, progress=progress)
+        training = Training(scratch, [learner], self.splits, self.recipe, run)
         training.prepare()
         training.measure([learner])
         training.complete([learner])
         return self._trained(learner.metrics, scratch.engram(self.name), None)
 
-    def _begin(self, run: Run) -> bool:
-        """Resume an interrupted sweep, or clear the folder for a new one; returns which it was."""
-        interrupted = any(run.folder.glob("variant-*.safetensors"))
-        interrupted |= any(run.folder.glob("variant-*/checkpoint.safetensors"))
-        resume = run.continues(interrupted)
-        if not resume:
+    def _begin(self, run: Run) -> None:
+        """Resume an interrupted sweep, or clear the folder for a new one."""
+        folder = run.folder
+        interrupted = folder is not None and any(
+            has_state(path.with_suffix(".safetensors")) for path in folder.glob("variant-*.run")
+        )
+        if not run.continues(interrupted):
             run.clear()
-            if self.team.main:
-                self.clear(run)
+            self.clear(run)
         self.team.wait()  # nobody begins what another process is about to clear
-        return resume
 
     def one(
         self,
-        i: int,
+        called: str,
         variant: Variant,
-        run: Run | None,
-        resume: bool,
+        run: Run,
         progress: Progress,
-        callback: Callback,
+        callback: Callback | None = None,
     ) -> tuple[Trained, dict[str, str]]:
         """Train one variant, or read it from disk if it is done; and what it could not read."""
-        out = None if run is None else run.folder / f"variant-{i}.safetensors"
         scratch, recipe = self._fresh(), self.recipe_of(variant)
         self._add(scratch, self.name, variant)
-        if run is not None and out is not None:
-            tasks = [(scratch.task(self.name).spec, recipe.lr, recipe.weight_decay)]
-            identity = identity_of(scratch, tasks, self.splits, recipe)
-            self._check_identity(run, out, identity, resume)
-            if resume and out.exists() and not _interrupted(out):
-                engram = read_engram(out)
-                ending = Ending.recorded(engram.recipe)
-                return self._trained(engram.metrics["val"], engram, ending), {}
+        out = None if run.folder is None else run.folder / f"variant-{called}.safetensors"
+        resume = out is not None and has_state(out)
+        if out is not None and resume:
+            spec = scratch.task(self.name).spec
+            identity = identity_of_fit(scratch, spec, self.splits, recipe, test=False)
+            if has_run_of_another(out, identity):
+                raise EngramError(
+                    f"{out} was trained with other settings, data or backbone; repeat the command "
+                    f"of that sweep with {flag('resume', True)}, or start again with "
+                    f"{flag('overwrite', True)}."
+                )
         result = fit(
             scratch, self.name, self.splits, recipe,
-            out=out, resume=resume and _interrupted(out),
-            overwrite=resume or run is None or run.overwrite, team=self.team, progress=progress,
-            callbacks=[callback],
+            out=out, resume=resume, overwrite=True, team=self.team, progress=progress,
+            callbacks=[] if callback is None else [callback],
         )  # fmt: skip
         trained = self._trained(result.metrics["val"], scratch.engram(self.name), result.ending)
         return trained, dict(result.unreadable)
@@ -325,32 +304,14 @@ class SweepRunner:
         trained = self._trained(result.metrics["val"], engram, result.ending)
         return trained, dict(result.unreadable)
 
-    def _check_identity(self, run: Run, out: Path, identity: str, resume: bool) -> None:
-        """Refuse to go on with a variant of another sweep, and record which one this is."""
-        known = out.with_suffix(".identity")
-        was = known.read_text(errors="replace") if known.exists() else ""
-        if resume and was != identity and (was or out.exists()):
-            raise EngramError(
-                f"{out} was trained with other settings, data or backbone; repeat the command "
-                f"of that sweep with {flag('resume', True)}, or start again with "
-                f"{flag('overwrite', True)}."
-            )
-        if self.team.main:
-            run.write(known.name, identity)
-
     def train_again(
-        self,
-        variant: Variant,
-        before: Trained,
-        splits: Splits,
-        progress: Progress,
-        run: Run | None = None,
+        self, variant: Variant, before: Trained, splits: Splits, run: Run, progress: Progress
     ) -> Trained:
         """Train one variant once more, on other splits, for as many epochs as before.
 
-        With a `run`, it can be interrupted and resumed. Its validation images may be among those it
-        learns from, so that they decide nothing: it gets the temperature, thresholds and scale of
-        familiarity that were found before.
+        In a run with a folder, it can be interrupted and resumed. Its validation images may be
+        among those it learns from, so that they decide nothing: it gets the temperature, thresholds
+        and scale of familiarity that were found before.
         """
         scratch = self._fresh()
         recipe, ending = self.recipe_of(variant).but(patience=0, calibrate="off"), before.ending
@@ -358,10 +319,10 @@ class SweepRunner:
         if ending is not None and ending.early:
             per_epoch = -(-len(splits["train"]) // recipe.batch)
             recipe = recipe.but(steps=max(1, round(ending.steps / ending.per_epoch * per_epoch)))
-        out = None if run is None else run.folder / "variant-again.safetensors"
+        out = None if run.folder is None else run.folder / "variant-again.safetensors"
         result = fit(
-            scratch, self.name, splits, recipe,
-            out=out, resume=_interrupted(out), overwrite=True, team=self.team, progress=progress,
+            scratch, self.name, splits, recipe, out=out, resume=out is not None and has_state(out),
+            overwrite=True, team=self.team, progress=progress,
         )  # fmt: skip
         task, found = scratch.task(self.name), before.engram.tensors
         task.head.divide(before.metrics.get("temperature", 1.0))
@@ -380,7 +341,7 @@ class SweepRunner:
 
     def clear(self, run: Run) -> None:
         """Remove what was kept of every variant: the best is written elsewhere by now."""
-        for path in run.folder.glob("variant-*"):
+        for path in run.file("").glob("variant-*") if run.writes else ():
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -406,18 +367,3 @@ class SweepRunner:
         if "cells" in method_class(settings.regime).setting_names():
             settings = settings.but(cells=variant.setting.cells)
         return self.splits.task_spec(called, settings.method(), settings.extends)
-
-
-def _interrupted(out: Path | None) -> bool:
-    """Whether a run that was to write this file was interrupted."""
-    return out is not None and (run_folder(out) / "checkpoint.safetensors").exists()
-
-
-def _read_unreadable(path: Path) -> dict[str, str]:
-    """Why images could not be read, as an interrupted sweep recorded it."""
-    try:
-        return {str(name): str(reason) for name, reason in load_json(path.read_bytes()).items()}
-    except (ValueError, AttributeError) as error:
-        raise EngramError(
-            f"{path} is damaged ({error}); start again with {flag('overwrite', True)}."
-        ) from None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.train.near_duplicates import (
+from engram.data.near_duplicates import (
     Pair,
     directions,
     groups_of,
@@ -26,7 +26,7 @@ def test_similar_features_make_one_group() -> None:
 
 
 def test_the_nearest_rows_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engram.train.near_duplicates._ROWS", 7)  # in several parts
+    monkeypatch.setattr("engram.data.near_duplicates._ROWS", 7)  # in several parts
     unit = directions(torch.randn(30, 8))
     cosines = (unit @ unit.mT).fill_diagonal_(-1)
     found, rows = nearest_rows(unit, 3)

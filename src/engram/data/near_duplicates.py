@@ -6,7 +6,7 @@ made smaller, cropped a little or mirrored, and for frames of one scene.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.data.datasets import Dataset, Integers
+from engram.util.text import join_names
 
 #: Cosine of standardised features from which two images show the same thing.
 SIMILAR = 0.9
@@ -113,3 +114,30 @@ def groups_of(count: int, pairs: Iterable[Pair], known: Integers | None = None) 
         first, second = sorted((root(pair.first), root(pair.second)))
         parent[second] = first
     return np.array([root(i) for i in range(count)], dtype=np.int64)
+
+
+def known_notice(images: int) -> str:
+    """A sentence about validation images that are near-duplicates of training images."""
+    if not images:
+        return ""
+    are = "image is a near-duplicate" if images == 1 else "images are near-duplicates"
+    return f"{images:,} validation {are} of training images, so validation flatters the task."
+
+
+def together_notice(groups: Integers, alone: Sequence[str], kept: bool) -> str:
+    """A sentence about near-duplicates in training data; nothing where there are none."""
+    _, sizes = np.unique(groups, return_counts=True)
+    images = int(sizes[sizes > 1].sum())
+    if not images:
+        return ""
+    found = f"{images:,} of {len(groups):,} training images are near-duplicates of others"
+    if not kept:
+        return (
+            f"{found}, and no class has images of two different things, so validation flatters "
+            "the task; add images of other things."
+        )
+    sentence = f"{found}; they are held out together, so that validation does not flatter."
+    if alone:
+        are = "is" if len(alone) == 1 else "are"
+        sentence += f" {join_names(alone, 5)}, with images of one thing alone, {are} not measured."
+    return sentence

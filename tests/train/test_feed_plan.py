@@ -8,15 +8,15 @@ from engram import MemoryViT, Recipe, load_backbone
 from engram.data.datasets import load
 from engram.methods import METHODS
 from engram.train.cache import row_bytes
-from engram.train.cache_plan import CachePlan
+from engram.train.feed_plan import FeedPlan
 
 
 def plan_of(
     backbone: Path, data: Path, recipe: Recipe, regime: str = "masked", tasks: int = 1
-) -> CachePlan:
+) -> FeedPlan:
     splits = load(data).with_validation()
     specs = [splits.task_spec(f"t{i}", METHODS[regime]()) for i in range(tasks)]
-    return CachePlan(MemoryViT(load_backbone(backbone)), specs, splits, recipe)
+    return FeedPlan(MemoryViT(load_backbone(backbone)), specs, splits, recipe)
 
 
 def test_the_disk_is_that_of_all_images_and_views(small_backbone: Path, colours: Path) -> None:

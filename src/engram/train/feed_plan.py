@@ -1,4 +1,4 @@
-"""Plan of the cache for a run: whether it can be used, what it keeps, the disk that it takes."""
+"""Plan of the batches of a run: their order, whether a cache can be used, and what it keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram.backbones.shape import BackboneShape
-from engram.data.datasets import Splits
+from engram.data.datasets import Integers, Splits
+from engram.data.loader import Transform, balanced, shuffled
 from engram.methods.forward import reads_tokens
 from engram.methods.method import Needs
 from engram.model import MemoryViT
@@ -17,18 +18,35 @@ from engram.util.flag_names import flag
 
 
 @dataclass(frozen=True)
-class CachePlan:
+class FeedPlan:
     """The tasks that are to train, on which data and how; no image is read."""
 
     model: MemoryViT
     specs: Sequence[TaskSpec]
     splits: Splits  # with a validation split
     recipe: Recipe
-    own_transform: bool = False
+    transform: Transform | None = None
 
     @property
     def augment(self) -> str:
         return self.splits.augment if self.recipe.augment == "auto" else self.recipe.augment
+
+    @property
+    def per_epoch(self) -> int:
+        """Optimiser steps in an epoch."""
+        return -(-len(self.splits["train"]) // self.recipe.batch)
+
+    def order(self, epoch: int, even: bool) -> Integers:
+        """The training samples of an epoch; `even` where a sampler may balance the classes."""
+        train, seed = self.splits["train"], self.recipe.data_seed
+        if even and self.recipe.balance == "sampler":
+            return balanced(train.labels, seed, epoch)
+        return shuffled(len(train), seed, epoch)
+
+    @property
+    def only_pooled(self) -> bool:
+        """Whether every task reads nothing but the backbone's pooled token."""
+        return not any(spec.method.needs for spec in self.specs)
 
     @property
     def keeps(self) -> Keeps:
@@ -63,7 +81,7 @@ class CachePlan:
         """Why the cache cannot be used, known from the settings alone; None if it can."""
         if not all(spec.method.shares_pass for spec in self.specs):
             return "the regime changes the backbone's own tokens"
-        if self.own_transform:
+        if self.transform is not None:
             return "what a transform of your own does cannot be known"
         if self.augment != "none" and not self.recipe.views:
             return (

@@ -1,0 +1,82 @@
+"""What a solved head sees of an image: columns of all layer statistics, and their scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engram.methods.method import Needs
+from engram.methods.readout import grid_count, statistics_per_layer
+from engram.tasks.task import Task
+from engram.train.dual_solver import Block
+from engram.vit import ViT
+
+_GRID_SCALE = 0.5  # times alpha: a layer has sixteen grid cells and three statistics
+
+
+class Seen(NamedTuple):
+    """Statistics that a head sees: of the last layers (none: the pooled token), and the grid.
+
+    All but the pooled token may be projected, to so many numbers.
+    """
+
+    layers: int
+    grid: bool = False
+    projected: int = 0
+
+    @classmethod
+    def everything(cls, backbone: ViT) -> Seen:
+        """All layers, the final tokens and the grid."""
+        return cls(backbone.config.depth + 1, grid=True)
+
+
+PLAIN = Seen(0)  # a plain linear head
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Places of the statistics: the pooled token, the layers from the last to the first, grids."""
+
+    width: int  # of the pooled token
+    layers: int = 0  # the final tokens among them; 0: the pooled token is all there is
+    per_layer: int = 0
+    layers_end: int = 0  # behind all layers, from here on, are the grids
+    grid: int = 0
+
+    @classmethod
+    def for_task(cls, task: Task, backbone: ViT) -> Columns:
+        """Those of the head input of a task: a readout of everything, or the pooled token."""
+        if Needs.STATISTICS not in task.method.needs:
+            return cls(task.head.in_features)
+        config = backbone.config
+        layers, width = config.depth + 1, config.width
+        per_layer = statistics_per_layer(config.class_token) * width
+        end = layers * per_layer + config.pooler * width
+        return cls(width, layers, per_layer, end, grid_count(config.depth) * width)
+
+    @property
+    def all(self) -> int:
+        return max(self.width, self.layers_end + self.grid)
+
+    @property
+    def choices(self) -> tuple[Seen, ...]:
+        """Inputs to try: a third of the layers, and all of them with the grid."""
+        if not self.layers:
+            return (PLAIN,)
+        return Seen(-(-self.layers // 3)), Seen(self.layers, grid=True)
+
+    def count(self, seen: Seen) -> int:
+        """The columns that a head sees, which are the first."""
+        if not seen.layers:
+            return self.width
+        end = self.layers_end - (self.layers - seen.layers) * self.per_layer
+        return end + seen.grid * self.grid
+
+    def blocks(self, seen: Seen, alpha: float) -> list[Block]:
+        """Blocks of the standardised features, with their scales: the pooled token has 1."""
+        found = [(0, self.width, 1.0)]
+        if seen.layers:
+            found.append((self.width, self.count(seen._replace(grid=False)), alpha))
+        if seen.grid:
+            found.append((self.layers_end, self.all, alpha * _GRID_SCALE))
+        return found
